@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one deployment serves, as typed data: the YAML file, the defaults and the cross-checks.
+
+Everything that Triton reads is rendered from a `DeploymentSpec` (`ensemble_configs.repository`); nothing downstream has a
+default of its own.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from ensemble_configs.errors import SpecError
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Positive = Annotated[int, Field(ge=1)]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Spec(BaseModel):
+    """Frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _resolve_paths(cls, value: object, info: ValidationInfo) -> object:
+        # Relative paths are meant from the file that names them, wherever the command is run.
+        base = (info.context or {}).get("base_dir")
+        return (base / value).resolve() if base is not None and isinstance(value, Path) else value
+
+
+class TokenizerSpec(_Spec):
+    """The tokenizer of both ends of the ensemble."""
+
+    dir: Path = Field(description="folder with tokenizer.json")
+    add_special_tokens: bool = Field(default=True, description="put the tokenizer's own tokens (BOS) around a prompt")
+    skip_special_tokens: bool = Field(default=True, description="leave special tokens out of the text")
+
+
+class _EngineSpec(_Spec):
+    """What every provider needs to know."""
+
+    max_seq_len: Positive = Field(default=2048, description="prompt and output together, tokens")
+    max_num_seqs: Positive = Field(default=64, description="requests in one in-flight batch")
+    max_num_batched_tokens: Positive = Field(default=512, description="tokens in one step; longer prompts are chunked")
+    num_kv_blocks: Positive = Field(default=2048, description="KV cache blocks, shared by all requests")
+
+
+class OpenVinoEngineSpec(_EngineSpec):
+    """OpenVINO GenAI continuous batching on the CPU."""
+
+    provider: Literal["openvino"]
+    dir: Path = Field(description="folder with openvino_model.xml")
+    num_threads: Positive | None = Field(default=None, description="CPU threads; none: all cores")
+    kv_cache_precision: Literal["auto", "u8", "u4", "f16", "bf16"] = "auto"
+    is_prefix_caching: bool = Field(default=True, description="keep KV blocks of finished prompts for reuse")
+
+
+class SimulatedEngineSpec(_EngineSpec):
+    """A deterministic engine with a real paged-KV scheduler and no model: time is a formula, tokens are a hash."""
+
+    provider: Literal["simulated"]
+    mode: Literal["hash", "echo"] = Field(default="hash", description="echo: the output is the prompt, over and over")
+    vocab_size: Positive = 4096
+    kv_block_tokens: Positive = 16
+    seed: int = 0
+    step_ms: float = Field(default=1.0, ge=0, description="a step's fixed time")
+    prefill_us_per_token: float = Field(default=20.0, ge=0)
+    decode_us_per_seq: float = Field(default=50.0, ge=0)
+
+
+EngineSpec = Annotated[OpenVinoEngineSpec | SimulatedEngineSpec, Field(discriminator="provider")]
+
+
+class TritonSpec(_Spec):
+    """The server around the models; ports may be overridden on the command line."""
+
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    http_port: Port = 8000
+    grpc_port: Port = 8001
+    metrics_port: Port = 8002
+    triton_max_batch_size: Positive = Field(default=256, description="largest batch Triton hands to postprocessing at once")
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> "TritonSpec":
+        ports = [self.http_port, self.grpc_port, self.metrics_port]
+        if len(set(ports)) < len(ports):
+            raise ValueError(f"http_port, grpc_port and metrics_port must differ, got {ports}")
+        return self
+
+
+class ResponseSpec(_Spec):
+    """Defaults of requests that do not say."""
+
+    exclude_input_in_output: bool = Field(default=False, description="upstream's default: a whole response has the prompt")
+
+
+class ReleaseSpec(_Spec):
+    """What may differ between two releases that one server holds: `<version>/release.json`."""
+
+    release: Positive
+    tokenizer: TokenizerSpec
+    engine: EngineSpec
+    responses: ResponseSpec = ResponseSpec()
+
+
+class DeploymentSpec(ReleaseSpec):
+    """One deployment file."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", description="also the folder under build/")]
+    release: Positive = 1
+    triton: TritonSpec = TritonSpec()
+
+
+def load_deployment(path: Path) -> DeploymentSpec:
+    """Read a deployment file; relative paths in it become absolute, from the file's own folder.
+
+    Raises:
+        SpecError: no such file, not YAML, an unknown or missing key, a wrong type or a clash. It names each.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise SpecError(f"cannot read the deployment file {path}: {exc.strerror}", file=path) from exc
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as exc:
+        raise SpecError(f"{path} is not YAML: {' '.join(str(exc).split())}", file=path) from exc
+    if not isinstance(data, dict):
+        raise SpecError(f"{path} must hold keys and values, such as 'name: demo', but holds {type(data).__name__}", file=path)
+    return validate(DeploymentSpec, data, source=path)
+
+
+def validate(model: type[Model], data: object, *, source: Path) -> Model:
+    """Check data read from `source` against a spec.
+
+    Raises:
+        SpecError: every finding by its path, one line.
+    """
+    try:
+        return model.model_validate(data, context={"base_dir": source.parent})
+    except ValidationError as exc:
+        raise SpecError(f"{source}: {'; '.join(_finding(error) for error in exc.errors())}", file=source) from exc
+
+
+def _finding(error: object) -> str:
+    assert isinstance(error, dict)
+    where = ".".join(str(part) for part in error["loc"]) or "the file"
+    value = error.get("input")
+    shown = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
+    return f"{where}: {error['msg'][:1].lower()}{error['msg'][1:]}{shown}"

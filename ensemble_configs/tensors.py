@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every tensor of the serving contract, once: its type, its dims, and its name at each model that it passes.
+
+The names, types and dims are those of NVIDIA's `inflight_batcher_llm`, both generations of names; rows marked "ours" are
+additions that a client of upstream never sees. `config.pbtxt` files are rendered from these rows, the adapters decode by
+them, and a tensor that has no `field` and no `neutral` value is refused by name (`serving.requests`).
+
+A new sampling parameter is one row here with a `field`, and that field on `serving.engines.base.SamplingParams`.
+
+Dims exclude the batch dimension: clients send ``[1, *dims]``.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+BOOL, UINT8, INT32, INT64, UINT64 = "TYPE_BOOL", "TYPE_UINT8", "TYPE_INT32", "TYPE_INT64", "TYPE_UINT64"
+FP16, FP32, STRING = "TYPE_FP16", "TYPE_FP32", "TYPE_STRING"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """One tensor on its way; an empty name means that the model does not see it."""
+
+    data_type: str
+    dims: tuple[int, ...] = (1,)
+    ensemble: str = ""
+    preprocessing: str = ""
+    engine: str = ""
+    postprocessing: str = ""
+    is_required: bool = False
+    # The engine's input is reshaped from [1] to [] (a scalar), as upstream's config does.
+    is_scalar: bool = False
+    is_ragged: bool = False
+    # The attribute of SamplingParams or ResponseOptions that the engine step reads it into.
+    field: str = ""
+    # A value that asks for nothing: accepted although the tensor is not supported, for clients that always send it.
+    neutral: bool | int | float | None = None
+
+    def name_at(self, model: str) -> str:
+        """The tensor's name at one model of the pipeline, "" where it does not pass."""
+        return str(getattr(self, {"tensorrt_llm": "engine"}.get(model, model)))
+
+
+def _option(name: str, data_type: str, *, engine: str = "", field: str = "", neutral: float | None = None) -> Tensor:
+    """A scalar that the client may send and the engine step reads."""
+    return Tensor(
+        data_type=data_type, ensemble=name, engine=engine or name, is_scalar=True, field=field, neutral=neutral
+    )
+
+
+def _engine_only(name: str, data_type: str, dims: tuple[int, ...] = (1,), *, is_ragged: bool = True) -> Tensor:
+    """An input that upstream offers to direct callers of `tensorrt_llm` alone."""
+    return Tensor(data_type=data_type, dims=dims, engine=name, is_ragged=is_ragged, is_scalar=not is_ragged)
+
+
+# client -> ensemble -> preprocessing and/or tensorrt_llm
+CLIENT_INPUTS: tuple[Tensor, ...] = (
+    Tensor(ensemble="text_input", data_type=STRING, preprocessing="QUERY", is_required=True),
+    Tensor(ensemble="max_tokens", data_type=INT32, preprocessing="REQUEST_OUTPUT_LEN", is_required=True),
+    Tensor(ensemble="decoder_text_input", data_type=STRING, preprocessing="DECODER_QUERY"),
+    Tensor(ensemble="bad_words", data_type=STRING, dims=(-1,), preprocessing="BAD_WORDS_DICT"),
+    Tensor(ensemble="stop_words", data_type=STRING, dims=(-1,), preprocessing="STOP_WORDS_DICT"),
+    Tensor(ensemble="end_id", data_type=INT32, preprocessing="END_ID"),
+    Tensor(ensemble="pad_id", data_type=INT32, preprocessing="PAD_ID"),
+    Tensor(ensemble="embedding_bias_words", data_type=STRING, dims=(-1,), preprocessing="EMBEDDING_BIAS_WORDS"),
+    Tensor(ensemble="embedding_bias_weights", data_type=FP32, dims=(-1,), preprocessing="EMBEDDING_BIAS_WEIGHTS"),
+    Tensor(ensemble="prompt_table_extra_id", data_type=UINT64, preprocessing="PROMPT_TABLE_EXTRA_ID"),
+    _option("stream", BOOL, engine="streaming", field="is_streaming"),
+    _option("exclude_input_in_output", BOOL, field="exclude_input_in_output"),
+    _option("temperature", FP32, field="temperature"),
+    _option("top_k", INT32, engine="runtime_top_k", field="top_k"),
+    _option("top_p", FP32, engine="runtime_top_p", field="top_p"),
+    _option("seed", UINT64, field="seed"),
+    _option("random_seed", UINT64, field="seed"),  # until v0.19
+    _option("min_tokens", INT32, field="min_tokens"),
+    _option("min_length", INT32, field="min_tokens"),  # until v0.19; genai-perf still sends it
+    _option("return_num_input_tokens", BOOL, field="return_num_input_tokens"),
+    _option("return_num_output_tokens", BOOL, field="return_num_output_tokens"),
+    _option("return_finish_reason", BOOL, field="return_finish_reason"),  # ours
+    _option("num_return_sequences", INT32, neutral=1),
+    _option("beam_width", INT32, neutral=1),
+    _option("length_penalty", FP32, engine="len_penalty", neutral=1.0),
+    _option("repetition_penalty", FP32, neutral=1.0),
+    _option("presence_penalty", FP32, neutral=0.0),
+    _option("frequency_penalty", FP32, neutral=0.0),
+    _option("return_log_probs", BOOL, neutral=False),
+    _option("return_context_logits", BOOL, neutral=False),
+    _option("return_generation_logits", BOOL, neutral=False),
+    _option("return_perf_metrics", BOOL, neutral=False),
+    _option("return_kv_cache_reuse_stats", BOOL, neutral=False),  # v0.16 to v0.18
+    _option("prompt_vocab_size", INT32),
+    _option("lora_task_id", UINT64),
+    Tensor(ensemble="prompt_embedding_table", data_type=FP16, dims=(-1, -1), engine="prompt_embedding_table", is_ragged=True),
+    Tensor(ensemble="lora_weights", data_type=FP16, dims=(-1, -1), engine="lora_weights", is_ragged=True),
+    Tensor(ensemble="lora_config", data_type=INT32, dims=(-1, 3), engine="lora_config", is_ragged=True),
+    Tensor(ensemble="guided_decoding_guide_type", data_type=STRING, engine="guided_decoding_guide_type", is_ragged=True),
+    Tensor(ensemble="guided_decoding_guide", data_type=STRING, engine="guided_decoding_guide", is_ragged=True),
+)
+
+# preprocessing -> tensorrt_llm
+PROMPT_TENSORS: tuple[Tensor, ...] = (
+    Tensor(preprocessing="INPUT_ID", data_type=INT32, dims=(-1,), engine="input_ids", is_ragged=True, field="input_ids"),
+    Tensor(
+        preprocessing="REQUEST_INPUT_LEN", data_type=INT32, engine="input_lengths", is_required=True, is_scalar=True,
+        field="input_length",
+    ),
+    Tensor(
+        preprocessing="REQUEST_OUTPUT_LEN", data_type=INT32, engine="request_output_len", is_required=True,
+        is_scalar=True, field="max_tokens",
+    ),
+    Tensor(preprocessing="OUT_END_ID", data_type=INT32, engine="end_id", is_scalar=True, field="end_id"),
+    Tensor(preprocessing="OUT_PAD_ID", data_type=INT32, engine="pad_id", is_scalar=True, field="pad_id"),
+    Tensor(
+        preprocessing="STOP_WORDS_IDS", data_type=INT32, dims=(2, -1), engine="stop_words_list", is_ragged=True,
+        field="stop_words_list",
+    ),
+    Tensor(preprocessing="STREAM_CONTEXT", data_type=UINT8, dims=(-1,), engine="stream_context", is_ragged=True, field="stream_context"),  # ours
+    Tensor(preprocessing="BAD_WORDS_IDS", data_type=INT32, dims=(2, -1), engine="bad_words_list", is_ragged=True),
+    Tensor(preprocessing="DECODER_INPUT_ID", data_type=INT32, dims=(-1,), engine="decoder_input_ids", is_ragged=True),
+    Tensor(preprocessing="REQUEST_DECODER_INPUT_LEN", data_type=INT32, engine="decoder_input_lengths", is_scalar=True),
+    Tensor(preprocessing="EMBEDDING_BIAS", data_type=FP32, dims=(-1,), engine="embedding_bias", is_ragged=True),
+    Tensor(preprocessing="OUT_PROMPT_TABLE_EXTRA_IDS", data_type=UINT64, dims=(-1,), engine="prompt_table_extra_ids", is_ragged=True),
+)
+
+# a direct caller -> tensorrt_llm
+ENGINE_ONLY_INPUTS: tuple[Tensor, ...] = (
+    Tensor(engine="stop", data_type=BOOL, is_scalar=True, field="stop"),
+    _engine_only("encoder_input_features", FP16, (-1, -1)),
+    _engine_only("encoder_output_lengths", INT32, is_ragged=False),
+    _engine_only("draft_input_ids", INT32, (-1,)),
+    _engine_only("draft_logits", FP32, (-1, -1)),
+    _engine_only("draft_acceptance_threshold", FP32, is_ragged=False),
+    _engine_only("runtime_top_p_min", FP32, is_ragged=False),
+    _engine_only("runtime_top_p_decay", FP32, is_ragged=False),
+    _engine_only("runtime_top_p_reset_ids", INT32, is_ragged=False),
+    _engine_only("early_stopping", BOOL, is_ragged=False),
+    _engine_only("beam_search_diversity_rate", FP32, is_ragged=False),
+    _engine_only("cross_attention_mask", BOOL, (-1, -1)),
+    Tensor(engine="mrope_rotary_cos_sin", data_type=FP32, dims=(-1,)),
+    Tensor(engine="mrope_position_deltas", data_type=INT64),
+    _engine_only("context_phase_params", UINT8, (-1,)),
+    _engine_only("skip_cross_attn_blocks", BOOL),
+    _engine_only("retention_token_range_starts", INT32, (-1,)),
+    _engine_only("retention_token_range_ends", INT32, (-1,)),
+    _engine_only("retention_token_range_priorities", INT32, (-1,)),
+    _engine_only("retention_token_range_durations_ms", INT32, (-1,)),
+    _engine_only("retention_decode_priority", INT32),
+    _engine_only("retention_decode_duration_ms", INT32),
+    _engine_only("lookahead_window_size", INT32),
+    _engine_only("lookahead_ngram_size", INT32),
+    _engine_only("lookahead_verification_set_size", INT32),
+)
+
+# tensorrt_llm -> postprocessing
+TOKEN_TENSORS: tuple[Tensor, ...] = (
+    Tensor(engine="output_ids", data_type=INT32, dims=(-1, -1), postprocessing="TOKENS_BATCH", is_required=True),
+    Tensor(engine="sequence_length", data_type=INT32, dims=(-1,), postprocessing="SEQUENCE_LENGTH", is_required=True),
+    # Ours: which stream the tokens belong to, and how its text ends; sent only where `stream_context` came in.
+    Tensor(engine="stream_state", data_type=UINT8, dims=(-1,), postprocessing="STREAM_STATE"),
+)
+
+# tensorrt_llm -> ensemble
+RESULT_TENSORS: tuple[Tensor, ...] = (
+    *(
+        Tensor(engine=name, ensemble=name, data_type=data_type, dims=dims)
+        for name, data_type, dims in (
+            ("cum_log_probs", FP32, (-1,)),
+            ("output_log_probs", FP32, (-1, -1)),
+            ("context_logits", FP32, (-1, -1)),
+            ("generation_logits", FP32, (-1, -1, -1)),
+            ("batch_index", INT32, (1,)),
+            ("sequence_index", INT32, (1,)),
+            ("kv_cache_alloc_new_blocks", INT32, (1,)),
+            ("kv_cache_reused_blocks", INT32, (1,)),
+            ("kv_cache_alloc_total_blocks", INT32, (1,)),
+            ("arrival_time_ns", INT64, (1,)),
+            ("first_scheduled_time_ns", INT64, (1,)),
+            ("first_token_time_ns", INT64, (1,)),
+            ("last_token_time_ns", INT64, (1,)),
+            ("acceptance_rate", FP32, (1,)),
+            ("total_accepted_draft_tokens", INT32, (1,)),
+            ("total_draft_tokens", INT32, (1,)),
+            ("num_input_tokens", INT32, (1,)),
+            ("num_output_tokens", INT32, (1,)),
+            ("finish_reason", STRING, (1,)),  # ours
+        )
+    ),
+    Tensor(engine="context_phase_params", data_type=UINT8, dims=(-1,)),
+)
+
+# postprocessing -> ensemble
+TEXT_TENSORS: tuple[Tensor, ...] = (
+    Tensor(postprocessing="OUTPUT", ensemble="text_output", data_type=STRING, dims=(-1,)),
+)
+
+
+def named_at(model: str, *groups: Iterable[Tensor]) -> list[tuple[str, Tensor]]:
+    """``(name, row)`` of every tensor in `groups` that the model sees, in the table's order."""
+    return [(row.name_at(model), row) for group in groups for row in group if row.name_at(model)]
+
+
+def inputs_of(model: str) -> list[tuple[str, Tensor]]:
+    """The inputs of one model of the pipeline, by the names it knows them by."""
+    groups = {
+        "ensemble": (CLIENT_INPUTS,),
+        "preprocessing": (CLIENT_INPUTS,),
+        "tensorrt_llm": (PROMPT_TENSORS, CLIENT_INPUTS, ENGINE_ONLY_INPUTS),
+        "postprocessing": (TOKEN_TENSORS,),
+    }[model]
+    return named_at(model, *groups)
+
+
+def outputs_of(model: str) -> list[tuple[str, Tensor]]:
+    """The outputs of one model of the pipeline, by the names it knows them by."""
+    groups = {
+        "ensemble": (TEXT_TENSORS, RESULT_TENSORS),
+        "preprocessing": (PROMPT_TENSORS,),
+        "tensorrt_llm": (TOKEN_TENSORS, RESULT_TENSORS),
+        "postprocessing": (TEXT_TENSORS,),
+    }[model]
+    return named_at(model, *groups)

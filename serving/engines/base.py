@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine seam: what an inference engine must do to be served, in token ids and nothing else.
+
+An engine runs in a process of its own and is driven by one thread: `add`, `cancel` and `step` are never called at the
+same time. Text, tensors, Triton and the network are other rooms' business.
+"""
+
+import enum
+from abc import ABC, abstractmethod
+from typing import Annotated
+
+import msgspec
+
+
+class FinishReason(enum.StrEnum):
+    """Why a generation ended, in the words that clients read."""
+
+    STOP = "stop"  # the end token, or a stop token id
+    LENGTH = "length"  # max_tokens, or the model's own limit
+    STOP_STRING = "stop_string"  # one of the request's stop strings
+    CANCELLED = "cancelled"  # the client went away or asked for it, or the server drained
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one request is sampled. Ranges are enforced by `serving.requests`; an engine may rely on them.
+
+    Greedy unless `top_k` > 1 or `top_p` > 0, and `temperature` > 0: upstream's default, where 0 means unset.
+    """
+
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    temperature: Annotated[float, msgspec.Meta(ge=0.0)] = 1.0
+    top_k: Annotated[int, msgspec.Meta(ge=0)] = 0  # 0: all tokens
+    top_p: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0  # 0: unset
+    seed: Annotated[int, msgspec.Meta(ge=0)] | None = None  # None: another one for every request
+    min_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    end_id: int | None = None  # None: the model's own; -1: none, generate until max_tokens
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0 or self.top_k == 1 or (self.top_k == 0 and self.top_p == 0.0)
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt on its way into the engine."""
+
+    key: int  # unique among all requests of this engine's life
+    input_ids: list[int]
+    sampling: SamplingParams
+    stop_strings: tuple[str, ...] = ()  # matched by the engine loop, not by the engine
+
+
+class TokenChunk(msgspec.Struct, array_like=True):
+    """New tokens of one request, at most one chunk for each request and step.
+
+    The chunk with a `finish_reason` or an `error` is the last of its request. The end token is part of `token_ids`.
+    """
+
+    key: int
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    error: str | None = None  # the text of a ServingError, token and all
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is, told once when it is ready."""
+
+    provider: str
+    vocab_size: int
+    max_seq_len: int  # prompt and output together, tokens
+    end_ids: tuple[int, ...]
+    kv_block_tokens: int
+    num_kv_blocks: int
+    max_num_seqs: int
+    supported: frozenset[str]  # fields of SamplingParams that it honours; others are refused by name
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is doing; counts are of the last step."""
+
+    num_running: int
+    num_waiting: int
+    num_used_kv_blocks: int
+    num_kv_blocks: int
+    num_steps: int
+
+
+class Engine(ABC):
+    """An in-flight-batching engine behind the seam."""
+
+    info: EngineInfo
+
+    @abstractmethod
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request; its first chunk comes from a later `step`.
+
+        Raises:
+            RequestError: the engine cannot serve it (too long for it, or an unsupported parameter). The engine goes on.
+        """
+
+    @abstractmethod
+    def cancel(self, key: int) -> None:
+        """Stop a request and free its KV blocks within two steps. No chunk of it follows. Unknown keys are ignored."""
+
+    @abstractmethod
+    def step(self) -> list[TokenChunk]:
+        """Run one iteration of the batch and return what it made; may be empty.
+
+        A request that fails alone ends with a chunk that has an `error`; an exception means that the engine is broken.
+        """
+
+    @property
+    @abstractmethod
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do, cancelled requests to clean up included."""
+
+    @abstractmethod
+    def stats(self) -> EngineStats:
+        """What the engine holds now. Cheap enough for every step."""
+
+    def close(self) -> None:
+        """Free everything. The engine is not used afterwards."""
