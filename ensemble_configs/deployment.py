@@ -151,3 +151,13 @@ def _finding(error: object) -> str:
     value = error.get("input")
     shown = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
     return f"{where}: {error['msg'][:1].lower()}{error['msg'][1:]}{shown}"
+
+
+def override_triton(spec: DeploymentSpec, **changes: object) -> DeploymentSpec:
+    """The deployment with other settings of its server, checked again; None leaves a setting as it is.
+
+    Raises:
+        SpecError: the result is not valid.
+    """
+    triton = spec.triton.model_dump() | {name: value for name, value in changes.items() if value is not None}
+    return spec.model_copy(update={"triton": validate(TritonSpec, triton, source=Path("command line"))})

@@ -35,6 +35,8 @@ class Tensor:
     field: str = ""
     # A value that asks for nothing: accepted although the tensor is not supported, for clients that always send it.
     neutral: bool | int | float | None = None
+    # Where the step that makes it declares other dims than the one that reads it.
+    producer_dims: tuple[int, ...] | None = None
 
     def name_at(self, model: str) -> str:
         """The tensor's name at one model of the pipeline, "" where it does not pass."""
@@ -105,8 +107,8 @@ PROMPT_TENSORS: tuple[Tensor, ...] = (
         field="input_length",
     ),
     Tensor(
-        preprocessing="REQUEST_OUTPUT_LEN", data_type=INT32, engine="request_output_len", is_required=True,
-        is_scalar=True, field="max_tokens",
+        preprocessing="REQUEST_OUTPUT_LEN", data_type=INT32, producer_dims=(-1,), engine="request_output_len",
+        is_required=True, is_scalar=True, field="max_tokens",
     ),
     Tensor(preprocessing="OUT_END_ID", data_type=INT32, engine="end_id", is_scalar=True, field="end_id"),
     Tensor(preprocessing="OUT_PAD_ID", data_type=INT32, engine="pad_id", is_scalar=True, field="pad_id"),

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton adapter of `postprocessing` (tokens to exact text); the logic is in serving.text_step."""
+
+import triton_python_backend_utils as pb_utils
+
+from serving.lifeline import Lifeline
+from serving.stop_request import send_stop_request
+from serving.text_step import TextStep
+from serving.triton_adapter import guarded, release_folder
+
+
+class TritonPythonModel:
+    """One request for each chunk of a stream, one response each, in order."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        self.step = TextStep.from_release(release_folder(args), stop_stream=send_stop_request)
+        self.lifeline = Lifeline(args, {"status": lambda: {"num_streams": self.step.num_streams}})
+
+    def execute(self, requests: list) -> list:
+        return [guarded(self._respond, request) for request in requests]
+
+    def _respond(self, request):
+        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        texts = self.step.texts(tensors, is_cancelled=request.is_cancelled)  # [beams] bytes
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", texts)])
+
+    def finalize(self) -> None:
+        self.lifeline.close()

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton adapter of `tensorrt_llm` (in-flight batching, decoupled); the logic is in serving.generation."""
+
+import triton_python_backend_utils as pb_utils
+
+from ensemble_configs.release import load_release
+from serving.lifeline import Lifeline, generation_handlers
+from serving.engine_metrics import EngineMetrics
+from serving.generation import GenerationService
+from serving.reply_tensors import reply_tensors
+from serving.triton_adapter import error_response, final_flag, guarded, release_folder
+
+
+class TritonSink:
+    """The replies to one request, as Triton's responses."""
+
+    def __init__(self, sender) -> None:
+        self.sender = sender
+        self.is_cancelled = sender.is_cancelled
+
+    def send(self, reply) -> None:
+        tensors = [pb_utils.Tensor(*named) for named in reply_tensors(reply).items()]
+        self.sender.send(pb_utils.InferenceResponse(tensors), flags=final_flag() if reply.is_final else 0)
+
+    def fail(self, error) -> None:
+        self.sender.send(error_response(error), flags=final_flag())
+
+
+class TritonPythonModel:
+    """Takes requests and returns at once; the engine's reader thread replies."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        folder = release_folder(args)
+        metrics = EngineMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
+        self.service = GenerationService(load_release(folder), folder, on_stats=metrics.update)
+        self.lifeline = Lifeline(args, generation_handlers(self.service))
+
+    def execute(self, requests: list) -> None:
+        for request in requests:
+            refusal = guarded(self._start, request)
+            if refusal is not None:
+                request.get_response_sender().send(refusal, flags=final_flag())
+
+    def _start(self, request) -> None:
+        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        self.service.start(tensors, TritonSink(request.get_response_sender()), request_id=request.request_id())
+
+    def finalize(self) -> None:
+        self.lifeline.close()
+        self.service.close()

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the adapter and the engine's process say to each other, and the pipe they say it through.
+
+One message per engine step carries the new tokens of every request. MessagePack in frames of ``<u32 length><bytes>`` over a
+Unix socket pair; the end of the stream means that the other side is gone.
+"""
+
+import select
+import socket
+import struct
+
+import msgspec
+
+from serving.engines.base import EngineInfo, EngineStats, GenerationRequest, TokenChunk
+
+
+class Submit(msgspec.Struct, tag="submit", array_like=True):
+    """Adapter to engine: queue a request. A refusal comes back as its last chunk."""
+
+    request: GenerationRequest
+
+
+class Cancel(msgspec.Struct, tag="cancel", array_like=True):
+    """Adapter to engine: stop a request; no chunk of it follows."""
+
+    key: int
+
+
+class Ready(msgspec.Struct, tag="ready", array_like=True):
+    """Engine to adapter, once: the engine is loaded."""
+
+    info: EngineInfo
+
+
+class Step(msgspec.Struct, tag="step", array_like=True):
+    """Engine to adapter: what one step made, and what the engine holds after it."""
+
+    chunks: list[TokenChunk]
+    stats: EngineStats
+
+
+class Broken(msgspec.Struct, tag="broken", array_like=True):
+    """Engine to adapter, last words: the text of the ServingError that ended it."""
+
+    error: str
+
+
+Command = Submit | Cancel
+Report = Ready | Step | Broken
+
+_LENGTH = struct.Struct("<I")
+_READ_BYTES = 1 << 18
+
+
+class ChannelClosed(Exception):
+    """The other side is gone."""
+
+
+class Channel:
+    """One end of the pipe. One thread sends, one thread receives; these may be two."""
+
+    def __init__(self, sock: socket.socket, incoming: object) -> None:
+        """Args: `incoming` is the union type of the messages that this end receives."""
+        self._sock = sock
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(incoming)
+        self._buffer = bytearray()
+
+    def send(self, message: Command | Report) -> None:
+        """Raises: ChannelClosed."""
+        frame = bytearray(_LENGTH.size)
+        self._encoder.encode_into(message, frame, _LENGTH.size)
+        _LENGTH.pack_into(frame, 0, len(frame) - _LENGTH.size)
+        try:
+            self._sock.sendall(frame)
+        except OSError as exc:
+            raise ChannelClosed(str(exc)) from exc
+
+    def receive(self, *, is_blocking: bool) -> list[object]:
+        """Every whole message that has arrived; if `is_blocking`, waits until there is one.
+
+        Raises:
+            ChannelClosed: the other side is gone and nothing is left to read.
+        """
+        while select.select([self._sock], [], [], None if is_blocking else 0)[0]:
+            self._buffer += self._read()
+            if messages := self._take_frames():
+                return messages
+        return []
+
+    def _read(self) -> bytes:
+        try:
+            data = self._sock.recv(_READ_BYTES)  # more than the socket can hold: one call takes all
+        except OSError as exc:
+            raise ChannelClosed(str(exc)) from exc
+        if not data:
+            raise ChannelClosed("end of stream")
+        return data
+
+    def _take_frames(self) -> list[object]:
+        messages, start, end = [], 0, len(self._buffer)
+        while end - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer, start)
+            if end - start - _LENGTH.size < length:
+                break
+            start += _LENGTH.size
+            messages.append(self._decoder.decode(memoryview(self._buffer)[start : start + length]))
+            start += length
+        del self._buffer[:start]
+        return messages
+
+    def close(self) -> None:
+        """Hang up; the other side sees the end of the stream."""
+        self._sock.close()

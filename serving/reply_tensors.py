@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A reply as the contract's output tensors; what was not asked for is absent."""
+
+import numpy as np
+import numpy.typing as npt
+
+from serving.running_request import Reply
+from serving.stream_state import pack
+
+
+def reply_tensors(reply: Reply) -> dict[str, npt.NDArray[np.generic]]:
+    """``output_ids [1, 1, n]``, ``sequence_length [1, 1]`` and what was asked for, ``[1, 1]`` each."""
+    tensors = {
+        "output_ids": np.array([[reply.token_ids]], dtype=np.int32),
+        "sequence_length": np.array([[len(reply.token_ids)]], dtype=np.int32),
+    }
+    if reply.stream_state is not None:
+        tensors["stream_state"] = pack(reply.stream_state)
+    if reply.num_input_tokens is not None:
+        tensors["num_input_tokens"] = np.array([[reply.num_input_tokens]], dtype=np.int32)
+    if reply.num_output_tokens is not None:
+        tensors["num_output_tokens"] = np.array([[reply.num_output_tokens]], dtype=np.int32)
+    if reply.finish_reason is not None:
+        tensors["finish_reason"] = np.array([[reply.finish_reason.encode()]], dtype=np.object_)
+    return tensors

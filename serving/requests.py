@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request to the engine step, from named arrays to typed values: unsupported, malformed and out-of-range ones refused.
+
+Driven by the rows of `ensemble_configs.tensors`: what a row's `field` names is read into `SamplingParams` or
+`ResponseOptions` below; a row without one is refused by name unless it holds the value that asks for nothing.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, get_args, get_origin, get_type_hints
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ensemble_configs.errors import RequestError
+from ensemble_configs.tensors import Tensor, inputs_of
+from serving.engines.base import EngineInfo, SamplingParams
+
+_ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm"))
+_SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
+
+
+class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks of the serving around the engine."""
+
+    input_ids: list[int] = []
+    input_length: int | None = None
+    pad_id: int | None = None
+    is_streaming: bool = False
+    exclude_input_in_output: bool | None = None  # None: the deployment's default
+    return_num_input_tokens: bool = False
+    return_num_output_tokens: bool = False
+    return_finish_reason: bool = False
+    stop: bool = False
+    stop_words_list: list[list[int]] | None = None  # [2, n]: flat ids; cumulative offsets, padded with -1
+    stream_context: bytes | None = None
+
+
+class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to the engine step, checked."""
+
+    sampling: SamplingParams
+    options: ResponseOptions
+
+
+class RequestDecoder:
+    """Turns arrays into requests for one engine, whose limits it knows."""
+
+    def __init__(self, info: EngineInfo) -> None:
+        self._info = info
+
+    def decode(self, tensors: Mapping[str, npt.NDArray[np.generic]]) -> DecodedRequest:
+        """Check and convert one request.
+
+        Args:
+            tensors: by the names of `tensorrt_llm`'s inputs; a scalar is ``[1] `` (reshaped), others ``[1, *dims]``.
+
+        Raises:
+            RequestError: names the field, its value and what is allowed.
+        """
+        sampling: dict[str, object] = {}
+        options: dict[str, object] = {}
+        for name, array in tensors.items():
+            row = _ROWS[name]
+            if not row.field:
+                _refuse_unless_neutral(name, row, array)
+                continue
+            target = sampling if row.field in _SAMPLING_FIELDS else options
+            value = _value(name, row, array)
+            if target.setdefault(row.field, value) != value:
+                raise RequestError(
+                    f"{name}={value} contradicts the same setting under its other name ({target[row.field]}); send one",
+                    field=name, value=value,
+                )
+        decoded = DecodedRequest(
+            sampling=self._sampling(sampling), options=msgspec.convert(options, ResponseOptions)
+        )
+        return decoded if decoded.options.stop else self._check_lengths(decoded)
+
+    def _sampling(self, values: dict[str, object]) -> SamplingParams:
+        for field, value in values.items():
+            _check_range(field, value)
+            if field not in self._info.supported and value != _DEFAULTS.get(field):
+                raise RequestError(
+                    f"{field} is not supported by the provider {self._info.provider!r}; leave it out",
+                    field=field, value=value, provider=self._info.provider,
+                )
+        end_id = values.get("end_id")
+        if isinstance(end_id, int) and not -1 <= end_id < self._info.vocab_size:
+            raise _out_of_range("end_id", end_id, f"-1 (none) to {self._info.vocab_size - 1}")
+        return SamplingParams(**values)  # type: ignore[arg-type]
+
+    def _check_lengths(self, request: DecodedRequest) -> DecodedRequest:
+        ids, declared = request.options.input_ids, request.options.input_length
+        if not ids:
+            raise RequestError("input_ids is empty; send at least one token", field="input_ids")
+        if declared is not None and declared != len(ids):
+            raise _out_of_range("input_lengths", declared, f"{len(ids)}, the number of input_ids")
+        if not (0 <= min(ids) and max(ids) < self._info.vocab_size):
+            bad = next(i for i in ids if not 0 <= i < self._info.vocab_size)
+            raise _out_of_range("input_ids", bad, f"0 to {self._info.vocab_size - 1}, the model's vocabulary")
+        limit = self._info.max_seq_len
+        if len(ids) >= limit:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, but prompt and output together may have {limit}; shorten the prompt",
+                field="input_ids", value=len(ids), max=limit - 1,
+            )
+        if request.sampling.max_tokens > limit - len(ids):
+            raise _out_of_range(
+                "max_tokens", request.sampling.max_tokens,
+                f"1 to {limit - len(ids)} for this prompt ({limit} tokens of prompt and output together)",
+            )
+        return request
+
+
+def _value(name: str, row: Tensor, array: npt.NDArray[np.generic]) -> object:
+    batch = array.shape[0] if array.ndim else 1
+    if batch != 1:
+        raise RequestError(
+            f"{name} has a batch of {batch}; send one prompt in a request, they are batched in flight",
+            field=name, value=batch,
+        )
+    if row.is_scalar:
+        scalar = array.reshape(-1)[0]
+        # By way of its shortest text: 0.1 sent as FP32 is 0.1 again, not 0.10000000149.
+        return float(str(scalar)) if scalar.dtype == np.float32 else scalar.item()
+    item = array[0]
+    return item.tobytes() if row.data_type == "TYPE_UINT8" else item.tolist()
+
+
+def _refuse_unless_neutral(name: str, row: Tensor, array: npt.NDArray[np.generic]) -> None:
+    if row.neutral is not None and bool(np.all(array == row.neutral)):
+        return
+    shown = array.reshape(-1)[0].item() if array.size == 1 and array.dtype != np.object_ else None
+    allowed = f"; only {row.neutral} is accepted" if row.neutral is not None else "; leave it out"
+    raise RequestError(f"{name} is not supported{allowed}", field=row.ensemble or name, value=shown)
+
+
+def _check_range(field: str, value: object) -> None:
+    low, high = _RANGES.get(field, (None, None))
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _out_of_range(field, value, "a finite number")
+    assert isinstance(value, int | float)
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise _out_of_range(field, value, f"at least {low:g}" if high is None else f"{low:g} to {high:g}")
+
+
+def _out_of_range(field: str, value: object, allowed: str) -> RequestError:
+    return RequestError(f"{field} must be {allowed}; got {value}", field=field, value=value)
+
+
+def _ranges() -> dict[str, tuple[float | None, float | None]]:
+    """``(ge, le)`` of every field of SamplingParams, from its own annotations."""
+    found = {}
+    for field, hint in get_type_hints(SamplingParams, include_extras=True).items():
+        for part in (hint, *get_args(hint)):
+            for meta in get_args(part) if get_origin(part) is Annotated else ():
+                if isinstance(meta, msgspec.Meta):
+                    found[field] = (meta.ge, meta.le)
+    return found
+
+
+_RANGES = _ranges()
+_DEFAULTS = {
+    field.name: field.default for field in msgspec.structs.fields(SamplingParams) if field.default is not msgspec.NODEFAULT
+}

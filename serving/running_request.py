@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request between its arrival and its last reply: from the engine's chunks to the contract's replies."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from ensemble_configs.errors import ServingError
+from serving.engines.base import FinishReason, TokenChunk
+from serving.requests import ResponseOptions
+from serving.stream_state import StreamContext, StreamState
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """One response: the new tokens of a stream, or everything at once."""
+
+    token_ids: list[int]  # of a whole response the prompt's too, unless excluded
+    is_final: bool
+    num_input_tokens: int | None = None  # None: not asked for; the same holds for all below
+    num_output_tokens: int | None = None  # generated tokens in this reply
+    finish_reason: FinishReason | None = None  # with the last reply
+    stream_state: StreamState | None = None
+
+
+class ReplySink(Protocol):
+    """Where the replies to one request go. Called by one thread at a time."""
+
+    def send(self, reply: Reply) -> None:
+        """One reply; the one with `is_final` is the last call."""
+
+    def fail(self, error: ServingError) -> None:
+        """The last call, instead of a final reply."""
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the replies any more."""
+
+
+@dataclass(slots=True)
+class RunningRequest:
+    """What is known of a request while it runs."""
+
+    sink: ReplySink
+    request_id: str  # the client's; may be empty or used twice
+    options: ResponseOptions
+    context: StreamContext | None
+    is_prompt_echoed: bool
+    # How a cancelled request fails; None: it ends well, with what it has.
+    cancel_error: ServingError | None = None
+    _held_ids: list[int] = field(default_factory=list)  # until the end, when not streaming
+    _is_first: bool = True
+
+    def reply_to(self, chunk: TokenChunk, lost_keys: tuple[int, ...]) -> Reply | None:
+        """The reply that a chunk makes, if it makes one.
+
+        Args:
+            chunk: new tokens, without an error.
+            lost_keys: passed on to postprocessing; see `StreamState`.
+        """
+        options, is_final = self.options, chunk.finish_reason is not None
+        token_ids = chunk.token_ids
+        if not options.is_streaming:
+            self._held_ids += token_ids
+            token_ids = self._held_ids
+            if not is_final:
+                return None
+        prompt = options.input_ids if self.is_prompt_echoed and not options.is_streaming else []
+        reply = Reply(
+            token_ids=[*prompt, *token_ids] if prompt else token_ids,
+            is_final=is_final,
+            num_input_tokens=len(options.input_ids) if options.return_num_input_tokens else None,
+            num_output_tokens=len(token_ids) if options.return_num_output_tokens else None,
+            finish_reason=chunk.finish_reason if options.return_finish_reason else None,
+            stream_state=self._stream_state(is_final, len(prompt), lost_keys),
+        )
+        self._is_first = False
+        return reply
+
+    def _stream_state(self, is_final: bool, num_prompt_tokens: int, lost_keys: tuple[int, ...]) -> StreamState | None:
+        if self.context is None:
+            return None
+        return StreamState(
+            key=self.context.key,
+            is_final=is_final,
+            stop_strings=self.context.stop_strings if self._is_first else (),
+            num_prompt_tokens=num_prompt_tokens,
+            lost_keys=lost_keys,
+        )

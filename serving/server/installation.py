@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where this machine's `tritonserver` is, and the environment that it and its Python stubs need.
+
+On PATH, as in the NGC container, or the one that `make setup` put into `.tools/triton`.
+"""
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ensemble_configs.errors import SpecError
+
+PROJECT_ROOT = Path(__file__).resolve().parent.parent.parent
+_RECORD = PROJECT_ROOT / ".tools" / "triton" / "installation.json"
+
+
+@dataclass(frozen=True)
+class TritonInstallation:
+    """A server that can be started."""
+
+    tritonserver: Path
+    backend_directory: Path | None  # None: the server's own default
+    library_path: tuple[Path, ...]
+
+    def environment(self, *, run_dir_variable: str, run_dir: Path) -> dict[str, str]:
+        """The server's environment: this interpreter first on PATH, this project importable, the libraries findable."""
+        env = dict(os.environ)
+        env["PATH"] = os.pathsep.join([str(Path(sys.prefix) / "bin"), env.get("PATH", os.defpath)])
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PROJECT_ROOT), env.get("PYTHONPATH", "")]))
+        env["PYTHONNOUSERSITE"] = "1"
+        libraries = [*map(str, self.library_path), env.get("LD_LIBRARY_PATH", "")]
+        env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
+        env[run_dir_variable] = str(run_dir)
+        return env
+
+
+def find_triton(record: Path = _RECORD) -> TritonInstallation:
+    """The server on PATH, else the one that `make setup` installed.
+
+    Raises:
+        SpecError: neither, or one that cannot run with this interpreter.
+    """
+    if on_path := shutil.which("tritonserver"):
+        return TritonInstallation(Path(on_path), None, ())
+    if not record.is_file():
+        raise SpecError("no `tritonserver` on PATH and none in .tools/triton; install it with `make setup`")
+    facts = json.loads(record.read_text(encoding="utf-8"))
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if facts["python_version"] != running:
+        raise SpecError(
+            f"this is Python {running}, but .tools/triton was set up for Python {facts['python_version']}; "
+            "run `make setup` with this Python, or use .venv/bin/trireme"
+        )
+    # Built against numpy 1: with numpy 2 every tensor that a Python model sends arrives empty, without an error.
+    if int(np.__version__.partition(".")[0]) >= 2:
+        raise SpecError(f"numpy {np.__version__} breaks this Triton's Python stub; run `make setup`, which installs numpy<2")
+    root = record.parent.parent.parent
+    return TritonInstallation(
+        tritonserver=root / facts["tritonserver"],
+        backend_directory=root / facts["backend_directory"],
+        library_path=tuple(root / path for path in facts["library_path"]),
+    )

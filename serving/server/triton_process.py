@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One `tritonserver` process with everything it leaves behind: its process group, its shared memory, its control folder."""
+
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import BinaryIO
+
+from ensemble_configs.deployment import TritonSpec
+from ensemble_configs.errors import Unavailable
+from serving.lifeline import RUN_DIR_VARIABLE
+from serving.server.installation import TritonInstallation
+
+_PR_SET_PDEATHSIG = 1
+_TRITON_EXIT_TIMEOUT_S = 5
+_SHARED_MEMORY = Path("/dev/shm")
+# What a stranger on the network has no business with. Health, metadata, inference and statistics stay open.
+_RESTRICTED_APIS = "model-repository,shared-memory,trace,logging"
+_KEY_HEADER = "trireme-control-key"
+
+
+class TritonProcess:
+    """Started by the constructor; `clean_up` must be called once it has ended."""
+
+    def __init__(self, triton: TritonSpec, repository: Path, installation: TritonInstallation, log: BinaryIO | None) -> None:
+        """Start the server.
+
+        Args:
+            log: where its output goes; None: where ours goes.
+        """
+        self.run_dir = Path(tempfile.mkdtemp(prefix="trireme-"))  # only its owner can enter it
+        self._shm_prefix = f"trireme_{os.getpid()}_{secrets.token_hex(4)}_"
+        self._control_key = secrets.token_urlsafe(24)
+        self._base_url = f"http://{_reachable(triton.host)}:{triton.http_port}"
+        self._process = subprocess.Popen(
+            self._command(triton, repository, installation),
+            env=installation.environment(run_dir_variable=RUN_DIR_VARIABLE, run_dir=self.run_dir),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C reaches us alone, and the group is killed as one
+            preexec_fn=_end_with_parent,
+        )
+
+    def _command(self, triton: TritonSpec, repository: Path, installation: TritonInstallation) -> list[str]:
+        restricted = f"{_RESTRICTED_APIS}:{_KEY_HEADER}={self._control_key}"
+        options = {
+            "model-repository": repository,
+            "model-control-mode": "explicit",
+            "load-model": "*",
+            "http-address": triton.host,
+            "http-port": triton.http_port,
+            "grpc-address": triton.host,
+            "grpc-port": triton.grpc_port,
+            "metrics-address": triton.host,
+            "metrics-port": triton.metrics_port,
+            "http-restricted-api": restricted,
+            "grpc-restricted-protocol": restricted,
+            "backend-config": f"python,shm-region-prefix-name={self._shm_prefix}",
+            "exit-timeout-secs": _TRITON_EXIT_TIMEOUT_S,
+        }
+        if installation.backend_directory is not None:
+            options["backend-directory"] = installation.backend_directory
+        return [str(installation.tritonserver), "--disable-auto-complete-config", *(f"--{name}={value}" for name, value in options.items())]
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def is_ready(self) -> bool:
+        """Whether the server and every model of it take requests."""
+        try:
+            with urllib.request.urlopen(f"{self._base_url}/v2/health/ready", timeout=2) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    def turn_unready(self) -> None:
+        """Make "ready" say no, for good, while everything goes on.
+
+        Triton has no call for that. But its readiness is strict: a model that could not be loaded makes the server unready,
+        and asking for one that has no backend costs milliseconds and touches no other model.
+
+        Raises:
+            Unavailable: the server does not answer.
+        """
+        field = [{"name": "none", "data_type": "TYPE_BOOL", "dims": [1]}]
+        config = json.dumps({"backend": "draining", "input": field, "output": field})
+        body = json.dumps({"parameters": {"config": config, "file:1/none": "bm9uZQ=="}}).encode()
+        request = urllib.request.Request(
+            f"{self._base_url}/v2/repository/models/draining/load", data=body, headers={_KEY_HEADER: self._control_key}
+        )
+        try:
+            urllib.request.urlopen(request, timeout=5).close()
+        except urllib.error.HTTPError as exc:
+            exc.close()  # the refusal that was asked for
+        except OSError as exc:
+            raise Unavailable(f"tritonserver does not answer: {exc}", reason="no_answer") from exc
+
+    def stop(self) -> None:
+        """SIGTERM, time to end, then SIGKILL to it and all its children."""
+        if self.exit_status is None:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_TRITON_EXIT_TIMEOUT_S + 5)
+        with contextlib.suppress(ProcessLookupError):  # all of it is gone
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def clean_up(self) -> None:
+        """Remove what a server leaves behind when it is killed: shared memory of its own, and the control folder."""
+        for region in _SHARED_MEMORY.glob(f"{self._shm_prefix}*"):
+            region.unlink(missing_ok=True)
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+
+
+def _end_with_parent() -> None:
+    # In the child: if we are killed, the server must not live on with nobody to drain it.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _reachable(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)

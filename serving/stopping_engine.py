@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stop strings for any engine: a wrapper that ends a generation with the token that completes one of its stop strings.
+
+Engines match token ids, and a stop string can be tokenized in many ways. So the text is followed here, in the engine's
+process, where a match stops the very next step. `postprocessing` follows the same text and cuts it at the same place.
+"""
+
+from serving.detokenization import StopStringWatch, TextDecoder
+from serving.engines.base import Engine, EngineStats, FinishReason, GenerationRequest, TokenChunk
+
+
+class StoppingEngine(Engine):
+    """Passes everything through; costs nothing for requests without stop strings."""
+
+    def __init__(self, engine: Engine, decoder: TextDecoder) -> None:
+        self._engine = engine
+        self._decoder = decoder
+        self._watches: dict[int, StopStringWatch] = {}
+        self.info = engine.info
+
+    def add(self, request: GenerationRequest) -> None:
+        self._engine.add(request)
+        if request.stop_strings:
+            self._watches[request.key] = StopStringWatch(self._decoder, request.stop_strings)
+
+    def cancel(self, key: int) -> None:
+        self._watches.pop(key, None)
+        self._engine.cancel(key)
+
+    def step(self) -> list[TokenChunk]:
+        chunks = self._engine.step()
+        return [self._cut(chunk) for chunk in chunks] if self._watches else chunks
+
+    def _cut(self, chunk: TokenChunk) -> TokenChunk:
+        watch = self._watches.get(chunk.key)
+        if watch is None:
+            return chunk
+        num_tokens = watch.tokens_until_stop(chunk.token_ids)
+        if num_tokens is not None:
+            if chunk.finish_reason is None:
+                self._engine.cancel(chunk.key)
+            chunk = TokenChunk(chunk.key, chunk.token_ids[:num_tokens], FinishReason.STOP_STRING)
+        if chunk.finish_reason is not None or chunk.error is not None:
+            del self._watches[chunk.key]
+        return chunk
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    def close(self) -> None:
+        self._engine.close()

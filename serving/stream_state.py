@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the three steps of the ensemble tell each other about one stream, beside the contract's tensors.
+
+Triton gives the steps behind a decoupled model no input but that model's own outputs, and a client's request id may be
+empty or used twice. So `preprocessing` names each stream, the engine step carries the name through, and `postprocessing`
+keeps its text under that name. Both tensors are MessagePack in ``[1, n] uint8``.
+"""
+
+import itertools
+import secrets
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+
+class StreamContext(msgspec.Struct, frozen=True, array_like=True):
+    """preprocessing -> tensorrt_llm, once for a request (`stream_context`)."""
+
+    key: int
+    stop_strings: tuple[str, ...] = ()
+
+
+class StreamState(msgspec.Struct, frozen=True, array_like=True):
+    """tensorrt_llm -> postprocessing, with every chunk (`stream_state`)."""
+
+    key: int
+    is_final: bool
+    # With the first chunk only.
+    stop_strings: tuple[str, ...] = ()
+    # So many tokens at the start of this chunk are the prompt: text that no stop string is looked for in.
+    num_prompt_tokens: int = 0
+    # Streams that ended with an error: postprocessing will see no more of them and forgets their text.
+    lost_keys: tuple[int, ...] = ()
+
+
+# Unique among the streams of every preprocessing process that may feed one detokenizer.
+_keys = itertools.count(secrets.randbits(62))
+
+
+def new_stream_key() -> int:
+    """A name for a stream, used once."""
+    return next(_keys)
+
+
+def pack(value: StreamContext | StreamState) -> npt.NDArray[np.generic]:
+    """``[1, n] uint8``."""
+    return np.frombuffer(msgspec.msgpack.encode(value), dtype=np.uint8)[np.newaxis]
+
+
+context_decoder = msgspec.msgpack.Decoder(StreamContext)
+state_decoder = msgspec.msgpack.Decoder(StreamState)

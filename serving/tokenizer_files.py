@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a Hugging Face tokenizer folder: `tokenizer.json` and the ids of its end and padding tokens."""
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer  # type: ignore[import-untyped]
+
+from ensemble_configs.errors import SpecError
+
+_NEXT_STEP = "save the model's tokenizer there with AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Read `tokenizer.json`; nothing else in the folder changes what it does.
+
+    Truncation and padding that were saved with it are switched off: they would silently cut prompts or fill them up.
+
+    Raises:
+        SpecError: no such folder or file, or not a tokenizer.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        missing = "has no tokenizer.json" if folder.is_dir() else "does not exist"
+        raise SpecError(f"the tokenizer folder {folder} {missing}; {_NEXT_STEP}", field="tokenizer.dir", file=path)
+    try:
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as exc:  # tokenizers raises nothing narrower
+        reason = " ".join(str(exc).split())
+        raise SpecError(f"{path} is no tokenizer ({reason}); {_NEXT_STEP}", field="tokenizer.dir", file=path) from exc
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def find_token_id(folder: Path, tokenizer: Tokenizer, name: str) -> int | None:
+    """The id of the token that plays a role, `name` being ``eos_token`` or ``pad_token``; None where no file says.
+
+    The tokenizer's own configuration comes first (it knows the end of a turn), then the generation's, then the model's.
+    Of several end tokens this is the first.
+
+    Raises:
+        SpecError: a file is not JSON, or names a token that the tokenizer does not have.
+    """
+    token = _read_json(folder / "tokenizer_config.json").get(name)
+    content = token.get("content") if isinstance(token, dict) else token
+    if isinstance(content, str):
+        token_id: int | None = tokenizer.token_to_id(content)
+        if token_id is None:
+            raise SpecError(
+                f"{folder / 'tokenizer_config.json'}: {name} {content!r} is not in tokenizer.json; {_NEXT_STEP}",
+                field=name, value=content,
+            )
+        return token_id
+    for file in ("generation_config.json", "config.json"):
+        value = _read_json(folder / file).get(f"{name}_id")
+        first = value[0] if isinstance(value, list) and value else value
+        if isinstance(first, int):
+            return first
+    return None
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    """An optional file: no file is an empty one."""
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as exc:  # not UTF-8, or not JSON
+        raise SpecError(f"{path} is not JSON: {exc}; {_NEXT_STEP}", field="tokenizer.dir", file=path) from exc
+    if not isinstance(data, dict):
+        raise SpecError(f"{path} must hold a JSON object, but holds {type(data).__name__}; {_NEXT_STEP}", file=path)
+    return data

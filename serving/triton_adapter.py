@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every adapter needs of Triton: where its release lies, and the one wrapper that turns errors into Triton's.
+
+Each error fails one request, and none shows a traceback to a caller.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from ensemble_configs.errors import ServerError, ServingError
+
+_log = logging.getLogger("trireme.adapter")
+
+# By name: Triton completes `triton_python_backend_utils` only after it has imported the model.
+# It has no code for a deadline; the token in the text keeps the difference.
+_TRITON_CODES = {
+    "INVALID_ARG": "INVALID_ARG",
+    "INVALID_SPEC": "INVALID_ARG",
+    "UNAVAILABLE": "UNAVAILABLE",
+    "DEADLINE": "UNAVAILABLE",
+    "CANCELLED": "CANCELLED",
+}
+
+
+def triton_error(error: ServingError) -> Any:
+    """Triton's form of an error: our text, with its token, and the nearest code."""
+    code = _TRITON_CODES.get(error.code, "INTERNAL")
+    return pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, code))
+
+
+def error_response(error: ServingError) -> Any:
+    """A response that holds nothing but the error."""
+    return pb_utils.InferenceResponse(output_tensors=[], error=triton_error(error))
+
+
+def guarded(respond: Callable[[Any], Any], request: Any) -> Any:
+    """`respond(request)`, or the response that says why not."""
+    try:
+        return respond(request)
+    except ServingError as exc:
+        return error_response(exc)
+    except Exception:
+        _log.exception("unexpected error in request %r", request.request_id())
+        return error_response(ServerError("unexpected error; the server's log has the traceback"))
+
+
+def release_folder(args: Mapping[str, str]) -> Path:
+    """The version folder of the model that Triton initializes with `args`."""
+    return Path(args["model_repository"]) / args["model_version"]
+
+
+def final_flag() -> int:
+    """Marks the last response of a decoupled request."""
+    return int(pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

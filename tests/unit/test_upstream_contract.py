@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rendered configs keep upstream's contract: every tensor of it, with its type and shape, and nothing required beyond it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from ensemble_configs.deployment import load_deployment
+from ensemble_configs.model_configs import MODELS, render_configs
+from ensemble_configs.repository import DEFAULT_DEPLOYMENT, DEFAULT_REPOSITORY, render_repository
+from ensemble_configs.tensors import CLIENT_INPUTS, ENGINE_ONLY_INPUTS, PROMPT_TENSORS
+from serving.engines.base import SamplingParams
+from serving.requests import ResponseOptions
+
+CONTRACT = json.loads((Path(__file__).parent.parent / "data" / "upstream_contract.json").read_text())
+
+# Image and video input, refused by Triton by name: text only, for good.
+MULTIMODAL = {
+    "IMAGE_BYTES", "IMAGE_URL", "VIDEO_BYTES", "PIXEL_VALUES", "ASPECT_RATIO_IDS", "ASPECT_RATIO_MASK",
+    "CROSS_ATTENTION_MASK", "IMAGE_SIZES", "IS_VIDEO_INPUT", "ATTENTION_MASK", "IMAGE_GRID_THW", "VISION_INPUT_ID",
+}  # fmt: skip
+OURS = {"return_finish_reason", "finish_reason", "stream_context", "stream_state", "STREAM_CONTEXT", "STREAM_STATE"}
+OLD_NAMES = {"random_seed", "min_length", "return_kv_cache_reuse_stats"}
+# Upstream's placeholders, as upstream's own scripts fill them by default.
+PLACEHOLDERS = {"${logits_datatype}": "TYPE_FP32", "${encoder_input_features_data_type}": "TYPE_FP16"}
+
+
+def config(model: str) -> model_config_pb2.ModelConfig:
+    text = render_configs(load_deployment(DEFAULT_DEPLOYMENT), source="test")[model]
+    return text_format.Parse(text, model_config_pb2.ModelConfig())
+
+
+def types(tensors) -> dict[str, tuple[str, list[int]]]:
+    return {tensor.name: (model_config_pb2.DataType.Name(tensor.data_type), list(tensor.dims)) for tensor in tensors}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("direction", ["inputs", "outputs"])
+def test_every_tensor_of_upstream_is_there_with_its_type_and_shape(model, direction):
+    upstream = {
+        name: (PLACEHOLDERS.get(tensor["data_type"], tensor["data_type"]), tensor["dims"])
+        for name, tensor in CONTRACT[model][direction].items()
+        if name not in MULTIMODAL
+    }
+    ours = types(getattr(config(model), direction.removesuffix("s")))
+    assert {name: ours.get(name) for name in upstream} == upstream
+    assert set(ours) - set(upstream) <= OURS | OLD_NAMES
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_client_of_upstream_need_send_nothing_more(model):
+    required = {tensor.name for tensor in config(model).input if not tensor.optional}
+    assert required <= {name for name, tensor in CONTRACT[model]["inputs"].items() if not tensor["optional"]}
+
+
+def test_scalars_of_the_engine_step_are_reshaped_as_upstream_does():
+    reshaped = {tensor.name for tensor in config("tensorrt_llm").input if tensor.HasField("reshape")}
+    assert {"temperature", "runtime_top_p", "streaming", "input_lengths"} <= reshaped
+    assert "input_ids" not in reshaped
+
+
+def test_every_ensemble_tensor_is_produced_once_before_it_is_read():
+    scheduling = config("ensemble").ensemble_scheduling
+    known = {tensor.name for tensor in config("ensemble").input}
+    for step in scheduling.step:
+        assert set(step.input_map.values()) <= known
+        produced = set(step.output_map.values())
+        assert not produced & known
+        known |= produced
+    assert {tensor.name for tensor in config("ensemble").output} <= known
+
+
+def test_every_field_named_in_the_table_exists():
+    fields = {row.field for row in (*CLIENT_INPUTS, *PROMPT_TENSORS, *ENGINE_ONLY_INPUTS) if row.field}
+    assert fields <= set(SamplingParams.__struct_fields__) | set(ResponseOptions.__struct_fields__)
+
+
+def test_committed_model_repository_is_what_the_default_deployment_renders():
+    source = str(DEFAULT_DEPLOYMENT.relative_to(DEFAULT_REPOSITORY.parent))
+    rendered = render_repository(load_deployment(DEFAULT_DEPLOYMENT), root=DEFAULT_REPOSITORY, source=source)
+    committed = {path: (DEFAULT_REPOSITORY / path).read_text() for path in rendered}
+    assert committed == rendered, "run `make render` and commit the result"
+
+
+def test_nothing_in_the_repository_is_left_to_be_filled_in():
+    for path in DEFAULT_REPOSITORY.rglob("*"):
+        if path.is_file():
+            assert "${" not in path.read_text()
