@@ -1,14 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids to exact text, one stream at a time: joined, the deltas are what `Tokenizer.decode` makes of all ids at once.
+"""Token ids to exact text, stream by stream: the joined deltas are what `Tokenizer.decode` makes of all ids at once.
 
-What each token adds comes from the `tokenizers` library's decoder, tabulated when it is loaded (`serving.token_pieces`). The
-library's own incremental decoder, `DecodeStream`, is not used: it decodes again all that it holds back, never gives out
-what it holds at the end, and fails ("Invalid prefix") where a valid byte token is followed by an invalid one. FIGURES
+What each token adds comes from the `tokenizers` library's decoder, tabulated when it is loaded
+(`serving.token_pieces`); a stream keeps the bytes of one incomplete character. The library's own incremental decoder,
+`DecodeStream`, is not used: it decodes again all that it holds back, never gives out at the end what it holds, and
+fails ("Invalid prefix") where a valid byte token is followed by an invalid one. Million tokens/s on one core, one token
+at a time / in chunks of 16:
 
-One rule is ours. Where characters are spelled in byte tokens (`ByteFallback`: Llama 2, Gemma), the library turns a whole
-run of them into U+FFFD when any byte of it is invalid. What a stream has already shown it cannot take back: characters
-that were complete before the invalid byte stay, as in SentencePiece itself. Everything else is exact, and U+FFFD comes
-only where the full decode has it.
+                                              here          DecodeStream
+    byte-level, English                       2.6 / 15.7    1.0 / 2.9
+    byte-level, 4,000 bytes 0x80              2.4 / 17.3    0.003 / 0.06
+    Llama 2's decoder, English                2.5 / 6.2     0.6 / 1.3
+    Llama 2's decoder, Chinese in bytes       1.7 / 2.9     0.6 / 1.1
+    Llama 2's decoder, 4,000 bytes 0x80       2.8 / 7.2     0.002 / 0.03
+
+4,000 tokens, median of 9; a new stream takes 0.3 us. tokenizers 0.22.2, Python 3.11.7, shared 2-core Xeon, 2026-11-20.
+
+One rule is ours. Where characters are spelled in byte tokens (`ByteFallback`: Llama 2, Gemma), the library turns a
+whole run of them into U+FFFD when any byte of it is invalid. What a stream has shown it cannot take back: characters
+complete before the invalid byte stay, as in SentencePiece itself. Everything else is exact, and U+FFFD comes only where
+the full decode has it.
 """
 
 from abc import ABC, abstractmethod
@@ -49,7 +60,7 @@ class _ByteLevelStream(StreamingDetokenizer):
 
     def push(self, token_ids: Sequence[int]) -> str:
         data = self._incomplete + b"".join(map(self._bytes_of, token_ids))
-        # "replace" puts U+FFFD at the same places as Rust's from_utf8_lossy: one for each maximal subpart (Unicode 3.9).
+        # "replace" puts U+FFFD where Rust's from_utf8_lossy does: one for each maximal subpart (Unicode, section 3.9).
         text, num_used = utf_8_decode(data, "replace", False)
         self._incomplete = data[num_used:]
         return text

@@ -5,6 +5,7 @@ One message per engine step carries the new tokens of every request. MessagePack
 Unix socket pair; the end of the stream means that the other side is gone.
 """
 
+import contextlib
 import select
 import socket
 import struct
@@ -110,5 +111,8 @@ class Channel:
         return messages
 
     def close(self) -> None:
-        """Hang up; the other side sees the end of the stream."""
+        """Hang up; both sides see the end of the stream."""
+        with contextlib.suppress(OSError):
+            # close() alone would not reach a thread that waits in receive(), nor, while it waits, the other side.
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()

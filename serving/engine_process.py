@@ -16,7 +16,7 @@ from ensemble_configs.errors import RequestError, ServerError, ServingError
 from ensemble_configs.release import load_release
 from serving.detokenization import TextDecoder
 from serving.engine_messages import Broken, Cancel, Channel, ChannelClosed, Command, Ready, Step, Submit
-from serving.engines.base import Engine, TokenChunk
+from serving.engines.base import Engine, FinishReason, TokenChunk
 from serving.engines.providers import create_engine
 from serving.stopping_engine import StoppingEngine
 
@@ -29,14 +29,15 @@ def serve_engine(engine: Engine, channel: Channel) -> None:
     has_news = False  # idle steps of an engine that cleans up are not worth a message each
     while True:
         commands = channel.receive(is_blocking=not engine.has_work)
-        refusals = [chunk for command in commands if (chunk := _obey(engine, command)) is not None]
-        chunks = refusals + engine.step()
+        endings = [chunk for command in commands if (chunk := _obey(engine, command)) is not None]
+        chunks = endings + engine.step()
         if chunks or has_news or commands:
             channel.send(Step(chunks, engine.stats()))
         has_news = bool(chunks) or engine.has_work
 
 
 def _obey(engine: Engine, command: object) -> TokenChunk | None:
+    """Do as told; the last chunk of a request that was refused or cancelled."""
     match command:
         case Submit(request):
             try:
@@ -45,6 +46,7 @@ def _obey(engine: Engine, command: object) -> TokenChunk | None:
                 return TokenChunk(request.key, [], error=str(exc))
         case Cancel(key):
             engine.cancel(key)
+            return TokenChunk(key, [], FinishReason.CANCELLED)
         case _:
             raise AssertionError(f"not a command: {command!r}")
     return None

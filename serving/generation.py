@@ -25,24 +25,41 @@ from serving.engines.base import EngineInfo, EngineStats, FinishReason, Generati
 from serving.requests import DecodedRequest, RequestDecoder
 from serving.running_request import Reply, ReplySink, RunningRequest
 from serving.stop_strings import check_stop_strings
-from serving.stream_state import StreamContext, context_decoder
+from serving.stream_state import Census, StreamContext, context_decoder
 
 _log = logging.getLogger("trireme.generation")
 
+# A direct caller's departure is Triton's to tell, a message to the server for each request; an ensemble's takes a census.
 _CANCEL_CHECK_S = 0.04
+_CENSUS_S = 0.08
+
+
+_CLIENT_GONE = RequestCancelled("the client went away or cancelled the request")
 
 
 class GenerationService:
     """Runs the requests of one release on its engine."""
 
-    def __init__(self, release: ReleaseSpec, release_dir: Path, *, on_stats: Callable[[EngineStats], None]) -> None:
+    def __init__(
+        self,
+        release: ReleaseSpec,
+        release_dir: Path,
+        *,
+        on_stats: Callable[[EngineStats], None],
+        take_census: Callable[[Census], Iterable[int]],
+    ) -> None:
         """Load the engine; returns when it is ready.
+
+        Args:
+            on_stats: called after every step.
+            take_census: which of the ensemble's streams nobody reads, told by postprocessing.
 
         Raises:
             ServingError: it cannot be loaded.
         """
         self._release = release
         self._on_stats = on_stats
+        self._take_census = take_census
         self._text = TextDecoder.from_spec(release.tokenizer)
         self._running: dict[int, RunningRequest] = {}
         self._lock = threading.Lock()  # of _running: both ends of a request's life
@@ -52,7 +69,8 @@ class GenerationService:
         self._engine = EngineClient(release_dir, on_steps=self._take_steps, on_death=self._fail_all)
         self.info: EngineInfo = self._engine.start()
         self._decoder = RequestDecoder(self.info)
-        threading.Thread(target=self._watch_cancellation, name="cancellation", daemon=True).start()
+        for watch, period_s in ((self._cancel_abandoned, _CANCEL_CHECK_S), (self._cancel_unread, _CENSUS_S)):
+            threading.Thread(target=_repeat, args=(watch, period_s), name=watch.__name__, daemon=True).start()
 
     def start(self, tensors: Mapping[str, npt.NDArray[np.generic]], sink: ReplySink, *, request_id: str = "") -> None:
         """Take one request; returns at once, the replies come through `sink`.
@@ -125,6 +143,7 @@ class GenerationService:
     def _cancel(self, running: Iterable[tuple[int, RunningRequest]], error: ServingError | None) -> None:
         for key, request in running:
             request.cancel_error = error
+            request.is_ending = True
             self._engine.cancel(key)
 
     def _pop(self, key: int) -> RunningRequest | None:
@@ -150,11 +169,10 @@ class GenerationService:
             elif chunk.finish_reason is FinishReason.CANCELLED and running.cancel_error is not None:
                 self._fail(running, running.cancel_error)
             else:
-                reply = running.reply_to(chunk, tuple(self._lost_streams) if running.context else ())
+                reply = running.reply_to(chunk)
                 if reply is not None:
                     running.sink.send(reply)
-                    if reply.stream_state is not None and reply.stream_state.lost_keys:
-                        self._lost_streams.clear()
+                    running.num_replies += 1
         except Exception:  # one client's broken pipe must not end the reader of all
             _log.exception("a reply could not be sent; its request is ended")
             if self._pop(chunk.key) is not None or not is_last:
@@ -172,11 +190,24 @@ class GenerationService:
         for running in lost:
             self._fail(running, error)
 
-    def _watch_cancellation(self) -> None:
-        while True:
-            time.sleep(_CANCEL_CHECK_S)
-            gone = [item for item in list(self._running.items()) if item[1].cancel_error is None and item[1].sink.is_cancelled()]
-            self._cancel(gone, RequestCancelled("the client went away or cancelled the request"))
+    # On threads of their own: whose client has gone?
+
+    def _cancel_abandoned(self) -> None:
+        direct = [(key, running) for key, running in list(self._running.items()) if running.context is None]
+        self._cancel([item for item in direct if not item[1].is_ending and item[1].sink.is_cancelled()], _CLIENT_GONE)
+
+    def _cancel_unread(self) -> None:
+        streams = {
+            running.context.key: (key, running)
+            for key, running in list(self._running.items())
+            if running.context is not None and running.num_replies and not running.is_ending
+        }
+        lost_keys = tuple(self._lost_streams)
+        if streams or lost_keys:
+            num_chunks = {key: running.num_replies for key, (_, running) in streams.items()}
+            unread = self._take_census(Census(num_chunks, lost_keys))
+            del self._lost_streams[: len(lost_keys)]
+            self._cancel([streams[key] for key in unread], _CLIENT_GONE)
 
 
 class EngineRefusal(ServerError):
@@ -186,6 +217,15 @@ class EngineRefusal(ServerError):
         super().__init__(text)
         self.args = (text,)
         self.code = text[1:].partition(" ")[0].rstrip("]")
+
+
+def _repeat(work: Callable[[], None], period_s: float) -> None:
+    while True:
+        time.sleep(period_s)
+        try:
+            work()
+        except Exception:  # one failure must not end the watch over all that follow
+            _log.exception("%s failed; it is tried again", work.__name__)
 
 
 def _context(decoded: DecodedRequest) -> StreamContext | None:

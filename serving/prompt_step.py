@@ -36,15 +36,16 @@ class PromptStep:
         Raises:
             RequestError: an unsupported input, an empty prompt, text that is not UTF-8, a bad stop string, a batch.
         """
-        for name, array in tensors.items():
+        for name in tensors:
             if name not in _SUPPORTED:
                 field = _CLIENT_NAMES[name]
                 raise RequestError(f"{field} is not supported; leave it out", field=field)
-            if array.shape[0] != 1:
-                raise RequestError(
-                    f"a batch of {array.shape[0]}; send one prompt in a request, they are batched in flight",
-                    field=_CLIENT_NAMES[name], value=array.shape[0],
-                )
+        batch = tensors["QUERY"].shape[0]
+        if batch != 1:
+            raise RequestError(
+                f"text_input has a batch of {batch}; send one prompt in a request, they are batched in flight",
+                field="text_input", value=batch,
+            )
         input_ids = self._tokenizer.encode_bytes(tensors["QUERY"].item())
         stop_words = tensors.get("STOP_WORDS_DICT")
         strings = () if stop_words is None else check_stop_strings(stop_words[0])

@@ -47,16 +47,12 @@ class RunningRequest:
     is_prompt_echoed: bool
     # How a cancelled request fails; None: it ends well, with what it has.
     cancel_error: ServingError | None = None
+    is_ending: bool = False  # the engine has been asked to stop it
+    num_replies: int = 0
     _held_ids: list[int] = field(default_factory=list)  # until the end, when not streaming
-    _is_first: bool = True
 
-    def reply_to(self, chunk: TokenChunk, lost_keys: tuple[int, ...]) -> Reply | None:
-        """The reply that a chunk makes, if it makes one.
-
-        Args:
-            chunk: new tokens, without an error.
-            lost_keys: passed on to postprocessing; see `StreamState`.
-        """
+    def reply_to(self, chunk: TokenChunk) -> Reply | None:
+        """The reply that a chunk without an error makes, if it makes one."""
         options, is_final = self.options, chunk.finish_reason is not None
         token_ids = chunk.token_ids
         if not options.is_streaming:
@@ -71,18 +67,16 @@ class RunningRequest:
             num_input_tokens=len(options.input_ids) if options.return_num_input_tokens else None,
             num_output_tokens=len(token_ids) if options.return_num_output_tokens else None,
             finish_reason=chunk.finish_reason if options.return_finish_reason else None,
-            stream_state=self._stream_state(is_final, len(prompt), lost_keys),
+            stream_state=self._stream_state(is_final, len(prompt)),
         )
-        self._is_first = False
         return reply
 
-    def _stream_state(self, is_final: bool, num_prompt_tokens: int, lost_keys: tuple[int, ...]) -> StreamState | None:
+    def _stream_state(self, is_final: bool, num_prompt_tokens: int) -> StreamState | None:
         if self.context is None:
             return None
         return StreamState(
             key=self.context.key,
             is_final=is_final,
-            stop_strings=self.context.stop_strings if self._is_first else (),
+            stop_strings=self.context.stop_strings if self.num_replies == 0 else (),
             num_prompt_tokens=num_prompt_tokens,
-            lost_keys=lost_keys,
         )

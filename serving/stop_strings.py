@@ -25,13 +25,17 @@ def check_stop_strings(given: Iterable[bytes | str]) -> tuple[str, ...]:
     if len(strings) > MAX_STOP_STRINGS:
         raise RequestError(
             f"stop_words has {len(strings)} strings; send at most {MAX_STOP_STRINGS}",
-            field=_FIELD, value=len(strings), max=MAX_STOP_STRINGS,
+            field=_FIELD,
+            value=len(strings),
+            max=MAX_STOP_STRINGS,
         )
     for index, string in enumerate(strings):
         if len(string) > MAX_STOP_STRING_CHARS:
             raise RequestError(
                 f"stop_words[{index}] has {len(string)} characters; send at most {MAX_STOP_STRING_CHARS}",
-                field=_FIELD, value=len(string), max=MAX_STOP_STRING_CHARS,
+                field=_FIELD,
+                value=len(string),
+                max=MAX_STOP_STRING_CHARS,
             )
     return strings
 

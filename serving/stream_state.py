@@ -21,7 +21,7 @@ class StreamContext(msgspec.Struct, frozen=True, array_like=True):
     stop_strings: tuple[str, ...] = ()
 
 
-class StreamState(msgspec.Struct, frozen=True, array_like=True):
+class StreamState(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """tensorrt_llm -> postprocessing, with every chunk (`stream_state`)."""
 
     key: int
@@ -30,6 +30,16 @@ class StreamState(msgspec.Struct, frozen=True, array_like=True):
     stop_strings: tuple[str, ...] = ()
     # So many tokens at the start of this chunk are the prompt: text that no stop string is looked for in.
     num_prompt_tokens: int = 0
+
+
+class Census(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """tensorrt_llm -> postprocessing, by a call of its own: how many chunks each stream has been sent.
+
+    Triton tells only the step behind the engine that the client of an ensemble has gone, and it does so by throwing its
+    chunks away before they get there. This call queues behind them: a stream that has fewer chunks by then is not read.
+    """
+
+    num_chunks: dict[int, int]
     # Streams that ended with an error: postprocessing will see no more of them and forgets their text.
     lost_keys: tuple[int, ...] = ()
 
@@ -43,10 +53,11 @@ def new_stream_key() -> int:
     return next(_keys)
 
 
-def pack(value: StreamContext | StreamState) -> npt.NDArray[np.generic]:
+def pack(value: StreamContext | StreamState | Census) -> npt.NDArray[np.generic]:
     """``[1, n] uint8``."""
     return np.frombuffer(msgspec.msgpack.encode(value), dtype=np.uint8)[np.newaxis]
 
 
 context_decoder = msgspec.msgpack.Decoder(StreamContext)
-state_decoder = msgspec.msgpack.Decoder(StreamState)
+state_decoder: msgspec.msgpack.Decoder[StreamState | Census] = msgspec.msgpack.Decoder(StreamState | Census)
+keys_decoder = msgspec.msgpack.Decoder(list[int])

@@ -95,9 +95,10 @@ def _text_pieces(steps: list[dict[str, object]], tokens: dict[int, str]) -> Text
     strip = steps[-1] if match and match[4] else {"content": " ", "start": 0, "stop": 0}
     if not names or match is None or strip["stop"]:
         raise SpecError(
-            f"the decoder of tokenizer.json is {names.strip() or 'missing'}, which cannot be streamed exactly; use a "
-            "tokenizer with the decoder ByteLevel, Metaspace, WordPiece, or Replace, ByteFallback, Fuse, Strip (at the start)",
-            field="tokenizer.dir", decoder=names.strip() or "none",
+            f"the decoder of tokenizer.json is {names.strip() or 'missing'}, which cannot be streamed exactly; take "
+            "one whose decoder is ByteLevel, Metaspace, WordPiece, or Replace ByteFallback Fuse Strip (start only)",
+            field="tokenizer.dir",
+            decoder=names.strip() or "none",
         )
     decoder = decoders.Fuse()
     per_token = steps[: len(match[1].split())]

@@ -18,7 +18,7 @@ class PromptTokenizer:
     """Shared by all requests and threads; encoding runs without the GIL.
 
     The text of a special token in a prompt ("<|eos|>") becomes that token, as it does upstream: clients that apply a
-    chat template themselves depend on it. Whoever puts a stranger's text into a template must take them out of it first.
+    chat template themselves depend on it. Whoever puts a stranger's text into a template must take such text out first.
     """
 
     def __init__(

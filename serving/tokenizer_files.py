@@ -49,7 +49,8 @@ def find_token_id(folder: Path, tokenizer: Tokenizer, name: str) -> int | None:
         if token_id is None:
             raise SpecError(
                 f"{folder / 'tokenizer_config.json'}: {name} {content!r} is not in tokenizer.json; {_NEXT_STEP}",
-                field=name, value=content,
+                field=name,
+                value=content,
             )
         return token_id
     for file in ("generation_config.json", "config.json"):

@@ -4,7 +4,6 @@
 import triton_python_backend_utils as pb_utils
 
 from serving.lifeline import Lifeline
-from serving.stop_request import send_stop_request
 from serving.text_step import TextStep
 from serving.triton_adapter import guarded, release_folder
 
@@ -13,7 +12,7 @@ class TritonPythonModel:
     """One request for each chunk of a stream, one response each, in order."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        self.step = TextStep.from_release(release_folder(args), stop_stream=send_stop_request)
+        self.step = TextStep.from_release(release_folder(args))
         self.lifeline = Lifeline(args, {"status": lambda: {"num_streams": self.step.num_streams}})
 
     def execute(self, requests: list) -> list:
@@ -21,8 +20,7 @@ class TritonPythonModel:
 
     def _respond(self, request):
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        texts = self.step.texts(tensors, is_cancelled=request.is_cancelled)  # [beams] bytes
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", texts)])
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", self.step.respond(tensors))])
 
     def finalize(self) -> None:
         self.lifeline.close()

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme generate`: one prompt to a running server, its text on standard output as it is made."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Annotated
+
+import msgspec
+import typer
+
+from clients.latency import Arrival, MetricUndefined, RequestRecord, e2e_ms, tpot_ms, ttft_ms
+from clients.streaming import GenerateChunk, GenerateRequest, TritonClient
+from ensemble_configs.errors import RequestError, ServingError
+
+
+class GenerateReport(msgspec.Struct, frozen=True):
+    """What `--json` prints; null where the server does not say or the metric is undefined."""
+
+    text: str
+    finish_reason: str | None
+    num_input_tokens: int | None
+    num_output_tokens: int | None
+    ttft_ms: float | None
+    tpot_ms: float | None
+    e2e_ms: float | None
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input, less one newline at its end.")],
+    *,
+    url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")] = "localhost:8001",
+    model: Annotated[str, typer.Option(help="The model to ask.")] = "ensemble",
+    max_tokens: Annotated[int, typer.Option(help="Tokens to make at most.")] = 128,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Sample at this temperature; with neither --top-p nor --top-k it sends top_p=1.0 as well."),
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this probability.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this many likeliest tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Sample the same text again.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given again.")] = None,
+    timeout_s: Annotated[float | None, typer.Option(help="Give up after this many seconds.")] = None,
+    is_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
+) -> None:
+    """Ask a running server for text, shown as it is made.
+
+    Without --temperature, --top-p or --top-k the answer is greedy: always the likeliest token. Ctrl-C, or a reader
+    that goes away, cancels the request on the server.
+
+    \b
+    Examples:
+      trireme generate "Once upon a time" --max-tokens 64
+      trireme generate "A haiku:" --temperature 0.8 --seed 7 --stop END
+      trireme generate - --json < prompt.txt
+
+    \b
+    Exit codes: 0 done; 1 the server failed; 2 the request is wrong or no server answers; 130 Ctrl-C.
+    """
+    is_unbounded = temperature is not None and top_p is None and top_k is None
+    request = GenerateRequest(
+        text_input=_read_stdin() if prompt == "-" else prompt,
+        max_tokens=max_tokens,
+        stream=True,
+        exclude_input_in_output=True,
+        stop_words=tuple(stop or ()),
+        temperature=temperature,
+        top_k=top_k,
+        top_p=1.0 if is_unbounded else top_p,  # the contract's default is greedy, whatever the temperature
+        seed=seed,
+        return_num_input_tokens=True,
+        return_num_output_tokens=True,
+        return_finish_reason=True,
+    )
+    with TritonClient(url) as client:
+        sent_ns = time.monotonic_ns()
+        with contextlib.closing(client.generate(request, model=model, timeout_s=timeout_s)) as chunks:
+            if is_json:
+                _write(msgspec.json.encode(measure(chunks, sent_ns=sent_ns)).decode() + "\n")
+            elif _show(chunks) == "length" and sys.stderr.isatty():
+                typer.secho(f"(cut at the token limit: --max-tokens {max_tokens}, or the model's)", err=True, dim=True)
+
+
+def measure(chunks: Iterable[GenerateChunk], *, sent_ns: int) -> GenerateReport:
+    """Read a stream to its end; `sent_ns` is the monotonic clock when the request was sent."""
+    received = list(chunks)
+    counts = [chunk.num_output_tokens for chunk in received if chunk.num_output_tokens is not None]
+    arrivals = (Arrival(chunk.received_ns, chunk.num_output_tokens or 0) for chunk in received)
+    record = RequestRecord(sent_ns, tuple(arrivals))
+    return GenerateReport(
+        text="".join(chunk.text for chunk in received),
+        finish_reason=next((chunk.finish_reason for chunk in reversed(received) if chunk.finish_reason), None),
+        num_input_tokens=next((n for chunk in received if (n := chunk.num_input_tokens) is not None), None),
+        num_output_tokens=sum(counts) if counts else None,
+        ttft_ms=_defined(ttft_ms, record),
+        tpot_ms=_defined(tpot_ms, record),
+        e2e_ms=_defined(e2e_ms, record),
+    )
+
+
+def _defined(metric: Callable[[RequestRecord], float], record: RequestRecord) -> float | None:
+    try:
+        return round(metric(record), 3)
+    except MetricUndefined:
+        return None
+
+
+def _show(chunks: Iterable[GenerateChunk]) -> str | None:
+    """Write the text as it comes; returns the finish reason."""
+    finish_reason, is_line_open = None, False
+    try:
+        for chunk in chunks:
+            _write(chunk.text)
+            is_line_open = is_line_open or bool(chunk.text)
+            finish_reason = chunk.finish_reason or finish_reason
+    except (ServingError, KeyboardInterrupt):
+        _write("\n" if is_line_open else "")  # what is said about it starts on a line of its own
+        raise
+    _write("\n")
+    return finish_reason
+
+
+def _write(text: str) -> None:
+    # Bytes, as the text must come out exact whatever the terminal's encoding.
+    sys.stdout.buffer.write(text.encode())
+    sys.stdout.buffer.flush()
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError as exc:
+        raise RequestError("the prompt on standard input must be UTF-8", field="text_input") from exc

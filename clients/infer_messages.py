@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A generate request and its chunks, as typed data and as KServe messages; calls and errors are `clients.streaming`'s.
+
+The one place that knows the tensor encoding. tritonclient has no types, so its messages are typed here.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from tritonclient.grpc import service_pb2
+
+from ensemble_configs.errors import RequestError, ServerError
+from ensemble_configs.tensors import BOOL, FP32, INT32, INT64, STRING, UINT64, Tensor, inputs_of
+
+# tritonclient's generated messages: `Any` ends here and in the two functions that are given one.
+InferRequest = Any
+StreamResponse = Any
+
+_FORMATS = {BOOL: "<?", INT32: "<i", INT64: "<q", UINT64: "<Q", FP32: "<f"}
+_FINAL = "triton_final_response"
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The inputs of the ensemble by their tensor names; None is not sent, and the server's default holds."""
+
+    text_input: str
+    max_tokens: int
+    stream: bool | None = None
+    exclude_input_in_output: bool | None = None
+    stop_words: tuple[str, ...] | None = None
+    end_id: int | None = None
+    pad_id: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    min_tokens: int | None = None
+    return_num_input_tokens: bool | None = None
+    return_num_output_tokens: bool | None = None
+    return_finish_reason: bool | None = None
+
+
+class GenerateChunk(msgspec.Struct, frozen=True, gc=False):
+    """One response of a stream. What was not asked for, or is not in this chunk, is None."""
+
+    text: str  # what is new since the last chunk; may be empty
+    finish_reason: str | None
+    num_input_tokens: int | None
+    num_output_tokens: int | None  # of this chunk
+    is_final: bool
+    received_ns: int  # monotonic clock
+
+
+_ROWS = tuple((name, row) for name, row in inputs_of("ensemble") if name in GenerateRequest.__struct_fields__)
+
+
+def encode_request(request: GenerateRequest, *, model: str, model_version: str, request_id: str) -> InferRequest:
+    """The request as one message, shapes ``[1, n]``.
+
+    Raises:
+        RequestError: a value that its tensor cannot hold, by its name.
+    """
+    message = service_pb2.ModelInferRequest(model_name=model, model_version=model_version, id=request_id)
+    # A model may send its final flag in a response of its own; without this it would not reach us.
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    for name, row in _ROWS:
+        value = getattr(request, name)
+        values = value if isinstance(value, tuple) else (value,)
+        if value is None or not values:
+            continue
+        message.inputs.add(name=name, datatype=_datatype(row), shape=[1, len(values)])
+        message.raw_input_contents.append(_encode_values(name, row, values))
+    return message
+
+
+def _datatype(row: Tensor) -> str:
+    return "BYTES" if row.data_type == STRING else row.data_type.removeprefix("TYPE_")
+
+
+def _encode_values(name: str, row: Tensor, values: Sequence[object]) -> bytes:
+    try:
+        return b"".join(_encode_value(row, value) for value in values)
+    except UnicodeEncodeError as exc:
+        raise RequestError(f"{name} must be text that UTF-8 can hold; it has a lone surrogate", field=name) from exc
+    except (struct.error, OverflowError, TypeError) as exc:
+        shown = values[0] if len(values) == 1 else values
+        raise RequestError(f"{name} must fit {_datatype(row)}, got {shown!r}", field=name, value=shown) from exc
+
+
+def _encode_value(row: Tensor, value: object) -> bytes:
+    if row.data_type == STRING:
+        if not isinstance(value, str):
+            raise TypeError(value)
+        data = value.encode()
+        return struct.pack("<I", len(data)) + data
+    if isinstance(value, bool) != (row.data_type == BOOL):  # struct takes True for 1, and anything for True
+        raise TypeError(value)
+    return struct.pack(_FORMATS[row.data_type], value)
+
+
+def is_final_response(message: StreamResponse) -> bool:
+    """Whether nothing follows; may be told by a response that has nothing else."""
+    return bool(message.infer_response.parameters[_FINAL].bool_param)
+
+
+def decode_chunk(message: StreamResponse, *, is_final: bool, received_ns: int) -> GenerateChunk | None:
+    """One response as a chunk; None where it has no outputs.
+
+    Raises:
+        ServerError: outputs that are not what the contract says.
+    """
+    response = message.infer_response
+    if not response.outputs:
+        return None
+    names = [output.name for output in response.outputs]
+    try:
+        raw: dict[str, bytes] = dict(zip(names, response.raw_output_contents, strict=True))
+        return GenerateChunk(
+            text=_text(raw.get("text_output")) or "",
+            finish_reason=_text(raw.get("finish_reason")),
+            num_input_tokens=_count(raw.get("num_input_tokens")),
+            num_output_tokens=_count(raw.get("num_output_tokens")),
+            is_final=is_final,
+            received_ns=received_ns,
+        )
+    except ValueError as exc:
+        raise ServerError(f"the server sent a response that is not of the serving contract: {exc}") from exc
+
+
+def _text(raw: bytes | None) -> str | None:
+    if raw is None:
+        return None
+    # Each element is its length, 4 bytes, and its text. An empty tensor is what a stub with numpy 2 sends.
+    if len(raw) < 4 or int.from_bytes(raw[:4], "little") != len(raw) - 4:
+        raise ValueError(f"a text tensor of {len(raw)} bytes does not hold exactly one text")
+    return raw[4:].decode()
+
+
+def _count(raw: bytes | None) -> int | None:
+    if raw is None:
+        return None
+    if len(raw) != 4:
+        raise ValueError(f"a count tensor has {len(raw)} bytes instead of 4")
+    return int.from_bytes(raw, "little", signed=True)

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From inside Triton: the engine step asks `postprocessing` which streams are not read any more; see `Census`."""
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from ensemble_configs.errors import ServerError
+from serving.stream_state import Census, keys_decoder, pack
+
+
+def take_census(census: Census) -> list[int]:
+    """The keys of streams that did not get the chunks that were sent to them; waits for the chunks in between.
+
+    Raises:
+        ServerError: postprocessing does not answer.
+    """
+    one = np.ones((1, 1), dtype=np.int32)
+    inputs = {"TOKENS_BATCH": one[np.newaxis], "SEQUENCE_LENGTH": one, "STREAM_STATE": pack(census)}
+    request = pb_utils.InferenceRequest(
+        model_name="postprocessing",
+        requested_output_names=["OUTPUT"],
+        inputs=[pb_utils.Tensor(*named) for named in inputs.items()],
+    )
+    response = request.exec()
+    if response.has_error():
+        raise ServerError(f"no census of the streams: {response.error().message()}")
+    return keys_decoder.decode(pb_utils.get_output_tensor_by_name(response, "OUTPUT").as_numpy()[0])

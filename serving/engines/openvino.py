@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OpenVINO GenAI continuous batching behind the seam, on the CPU.
+
+OpenVINO batches, pages and preempts. This module maps requests and holds back those that do not fit yet, since OpenVINO
+2026.4 runs more than `max_num_seqs` at once, and when nothing can go on in a step it drops everything that runs.
+"""
+
+import contextlib
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ensemble_configs.deployment import OpenVinoEngineSpec
+from ensemble_configs.errors import SpecError, Unavailable
+from serving.engines.base import Engine, EngineInfo, EngineStats, GenerationRequest, SamplingParams, TokenChunk
+from serving.engines.model_folder import ModelFolder
+from serving.engines.openvino_pipeline import (
+    FINISH_REASONS,
+    IGNORED,
+    KV_BLOCK_TOKENS,
+    SUPPORTED,
+    Handle,
+    generation_config,
+    load_pipeline,
+    token_tensor,
+)
+from serving.engines.request_limits import refuse_unservable
+
+_MAX_DROPS = 8  # of the whole batch in a row, with no token in between; then its requests fail
+
+
+@dataclass(slots=True, eq=False)
+class _Generation:
+    """One request, waiting here or running in the pipeline."""
+
+    request: GenerationRequest
+    config: object
+    output_ids: list[int] = field(default_factory=list)
+    num_prefill_blocks: int = 0  # may still be taken by its prefill; none once a token has come
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of all its tokens so far."""
+        return -(-(len(self.request.input_ids) + len(self.output_ids)) // KV_BLOCK_TOKENS)
+
+
+class OpenVinoEngine(Engine):
+    """One `ContinuousBatchingPipeline`, driven step by step.
+
+    Not bit-exact across batch compositions: the same request may take another token in other company.
+    `stats` counts blocks as OpenVINO does: what prefix caching keeps for reuse is free.
+    """
+
+    def __init__(self, spec: OpenVinoEngineSpec, model: ModelFolder) -> None:
+        if spec.max_seq_len > model.max_position_embeddings:
+            raise SpecError(
+                f"engine.max_seq_len ({spec.max_seq_len}) > max_position_embeddings ({model.max_position_embeddings}) "
+                f"of {model.dir}; lower it",
+                field="engine.max_seq_len", value=spec.max_seq_len,
+            )
+        self._pipeline = load_pipeline(spec)
+        self._is_pipeline_empty = True
+        self._waiting: deque[_Generation] = deque()
+        self._running: dict[int, tuple[Handle, _Generation]] = {}
+        self._num_used_blocks = 0
+        self._num_steps = 0
+        self._num_drops = 0
+        self.info = EngineInfo(
+            provider=spec.provider, vocab_size=model.vocab_size, max_seq_len=spec.max_seq_len, end_ids=model.end_ids,
+            kv_block_tokens=KV_BLOCK_TOKENS, num_kv_blocks=spec.num_kv_blocks, max_num_seqs=spec.max_num_seqs,
+            supported=SUPPORTED,
+        )
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request; the first step with room for it hands it to the pipeline."""
+        refuse_unservable(request, self.info)
+        self._waiting.append(_Generation(request, self._config(request.sampling)))
+
+    def cancel(self, key: int) -> None:
+        """Stop a request; the next step frees its blocks, and the one after it shows that in `stats`."""
+        if running := self._running.pop(key, None):
+            running[0].cancel()
+        else:
+            self._waiting = deque(waiting for waiting in self._waiting if waiting.request.key != key)
+
+    def step(self) -> list[TokenChunk]:
+        """Run one iteration of the pipeline and read what it made."""
+        self._admit()
+        if self._is_pipeline_empty:
+            return []
+        self._pipeline.step()
+        self._num_steps += 1
+        chunks, dropped = self._read()
+        self._is_pipeline_empty = not self._pipeline.has_non_finished_requests()
+        self._num_used_blocks = 0 if self._is_pipeline_empty else self._measure_used_blocks()
+        if dropped:
+            chunks += self._retry(dropped)
+        assert not (self._running and self._is_pipeline_empty), "OpenVINO lost a request"
+        return chunks
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is waiting, running or being cleaned up."""
+        return bool(self._waiting) or not self._is_pipeline_empty
+
+    def stats(self) -> EngineStats:
+        """What the engine holds now; used blocks are those that the last step used, and none when there is no work."""
+        return EngineStats(
+            num_running=len(self._running), num_waiting=len(self._waiting), num_steps=self._num_steps,
+            num_used_kv_blocks=self._num_used_blocks, num_kv_blocks=self.info.num_kv_blocks,
+        )
+
+    def close(self) -> None:
+        """End what runs, so that OpenVINO does not complain about leaked blocks, and unload the model."""
+        for handle, _ in self._running.values():
+            handle.cancel()
+        self._running.clear()
+        self._waiting.clear()
+        with contextlib.suppress(RuntimeError):  # of a pipeline that is broken
+            self._pipeline.step()
+        del self._pipeline
+
+    def _config(self, sampling: SamplingParams) -> object:
+        return generation_config(sampling, end_ids=self.info.end_ids, vocab_size=self.info.vocab_size)
+
+    def _measure_used_blocks(self) -> int:
+        return round(self._pipeline.get_metrics().cache_usage * self.info.num_kv_blocks / 100)
+
+    def _admit(self) -> None:
+        while self._waiting and self._has_room_for(self._waiting[0]):
+            generation = self._waiting.popleft()
+            request = generation.request
+            tokens = token_tensor(request.input_ids + generation.output_ids)
+            handle = self._pipeline.add_request(request.key, tokens, generation.config)
+            generation.num_prefill_blocks = generation.num_blocks
+            self._running[request.key] = (handle, generation)
+            self._is_pipeline_empty = False
+
+    def _has_room_for(self, generation: _Generation) -> bool:
+        """Whether its prefill fits the KV cache beside all that has begun, with one more block for each of those.
+
+        Prefills that wait for each other's blocks would never end: OpenVINO preempts for decoding only, and prefix
+        caching gives a request the blocks that it shares as soon as it is added.
+        """
+        if not self._running:
+            return True
+        if len(self._running) == self.info.max_num_seqs:
+            return False
+        num_promised = sum(running.num_prefill_blocks + 1 for _, running in self._running.values())
+        return self._num_used_blocks + num_promised + generation.num_blocks <= self.info.num_kv_blocks
+
+    def _read(self) -> tuple[list[TokenChunk], list[_Generation]]:
+        """What the last step made, and which requests it dropped."""
+        chunks, dropped = [], []
+        for handle, generation in list(self._running.values()):
+            if not handle.can_read():
+                continue  # in prefill, or preempted
+            if chunk := self._read_chunk(handle, generation):
+                chunks.append(chunk)
+            elif handle.get_status() == IGNORED:
+                dropped.append(generation)
+        return chunks, dropped
+
+    def _read_chunk(self, handle: Handle, generation: _Generation) -> TokenChunk | None:
+        key = generation.request.key
+        for output in handle.read().values():
+            token_ids = output.generated_ids
+            finish_reason = FINISH_REASONS[output.finish_reason.value]
+            if finish_reason is not None:
+                del self._running[key]
+            elif not token_ids:
+                continue
+            generation.output_ids += token_ids
+            generation.num_prefill_blocks = self._num_drops = 0
+            return TokenChunk(key, token_ids, finish_reason)
+        return None
+
+    def _retry(self, dropped: list[_Generation]) -> list[TokenChunk]:
+        """Put dropped requests back to the front of the queue, to go on after their output so far.
+
+        OpenVINO ends all requests with IGNORED when none can go on. Each of ours would fit alone, so that is a matter
+        of company: a cancelled request still holds the blocks that another one needs now.
+        """
+        self._num_drops += 1
+        for generation in dropped:
+            del self._running[generation.request.key]
+        if self._num_drops > _MAX_DROPS:
+            error = str(Unavailable("the KV cache is full and gives no room; try again", reason="kv_cache"))
+            return [TokenChunk(generation.request.key, [], error=error) for generation in dropped]
+        for generation in reversed(dropped):
+            sampling, num_output_ids = generation.request.sampling, len(generation.output_ids)
+            rest = msgspec.structs.replace(
+                sampling,
+                max_tokens=sampling.max_tokens - num_output_ids,
+                min_tokens=max(0, sampling.min_tokens - num_output_ids),
+            )
+            generation.config = self._config(rest)
+            self._waiting.appendleft(generation)
+        return []

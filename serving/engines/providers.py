@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine providers, by the name that a deployment calls them; each is imported only when it is asked for."""
+
+import importlib.util
+
+from ensemble_configs.deployment import EngineSpec, OpenVinoEngineSpec, SimulatedEngineSpec
+from ensemble_configs.errors import SpecError
+from serving.engines.base import Engine
+from serving.engines.clock import Clock, WallClock
+from serving.engines.model_folder import load_model_folder
+
+# What `pip install "trireme[extra]"` brings, by the module that only this provider imports.
+_EXTRAS = {"openvino_genai": "serving"}
+
+
+def create_engine(spec: EngineSpec, *, clock: Clock | None = None) -> Engine:
+    """Load the engine of a deployment; takes seconds for a real one.
+
+    Args:
+        spec: names the provider.
+        clock: where a simulated engine spends its time; real time by default. A real engine takes its own time.
+
+    Raises:
+        SpecError: the provider is not installed, or its model is not there or does not fit the spec.
+    """
+    if isinstance(spec, OpenVinoEngineSpec):
+        return _openvino(spec)
+    return _simulated(spec, clock or WallClock())
+
+
+def _openvino(spec: OpenVinoEngineSpec) -> Engine:
+    model = load_model_folder(spec.dir, weights="openvino_model.xml")
+    _require("openvino_genai", provider=spec.provider)
+    from serving.engines.openvino import OpenVinoEngine  # noqa: PLC0415
+
+    return OpenVinoEngine(spec, model)
+
+
+def _simulated(spec: SimulatedEngineSpec, clock: Clock) -> Engine:
+    from serving.engines.simulated import SimulatedEngine  # noqa: PLC0415
+
+    return SimulatedEngine(spec, clock)
+
+
+def _require(module: str, *, provider: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        extra = _EXTRAS[module]
+        raise SpecError(
+            f"engine.provider {provider!r} needs {module}, which is not installed; pip install 'trireme[{extra}]'",
+            field="engine.provider", extra=extra,
+        )

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every engine refuses before it takes a request: what it does not honour, or could never finish.
+
+Ranges of single values are `serving.requests`' to check.
+"""
+
+import msgspec
+
+from ensemble_configs.errors import RequestError
+from serving.engines.base import EngineInfo, GenerationRequest, SamplingParams
+
+
+def refuse_unservable(request: GenerationRequest, info: EngineInfo) -> None:
+    """Check a request against what the engine is.
+
+    Raises:
+        RequestError: a sampling parameter that the engine does not honour, an empty prompt, or more tokens than a
+            sequence or the whole KV cache may hold.
+    """
+    _refuse_unsupported(request.sampling, info)
+    if not request.input_ids:
+        raise RequestError("input_ids is empty; send at least one token", field="input_ids")
+    _refuse_length(len(request.input_ids), request.sampling.max_tokens, info)
+
+
+def _refuse_unsupported(sampling: SamplingParams, info: EngineInfo) -> None:
+    unsupported = [name for name in sampling.__struct_fields__ if name not in info.supported]
+    if not unsupported:
+        return
+    defaults = {field.name: field.default for field in msgspec.structs.fields(sampling)}
+    for name in unsupported:
+        value = getattr(sampling, name)
+        if value != defaults[name]:
+            raise RequestError(
+                f"{name} ({value}) is not supported by the provider {info.provider!r}; leave it out",
+                field=name, value=value, provider=info.provider,
+            )
+
+
+def _refuse_length(num_prompt_tokens: int, max_tokens: int, info: EngineInfo) -> None:
+    wanted = f"{num_prompt_tokens} prompt tokens + max_tokens {max_tokens}"
+    num_tokens = num_prompt_tokens + max_tokens
+    if num_tokens > info.max_seq_len:
+        raise RequestError(
+            f"{wanted} > max_seq_len {info.max_seq_len}; shorten the prompt or ask for fewer tokens",
+            field="max_tokens", value=max_tokens, max_seq_len=info.max_seq_len,
+        )
+    num_kv_tokens = info.num_kv_blocks * info.kv_block_tokens
+    if num_tokens - 1 > num_kv_tokens:  # the last token is never fed back
+        raise RequestError(
+            f"{wanted} cannot fit the KV cache of {num_kv_tokens} tokens; ask for less or raise engine.num_kv_blocks",
+            field="max_tokens", value=max_tokens, num_kv_blocks=info.num_kv_blocks,
+        )

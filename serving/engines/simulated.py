@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine with no model: real in-flight batching over paged KV blocks, time by a formula, tokens by a rule.
+
+For tests of everything around an engine, and for capacity, overload and autoscaling without a GPU.
+"""
+
+import hashlib
+import itertools
+import random
+from array import array
+from collections.abc import Iterable, Iterator
+
+from ensemble_configs.deployment import SimulatedEngineSpec
+from ensemble_configs.errors import SpecError
+from serving.engines.base import (
+    Engine,
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    TokenChunk,
+)
+from serving.engines.clock import Clock, Pace
+from serving.engines.paged_batch import PagedBatch, PlannedStep, Sequence
+from serving.engines.request_limits import refuse_unservable
+
+# Tokenizers keep their special tokens here; the hash never yields one, so that every output has a text.
+NUM_RESERVED_IDS = 16
+
+
+class SimulatedEngine(Engine):
+    """Deterministic: a request's tokens depend on itself and the spec, never on its key or its company.
+
+    The model has no end token of its own (`info.end_ids` is empty): a request ends at `max_tokens`, or at the `end_id`
+    that it names. `hash` honours sampling in that every parameter changes the output; `echo` has nothing to sample.
+    """
+
+    def __init__(self, spec: SimulatedEngineSpec, clock: Clock) -> None:
+        if spec.vocab_size <= NUM_RESERVED_IDS:
+            raise SpecError(
+                f"engine.vocab_size ({spec.vocab_size}) must be above {NUM_RESERVED_IDS}", field="engine.vocab_size"
+            )
+        self._spec = spec
+        self._pace = Pace(clock)
+        self._seeds = random.Random(spec.seed)  # for requests that bring none
+        self._batch = PagedBatch(
+            max_num_seqs=spec.max_num_seqs, max_num_batched_tokens=spec.max_num_batched_tokens,
+            num_blocks=spec.num_kv_blocks, block_tokens=spec.kv_block_tokens,
+        )
+        self._sequences: dict[int, Sequence] = {}
+        self._num_steps = 0
+        self.info = EngineInfo(
+            provider=spec.provider, vocab_size=spec.vocab_size, max_seq_len=spec.max_seq_len, end_ids=(),
+            kv_block_tokens=spec.kv_block_tokens, num_kv_blocks=spec.num_kv_blocks, max_num_seqs=spec.max_num_seqs,
+            supported=frozenset(SamplingParams.__struct_fields__),
+        )
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request."""
+        refuse_unservable(request, self.info)
+        if not self._sequences:
+            self._pace.restart()
+        sampling, num_prompt_tokens = request.sampling, len(request.input_ids)
+        sequence = Sequence(
+            key=request.key,
+            num_tokens=num_prompt_tokens,
+            max_num_tokens=num_prompt_tokens + sampling.max_tokens,
+            min_num_tokens=num_prompt_tokens + sampling.min_tokens,
+            end_ids=frozenset(self.info.end_ids if sampling.end_id is None else (sampling.end_id,)),
+            tokens=self._output_of(request),
+        )
+        self._sequences[request.key] = sequence
+        self._batch.add(sequence)
+
+    def cancel(self, key: int) -> None:
+        """Stop a request; its blocks are free at once."""
+        if sequence := self._sequences.pop(key, None):
+            self._batch.remove(sequence)
+
+    def step(self) -> list[TokenChunk]:
+        """Run one iteration of the batch, which lasts as long as the spec says."""
+        if not self._sequences:
+            return []
+        step = self._batch.plan_step()
+        self._num_steps += 1
+        self._pace.spend_s(self._duration_s(step))
+        return [self._next_token(sequence) for sequence in itertools.chain(step.decoding, step.prefilled)]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is waiting or running."""
+        return bool(self._sequences)
+
+    def stats(self) -> EngineStats:
+        """What the engine holds now."""
+        batch = self._batch
+        return EngineStats(
+            num_running=len(batch.running), num_waiting=len(batch.waiting), num_steps=self._num_steps,
+            num_used_kv_blocks=batch.num_blocks - batch.num_free_blocks, num_kv_blocks=batch.num_blocks,
+        )
+
+    def _next_token(self, sequence: Sequence) -> TokenChunk:
+        token_id = next(sequence.tokens)
+        is_end = token_id in sequence.end_ids and sequence.num_tokens >= sequence.min_num_tokens
+        sequence.num_tokens += 1
+        if is_end:
+            return self._finish(sequence, token_id, FinishReason.STOP)
+        if sequence.num_tokens == sequence.max_num_tokens:
+            return self._finish(sequence, token_id, FinishReason.LENGTH)
+        return TokenChunk(sequence.key, [token_id])
+
+    def _finish(self, sequence: Sequence, token_id: int, reason: FinishReason) -> TokenChunk:
+        del self._sequences[sequence.key]
+        self._batch.remove(sequence)
+        return TokenChunk(sequence.key, [token_id], reason)
+
+    def _duration_s(self, step: PlannedStep) -> float:
+        spec = self._spec
+        prefill_us = step.num_prefill_tokens * spec.prefill_us_per_token
+        decode_us = len(step.decoding) * spec.decode_us_per_seq
+        return spec.step_ms * 1e-3 + (prefill_us + decode_us) * 1e-6
+
+    def _output_of(self, request: GenerationRequest) -> Iterator[int]:
+        if self._spec.mode == "echo":
+            return itertools.cycle(request.input_ids)
+        sampling = request.sampling
+        how: tuple[float, ...] = (self._spec.seed,)
+        if not sampling.is_greedy:
+            seed = self._seeds.getrandbits(64) if sampling.seed is None else sampling.seed
+            how += (seed, sampling.temperature, sampling.top_k, sampling.top_p)
+        return hash_tokens(_digest(how, request.input_ids), self._spec.vocab_size)
+
+
+def hash_tokens(state: int, vocab_size: int) -> Iterator[int]:
+    """An endless sequence of token ids in [NUM_RESERVED_IDS, vocab_size), always the same for one 64-bit `state`.
+
+    Source: Knuth's MMIX generator, the upper bits.
+    """
+    num_ids = vocab_size - NUM_RESERVED_IDS
+    while True:
+        state = (state * 6364136223846793005 + 1442695040888963407) & 0xFFFF_FFFF_FFFF_FFFF
+        yield NUM_RESERVED_IDS + (state >> 33) % num_ids
+
+
+def _digest(how: tuple[float, ...], input_ids: Iterable[int]) -> int:
+    digest = hashlib.blake2b(repr(how).encode(), digest_size=8)
+    digest.update(array("q", input_ids))
+    return int.from_bytes(digest.digest(), "little")

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real servers for the tests of this folder: each is `trireme serve` itself, on ports of its own."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from running_server import RunningServer, deployment_text
+
+PROJECT = Path(__file__).resolve().parent.parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.triton)
+
+
+@pytest.fixture(scope="session")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The simulated engine, 5 ms a step, shared by all tests that leave it as it was."""
+    text = deployment_text("simulated", engine={"provider": "simulated", "step_ms": 5.0, "num_kv_blocks": 4096})
+    with RunningServer(text, tmp_path_factory.mktemp("simulated")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def openvino(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The demo model on OpenVINO, shared by all tests that leave it as it was."""
+    engine = {"provider": "openvino", "dir": str(PROJECT / "examples/demo_model/openvino/target")}
+    with RunningServer(deployment_text("openvino", engine=engine), tmp_path_factory.mktemp("openvino")) as server:
+        yield server
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
+    """Servers that a test may spoil: `start_server(engine=..., options=[...])`."""
+    started: list[RunningServer] = []
+
+    def start(*, engine: dict[str, object] | None = None, options: tuple[str, ...] = ()) -> RunningServer:
+        text = deployment_text("spoiled", engine=engine or {"provider": "simulated", "step_ms": 5.0})
+        server = RunningServer(text, tmp_path / str(len(started)), options=options)
+        started.append(server)
+        return server.__enter__()
+
+    yield start
+    for server in started:
+        server.kill()

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme serve` in a child process, and what a test asks of it."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Self
+
+import psutil
+import yaml
+
+PROJECT = Path(__file__).resolve().parent.parent.parent
+READY_S = 60.0
+
+
+def deployment_text(name: str, *, engine: dict[str, object]) -> str:
+    """A deployment file with the demo's tokenizer."""
+    tokenizer = {"dir": str(PROJECT / "examples/demo_model/target")}
+    return yaml.safe_dump({"name": name, "tokenizer": tokenizer, "engine": engine})
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on at this moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+class RunningServer:
+    """Ready when entered; stopped by SIGTERM when left."""
+
+    def __init__(self, deployment: str, folder: Path, *, options: tuple[str, ...] = ()) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
+        (folder / "deployment.yaml").write_text(deployment)
+        self._options = options
+        self.url = f"127.0.0.1:{self.grpc_port}"
+
+    def __enter__(self) -> Self:
+        ports = {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
+        self.log_path = self.folder / "serve.log"
+        self._log = self.log_path.open("wb")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "trireme", "serve", "--deployment", "deployment.yaml", "--verbose", *self._options]
+            + [argument for name, port in ports.items() for argument in (f"--{name}-port", str(port))],
+            cwd=self.folder,
+            stdout=self._log,
+            stderr=self._log,
+        )
+        deadline_s = time.monotonic() + READY_S
+        while not self.is_ready():
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < deadline_s, self.log()
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/v2/health/ready", timeout=5) as response:
+                return response.status == 200
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One sample of the metrics page, by name and some of its labels."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as response:
+            page = response.read().decode()
+        for line in page.splitlines():
+            match = re.fullmatch(r"(\w+)\{(.*)\} (\S+)", line)
+            if match and match[1] == name and all(f'{key}="{value}"' in match[2] for key, value in labels.items()):
+                return float(match[3])
+        raise AssertionError(f"no {name} with {labels} in\n{page}")
+
+    def used_kv_blocks(self) -> float:
+        return self.metric("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="used")
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def engine_process(self) -> psutil.Process:
+        [engine] = [p for p in self.descendants() if "serving.engine_process" in p.cmdline()]
+        return engine
+
+    def shared_memory(self) -> list[str]:
+        """The regions in /dev/shm that this server made."""
+        return [name for name in os.listdir("/dev/shm") if name.startswith(f"trireme_{self.process.pid}_")]
+
+    def interrupt(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def stop(self, timeout_s: float = 60.0) -> int:
+        """SIGTERM, and its exit status."""
+        if self.process.poll() is None:
+            self.interrupt()
+        status = self.process.wait(timeout_s)
+        self._log.close()
+        return status
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            for process in [*self.descendants(), self.process]:
+                process.kill()
+            self.process.wait()
+        self._log.close()

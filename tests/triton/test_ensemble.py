@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of the ensemble as clients of upstream see it, on the real server with the simulated engine."""
+
+import numpy as np
+import pytest
+from raw_calls import StreamFailed, engine_request, stream
+
+ASK = {"text_input": "What is the capital of France?", "max_tokens": 12, "exclude_input_in_output": True}
+
+
+def texts(server, **tensors) -> list[str]:
+    return [response["text_output"][0].decode() for response in stream(server.url, "ensemble", ASK | tensors)]
+
+
+def test_streamed_chunks_join_to_the_whole_response(simulated):
+    whole = texts(simulated, stream=False)
+    assert len(whole) == 1
+    assert len(whole[0]) > 12
+    streamed = texts(simulated, stream=True)
+    assert len(streamed) > 1
+    assert "".join(streamed) == whole[0]
+
+
+def test_a_whole_response_has_the_prompt_unless_it_is_excluded(simulated):
+    [whole] = texts(simulated, stream=False)
+    [echoed] = texts(simulated, stream=False, exclude_input_in_output=False)
+    assert echoed == ASK["text_input"] + whole
+    without_option = {key: value for key, value in ASK.items() if key != "exclude_input_in_output"}
+    [response] = stream(simulated.url, "ensemble", without_option)
+    assert response["text_output"][0].decode() == echoed
+
+
+def test_shapes_and_absent_outputs_are_upstreams(simulated):
+    asked = {"stream": True, "return_num_input_tokens": True, "return_num_output_tokens": True, "return_finish_reason": True}
+    responses = list(stream(simulated.url, "ensemble", ASK | asked))
+    assert all(response["text_output"].shape == (1,) for response in responses)
+    assert all(response["num_input_tokens"].shape == (1, 1) for response in responses)
+    assert sum(response["num_output_tokens"][0][0] for response in responses) == 12
+    assert [set(response) for response in stream(simulated.url, "ensemble", ASK)] == [{"text_output"}]
+    assert all("finish_reason" not in response for response in responses[:-1])
+    assert responses[-1]["finish_reason"] == np.array([[b"length"]])
+
+
+def test_a_stop_string_ends_the_text_before_itself_and_counts_to_its_last_token(simulated):
+    [whole] = texts(simulated)
+    stop = whole[10:14]
+    asked = {"stop_words": [stop], "return_finish_reason": True, "return_num_output_tokens": True}
+    for is_streaming in (True, False):
+        responses = list(stream(simulated.url, "ensemble", ASK | asked | {"stream": is_streaming}))
+        assert "".join(r["text_output"][0].decode() for r in responses) == whole[: whole.index(stop)]
+        assert responses[-1]["finish_reason"][0][0] == b"stop_string"
+        assert sum(r["num_output_tokens"][0][0] for r in responses) < 12
+
+
+def test_a_stop_string_in_an_echoed_prompt_does_not_cut_it(simulated):
+    [echoed] = texts(simulated, exclude_input_in_output=False, stop_words=["capital"])
+    assert echoed.startswith(ASK["text_input"])
+    assert len(echoed) > len(ASK["text_input"])
+
+
+def test_greedy_repeats_and_sampling_follows_its_seed(simulated):
+    assert texts(simulated) == texts(simulated)
+    first, again, other = (texts(simulated, top_p=0.9, seed=seed) for seed in (1, 1, 2))
+    assert first == again != other
+    assert texts(simulated, top_p=0.9, random_seed=1) == first  # the older name
+
+
+def test_the_engine_step_serves_direct_callers_in_token_ids(simulated):
+    request = engine_request([5, 6, 7], 6)
+    streamed = list(stream(simulated.url, "tensorrt_llm", request))
+    assert all(response["output_ids"].shape[:2] == (1, 1) for response in streamed)
+    ids = [int(i) for response in streamed for i in response["output_ids"][0][0]]
+    assert len(ids) == 6
+    [whole] = stream(simulated.url, "tensorrt_llm", request | {"streaming": False, "exclude_input_in_output": True})
+    assert whole["output_ids"][0][0].tolist() == ids
+    assert whole["sequence_length"].tolist() == [[6]]
+    assert set(whole) == {"output_ids", "sequence_length"}
+    [echoed] = stream(simulated.url, "tensorrt_llm", request | {"streaming": False})
+    assert echoed["output_ids"][0][0].tolist() == [5, 6, 7, *ids]
+
+
+def test_a_direct_callers_stop_words_are_token_ids_and_match_on_text(simulated):
+    request = engine_request([5, 6, 7], 30, streaming=False, exclude_input_in_output=True)
+    [whole] = stream(simulated.url, "tensorrt_llm", request)
+    ids = whole["output_ids"][0][0].tolist()
+    words = np.array([[[ids[9], ids[10]], [2, -1]]], dtype=np.int32)
+    [stopped] = stream(simulated.url, "tensorrt_llm", request | {"stop_words_list": words, "return_finish_reason": True})
+    assert stopped["finish_reason"][0][0] == b"stop_string"
+    assert stopped["output_ids"][0][0].tolist() == ids[:11]
+
+
+def test_tensor_values_survive_the_stub(simulated):
+    # numpy 2 in the stub's environment would send every tensor with no bytes, and no error.
+    [response] = stream(simulated.url, "preprocessing", {"QUERY": np.array([[b"hello"]], dtype=np.object_), "REQUEST_OUTPUT_LEN": np.array([[3]], dtype=np.int32)})
+    assert response["REQUEST_OUTPUT_LEN"].tolist() == [[3]]
+    assert response["INPUT_ID"].size == response["REQUEST_INPUT_LEN"].item() > 1
+
+
+BAD = {
+    "top_p above 1": ({"top_p": 1.5}, "[INVALID_ARG field=top_p value=1.5] top_p must be 0 to 1"),
+    "top_p below 0": ({"top_p": -0.1}, "[INVALID_ARG field=top_p value=-0.1]"),
+    "negative temperature": ({"temperature": -1.0}, "[INVALID_ARG field=temperature value=-1.0]"),
+    "temperature not a number": ({"temperature": float("nan")}, "[INVALID_ARG field=temperature value=nan]"),
+    "max_tokens 0": ({"max_tokens": 0}, "[INVALID_ARG field=max_tokens value=0]"),
+    "max_tokens negative": ({"max_tokens": -5}, "[INVALID_ARG field=max_tokens value=-5]"),
+    "max_tokens beyond the limit": ({"max_tokens": 2048}, "[INVALID_ARG field=max_tokens value=2048]"),
+    "negative top_k": ({"top_k": -1}, "[INVALID_ARG field=top_k value=-1]"),
+    "empty prompt": ({"text_input": ""}, "[INVALID_ARG field=text_input] text_input is empty"),
+    "prompt longer than the model": ({"text_input": "word " * 3000}, "[INVALID_ARG field=input_ids value="),
+    "invalid UTF-8": ({"text_input": b"\xff\xfe"}, "[INVALID_ARG field=text_input"),
+    "invalid UTF-8 in a stop string": ({"stop_words": [b"\xff"]}, "[INVALID_ARG field=stop_words"),
+    "too many stop strings": ({"stop_words": [str(i) for i in range(17)]}, "[INVALID_ARG field=stop_words value=17"),
+    "wrong type": ({"max_tokens": np.array([[5.0]], dtype=np.float32)}, "data-type is 'FP32'"),
+    "stop words that are numbers": ({"stop_words": np.array([[5]], dtype=np.int32)}, "data-type is 'INT32'"),
+    "wrong shape": ({"max_tokens": np.array([[5, 6]], dtype=np.int32)}, "unexpected shape for input 'max_tokens'"),
+    "a batch of prompts": ({"text_input": np.array([[b"a"], [b"b"]], dtype=np.object_), "max_tokens": np.array([[5], [5]], dtype=np.int32), "exclude_input_in_output": np.array([[True], [True]])}, "[INVALID_ARG field=text_input value=2]"),
+    "unsupported, read by preprocessing": ({"bad_words": ["x"]}, "[INVALID_ARG field=bad_words] bad_words is not supported"),
+    "unsupported, read by the engine step": ({"prompt_vocab_size": 3}, "[INVALID_ARG field=prompt_vocab_size value=3]"),
+    "only one value is supported": ({"beam_width": 4}, "[INVALID_ARG field=beam_width value=4] beam_width is not supported; only 1"),
+    "both names with different values": ({"seed": 1, "random_seed": 2}, "contradicts"),
+    "a tensor nobody knows": ({"colour": True}, "unexpected inference input 'colour'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_fails_alone_with_an_error_that_names_it(simulated, name):
+    tensors, error = BAD[name]
+    bystander = stream(simulated.url, "ensemble", ASK | {"stream": True})
+    first = next(bystander)["text_output"][0].decode()
+    with pytest.raises(StreamFailed) as failure:
+        list(stream(simulated.url, "ensemble", ASK | tensors))
+    assert error in str(failure.value)
+    assert "Traceback" not in str(failure.value)
+    assert first + "".join(r["text_output"][0].decode() for r in bystander) == texts(simulated)[0]
+
+
+def test_values_that_ask_for_nothing_are_accepted_as_upstreams_clients_send_them(simulated):
+    always_sent = {"beam_width": 1, "temperature": 1.0, "top_p": 0.0, "top_k": 0, "repetition_penalty": 1.0, "return_log_probs": False, "num_return_sequences": 1}
+    assert texts(simulated, **always_sent) == texts(simulated)

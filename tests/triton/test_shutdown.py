@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme serve` stops without losing an answer, and leaves nothing behind."""
+
+import asyncio
+import signal
+import time
+
+import psutil
+import pytest
+from raw_calls import StreamFailed, stream
+
+from clients.streaming import AsyncTritonClient, GenerateRequest
+from ensemble_configs.errors import Unavailable
+
+SLOW = {"provider": "simulated", "step_ms": 20.0}
+
+
+def request(max_tokens: int) -> GenerateRequest:
+    return GenerateRequest(
+        text_input="hello", max_tokens=max_tokens, stream=True, exclude_input_in_output=True,
+        return_num_output_tokens=True, return_finish_reason=True,
+    )  # fmt: skip
+
+
+async def interrupt_while_streaming(server, max_tokens: int, count: int, number: int) -> list[int | Exception]:
+    """`count` streams, a signal once each has its first token; tokens of each, or how it failed."""
+    async with AsyncTritonClient(server.url) as client:
+        have_first = asyncio.Barrier(count + 1)
+
+        async def read() -> int:
+            num_tokens, is_first = 0, True
+            async for chunk in client.generate(request(max_tokens)):
+                num_tokens += chunk.num_output_tokens or 0
+                if is_first:
+                    is_first = False
+                    await have_first.wait()
+            return num_tokens
+
+        readers = [asyncio.create_task(read()) for _ in range(count)]
+        await have_first.wait()
+        server.interrupt(number)
+        return await asyncio.gather(*readers, return_exceptions=True)
+
+
+def assert_nothing_left(processes: list[psutil.Process], server) -> None:
+    deadline_s = time.monotonic() + 5
+    while [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
+        assert time.monotonic() < deadline_s, "processes are left"
+        time.sleep(0.05)
+    assert server.shared_memory() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_16_running_ensemble_streams_are_finished_before_the_server_stops(start_server, number):
+    server = start_server(engine=SLOW)
+    processes = server.descendants()
+    assert len(processes) >= 5  # the server, three stubs, the engine
+    assert asyncio.run(interrupt_while_streaming(server, 120, 16, number)) == [120] * 16
+    assert server.stop() == 0
+    assert_nothing_left(processes, server)
+
+
+def test_a_stream_longer_than_the_timeout_is_ended_with_an_error_and_the_server_stops(start_server):
+    server = start_server(engine=SLOW, options=("--exit-timeout-s", "1"))
+    processes = server.descendants()
+    [outcome] = asyncio.run(interrupt_while_streaming(server, 2000, 1, signal.SIGTERM))
+    assert isinstance(outcome, Unavailable)
+    assert outcome.facts["reason"] == "shutdown"
+    assert server.stop() == 0
+    assert_nothing_left(processes, server)
+
+
+def test_while_it_drains_ready_says_no_and_new_requests_are_refused(start_server):
+    server = start_server(engine=SLOW)
+    running = stream(server.url, "ensemble", {"text_input": "hello", "max_tokens": 150, "stream": True})
+    next(running)
+    server.interrupt()
+    deadline_s = time.monotonic() + 2
+    while server.is_ready():
+        assert time.monotonic() < deadline_s
+    time.sleep(0.2)
+    with pytest.raises(StreamFailed, match=r"\[UNAVAILABLE reason=draining\]"):
+        list(stream(server.url, "ensemble", {"text_input": "hello", "max_tokens": 2}))
+    assert len(list(running)) > 50
+    assert server.stop() == 0
+
+
+def test_a_second_ctrl_c_does_not_wait_for_running_streams(start_server):
+    server = start_server(engine=SLOW, options=("--exit-timeout-s", "600"))
+    running = stream(server.url, "ensemble", {"text_input": "hello", "max_tokens": 2000, "stream": True})
+    next(running)
+    server.interrupt(signal.SIGINT)
+    time.sleep(0.5)
+    server.interrupt(signal.SIGINT)
+    with pytest.raises(StreamFailed, match="reason=shutdown"):
+        list(running)
+    assert server.stop() == 0
+
+
+def test_a_server_whose_stub_is_dead_is_stopped_all_the_same(start_server):
+    server = start_server(engine=SLOW)
+    processes = server.descendants()
+    for process in processes:
+        if process.name().startswith("triton_python"):
+            process.kill()
+    assert server.stop() == 0
+    assert_nothing_left(processes, server)
+
+
+def test_a_killed_parent_takes_the_server_with_it(start_server):
+    server = start_server(engine=SLOW)
+    processes = server.descendants()
+    server.process.kill()
+    server.process.wait()
+    deadline_s = time.monotonic() + 30
+    while [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
+        assert time.monotonic() < deadline_s, "processes are left"
+        time.sleep(0.1)
+
+
+def test_a_server_that_dies_is_reported(start_server):
+    server = start_server(engine=SLOW)
+    [triton] = [p for p in server.descendants() if p.name() == "tritonserver"]
+    triton.kill()
+    assert server.process.wait(20) == 1
+    assert "tritonserver ended" in server.log()
+    assert server.shared_memory() == []

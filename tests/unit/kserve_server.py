@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small real gRPC server that speaks Triton's wire (KServe v2) and plays a script to every request."""
+
+import struct
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any, Self
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+WAIT_S = 10.0  # a test that waits this long has failed
+
+HANG = object()  # send nothing until the client is gone
+DIE = object()  # break the connection
+
+# A response, an error text, a pause in seconds, an event to wait for, HANG or DIE. The stream ends after the last step.
+Step = Any
+
+
+def response(
+    text: str | None = None,
+    *,
+    num_output_tokens: int | None = None,
+    num_input_tokens: int | None = None,
+    finish_reason: str | None = None,
+    final: bool = False,
+) -> Step:
+    """One response, as Triton encodes it; what is None is absent from it."""
+    reply = service_pb2.ModelInferResponse()
+    reply.parameters["triton_final_response"].bool_param = final
+    for name, words, shape in (("text_output", text, [1]), ("finish_reason", finish_reason, [1, 1])):
+        if words is not None:
+            reply.outputs.add(name=name, datatype="BYTES", shape=shape)
+            reply.raw_output_contents.append(struct.pack("<I", len(words.encode())) + words.encode())
+    for name, count in (("num_input_tokens", num_input_tokens), ("num_output_tokens", num_output_tokens)):
+        if count is not None:
+            reply.outputs.add(name=name, datatype="INT32", shape=[1, 1])
+            reply.raw_output_contents.append(struct.pack("<i", count))
+    return service_pb2.ModelStreamInferResponse(infer_response=reply)
+
+
+def story() -> list[Step]:
+    """Three responses of one generation."""
+    return [
+        response("Once", num_output_tokens=1, num_input_tokens=4),
+        response(" upon", num_output_tokens=2),
+        response(" ünd", num_output_tokens=1, finish_reason="length", final=True),
+    ]
+
+
+class KServeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Serves on a free port inside a `with`; what came in is in `requests`."""
+
+    def __init__(self, *script: Step) -> None:
+        self.script = script
+        self.requests: list[Any] = []
+        self.was_cancelled = threading.Event()  # a request was left before its script ended
+        self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=32))
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
+        self.url = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A grace, as gRPC clients log a connection that ends in the middle of a call, maybe into the next test.
+        self._server.stop(grace=1).wait()
+
+    def ServerReady(self, _request: Any, _context: grpc.ServicerContext) -> Any:  # noqa: N802  KServe's name
+        """Always."""
+        return service_pb2.ServerReadyResponse(ready=True)
+
+    def ModelReady(self, request: Any, _context: grpc.ServicerContext) -> Any:  # noqa: N802  KServe's name
+        """Only the ensemble is."""
+        return service_pb2.ModelReadyResponse(ready=request.name == "ensemble")
+
+    def ModelStreamInfer(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: N802
+        """Play the script."""
+        is_over, has_played = threading.Event(), threading.Event()
+
+        def note_the_end() -> None:  # gRPC does not even resume this generator when the client left
+            is_over.set()
+            if not has_played.is_set():
+                self.was_cancelled.set()
+
+        context.add_callback(note_the_end)
+        for request in requests:
+            self.requests.append(request)
+            for step in self.script:
+                yield from self._play(step, is_over)
+        has_played.set()
+
+    def _play(self, step: Step, is_over: threading.Event) -> Iterator[Any]:
+        if isinstance(step, str):
+            yield service_pb2.ModelStreamInferResponse(error_message=step)
+        elif isinstance(step, float):
+            is_over.wait(step)
+        elif isinstance(step, threading.Event):
+            assert step.wait(WAIT_S)
+        elif step is HANG:
+            is_over.wait(WAIT_S)
+        elif step is DIE:
+            self._server.stop(grace=0)
+            is_over.wait(WAIT_S)
+        else:
+            yield step

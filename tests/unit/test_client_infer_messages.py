@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests as tensors: by the contract's table, as tritonclient encodes them, and refused where they do not fit."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import InferInput
+
+from clients.infer_messages import GenerateRequest, encode_request
+from ensemble_configs.errors import RequestError
+from ensemble_configs.tensors import CLIENT_INPUTS, inputs_of
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+OLD_NAMES = {"random_seed", "min_length"}  # of upstream's older clients; ours sends the new ones
+
+
+def encode(request: GenerateRequest) -> Any:
+    return encode_request(request, model="ensemble", model_version="", request_id="r1")
+
+
+def as_tritonclient_sends(name: str, values: list[Any], dtype: Any) -> InferInput:
+    array = np.array([values], dtype)
+    data_type = {np.float32: "FP32", np.int32: "INT32", np.uint64: "UINT64", np.bool_: "BOOL"}.get(dtype, "BYTES")
+    tensor = InferInput(name, array.shape, data_type)
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+@given(
+    text=TEXT,
+    stop_words=st.lists(TEXT, min_size=1, max_size=3),
+    temperature=st.floats(width=32),
+    seed=st.integers(0, 2**64 - 1),
+    end_id=st.integers(-(2**31), 2**31 - 1),
+    is_streaming=st.booleans(),
+)
+def test_tensors_are_encoded_as_tritonclient_encodes_them(
+    text: str, stop_words: list[str], temperature: float, seed: int, end_id: int, *, is_streaming: bool
+) -> None:
+    message = encode(
+        GenerateRequest(
+            text_input=text,
+            max_tokens=4,
+            stop_words=tuple(stop_words),
+            temperature=temperature,
+            seed=seed,
+            end_id=end_id,
+            stream=is_streaming,
+        )
+    )
+    expected = [
+        as_tritonclient_sends("text_input", [text.encode()], np.object_),
+        as_tritonclient_sends("max_tokens", [4], np.int32),
+        as_tritonclient_sends("stop_words", [word.encode() for word in stop_words], np.object_),
+        as_tritonclient_sends("temperature", [temperature], np.float32),
+        as_tritonclient_sends("seed", [seed], np.uint64),
+        as_tritonclient_sends("end_id", [end_id], np.int32),
+        as_tritonclient_sends("stream", [is_streaming], np.bool_),
+    ]
+    sent = {tensor.name: (tensor, raw) for tensor, raw in zip(message.inputs, message.raw_input_contents, strict=True)}
+    assert sent == {tensor.name(): (tensor._get_tensor(), tensor._get_content()) for tensor in expected}
+
+
+def test_what_is_not_set_is_not_sent() -> None:
+    message = encode(GenerateRequest(text_input="hi", max_tokens=4, stop_words=(), return_finish_reason=False))
+
+    assert {tensor.name for tensor in message.inputs} == {"text_input", "max_tokens", "return_finish_reason"}
+
+
+def test_every_field_is_an_input_of_the_ensemble() -> None:
+    assert set(GenerateRequest.__struct_fields__) <= {name for name, _ in inputs_of("ensemble")}
+
+
+def test_every_option_that_the_server_reads_is_a_field() -> None:
+    options = {row.ensemble for row in CLIENT_INPUTS if row.field}
+
+    assert options - OLD_NAMES <= set(GenerateRequest.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 2**31),
+        ("max_tokens", True),
+        ("max_tokens", 1.5),
+        ("seed", -1),
+        ("temperature", 1e300),
+        ("temperature", "hot"),
+        ("stream", 1),
+        ("text_input", 7),
+        ("text_input", "\udcff"),
+        ("stop_words", ("ok", "\udcff")),
+    ],
+)
+def test_a_value_that_its_tensor_cannot_hold_is_refused_by_name(field: str, value: Any) -> None:
+    fields = {"text_input": "hi", "max_tokens": 4, field: value}
+    with pytest.raises(RequestError, match=f"{field} must") as caught:
+        encode(GenerateRequest(**fields))
+
+    assert caught.value.facts["field"] == field

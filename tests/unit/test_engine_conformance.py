@@ -1,0 +1,551 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every engine provider must do, on each of them; a new provider is one row in `PROVIDERS`."""
+
+import functools
+import importlib.util
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from ensemble_configs.deployment import OpenVinoEngineSpec, SimulatedEngineSpec
+from ensemble_configs.errors import RequestError
+from serving.engines.base import Engine, FinishReason, GenerationRequest, SamplingParams
+from serving.engines.clock import VirtualClock
+from serving.engines.providers import create_engine
+
+DEMO_MODEL = Path(__file__).parents[2] / "examples/demo_model/openvino/target"
+
+# Small enough that a test can fill it: four requests at once, chunks of 64 tokens.
+LIMITS = {"max_seq_len": 1024, "max_num_seqs": 4, "max_num_batched_tokens": 64, "num_kv_blocks": 64}
+
+
+def simulated(**changes: int) -> Engine:
+    spec = SimulatedEngineSpec.model_validate({"provider": "simulated"} | LIMITS | changes)
+    return create_engine(spec, clock=VirtualClock())
+
+
+def openvino(**changes: int) -> Engine:
+    spec = {"provider": "openvino", "dir": DEMO_MODEL, "num_threads": 1} | LIMITS | changes
+    return create_engine(OpenVinoEngineSpec.model_validate(spec))
+
+
+@dataclass(frozen=True)
+class Provider:
+    """How a provider's engine is made for these tests."""
+
+    create: Callable[..., Engine]
+    is_exact: bool  # a request's tokens do not depend on its company
+
+
+PROVIDERS = [
+    pytest.param(Provider(simulated, is_exact=True), id="simulated"),
+    pytest.param(
+        Provider(openvino, is_exact=False),
+        id="openvino",
+        marks=pytest.mark.skipif(
+            importlib.util.find_spec("openvino_genai") is None or not (DEMO_MODEL / "openvino_model.xml").exists(),
+            reason="needs openvino-genai (make setup) and the demo model (make demo-model)",
+        ),
+    ),
+]
+
+KEYS = itertools.count(1)
+
+
+@dataclass
+class Output:
+    """What one request got."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    num_chunks: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+
+class Session:
+    """Drives an engine and keeps what it makes, checking the rules of `TokenChunk` on the way."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.outputs: dict[int, Output] = {}
+
+    def add(self, prompt: list[int], max_tokens: int = 8, **sampling: float | None) -> int:
+        params = {"max_tokens": max_tokens, "end_id": -1} | sampling
+        return self.add_params(prompt, SamplingParams(**params))  # type: ignore[arg-type]
+
+    def add_params(self, prompt: list[int], sampling: SamplingParams) -> int:
+        key = next(KEYS)
+        self.engine.add(GenerationRequest(key=key, input_ids=prompt, sampling=sampling))
+        self.outputs[key] = Output()
+        return key
+
+    def cancel(self, key: int) -> None:
+        self.engine.cancel(key)
+        del self.outputs[key]  # so that a chunk of it is an error from now on
+
+    def step(self) -> dict[int, list[int]]:
+        """The new tokens of each request in one step."""
+        chunks = self.engine.step()
+        tokens = {chunk.key: chunk.token_ids for chunk in chunks}
+        assert len(tokens) == len(chunks), "more than one chunk for a request"
+        for chunk in chunks:
+            output = self.outputs[chunk.key]
+            assert not output.is_done, "a chunk after the last"
+            assert chunk.token_ids or chunk.finish_reason or chunk.error, "an empty chunk"
+            output.token_ids += chunk.token_ids
+            output.finish_reason, output.error = chunk.finish_reason, chunk.error
+            output.num_chunks += 1
+        return tokens
+
+    def drain(self) -> dict[int, Output]:
+        """Run until nothing is left to do."""
+        for _ in range(20_000):
+            if not self.engine.has_work:
+                return self.outputs
+            self.step()
+            stats = self.engine.stats()
+            assert stats.num_running <= self.engine.info.max_num_seqs
+            assert stats.num_used_kv_blocks <= stats.num_kv_blocks
+        raise AssertionError("the engine does not come to an end")
+
+    def tokens_of(self, prompt: list[int], max_tokens: int = 8, **sampling: float | None) -> list[int]:
+        """The output of one request alone."""
+        key = self.add(prompt, max_tokens, **sampling)
+        return self.drain()[key].token_ids
+
+    def num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.engine.info.kv_block_tokens)
+
+    def fill_kv_cache(self) -> tuple[int, int]:
+        """An older request that goes on and a younger one that has begun and has to wait for blocks of the older."""
+        info = self.engine.info
+        num_kv_tokens = info.num_kv_blocks * info.kv_block_tokens
+        older = self.add(prompt_of(num_kv_tokens - 3 * info.kv_block_tokens, 1), max_tokens=3 * info.kv_block_tokens)
+        younger = self.add(prompt_of(info.kv_block_tokens, 2), max_tokens=3 * info.kv_block_tokens)
+        while not (set(self.step()) == {older} and self.outputs[younger].token_ids):
+            assert not self.outputs[older].is_done, "the cache was never full"
+        return older, younger
+
+
+def prompt_of(num_tokens: int, seed: int = 0) -> list[int]:
+    """Some prompt, another one for every seed."""
+    return [20 + (7 * seed + 13 * i * (seed + 1)) % 1000 for i in range(num_tokens)]
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Callable[..., Engine]]:
+    """Engines by provider and limits; loaded once, since tests leave them as they found them."""
+    created: list[Engine] = []
+
+    @functools.cache
+    def create(provider: Provider, **changes: int) -> Engine:
+        created.append(provider.create(**changes))
+        return created[-1]
+
+    yield create
+    for engine in created:
+        engine.close()
+
+
+@pytest.fixture(params=PROVIDERS)
+def provider(request: pytest.FixtureRequest) -> Provider:
+    assert isinstance(request.param, Provider)
+    return request.param
+
+
+@pytest.fixture
+def session_of(provider: Provider, engines: Callable[..., Engine]) -> Iterator[Callable[..., Session]]:
+    """A session on an engine with other limits; what it leaves behind is an error."""
+    opened: list[Session] = []
+
+    def open_session(**changes: int) -> Session:
+        opened.append(Session(engines(provider, **changes)))
+        return opened[-1]
+
+    yield open_session
+    for session in opened:
+        session.drain()
+        stats = session.engine.stats()
+        assert (stats.num_running, stats.num_waiting, stats.num_used_kv_blocks) == (0, 0, 0)
+
+
+@pytest.fixture
+def session(session_of: Callable[..., Session]) -> Session:
+    return session_of()
+
+
+# What it is
+
+
+def test_info_tells_what_the_engine_is(session: Session) -> None:
+    info = session.engine.info
+    assert info.vocab_size > 1000
+    assert info.kv_block_tokens in (16, 32, 64)
+    assert (info.max_seq_len, info.max_num_seqs, info.num_kv_blocks) == (1024, 4, 64)
+    assert all(0 <= token_id < info.vocab_size for token_id in info.end_ids)
+    assert "max_tokens" in info.supported
+    assert info.supported <= set(SamplingParams.__struct_fields__)
+
+
+def test_blocks_are_as_large_as_info_says(session: Session) -> None:
+    block_tokens = session.engine.info.kv_block_tokens
+    key = session.add(prompt_of(block_tokens), max_tokens=2 * block_tokens)
+    used = []
+    while not session.outputs[key].is_done:
+        session.step()
+        used.append(session.engine.stats().num_used_kv_blocks)
+    # The prompt fills the first block; each token but the last, which is never fed back, takes a slot behind it.
+    expected = [1] + [2] * block_tokens + [3] * (block_tokens - 1)
+    assert used[:-1] == expected[:-1]
+
+
+def test_stats_count_running_and_waiting_requests_and_steps(session: Session) -> None:
+    before = session.engine.stats()
+    assert (before.num_running, before.num_waiting) == (0, 0)
+    for i in range(7):
+        session.add(prompt_of(5, i), max_tokens=4)
+    assert session.engine.stats().num_waiting + session.engine.stats().num_running == 7
+    session.step()
+    stats = session.engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_steps) == (4, 3, before.num_steps + 1)
+    assert 0 < stats.num_used_kv_blocks <= stats.num_kv_blocks == session.engine.info.num_kv_blocks
+
+
+def test_an_idle_engine_has_no_work_and_its_step_is_harmless(session: Session) -> None:
+    assert not session.engine.has_work
+    assert session.engine.step() == []
+    assert len(session.tokens_of(prompt_of(4))) == 8
+
+
+# What it generates
+
+
+def test_greedy_generation_is_deterministic(session: Session) -> None:
+    assert session.tokens_of(prompt_of(20), 30) == session.tokens_of(prompt_of(20), 30)
+
+
+def test_requests_together_get_what_each_gets_alone(provider: Provider, session: Session) -> None:
+    prompts = [prompt_of(10 + 3 * i, i) for i in range(10)]
+    alone = [session.tokens_of(prompt, 10 + i) for i, prompt in enumerate(prompts)]
+    keys = [session.add(prompt, 10 + i) for i, prompt in enumerate(prompts)]
+    outputs = session.drain()
+    together = [outputs[key].token_ids for key in keys]
+    if provider.is_exact:
+        assert together == alone
+    else:  # a close call may go another way; a mix-up would not leave most first tokens as they were
+        assert [len(tokens) for tokens in together] == [len(tokens) for tokens in alone]
+        assert sum(a[0] == b[0] for a, b in zip(together, alone, strict=True)) >= 8
+
+
+def test_equal_prompts_at_the_same_time_do_not_disturb_each_other(session: Session) -> None:
+    keys = [session.add(prompt_of(12), 20) for _ in range(4)]
+    outputs = session.drain()
+    assert [len(outputs[key].token_ids) for key in keys] == [20] * 4
+    assert len({tuple(outputs[key].token_ids[:3]) for key in keys}) == 1
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 33])
+def test_max_tokens_is_exact_and_ends_with_length(session: Session, max_tokens: int) -> None:
+    key = session.add(prompt_of(9), max_tokens)
+    output = session.drain()[key]
+    assert (len(output.token_ids), output.finish_reason) == (max_tokens, FinishReason.LENGTH)
+
+
+def find_late_token(session: Session) -> tuple[list[int], int, int]:
+    """A prompt and a token that its greedy output has first at an index >= 2: prompt, token, index."""
+    for seed in range(20):
+        prompt = prompt_of(10, seed)
+        output = session.tokens_of(prompt, 16)
+        for index in range(2, 12):
+            if output[index] not in output[:index]:
+                return prompt, output[index], index
+    raise AssertionError("every output repeats its first two tokens")
+
+
+def test_the_end_token_stops_the_generation_and_is_part_of_it(session: Session) -> None:
+    prompt, end_id, index = find_late_token(session)
+    key = session.add(prompt, 16, end_id=end_id)
+    output = session.drain()[key]
+    assert (len(output.token_ids), output.token_ids[-1]) == (index + 1, end_id)
+    assert output.finish_reason is FinishReason.STOP
+
+
+def test_an_end_token_at_the_very_end_counts_as_stop(session: Session) -> None:
+    prompt, end_id, index = find_late_token(session)
+    key = session.add(prompt, index + 1, end_id=end_id)
+    assert session.drain()[key].finish_reason is FinishReason.STOP
+
+
+def test_no_end_token_counts_before_min_tokens(session: Session) -> None:
+    prompt, end_id, index = find_late_token(session)
+    key = session.add(prompt, 16, end_id=end_id, min_tokens=index + 2)
+    assert len(session.drain()[key].token_ids) > index + 2
+
+
+def test_min_tokens_above_max_tokens_gives_max_tokens(session: Session) -> None:
+    assert len(session.tokens_of(prompt_of(5), 3, end_id=None, min_tokens=5)) == 3
+
+
+def test_end_id_minus_one_means_no_end_token(session: Session) -> None:
+    # Alone it would stop at the model's own end token within this length, or has none.
+    key = session.add(prompt_of(3), 200, end_id=-1, min_tokens=4)
+    output = session.drain()[key]
+    assert (len(output.token_ids), output.finish_reason) == (200, FinishReason.LENGTH)
+
+
+def test_the_same_seed_gives_the_same_output_and_another_seed_another(session: Session) -> None:
+    first, again, other = (
+        session.tokens_of(prompt_of(12), 24, top_p=0.95, temperature=2.0, seed=seed) for seed in (7, 7, 8)
+    )
+    assert first == again
+    assert first != other
+
+
+def test_without_a_seed_every_request_is_sampled_anew(session: Session) -> None:
+    first, other = (session.tokens_of(prompt_of(12), 24, top_p=0.95, temperature=2.0) for _ in range(2))
+    assert first != other
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 0.0, "top_p": 0.9}, {"top_k": 1, "temperature": 3.0}, {"temperature": 0.7}],
+    ids=["temperature-0", "top-k-1", "neither-top-k-nor-top-p"],
+)
+def test_greedy_means_the_same_as_the_default(session: Session, sampling: dict[str, float]) -> None:
+    prompt = prompt_of(12)
+    assert session.tokens_of(prompt, 12, seed=5, **sampling) == session.tokens_of(prompt, 12)
+
+
+# What it refuses
+
+
+class FutureParams(SamplingParams, frozen=True, kw_only=True):
+    """Sampling as the seam may know it one day."""
+
+    num_beams: int = 1
+
+
+def test_a_parameter_that_the_engine_does_not_know_is_refused_by_name(session: Session) -> None:
+    with pytest.raises(RequestError, match=r"num_beams \(4\) is not supported by the provider") as refusal:
+        session.add_params(prompt_of(4), FutureParams(max_tokens=2, num_beams=4))
+    assert refusal.value.facts["field"] == "num_beams"
+
+
+def test_a_parameter_that_asks_for_nothing_is_accepted(session: Session) -> None:
+    key = session.add_params(prompt_of(4), FutureParams(max_tokens=2, end_id=-1))
+    assert len(session.drain()[key].token_ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_tokens", "message"),
+    [(0, 1, "input_ids is empty"), (1000, 25, "max_seq_len 1024")],
+    ids=["empty", "longer-than-a-sequence"],
+)
+def test_what_it_cannot_serve_is_refused_at_once(
+    session: Session, num_prompt_tokens: int, max_tokens: int, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        session.add(prompt_of(num_prompt_tokens), max_tokens)
+
+
+def test_what_can_never_fit_the_kv_cache_is_refused_and_what_just_fits_is_served(
+    session_of: Callable[..., Session],
+) -> None:
+    session = session_of(num_kv_blocks=8)
+    num_kv_tokens = 8 * session.engine.info.kv_block_tokens
+    with pytest.raises(RequestError, match="cannot fit the KV cache"):
+        session.add(prompt_of(num_kv_tokens), 2)
+    assert len(session.tokens_of(prompt_of(num_kv_tokens), 1)) == 1
+    assert len(session.tokens_of(prompt_of(10), num_kv_tokens - 9)) == num_kv_tokens - 9
+
+
+def test_one_refused_request_does_not_hurt_another(session: Session) -> None:
+    expected = session.tokens_of(prompt_of(8), 10)
+    key = session.add(prompt_of(8), 10)
+    session.step()
+    with pytest.raises(RequestError):
+        session.add(prompt_of(1000), 1000)
+    session.step()
+    assert session.drain()[key].token_ids == expected
+
+
+# How it schedules
+
+
+def test_a_short_request_added_later_finishes_before_a_long_one(session: Session) -> None:
+    long = session.add(prompt_of(8, 1), 100)
+    for _ in range(3):
+        session.step()
+    short = session.add(prompt_of(8, 2), 5)
+    while not session.outputs[short].is_done:
+        session.step()
+    assert 0 < len(session.outputs[long].token_ids) < 20
+
+
+def test_tokens_come_as_they_are_made(session: Session) -> None:
+    key = session.add(prompt_of(8), 10)
+    assert session.drain()[key].num_chunks == 10
+
+
+def test_a_long_prompt_does_not_stop_the_others(session: Session) -> None:
+    running = session.add(prompt_of(8, 1), 40)
+    session.step()
+    long = session.add(prompt_of(640, 2), 1)  # ten chunks of 64 tokens
+    num_steps = 0
+    while not session.outputs[long].is_done:
+        assert running in session.step()
+        num_steps += 1
+    assert num_steps >= 10
+
+
+def test_more_requests_than_the_batch_holds_all_finish(session: Session) -> None:
+    keys = [session.add(prompt_of(5 + i, i), 1 + i % 7) for i in range(30)]
+    outputs = session.drain()
+    assert [len(outputs[key].token_ids) for key in keys] == [1 + i % 7 for i in range(30)]
+
+
+def test_requests_start_in_the_order_they_came(session: Session) -> None:
+    keys = [session.add(prompt_of(20, i), 5 + i % 3) for i in range(12)]
+    first_steps: dict[int, int] = {}
+    for number in itertools.count():
+        for key in session.step():
+            first_steps.setdefault(key, number)
+        if not session.engine.has_work:
+            break
+    assert [first_steps[key] for key in keys] == sorted(first_steps.values())
+
+
+def test_requests_that_do_not_fit_the_kv_cache_together_all_finish(session_of: Callable[..., Session]) -> None:
+    session = session_of(num_kv_blocks=8)
+    num_kv_tokens = 8 * session.engine.info.kv_block_tokens
+    lengths = [(5 + 37 * i % (num_kv_tokens // 2), 1 + 61 * i % (num_kv_tokens // 2)) for i in range(20)]
+    keys = [session.add(prompt_of(num_prompt_tokens, i), n) for i, (num_prompt_tokens, n) in enumerate(lengths)]
+    outputs = session.drain()
+    assert [len(outputs[key].token_ids) for key in keys] == [max_tokens for _, max_tokens in lengths]
+    assert {outputs[key].finish_reason for key in keys} == {FinishReason.LENGTH}
+
+
+def test_prompts_that_fill_the_kv_cache_with_blocks_they_reuse_take_turns(session_of: Callable[..., Session]) -> None:
+    session = session_of(num_kv_blocks=8)
+    block_tokens = session.engine.info.kv_block_tokens
+    for seed in (1, 2):  # four blocks each stay in the cache, if the engine keeps them
+        session.tokens_of(prompt_of(4 * block_tokens, seed), 1)
+    keys = [session.add(prompt_of(6 * block_tokens, seed), 2) for seed in (1, 2)]
+    outputs = session.drain()
+    assert [outputs[key].finish_reason for key in keys] == [FinishReason.LENGTH] * 2
+
+
+# How it cancels
+
+
+def test_nothing_follows_a_cancel_and_its_blocks_are_free_within_two_steps(session: Session) -> None:
+    info = session.engine.info
+    other = session.add(prompt_of(8, 1), 30)
+    cancelled = session.add(prompt_of(5 * info.kv_block_tokens, 2), 200)
+    while not session.outputs[cancelled].token_ids:
+        session.step()
+    assert session.engine.stats().num_used_kv_blocks >= 6
+    session.cancel(cancelled)
+    session.step()
+    session.step()
+    num_other_tokens = 8 + len(session.outputs[other].token_ids)
+    assert session.engine.stats().num_used_kv_blocks <= session.num_blocks(num_other_tokens)
+    assert len(session.drain()[other].token_ids) == 30
+
+
+def test_a_cancelled_engine_has_work_until_its_blocks_are_free(session: Session) -> None:
+    session.cancel(session.add(prompt_of(100), 50))
+    key = session.add(prompt_of(100), 50)
+    session.step()
+    session.cancel(key)
+    for _ in range(2):
+        session.step()
+    assert not session.engine.has_work
+    assert session.engine.stats().num_used_kv_blocks == 0
+
+
+def test_a_cancel_before_the_first_step_leaves_nothing(session: Session) -> None:
+    session.cancel(session.add(prompt_of(8), 10))
+    assert session.drain() == {}
+
+
+def test_a_cancel_in_the_middle_of_a_prefill_leaves_nothing(session: Session) -> None:
+    key = session.add(prompt_of(640), 10)
+    session.step()
+    session.cancel(key)
+    session.drain()
+    assert len(session.tokens_of(prompt_of(640), 2)) == 2
+
+
+def test_a_waiting_request_can_be_cancelled(session: Session) -> None:
+    running = [session.add(prompt_of(8, i), 10) for i in range(4)]
+    waiting = [session.add(prompt_of(8, i), 10) for i in range(4, 7)]
+    session.step()
+    session.cancel(waiting[1])
+    outputs = session.drain()
+    assert {key: len(output.token_ids) for key, output in outputs.items()} == dict.fromkeys(
+        [*running, waiting[0], waiting[2]], 10
+    )
+
+
+def test_cancelling_an_unknown_or_finished_request_is_ignored(session: Session) -> None:
+    session.engine.cancel(next(KEYS))
+    key = session.add(prompt_of(8), 3)
+    session.drain()
+    session.engine.cancel(key)
+    assert session.outputs[key].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("is_older_cancelled", [True, False])
+def test_a_cancel_in_a_full_kv_cache_hurts_no_other_request(
+    session_of: Callable[..., Session], is_older_cancelled: bool
+) -> None:
+    session = session_of(num_kv_blocks=8)
+    older, younger = session.fill_kv_cache()
+    session.cancel(older if is_older_cancelled else younger)
+    (output,) = session.drain().values()
+    assert output.finish_reason is FinishReason.LENGTH
+    assert len(output.token_ids) == 3 * session.engine.info.kv_block_tokens
+
+
+def test_requests_that_come_and_go_at_random_in_a_full_kv_cache_all_end_well(
+    session_of: Callable[..., Session],
+) -> None:
+    session = session_of(num_kv_blocks=8)
+    num_kv_tokens = 8 * session.engine.info.kv_block_tokens
+    rng = random.Random(0)
+    max_tokens_of: dict[int, int] = {}
+    for _ in range(40):
+        num_prompt_tokens = rng.randint(1, num_kv_tokens * 3 // 4)
+        max_tokens = rng.randint(1, rng.choice([3, 40]))
+        key = session.add(prompt_of(num_prompt_tokens, rng.randrange(6)), max_tokens)
+        max_tokens_of[key] = max_tokens
+        for _ in range(rng.choice([0, 1, 10])):
+            session.step()
+        running = [key for key, output in session.outputs.items() if not output.is_done]
+        if running and rng.random() < 0.4:
+            cancelled = rng.choice(running)
+            session.cancel(cancelled)
+            del max_tokens_of[cancelled]
+    outputs = session.drain()
+    assert {key: len(output.token_ids) for key, output in outputs.items()} == max_tokens_of
+    assert {output.finish_reason for output in outputs.values()} == {FinishReason.LENGTH}
+
+
+def test_closing_with_running_requests_is_quiet(provider: Provider, capfd: pytest.CaptureFixture[str]) -> None:
+    engine = provider.create()
+    session = Session(engine)
+    for i in range(6):
+        session.add(prompt_of(50, i), 20)
+    session.step()
+    engine.close()
+    del session, engine
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the OpenVINO engine adds to the conformance of every engine: its parameters, and OpenVINO's own ways.
+
+The tests named `test_openvino_...` show on the bare pipeline why the engine does what it does: when an upgrade of
+OpenVINO makes one fail, what it justifies can go.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ensemble_configs.deployment import OpenVinoEngineSpec
+from ensemble_configs.errors import SpecError
+from serving.engines.base import Engine, GenerationRequest, SamplingParams, TokenChunk
+from serving.engines.providers import create_engine
+
+pytest.importorskip("openvino_genai", reason="needs openvino-genai (make setup)")
+
+from serving.engines import openvino_pipeline
+from serving.engines.openvino_pipeline import Handle, Pipeline
+
+DEMO_MODEL = Path(__file__).parents[2] / "examples/demo_model/openvino/target"
+PROMPT = list(range(100, 164))  # two blocks
+
+needs_model = pytest.mark.skipif(
+    not (DEMO_MODEL / "openvino_model.xml").exists(), reason="needs the demo model (make demo-model)"
+)
+
+
+def spec_of(**changes: object) -> OpenVinoEngineSpec:
+    limits = {"max_seq_len": 512, "max_num_seqs": 4, "num_kv_blocks": 20, "num_threads": 1}
+    return OpenVinoEngineSpec.model_validate({"provider": "openvino", "dir": DEMO_MODEL} | limits | changes)
+
+
+def config_of(max_tokens: int = 8, **sampling: float | None) -> object:
+    params = SamplingParams(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
+    return openvino_pipeline.generation_config(params, end_ids=(1,), vocab_size=4096)
+
+
+def attributes_of(config: object, *names: str) -> dict[str, object]:
+    return {name: getattr(config, name) for name in names}
+
+
+# Parameters
+
+
+def test_the_default_is_greedy_until_the_models_end_token() -> None:
+    assert attributes_of(
+        config_of(), "do_sample", "max_new_tokens", "min_new_tokens", "ignore_eos", "eos_token_id", "stop_token_ids"
+    ) == {
+        "do_sample": False, "max_new_tokens": 8, "min_new_tokens": 0, "ignore_eos": False, "eos_token_id": 1,
+        "stop_token_ids": {1},
+    }
+
+
+def test_sampling_parameters_have_openvinos_names_and_values() -> None:
+    config = config_of(temperature=0.5, top_k=40, top_p=0.75, seed=2**64 - 1, min_tokens=3)
+    assert attributes_of(config, "do_sample", "temperature", "top_k", "top_p", "rng_seed", "min_new_tokens") == {
+        "do_sample": True, "temperature": 0.5, "top_k": 40, "top_p": 0.75, "rng_seed": 2**64 - 1, "min_new_tokens": 3,
+    }
+
+
+def test_unset_parameters_are_off() -> None:
+    assert attributes_of(config_of(top_k=40), "top_p") == {"top_p": 1.0}
+    assert attributes_of(config_of(top_p=0.5), "top_k") == {"top_k": 2**64 - 1}
+
+
+def test_requests_without_a_seed_get_seeds_of_their_own() -> None:
+    configs = [config_of(top_p=0.9) for _ in range(2)]
+    assert attributes_of(configs[0], "rng_seed") != attributes_of(configs[1], "rng_seed")
+
+
+def test_an_end_id_replaces_the_models_own() -> None:
+    assert attributes_of(config_of(end_id=7), "eos_token_id", "stop_token_ids", "ignore_eos") == {
+        "eos_token_id": 7, "stop_token_ids": {7}, "ignore_eos": False,
+    }
+
+
+@pytest.mark.parametrize("end_id", [-1, 4096])
+def test_an_end_id_outside_the_vocabulary_is_none_and_never_reaches_the_logits(end_id: int) -> None:
+    # OpenVINO writes to the logits at every end token until min_new_tokens; outside the vocabulary it crashes.
+    assert attributes_of(config_of(end_id=end_id, min_tokens=5), "ignore_eos", "min_new_tokens", "stop_token_ids") == {
+        "ignore_eos": True, "min_new_tokens": 0, "stop_token_ids": {0},
+    }
+
+
+def test_every_sampling_parameter_is_supported() -> None:
+    assert frozenset(SamplingParams.__struct_fields__) == openvino_pipeline.SUPPORTED
+
+
+# Loading
+
+
+def test_a_max_seq_len_beyond_the_models_positions_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "openvino_model.xml").touch()
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 100, "max_position_embeddings": 256}))
+    with pytest.raises(SpecError, match=r"engine.max_seq_len \(512\) > max_position_embeddings \(256\)"):
+        create_engine(spec_of(dir=tmp_path))
+
+
+def test_a_model_that_openvino_cannot_read_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "openvino_model.xml").write_text("not a model")
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 100, "max_position_embeddings": 2048}))
+    with pytest.raises(SpecError, match=r"OpenVINO cannot load .*") as refusal:
+        create_engine(spec_of(dir=tmp_path))
+    assert "\n" not in str(refusal.value)
+
+
+@needs_model
+@pytest.mark.parametrize("precision", ["u8", "u4", "f16", "bf16"])
+def test_every_kv_cache_precision_generates(precision: str) -> None:
+    engine = create_engine(spec_of(kv_cache_precision=precision))
+    assert len(tokens_of(engine, PROMPT)) == 8
+    engine.close()
+
+
+@needs_model
+def test_a_model_with_neither_tokenizer_nor_end_token_can_be_served(tmp_path: Path) -> None:
+    for name in ("openvino_model.xml", "openvino_model.bin"):
+        shutil.copy(DEMO_MODEL / name, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 4096, "max_position_embeddings": 2048}))
+    engine = create_engine(spec_of(dir=tmp_path))
+    assert engine.info.end_ids == ()
+    assert len(tokens_of(engine, PROMPT, end_id=None)) == 8
+    engine.close()
+
+
+# Prefix caching
+
+
+def tokens_of(engine: Engine, prompt: list[int], end_id: int | None = -1) -> list[int]:
+    sampling = SamplingParams(max_tokens=8, end_id=end_id)
+    engine.add(GenerationRequest(key=1, input_ids=prompt, sampling=sampling))
+    chunks: list[TokenChunk] = []
+    while engine.has_work:
+        chunks += engine.step()
+    return [token_id for chunk in chunks for token_id in chunk.token_ids]
+
+
+@needs_model
+def test_blocks_kept_for_reuse_count_as_free_and_save_prefill() -> None:
+    engine = create_engine(spec_of(max_num_batched_tokens=32))
+    long = PROMPT * 5  # ten blocks, ten steps of prefill
+    tokens_of(engine, long)
+    assert engine.stats().num_used_kv_blocks == 0
+    num_cold_steps = engine.stats().num_steps
+    tokens_of(engine, long)
+    num_warm_steps = engine.stats().num_steps - num_cold_steps
+    assert (num_cold_steps, num_warm_steps) == (10 + 7, 1 + 7)
+    engine.close()
+
+
+# OpenVINO's own ways
+
+
+@pytest.fixture
+def pipeline() -> Iterator[Pipeline]:
+    """The bare pipeline, emptied afterwards."""
+    loaded = openvino_pipeline.load_pipeline(spec_of(max_num_seqs=2, is_prefix_caching=False))
+    yield loaded
+    loaded.step()
+
+
+def start(pipeline: Pipeline, key: int, num_prompt_tokens: int, max_tokens: int) -> Handle:
+    tokens = openvino_pipeline.token_tensor([(7 * i + key) % 4000 + 20 for i in range(num_prompt_tokens)])
+    return pipeline.add_request(key, tokens, config_of(max_tokens, end_id=-1))
+
+
+@needs_model
+def test_openvino_runs_more_requests_than_max_num_seqs(pipeline: Pipeline) -> None:
+    handles = [start(pipeline, key, 10, 5) for key in range(4)]
+    pipeline.step()
+    assert [handle.can_read() for handle in handles] == [True] * 4
+    for handle in handles:
+        handle.cancel()
+
+
+@needs_model
+def test_openvino_drops_a_running_request_when_a_cancelled_one_holds_its_blocks(pipeline: Pipeline) -> None:
+    older, younger = start(pipeline, 1, 500, 140), start(pipeline, 2, 60, 140)  # 16 + 2 of 20 blocks, and growing
+    num_tokens = 0
+    while True:
+        pipeline.step()
+        if younger.can_read():
+            num_tokens += len(younger.read())
+        elif num_tokens:
+            break  # it has begun, and waits for a block
+    older.cancel()
+    pipeline.step()
+    assert younger.get_status() == openvino_pipeline.IGNORED
+
+
+@needs_model
+def test_openvino_measures_blocks_before_it_frees_them(pipeline: Pipeline) -> None:
+    handle = start(pipeline, 1, 64, 1)
+    pipeline.step()
+    assert handle.can_read()
+    assert not pipeline.has_non_finished_requests()
+    assert round(pipeline.get_metrics().cache_usage * 20 / 100) == 2
+    pipeline.step()
+    assert pipeline.get_metrics().cache_usage == 0

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The subcommands of `trireme`, imported when called; every error becomes one line and an exit code."""
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import NamedTuple, ParamSpec, TypeVar
+
+import typer
+
+from ensemble_configs.errors import BuildError, RequestError, ServingError, SpecError, Unavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 2, 130, 141
+
+
+class Command(NamedTuple):
+    """Where a subcommand is defined: a function with typer annotations."""
+
+    module: str
+    function: str
+    help: str
+
+
+COMMANDS = {
+    "serve": Command("serving.server.command", "serve", "Serve a deployment on Triton, and drain it when it stops"),
+    "render": Command("ensemble_configs.command", "render", "Write the model repository of a deployment"),
+    "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
+}
+
+
+def run_command(name: str, args: list[str]) -> None:
+    """Run one subcommand; it ends with SystemExit, as typer does."""
+    # gRPC's own log lines would stand between ours when a server goes away; set GRPC_VERBOSITY=info to see them.
+    os.environ.setdefault("GRPC_VERBOSITY", "error")
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command(name)(_exiting(_load(name)))
+    app(args=args, prog_name=f"trireme {name}")
+
+
+def _load(name: str) -> Callable[..., object]:
+    command = COMMANDS[name]
+    try:
+        module = importlib.import_module(command.module)
+    except ModuleNotFoundError as exc:
+        typer.echo(f"trireme: {name} needs the Python package {exc.name!r}, which is not installed", err=True)
+        raise SystemExit(EXIT_FAILED) from exc
+    except KeyboardInterrupt as exc:  # imports take a while
+        raise SystemExit(EXIT_INTERRUPTED) from exc
+    function: Callable[..., object] = getattr(module, command.function)
+    return function
+
+
+def _exiting(function: Callable[P, T]) -> Callable[P, T]:
+    """The process boundary: what a subcommand raises becomes one line on stderr and an exit code."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except ServingError as exc:
+            typer.echo(f"trireme: {' '.join(exc.message.split())}", err=True)
+            raise typer.Exit(exit_code(exc)) from exc
+        except KeyboardInterrupt as exc:
+            raise typer.Exit(EXIT_INTERRUPTED) from exc
+        except BrokenPipeError as exc:
+            # Python flushes stdout once more when it ends; what is left has no reader.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(EXIT_PIPE_CLOSED) from exc
+
+    return run
+
+
+def exit_code(error: ServingError) -> int:
+    """2 where the caller has to change something: the spec, the request or the address; 1 where the server failed."""
+    if isinstance(error, SpecError | BuildError | RequestError):
+        return EXIT_USAGE
+    is_wrong_address = isinstance(error, Unavailable) and error.facts.get("reason") == "unreachable"
+    return EXIT_USAGE if is_wrong_address else EXIT_FAILED
