@@ -95,6 +95,9 @@ class ResponseSpec(_Spec):
     """Defaults of requests that do not say."""
 
     exclude_input_in_output: bool = Field(default=False, description="upstream's default: a whole response has the prompt")
+    max_chunk_delay_ms: float = Field(
+        default=0.0, ge=0, description="how long tokens may wait to leave together; a stream's first token never waits"
+    )
 
 
 class ReleaseSpec(_Spec):

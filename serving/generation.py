@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ensemble_configs.deployment import ReleaseSpec
 from ensemble_configs.errors import RequestCancelled, RequestError, ServerError, ServingError, Unavailable
+from serving.chunk_gather import ChunkGather
 from serving.detokenization import TextDecoder
 from serving.engine_client import EngineClient
 from serving.engine_messages import Step
@@ -66,6 +67,7 @@ class GenerationService:
         self._keys = itertools.count(1)
         self._lost_streams: list[int] = []
         self._refusal: Unavailable | None = None
+        self._gather = ChunkGather(max_delay_s=release.responses.max_chunk_delay_ms / 1000)
         self._engine = EngineClient(release_dir, on_steps=self._take_steps, on_death=self._fail_all)
         self.info: EngineInfo = self._engine.start()
         self._decoder = RequestDecoder(self.info)
@@ -153,7 +155,7 @@ class GenerationService:
     # On the reader's thread.
 
     def _take_steps(self, steps: list[Step]) -> None:
-        for chunk in _merged(steps):
+        for chunk in self._gather.due(chunk for step in steps for chunk in step.chunks):
             running = self._running.get(chunk.key)
             if running is not None:
                 self._take_chunk(chunk, running)
@@ -187,6 +189,7 @@ class GenerationService:
         with self._lock:
             lost = list(self._running.values())
             self._running.clear()
+        self._gather.clear()
         for running in lost:
             self._fail(running, error)
 
@@ -236,15 +239,3 @@ def _context(decoded: DecodedRequest) -> StreamContext | None:
         return context_decoder.decode(packed)
     except msgspec.DecodeError as exc:
         raise RequestError("stream_context is for the ensemble's own use; leave it out", field="stream_context") from exc
-
-
-def _merged(steps: list[Step]) -> Iterable[TokenChunk]:
-    """The chunks of several steps, one for each request: a slow receiver gets fewer and larger ones."""
-    if len(steps) == 1:
-        return steps[0].chunks
-    merged: dict[int, TokenChunk] = {}
-    for chunk in itertools.chain.from_iterable(step.chunks for step in steps):
-        if (earlier := merged.setdefault(chunk.key, chunk)) is not chunk:
-            earlier.token_ids += chunk.token_ids
-            earlier.finish_reason, earlier.error = chunk.finish_reason, chunk.error
-    return merged.values()

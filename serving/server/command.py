@@ -10,7 +10,6 @@ from types import FrameType
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ensemble_configs.deployment import DeploymentSpec, TritonSpec, load_deployment, override_triton
 from ensemble_configs.errors import ServerError
@@ -19,8 +18,6 @@ from serving.server.drain import drain
 from serving.server.installation import find_triton
 from serving.server.preflight import check
 from serving.server.triton_process import TritonProcess
-
-_console = Console(stderr=True, highlight=False)
 
 
 def serve(
@@ -61,6 +58,10 @@ def serve(
             server.clean_up()
 
 
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)
+
+
 class _StopSignal:
     """Ctrl-C and SIGTERM, counted: the second one means "now"."""
 
@@ -83,16 +84,16 @@ def _run(
     server: TritonProcess, spec: DeploymentSpec, stop: _StopSignal, *, exit_timeout_s: float, ready_timeout_s: float
 ) -> None:
     started_s = time.monotonic()
-    _console.print(f"[bold]trireme[/bold] loading {spec.name} (release {spec.release}) ...")
+    _tell(f"loading {spec.name} (release {spec.release}) ...")
     if not _wait_ready(server, stop, ready_timeout_s):
         return
-    _console.print(_welcome(spec.triton, time.monotonic() - started_s))
+    _tell(_welcome(spec.triton, time.monotonic() - started_s))
     while not stop.wait(0.2):
         if server.exit_status is not None:
             raise ServerError(f"tritonserver ended by itself with status {server.exit_status}")
-    _console.print("draining; Ctrl-C again stops at once")
-    drain(server, timeout_s=exit_timeout_s, is_hurried=lambda: stop.count > 1, tell=_console.print)
-    _console.print("stopped")
+    _tell("draining; Ctrl-C again stops at once")
+    drain(server, timeout_s=exit_timeout_s, is_hurried=lambda: stop.count > 1, tell=_tell)
+    _tell("stopped")
 
 
 def _wait_ready(server: TritonProcess, stop: _StopSignal, timeout_s: float) -> bool:

@@ -45,4 +45,4 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
 
     yield start
     for server in started:
-        server.kill()
+        server.discard()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`trireme serve` in a child process, and what a test asks of it."""
 
-import os
 import re
 import signal
 import socket
@@ -18,6 +17,7 @@ import yaml
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 READY_S = 60.0
+SHARED_MEMORY = Path("/dev/shm")
 
 
 def deployment_text(name: str, *, engine: dict[str, object]) -> str:
@@ -102,7 +102,7 @@ class RunningServer:
 
     def shared_memory(self) -> list[str]:
         """The regions in /dev/shm that this server made."""
-        return [name for name in os.listdir("/dev/shm") if name.startswith(f"trireme_{self.process.pid}_")]
+        return [path.name for path in SHARED_MEMORY.glob(f"trireme_{self.process.pid}_*")]
 
     def interrupt(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
@@ -115,9 +115,18 @@ class RunningServer:
         self._log.close()
         return status
 
-    def kill(self) -> None:
-        if self.process.poll() is None:
+    def discard(self) -> None:
+        """End it without waiting for its streams, and by force if need be; leave nothing behind."""
+        for _ in range(2):
+            if self.process.poll() is None:
+                self.interrupt(signal.SIGINT)
+                time.sleep(0.2)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
             for process in [*self.descendants(), self.process]:
                 process.kill()
             self.process.wait()
+        for region in self.shared_memory():
+            (SHARED_MEMORY / region).unlink()
         self._log.close()

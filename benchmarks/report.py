@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a benchmark found, with what it takes to judge it: machine, versions, date, intervals."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+RESULTS = Path(__file__).parent / "results"
+_PACKAGES = ("openvino-genai", "tokenizers", "tritonclient", "grpcio", "numpy", "msgspec")
+_RESAMPLES = 10_000
+
+
+def median_with_interval(values: Sequence[float]) -> dict[str, float]:
+    """Median and the 90 % bootstrap interval of the median (percentile method, 10,000 seeded resamples)."""
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(_RESAMPLES))
+    low, high = medians[int(0.05 * _RESAMPLES)], medians[int(0.95 * _RESAMPLES) - 1]
+    return {"median": statistics.median(values), "low": low, "high": high}
+
+
+def environment() -> dict[str, object]:
+    """Machine, versions, commit and date. Load tells whether the machine was quiet."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": _git("rev-parse", "HEAD")
+        + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else ""),
+        "cpu": _cpu_model(),
+        "num_cpus": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "load_1min": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "triton": "2.51.0 (nvidia-pytriton 0.7.0)",
+        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+    }
+
+
+def write_result(name: str, result: dict[str, object]) -> Path:
+    """`results/<name>_<date>.json`, one file a day and benchmark."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}_{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _git(*args: str) -> str:
+    found = subprocess.run(["git", *args], capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    return found.stdout.strip()

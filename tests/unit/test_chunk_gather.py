@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens leave together where that costs nobody his first token."""
+
+from serving.chunk_gather import ChunkGather
+from serving.engines.base import FinishReason, TokenChunk
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def token(key: int, token_id: int, finish_reason: FinishReason | None = None) -> TokenChunk:
+    return TokenChunk(key, [token_id], finish_reason)
+
+
+def test_what_is_here_at_the_same_time_leaves_together_in_order() -> None:
+    gather = ChunkGather(max_delay_s=0)
+    sent = gather.due([token(1, 10), token(2, 20), token(1, 11, FinishReason.LENGTH)])
+    assert sent == [TokenChunk(1, [10, 11], FinishReason.LENGTH), TokenChunk(2, [20])]
+    assert gather.due([]) == []
+
+
+def test_first_tokens_and_last_ones_do_not_wait_and_others_do() -> None:
+    clock = Clock()
+    gather = ChunkGather(max_delay_s=0.010, now_s=clock)
+    assert gather.due([token(1, 10)]) == [TokenChunk(1, [10])]
+    clock.now_s += 0.004
+    assert gather.due([token(1, 11), token(2, 20)]) == [TokenChunk(2, [20])]
+    clock.now_s += 0.004
+    assert gather.due([token(1, 12)]) == []
+    clock.now_s += 0.004
+    assert gather.due([token(1, 13)]) == [TokenChunk(1, [11, 12, 13])]
+    assert gather.due([token(1, 14, FinishReason.STOP)]) == [TokenChunk(1, [14], FinishReason.STOP)]
+
+
+def test_tokens_of_a_stream_that_makes_no_more_leave_with_a_later_step() -> None:
+    clock = Clock()
+    gather = ChunkGather(max_delay_s=0.010, now_s=clock)
+    gather.due([token(1, 10)])
+    assert gather.due([token(1, 11)]) == []
+    clock.now_s += 0.011
+    assert gather.due([]) == [TokenChunk(1, [11])]
+
+
+def test_nothing_is_kept_of_a_stream_that_has_ended_or_an_engine_that_died() -> None:
+    clock = Clock()
+    gather = ChunkGather(max_delay_s=0.010, now_s=clock)
+    gather.due([token(1, 10)])
+    gather.due([token(1, 11, FinishReason.STOP)])
+    assert gather.due([token(1, 12)]) == [TokenChunk(1, [12])], "a first token again"
+    gather.due([token(1, 13)])
+    gather.clear()
+    assert gather.due([token(1, 14)]) == [TokenChunk(1, [14])]
