@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The README's commands do what it shows, run as they stand there but for the ports."""
+
+import re
+import subprocess
+
+import pytest
+from running_server import PROJECT, RunningServer
+
+README = (PROJECT / "README.md").read_text()
+
+
+def console_examples() -> list[tuple[str, str]]:
+    """``(command, shown output)`` of every console block."""
+    blocks = re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+    examples = [part.partition("\n") for block in blocks for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
+    return [(command, output) for command, _, output in examples]
+
+
+# `make` is what brought us here, or takes minutes.
+ASKING = [example for example in console_examples() if not example[0].startswith("make ")]
+
+
+def on_this_server(text: str, server: RunningServer) -> str:
+    text = text.replace("localhost:8000", f"127.0.0.1:{server.http_port}")
+    return text.replace("trireme generate", f"trireme generate --url {server.url}")
+
+
+@pytest.mark.parametrize(("command", "shown"), ASKING, ids=[command for command, _ in ASKING])
+def test_a_command_of_the_readme_does_what_it_shows(openvino: RunningServer, command: str, shown: str) -> None:
+    result = subprocess.run(
+        on_this_server(command, openvino),
+        shell=True,
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()
+    if shown:
+        assert result.stdout.strip("\n") == shown.strip("\n")
+
+
+def test_the_python_of_the_readme_runs(openvino: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(code.replace("localhost:8001", openvino.url), "README.md", "exec"), {})
+    assert len(capsys.readouterr().out) > 20
+
+
+def test_every_make_task_that_the_readme_names_exists() -> None:
+    tasks = set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`?\bmake ([a-z-]+)", README)) <= tasks

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The full counts of the long checks (`make soak`); their figures go to benchmarks/results and are committed.
+
+Every check here has a small, seeded sample of itself among the other tests of this folder.
+"""
+
+import asyncio
+import contextlib
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from running_server import RunningServer
+from test_cancellation import KILLED_CLIENT, SLOW, wait_until
+from test_in_flight_batching import answer, ask_alone, request, workload
+from test_shutdown import assert_nothing_left, interrupt_while_streaming
+
+from benchmarks.report import environment, write_result
+from clients.streaming import AsyncTritonClient, GenerateRequest
+from ensemble_configs.errors import Unavailable
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+
+FAST = {"provider": "simulated", "step_ms": 1.0, "num_kv_blocks": 4096}
+
+
+@pytest.fixture(scope="module")
+def figures() -> Iterator[dict[str, object]]:
+    """What the checks of this file find; written when all are done."""
+    found: dict[str, object] = {}
+    yield found
+    write_result("soak", {"benchmark": "soak", "figures": found, "environment": environment()})
+
+
+def memory_mib(server: RunningServer) -> dict[str, float]:
+    """Resident memory of the server and its children, by what each of them is."""
+    found = {}
+    for process in server.descendants():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            command = " ".join(process.cmdline())
+            name = next(
+                (m for m in ("preprocessing", "tensorrt_llm", "postprocessing") if f"/{m}/1/model.py" in command),
+                "engine" if "engine_process" in command else process.name(),
+            )
+            found[name] = process.memory_info().rss / 2**20
+    return found
+
+
+async def leave_early(client: AsyncTritonClient, one: GenerateRequest, after_chunks: int) -> None:
+    async with contextlib.aclosing(client.generate(one)) as chunks:
+        for _ in range(after_chunks):
+            await anext(chunks, None)
+
+
+def test_a_hundred_rounds_of_64_streams_with_clients_that_leave(
+    start_server: Callable[..., RunningServer], figures: dict[str, object]
+) -> None:
+    server = start_server(engine=FAST)
+    asked = workload(64)
+    expected = asyncio.run(ask_alone(server.url, asked))
+    rng = random.Random(7)
+
+    async def one_round() -> None:
+        async with AsyncTritonClient(server.url) as client:
+            leaving = [leave_early(client, request("I will not stay", 1500), rng.randrange(1, 20)) for _ in range(16)]
+            results = await asyncio.gather(*(answer(client, one) for one in asked), *leaving)
+        assert results[:64] == expected
+
+    memory = []
+    for index in range(100):
+        asyncio.run(one_round())
+        if index in {19, 99}:
+            memory.append(memory_mib(server))
+    wait_until(lambda: server.used_kv_blocks() == 0, 10)
+    figures["streams"] = {
+        "rounds": 100,
+        "complete": 6400,
+        "left_early": 1600,
+        "rss_mib_after_20_and_100_rounds": memory,
+    }
+    for name, before in memory[0].items():
+        assert memory[1][name] < 1.25 * before + 32, f"{name} grows: {memory}"
+
+
+def test_two_hundred_killed_clients_of_the_engine_step(
+    start_server: Callable[..., RunningServer], figures: dict[str, object]
+) -> None:
+    server = start_server(engine=SLOW)
+    seconds = []
+    for _ in range(200):
+        command = [sys.executable, "-c", KILLED_CLIENT, server.url]
+        with subprocess.Popen(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE) as client:
+            assert client.stdout is not None
+            assert client.stdout.readline() == b"token\n"
+            wait_until(lambda: server.used_kv_blocks() > 0, 5)
+            client.kill()
+            seconds.append(wait_until(lambda: server.used_kv_blocks() == 0, 5))
+    milliseconds = sorted(1000 * s for s in seconds)
+    figures["killed_client_kv_free_ms"] = {
+        "clients": 200, "p50": statistics.median(milliseconds), "p99": milliseconds[197], "max": milliseconds[-1],
+    }  # fmt: skip
+    assert milliseconds[197] <= 250
+
+
+def test_a_hundred_clients_that_leave_the_ensemble(
+    start_server: Callable[..., RunningServer], figures: dict[str, object]
+) -> None:
+    server = start_server(engine=SLOW)
+    rng, milliseconds = random.Random(7), []
+
+    async def leave(after_chunks: int) -> float:
+        async with AsyncTritonClient(server.url) as client:
+            await leave_early(client, request("word " * 100, 1500), after_chunks)
+            return time.monotonic()
+
+    for _ in range(100):
+        left_s = asyncio.run(leave(rng.randrange(1, 5)))
+        wait_until(lambda: server.used_kv_blocks() == 0, 5)
+        milliseconds.append(1000 * (time.monotonic() - left_s))
+    milliseconds.sort()
+    figures["left_ensemble_kv_free_ms"] = {
+        "clients": 100, "p50": statistics.median(milliseconds), "p99": milliseconds[98], "max": milliseconds[-1],
+    }  # fmt: skip
+
+
+def test_twenty_drains_of_16_streams(start_server: Callable[..., RunningServer], figures: dict[str, object]) -> None:
+    seconds = []
+    for index in range(20):
+        server = start_server(engine=SLOW)
+        processes = server.descendants()
+        number = (signal.SIGTERM, signal.SIGINT)[index % 2]
+        assert asyncio.run(interrupt_while_streaming(server, 100 + index, 16, number)) == [100 + index] * 16
+        start_s = time.monotonic()
+        assert server.stop() == 0
+        seconds.append(time.monotonic() - start_s)
+        assert_nothing_left(processes, server)
+    figures["drains"] = {"drains": 20, "streams_each": 16, "stop_after_last_token_s_median": statistics.median(seconds)}
+
+
+def test_fifty_dead_engines(start_server: Callable[..., RunningServer], figures: dict[str, object]) -> None:
+    server = start_server(engine=FAST)
+    seconds = []
+
+    async def ask() -> int:
+        async with AsyncTritonClient(server.url) as client:
+            return (await answer(client, request("hello", 20)))[1]
+
+    for _ in range(50):
+        server.engine_process().kill()
+        start_s = time.monotonic()
+        wait_until(lambda: _succeeds(ask), 30)
+        seconds.append(time.monotonic() - start_s)
+    figures["dead_engine_to_first_whole_answer_s"] = {
+        "kills": 50,
+        "p50": statistics.median(seconds),
+        "max": max(seconds),
+    }
+
+
+def _succeeds(ask: Callable[[], Awaitable[int]]) -> bool:
+    async def run() -> int:
+        return await ask()
+
+    try:
+        return asyncio.run(run()) == 20
+    except Unavailable:
+        return False
