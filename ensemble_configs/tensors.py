@@ -156,7 +156,7 @@ ENGINE_ONLY_INPUTS: tuple[Tensor, ...] = (
 # tensorrt_llm -> postprocessing
 TOKEN_TENSORS: tuple[Tensor, ...] = (
     Tensor(engine="output_ids", data_type=INT32, dims=(-1, -1), postprocessing="TOKENS_BATCH", is_required=True),
-    Tensor(engine="sequence_length", data_type=INT32, dims=(-1,), postprocessing="SEQUENCE_LENGTH", is_required=True),
+    Tensor(engine="sequence_length", data_type=INT32, dims=(-1,), postprocessing="SEQUENCE_LENGTH"),
     # Ours: which stream the tokens belong to, and how its text ends; sent only where `stream_context` came in.
     Tensor(engine="stream_state", data_type=UINT8, dims=(-1,), postprocessing="STREAM_STATE"),
 )

@@ -15,7 +15,7 @@ def take_census(census: Census) -> list[int]:
         ServerError: postprocessing does not answer.
     """
     one = np.ones((1, 1), dtype=np.int32)
-    inputs = {"TOKENS_BATCH": one[np.newaxis], "SEQUENCE_LENGTH": one, "STREAM_STATE": pack(census)}
+    inputs = {"TOKENS_BATCH": one[np.newaxis], "STREAM_STATE": pack(census)}
     request = pb_utils.InferenceRequest(
         model_name="postprocessing",
         requested_output_names=["OUTPUT"],

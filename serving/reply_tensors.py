@@ -9,12 +9,14 @@ from serving.stream_state import pack
 
 
 def reply_tensors(reply: Reply) -> dict[str, npt.NDArray[np.generic]]:
-    """``output_ids [1, 1, n]``, ``sequence_length [1, 1]`` and what was asked for, ``[1, 1]`` each."""
-    tensors = {
-        "output_ids": np.array([[reply.token_ids]], dtype=np.int32),
-        "sequence_length": np.array([[len(reply.token_ids)]], dtype=np.int32),
-    }
-    if reply.stream_state is not None:
+    """``output_ids [1, 1, n]``, ``sequence_length [1, 1]`` and what was asked for, ``[1, 1]`` each.
+
+    Inside the ensemble there is no `sequence_length`, for every tensor of a response costs 15 microseconds.
+    """
+    tensors = {"output_ids": np.array([[reply.token_ids]], dtype=np.int32)}
+    if reply.stream_state is None:
+        tensors["sequence_length"] = np.array([[len(reply.token_ids)]], dtype=np.int32)
+    else:
         tensors["stream_state"] = pack(reply.stream_state)
     if reply.num_input_tokens is not None:
         tensors["num_input_tokens"] = np.array([[reply.num_input_tokens]], dtype=np.int32)

@@ -68,14 +68,14 @@ class RequestDecoder:
                 continue
             target = sampling if row.field in _SAMPLING_FIELDS else options
             value = _value(name, row, array)
-            if target.setdefault(row.field, value) != value:
+            if row.field in target and target[row.field] != value:
                 raise RequestError(
                     f"{name}={value} contradicts the same setting under its other name ({target[row.field]}); send one",
-                    field=name, value=value,
+                    field=name,
+                    value=value,
                 )
-        decoded = DecodedRequest(
-            sampling=self._sampling(sampling), options=msgspec.convert(options, ResponseOptions)
-        )
+            target[row.field] = value
+        decoded = DecodedRequest(sampling=self._sampling(sampling), options=msgspec.convert(options, ResponseOptions))
         return decoded if decoded.options.stop else self._check_lengths(decoded)
 
     def _sampling(self, values: dict[str, object]) -> SamplingParams:
@@ -84,7 +84,9 @@ class RequestDecoder:
             if field not in self._info.supported and value != _DEFAULTS.get(field):
                 raise RequestError(
                     f"{field} is not supported by the provider {self._info.provider!r}; leave it out",
-                    field=field, value=value, provider=self._info.provider,
+                    field=field,
+                    value=value,
+                    provider=self._info.provider,
                 )
         end_id = values.get("end_id")
         if isinstance(end_id, int) and not -1 <= end_id < self._info.vocab_size:
@@ -97,18 +99,21 @@ class RequestDecoder:
             raise RequestError("input_ids is empty; send at least one token", field="input_ids")
         if declared is not None and declared != len(ids):
             raise _out_of_range("input_lengths", declared, f"{len(ids)}, the number of input_ids")
-        if not (0 <= min(ids) and max(ids) < self._info.vocab_size):
+        if min(ids) < 0 or max(ids) >= self._info.vocab_size:
             bad = next(i for i in ids if not 0 <= i < self._info.vocab_size)
             raise _out_of_range("input_ids", bad, f"0 to {self._info.vocab_size - 1}, the model's vocabulary")
         limit = self._info.max_seq_len
         if len(ids) >= limit:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens, but prompt and output together may have {limit}; shorten the prompt",
-                field="input_ids", value=len(ids), max=limit - 1,
+                field="input_ids",
+                value=len(ids),
+                max=limit - 1,
             )
         if request.sampling.max_tokens > limit - len(ids):
             raise _out_of_range(
-                "max_tokens", request.sampling.max_tokens,
+                "max_tokens",
+                request.sampling.max_tokens,
                 f"1 to {limit - len(ids)} for this prompt ({limit} tokens of prompt and output together)",
             )
         return request
@@ -119,22 +124,29 @@ def _value(name: str, row: Tensor, array: npt.NDArray[np.generic]) -> object:
     if batch != 1:
         raise RequestError(
             f"{name} has a batch of {batch}; send one prompt in a request, they are batched in flight",
-            field=name, value=batch,
+            field=name,
+            value=batch,
         )
     if row.is_scalar:
-        scalar = array.reshape(-1)[0]
-        # By way of its shortest text: 0.1 sent as FP32 is 0.1 again, not 0.10000000149.
-        return float(str(scalar)) if scalar.dtype == np.float32 else scalar.item()
+        return _scalar(array)
     item = array[0]
     return item.tobytes() if row.data_type == "TYPE_UINT8" else item.tolist()
+
+
+def _scalar(array: npt.NDArray[np.generic]) -> object:
+    scalar = array.reshape(-1)[0]
+    # By way of its shortest text: 0.1 sent as FP32 is 0.1 again, not 0.10000000149.
+    return float(str(scalar)) if scalar.dtype == np.float32 else scalar.item()
 
 
 def _refuse_unless_neutral(name: str, row: Tensor, array: npt.NDArray[np.generic]) -> None:
     if row.neutral is not None and bool(np.all(array == row.neutral)):
         return
-    shown = array.reshape(-1)[0].item() if array.size == 1 and array.dtype != np.object_ else None
+    field = row.ensemble or name
+    shown = field if field == name else f"{field} ({name})"
+    value = _scalar(array) if array.size == 1 and array.dtype != np.object_ else None
     allowed = f"; only {row.neutral} is accepted" if row.neutral is not None else "; leave it out"
-    raise RequestError(f"{name} is not supported{allowed}", field=row.ensemble or name, value=shown)
+    raise RequestError(f"{shown} is not supported{allowed}", field=field, value=value)
 
 
 def _check_range(field: str, value: object) -> None:
@@ -163,5 +175,7 @@ def _ranges() -> dict[str, tuple[float | None, float | None]]:
 
 _RANGES = _ranges()
 _DEFAULTS = {
-    field.name: field.default for field in msgspec.structs.fields(SamplingParams) if field.default is not msgspec.NODEFAULT
+    field.name: field.default
+    for field in msgspec.structs.fields(SamplingParams)
+    if field.default is not msgspec.NODEFAULT
 }

@@ -45,12 +45,9 @@ class TextStep:
         """The new text of each beam, UTF-8: ``[beams]`` bytes objects. For a census: the packed keys of unread streams.
 
         Args:
-            tensors: ``TOKENS_BATCH [1, beams, n]``, ``SEQUENCE_LENGTH [1, beams]``, perhaps ``STREAM_STATE [1, n]``.
+            tensors: ``TOKENS_BATCH [1, beams, n]``, perhaps ``SEQUENCE_LENGTH [1, beams]`` and ``STREAM_STATE [1, n]``.
         """
-        beams = [
-            tokens[:length].tolist()
-            for tokens, length in zip(tensors["TOKENS_BATCH"][0], tensors["SEQUENCE_LENGTH"][0], strict=True)
-        ]
+        beams = _beams(tensors["TOKENS_BATCH"][0], tensors.get("SEQUENCE_LENGTH"))
         packed = tensors.get("STREAM_STATE")
         if packed is None:
             answers = [self._decoder.decode(ids).encode() for ids in beams]
@@ -81,3 +78,10 @@ class TextStep:
         return [
             key for key, sent in num_chunks.items() if key not in self._streams or self._streams[key].num_chunks < sent
         ]
+
+
+def _beams(rows: npt.NDArray[np.generic], lengths: npt.NDArray[np.generic] | None) -> list[list[int]]:
+    """The token ids of each beam, without padding."""
+    if lengths is None:
+        return rows.tolist()
+    return [row[:length].tolist() for row, length in zip(rows, lengths[0], strict=True)]

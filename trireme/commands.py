@@ -71,6 +71,9 @@ def _exiting(function: Callable[P, T]) -> Callable[P, T]:
             # Python flushes stdout once more when it ends; what is left has no reader.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(EXIT_PIPE_CLOSED) from exc
+        except OSError as exc:  # a folder that cannot be written, a full disk
+            typer.echo(f"trireme: {exc}", err=True)
+            raise typer.Exit(EXIT_FAILED) from exc
 
     return run
 

@@ -117,8 +117,12 @@ def test_a_hundred_clients_that_leave_the_ensemble(
 
     async def leave(after_chunks: int) -> float:
         async with AsyncTritonClient(server.url) as client:
-            await leave_early(client, request("word " * 100, 1500), after_chunks)
-            return time.monotonic()
+            async with contextlib.aclosing(client.generate(request("word " * 100, 1500))) as chunks:
+                for _ in range(after_chunks):
+                    await anext(chunks)
+                await asyncio.to_thread(wait_until, lambda: server.used_kv_blocks() > 0, 5)
+                left_s = time.monotonic()
+        return left_s
 
     for _ in range(100):
         left_s = asyncio.run(leave(rng.randrange(1, 5)))
