@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the adapter and the engine's process say to each other, and the pipe they say it through.
 
-One message per engine step carries the new tokens of every request. MessagePack in frames of ``<u32 length><bytes>`` over a
-Unix socket pair; the end of the stream means that the other side is gone.
+One message per engine step carries the new tokens of every request. MessagePack in frames of ``<u32 length><bytes>``
+over a Unix socket pair; the end of the stream means that the other side is gone.
 """
 
 import contextlib
-import select
 import socket
 import struct
 
@@ -83,15 +82,19 @@ class Channel:
         Raises:
             ChannelClosed: the other side is gone and nothing is left to read.
         """
-        while select.select([self._sock], [], [], None if is_blocking else 0)[0]:
-            self._buffer += self._read()
+        while data := self._read(is_blocking=is_blocking):
+            self._buffer += data
             if messages := self._take_frames():
                 return messages
         return []
 
-    def _read(self) -> bytes:
+    def _read(self, *, is_blocking: bool) -> bytes:
+        """What has arrived; empty if nothing has and it is not waited for."""
         try:
-            data = self._sock.recv(_READ_BYTES)  # more than the socket can hold: one call takes all
+            # More than the socket can hold: one call takes all.
+            data = self._sock.recv(_READ_BYTES, 0 if is_blocking else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return b""
         except OSError as exc:
             raise ChannelClosed(str(exc)) from exc
         if not data:

@@ -86,13 +86,13 @@ class GenerationService:
             self._stop(request_id, context)
             sink.send(Reply(token_ids=[], is_final=True))
             return
-        if self._refusal is not None:
-            raise self._refusal
         request = self._request(decoded, context)
         excluded = decoded.options.exclude_input_in_output
         if excluded is None:
             excluded = self._release.responses.exclude_input_in_output
         with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
             self._running[request.key] = RunningRequest(sink, request_id, decoded.options, context, not excluded)
         try:
             self._engine.submit(request)
@@ -106,8 +106,9 @@ class GenerationService:
         return len(self._running)
 
     def refuse_new(self, because: Unavailable) -> None:
-        """From now on every new request is refused; running ones go on."""
-        self._refusal = because
+        """From now on every new request is refused; every one that was not is counted as running."""
+        with self._lock:
+            self._refusal = because
 
     def cancel_all(self, because: ServingError) -> None:
         """End every running request; each fails with `because`."""
@@ -177,7 +178,9 @@ class GenerationService:
                     running.num_replies += 1
         except Exception:  # one client's broken pipe must not end the reader of all
             _log.exception("a reply could not be sent; its request is ended")
-            if self._pop(chunk.key) is not None or not is_last:
+            if running.context is not None:
+                self._lost_streams.append(running.context.key)
+            if self._pop(chunk.key) is not None:
                 self._engine.cancel(chunk.key)
 
     def _fail(self, running: RunningRequest, error: ServingError) -> None:
