@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ensemble costs: tokens/s and TTFT through it over gRPC beside the same engine in-process, as ratios of pairs.
+"""What the ensemble costs: tokens/s and TTFT through it over gRPC beside the same engine in-process, as ratios.
 
-`make bench`, or `python -m benchmarks.ensemble_overhead --help`. Both sides are up during the whole run and asked in turn;
-the order within a pair alternates.
+`make bench`, or `python -m benchmarks.ensemble_overhead --help`. Both sides are up during the whole run and asked in
+turn; the order within a pair alternates.
 """
 
 import subprocess
@@ -45,6 +45,7 @@ def main(
     with subprocess.Popen(command, stdin=pipe, stdout=pipe) as child, ThroughEnsemble(deployment) as ensemble:
         sides = {"ensemble": ensemble.run, "in_process": lambda ask: _ask_child(child, ask)}
         rows = _measure(sides, maker, [int(part) for part in requests.split(",")], pairs, output_tokens)
+        where = environment(triton_http=ensemble.http)
         assert child.stdin is not None
         child.stdin.close()
     result: dict[str, object] = {
@@ -55,7 +56,7 @@ def main(
         "output_tokens": output_tokens,
         "pairs": pairs,
         "rows": rows,
-        "environment": environment(),
+        "environment": where,
     }
     if is_kept:
         typer.echo(f"written to {write_result(f'ensemble_overhead_{spec.name}', result)}", err=True)

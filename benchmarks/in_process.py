@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The denominator: the best that the same engine does in a process of its own, with nothing between it and its caller.
 
-Same settings and threads, the same tokenizer and detokenizer work, tokens read step by step. Asked over a pipe, so that its
-process does nothing else: `python -m benchmarks.in_process DEPLOYMENT`, one JSON `Ask` a line in, one `Run` a line out.
+Same settings and threads, the same tokenizer and detokenizer work, tokens read step by step. Asked over a pipe, so that
+its process does nothing else: `python -m benchmarks.in_process DEPLOYMENT`, one JSON `Ask` a line in, one `Run` out.
 """
 
 import itertools

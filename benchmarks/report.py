@@ -9,6 +9,7 @@ import platform
 import random
 import statistics
 import subprocess
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,8 +28,14 @@ def median_with_interval(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": low, "high": high}
 
 
-def environment() -> dict[str, object]:
-    """Machine, versions, commit and date. Load tells whether the machine was quiet."""
+def environment(*, triton_http: str) -> dict[str, object]:
+    """Machine, versions, commit and date. Load tells whether the machine was quiet.
+
+    Args:
+        triton_http: ``host:port`` of the server that was measured.
+    """
+    with urllib.request.urlopen(f"http://{triton_http}/v2", timeout=5) as response:
+        triton_version = json.load(response)["version"]
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD")
@@ -38,7 +45,7 @@ def environment() -> dict[str, object]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "load_1min": os.getloadavg()[0],
         "python": platform.python_version(),
-        "triton": "2.51.0 (nvidia-pytriton 0.7.0)",
+        "triton": triton_version,
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
 

@@ -21,6 +21,7 @@ class ThroughEnsemble:
 
     def __init__(self, deployment: Path) -> None:
         ports = _free_ports(3)
+        self.http = f"127.0.0.1:{ports[0]}"
         self._url = f"127.0.0.1:{ports[1]}"
         options = zip(("--http-port", "--grpc-port", "--metrics-port"), map(str, ports), strict=True)
         command = [sys.executable, "-m", "trireme", "serve", "--deployment", str(deployment)]

@@ -7,7 +7,29 @@ import msgspec
 
 from serving.tokenization import PromptTokenizer
 
-WORDS = "the fox ran over a hill and saw one small red house near an old tree while it was still dark".split()
+WORDS = (
+    "the",
+    "fox",
+    "ran",
+    "over",
+    "a",
+    "hill",
+    "and",
+    "saw",
+    "one",
+    "small",
+    "red",
+    "house",
+    "near",
+    "an",
+    "old",
+    "tree",
+    "while",
+    "it",
+    "was",
+    "still",
+    "dark",
+)
 
 
 class Ask(msgspec.Struct, frozen=True):

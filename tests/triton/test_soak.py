@@ -32,11 +32,12 @@ FAST = {"provider": "simulated", "step_ms": 1.0, "num_kv_blocks": 4096}
 
 
 @pytest.fixture(scope="module")
-def figures() -> Iterator[dict[str, object]]:
+def figures(simulated: RunningServer) -> Iterator[dict[str, object]]:
     """What the checks of this file find; written when all are done."""
     found: dict[str, object] = {}
     yield found
-    write_result("soak", {"benchmark": "soak", "figures": found, "environment": environment()})
+    where = environment(triton_http=f"127.0.0.1:{simulated.http_port}")
+    write_result("soak", {"benchmark": "soak", "figures": found, "environment": where})
 
 
 def memory_mib(server: RunningServer) -> dict[str, float]:
@@ -116,13 +117,12 @@ def test_a_hundred_clients_that_leave_the_ensemble(
     rng, milliseconds = random.Random(7), []
 
     async def leave(after_chunks: int) -> float:
-        async with AsyncTritonClient(server.url) as client:
-            async with contextlib.aclosing(client.generate(request("word " * 100, 1500))) as chunks:
-                for _ in range(after_chunks):
-                    await anext(chunks)
-                await asyncio.to_thread(wait_until, lambda: server.used_kv_blocks() > 0, 5)
-                left_s = time.monotonic()
-        return left_s
+        asked = request("word " * 100, 1500)
+        async with AsyncTritonClient(server.url) as client, contextlib.aclosing(client.generate(asked)) as chunks:
+            for _ in range(after_chunks):
+                await anext(chunks)
+            await asyncio.to_thread(wait_until, lambda: server.used_kv_blocks() > 0, 5)
+            return time.monotonic()
 
     for _ in range(100):
         left_s = asyncio.run(leave(rng.randrange(1, 5)))
