@@ -11,7 +11,9 @@ from ensemble_configs.repository import DEFAULT_DEPLOYMENT, DEFAULT_REPOSITORY, 
 
 
 def render(
-    deployment: Annotated[Path, typer.Option(help="Deployment file.")] = DEFAULT_DEPLOYMENT,
+    deployment: Annotated[
+        Path, typer.Option(help="Deployment file.", show_default="the demo model's, demo_cpu.yaml")
+    ] = DEFAULT_DEPLOYMENT,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder to write.", show_default="model_repository for the default deployment, else build/NAME"),

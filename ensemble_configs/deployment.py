@@ -150,10 +150,11 @@ def validate(model: type[Model], data: object, *, source: Path) -> Model:
 
 def _finding(error: object) -> str:
     assert isinstance(error, dict)
-    where = ".".join(str(part) for part in error["loc"]) or "the file"
+    where = ".".join(str(part) for part in error["loc"])
     value = error.get("input")
     shown = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
-    return f"{where}: {error['msg'][:1].lower()}{error['msg'][1:]}{shown}"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{where}: {message[:1].lower()}{message[1:]}{shown}" if where else f"{message}{shown}"
 
 
 def override_triton(spec: DeploymentSpec, **changes: object) -> DeploymentSpec:

@@ -21,7 +21,9 @@ from serving.server.triton_process import TritonProcess
 
 
 def serve(
-    deployment: Annotated[Path, typer.Option(help="Deployment file.")] = DEFAULT_DEPLOYMENT,
+    deployment: Annotated[
+        Path, typer.Option(help="Deployment file.", show_default="the demo model's, demo_cpu.yaml")
+    ] = DEFAULT_DEPLOYMENT,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="the deployment's")] = None,
     http_port: Annotated[int | None, typer.Option(help="KServe HTTP port.", show_default="the deployment's")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="KServe gRPC port.", show_default="the deployment's")] = None,

@@ -348,6 +348,15 @@ class TestLocks:
             assert locked[environments.normalized(name)] == version
 
 
+    def test_every_environment_with_the_project_has_its_build_backend(self) -> None:
+        build_system = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]
+        backend = (ROOT / "requirements" / "build-backend.in").read_text(encoding="utf-8").splitlines()[-1]
+        assert build_system["requires"] == [backend]
+        for environment in environments.ENVIRONMENTS.values():
+            if environment.holds_project:
+                assert f"setuptools=={versions(ROOT / environment.lock)['setuptools']}" == backend
+
+
 def versions(lock: Path) -> dict[str, str]:
     found = re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", lock.read_text(encoding="utf-8"), re.MULTILINE)
     return {environments.normalized(name): version for name, version in found}
