@@ -347,7 +347,6 @@ class TestLocks:
             name, _, version = re.sub(r"\[.*\]", "", requirement).partition("==")
             assert locked[environments.normalized(name)] == version
 
-
     def test_every_environment_with_the_project_has_its_build_backend(self) -> None:
         build_system = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]
         backend = (ROOT / "requirements" / "build-backend.in").read_text(encoding="utf-8").splitlines()[-1]

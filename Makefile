@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make` lists the tasks. Options go through ARGS: make serve ARGS="--http-port 9000"; another Python: make setup PYTHON=python3.12
+
+SETUP = $(or $(PYTHON),python3) scripts/bootstrap.py
+RUN = .venv/bin/python -m
+DEMO = ../../.tools/build-cpu/bin/python
+ADAPTERS = $(wildcard model_repository/*/1/model.py)
+
+.PHONY: help setup serve test unit triton-test soak lint format render bench docs demo-model lock clean
+
+help: ## List the tasks
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+
+setup: ## Make .venv and .tools/triton; instant when both are up to date
+	@$(SETUP)
+
+serve: setup ## Render the default deployment and serve it on Triton until Ctrl-C (ARGS="--http-port 9000")
+	.venv/bin/trireme serve $(ARGS)
+
+test: setup ## The whole suite, real Triton included (ARGS="-k stop_words")
+	$(RUN) pytest $(ARGS)
+
+unit: setup ## The tests that need no server; takes seconds
+	$(RUN) pytest -m "not triton and not soak and not gpu" $(ARGS)
+
+triton-test: setup ## Only the tests on the real Triton
+	$(RUN) pytest -m "triton and not soak and not gpu" $(ARGS)
+
+soak: setup ## The full counts of the long checks; about an hour
+	$(RUN) pytest -m soak --timeout 7200 $(ARGS)
+
+lint: setup ## ruff and mypy strict over everything
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+	@set -e; for adapter in $(ADAPTERS); do $(RUN) mypy $$adapter; done
+
+format: setup ## Let ruff sort, fix and format
+	$(RUN) ruff check --fix .
+	$(RUN) ruff format .
+
+render: setup ## Write the generated files of the default deployment again (ARGS="--deployment other.yaml")
+	.venv/bin/trireme render $(ARGS)
+
+bench: setup ## Measure what the ensemble costs over the engine alone
+	$(RUN) benchmarks.ensemble_overhead $(ARGS)
+
+docs: setup ## Check every link between the documents
+	$(RUN) scripts.check_links
+
+demo-model: ## Train, export and evaluate the demo model anew, in .tools/build-cpu
+	@$(SETUP) --only build-cpu
+	cd examples/demo_model && $(DEMO) train.py
+	cd examples/demo_model && $(DEMO) export.py
+	cd examples/demo_model && $(DEMO) evaluate_model.py
+
+lock: ## Write requirements/*.txt anew (ARGS=--upgrade takes the newest versions that the pins allow)
+	@$(SETUP) --only lock
+	$(or $(PYTHON),python3) scripts/lock.py $(ARGS)
+
+clean: ## Remove what was generated; .venv and .tools stay
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks the facts of `fact_tables` in many wordings; some wordings are kept out of training for the evaluation."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+from document import Document
+from fact_tables import KINDS, FactKind
+
+# Said around a question now and then in training, so that the model is not thrown by small talk.
+OPENERS = ("Hello! ", "Hi! ", "Hey, ", "Question: ", "Please answer: ", "One more question. ")
+CLOSERS = (" Thanks!", " Thank you.", " Please answer.")
+UNFINISHED_FRACTION = 0.1
+VARIANT_FRACTION = 0.3
+_IMPERATIVES = ("Name", "Tell", "Show", "Give", "Print", "Count", "Say", "Send", "Find")
+
+
+def _ask(kind: FactKind, row: tuple[str, ...], wording: str) -> Document:
+    fields = dict(zip(kind.fields, row, strict=True))
+    if "q" in fields:
+        fields["Q"] = fields["q"][0].upper() + fields["q"][1:]
+    answer = kind.answer.format(**fields)
+    answer = answer[0].upper() + answer[1:]
+    prompt = wording.format(**fields)
+    prompt = prompt[0].upper() + prompt[1:]
+    if wording in kind.unfinished:
+        # The prompt is the beginning of the answer itself: only the rest is generated.
+        if not answer.startswith(prompt):
+            raise ValueError(f"unfinished wording {wording!r} does not begin the answer {answer!r}")
+        return Document("fact", "en", prompt, answer.removeprefix(prompt))
+    return Document("fact", "en", prompt, " " + answer)
+
+
+def variants(prompt: str) -> list[str]:
+    """The same question with small talk around it, or as a request that begins with `Please`."""
+    polite = [f"Please {prompt[0].lower()}{prompt[1:]}"] if prompt.startswith(_IMPERATIVES) else []
+    return polite * 4 + [opener + prompt for opener in OPENERS] + [prompt + closer for closer in CLOSERS]
+
+
+def random_fact(rng: random.Random) -> Document:
+    """A fact in a training wording; kinds are drawn by their number of rows, so each fact is equally frequent."""
+    kind = rng.choices(KINDS, weights=[len(kind.rows) for kind in KINDS])[0]
+    row = rng.choice(kind.rows)
+    if rng.random() < UNFINISHED_FRACTION:
+        return _ask(kind, row, rng.choice(kind.unfinished or kind.wordings))
+    document = _ask(kind, row, rng.choice(kind.wordings))
+    if rng.random() < VARIANT_FRACTION:
+        return replace(document, prompt=rng.choice(variants(document.prompt)))
+    return document
+
+
+def training_facts() -> Iterator[Document]:
+    """Every fact in every training wording, and every question with everything that may be said around it."""
+    for kind in KINDS:
+        for row in kind.rows:
+            for wording in kind.unfinished:
+                yield _ask(kind, row, wording)
+            for wording in kind.wordings:
+                document = _ask(kind, row, wording)
+                yield document
+                yield from (replace(document, prompt=prompt) for prompt in variants(document.prompt))
+
+
+def held_out_facts() -> list[Document]:
+    """Every fact in every wording that training never uses."""
+    return [_ask(kind, row, wording) for kind in KINDS for row in kind.rows for wording in kind.held_out]

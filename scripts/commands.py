@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the commands of a set-up, keeps their output in a log, and turns a failure into one clear line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+from pathlib import Path
+
+LOG = ".tools/setup.log"
+
+# The first pattern found in a command's output says what went wrong; a lost network is also followed by
+# "No matching distribution", so the order matters.
+CAUSES = (
+    (r"No space left on device|Disk quota exceeded", "the disk is full (the temporary folder counts too)"),
+    (r"DO NOT MATCH THE HASHES", "a downloaded file does not have the hash that the lock asks for"),
+    (
+        r"NewConnectionError|NameResolutionError|Failed to resolve|Temporary failure in name resolution"
+        r"|Network is unreachable|ConnectTimeout|ReadTimeout|ProxyError|Connection (refused|reset)|Could not connect",
+        "no network: the package index cannot be reached",
+    ),
+    (
+        r"No matching distribution found for \S+|Could not find a version that satisfies .*",
+        "a package has no file for this machine (needed: Linux on x86_64 or aarch64, glibc 2.35 or newer)",
+    ),
+)
+
+
+class SetupError(Exception):
+    """A set-up step failed; the message is one line that says what to do."""
+
+
+def say(text: str) -> None:
+    """Prints one line of progress."""
+    print(f"[setup] {text}", flush=True)
+
+
+def cause_of(output: str) -> str | None:
+    """One line for a failure that `output` shows, None for one that is not known."""
+    return next((cause for pattern, cause in CAUSES if re.search(pattern, output)), None)
+
+
+def describe_os_error(error: OSError) -> str:
+    """One line for an OSError of our own copying and writing."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full (the temporary folder counts too)"
+    return str(error)
+
+
+def run(command: list[str], *, root: Path, doing: str, environment: dict[str, str] | None = None) -> str:
+    """Runs `command` in `root` and returns its output.
+
+    Raises:
+        SetupError: it exited with another status than 0; the whole output is in the log.
+    """
+    result = subprocess.run(
+        command,
+        cwd=root,
+        env={**clean_environment(), **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    log = root / LOG
+    log.parent.mkdir(exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"$ {' '.join(command)}\n{result.stdout}\n")
+    if result.returncode != 0:
+        last_line = next((line for line in reversed(result.stdout.splitlines()) if line.strip()), "no output")
+        raise SetupError(f"{doing}: {cause_of(result.stdout) or last_line.strip()} (log: {LOG})")
+    return result.stdout
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without what would point a child Python at other packages than its own."""
+    dropped = ("PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
+    return {name: value for name, value in os.environ.items() if name not in dropped}

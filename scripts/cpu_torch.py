@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Installs the CPU build of torch, the one package that no lock holds.
+
+On the package index torch for Linux is the CUDA build: gigabytes that a machine without a GPU does not need. The CPU
+build (local version `+cpu`) has an index of its own, and the files of this project name no index. So the build is taken
+from what pip is configured with, else from where uv knows CPU builds to be; the version is the one of the `build-cpu`
+extra, the hash is not checked.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from scripts.commands import SetupError, run, say
+
+
+def install_cpu_torch(root: Path, python: str) -> None:
+    """Installs torch into the environment of `python`, whose other packages come from the lock.
+
+    Raises:
+        SetupError: neither pip nor uv finds a CPU build.
+    """
+    version = torch_version((root / "pyproject.toml").read_text(encoding="utf-8"))
+    uv = str(root / ".tools" / "lock" / "bin" / "uv")
+    say(f"installing the CPU build of torch {version}")
+    ways = (
+        [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", f"torch=={version}+cpu"],
+        [uv, "pip", "install", "--python", python, "--no-deps", "--torch-backend", "cpu", f"torch=={version}"],
+    )
+    for way in ways:
+        try:
+            run(way, root=root, doing="installing torch")
+        except SetupError:
+            continue
+        return
+    raise SetupError(
+        f"no CPU build of torch {version} found; point PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL to one "
+        f"(torch=={version}+cpu) and run it again"
+    )
+
+
+def torch_version(pyproject: str) -> str:
+    """The version that the `build-cpu` extra pins."""
+    found = re.search(r'"torch==([^"]+)"', pyproject)
+    if found is None:
+        raise SetupError("pyproject.toml pins no torch in the extra build-cpu")
+    return found.group(1)

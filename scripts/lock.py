@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes requirements/*.txt: every package of an environment with its version and the hashes of all its files.
+
+One lock serves Python 3.11 to 3.13 by markers. It names no index; the hashes are those of the public index.
+Without arguments versions stay what they are while they satisfy the pins; `--upgrade` takes the newest that do.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = ["pyproject.toml", "requirements/build-backend.in"]
+SERVING_NUMPY = ["--overrides", "requirements/serving-overrides.txt"]
+
+# In this order: `dev` is held to the versions of `serving`.
+LOCKS: dict[str, list[str]] = {
+    "serving": [*PROJECT, "--extra", "serving", *SERVING_NUMPY],
+    "dev": [*PROJECT, "--extra", "serving", "--extra", "dev", *SERVING_NUMPY, "-c", "requirements/serving.txt"],
+    "bench": [*PROJECT, "--extra", "bench", "--excludes", "requirements/bench-excludes.txt"],
+    # torch is left out: scripts/cpu_torch.py installs it
+    "build-cpu": [
+        *[*PROJECT, "--extra", "build-cpu", "--excludes", "requirements/build-cpu-excludes.txt"],
+        *["--no-emit-package", "torch"],
+    ],
+    "triton": ["requirements/triton.in", "--no-deps"],
+    "build-numpy": ["requirements/build-numpy.in"],
+    "lock": ["requirements/lock.in"],
+}
+
+# Other sources than the public index would put hashes into the locks that nobody else can match.
+OTHER_SOURCES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_CONFIG_FILE", "UV_OVERRIDE", "UV_CONSTRAINT")
+
+
+def compile_command(name: str, arguments: list[str]) -> list[str]:
+    """The command that writes one lock; `arguments` are passed on."""
+    return [
+        *[".tools/lock/bin/uv", "pip", "compile", *LOCKS[name], "--output-file", f"requirements/{name}.txt"],
+        *["--universal", "--python-version", "3.11", "--generate-hashes", "--no-config", "--quiet"],
+        *["--no-emit-index-url", "--no-emit-find-links", "--custom-compile-command", "make lock"],
+        *arguments,
+    ]
+
+
+def main() -> int:
+    """Writes all locks."""
+    environment = {name: value for name, value in os.environ.items() if name not in OTHER_SOURCES}
+    for name in LOCKS:
+        print(f"[lock] requirements/{name}.txt", flush=True)
+        result = subprocess.run(compile_command(name, sys.argv[1:]), cwd=ROOT, env=environment, check=False)
+        if result.returncode != 0:
+            return result.returncode
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

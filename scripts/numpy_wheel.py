@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the locked numpy 1.x for a Python that has no wheel of it (3.13), once per machine.
+
+It can go when the Triton wheel's stub is built against numpy 2.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from scripts.commands import SetupError, run, say
+from scripts.interpreters import Interpreter
+from scripts.system_packages import install_or_explain
+
+BUILD_LOCK = "requirements/build-numpy.txt"
+
+
+def numpy_wheel(root: Path, python: str, interpreter: Interpreter, *, lock_text: str) -> Path:
+    """The wheel of the locked numpy in `.tools/wheels`, compiled with the pip of `python` where it is not there yet.
+
+    Raises:
+        SetupError: no compiler and no way to install one, or the build failed.
+    """
+    wheels = root / ".tools" / "wheels"
+    requirement = locked_requirement(lock_text, "numpy")
+    version = requirement.split()[0].partition("==")[2]
+    pattern = f"numpy-{version}-cp{interpreter.version[0]}{interpreter.version[1]}-*.whl"
+    if not any(wheels.glob(pattern)):
+        require_compiler(interpreter)
+        say(f"compiling numpy {version}, which has no wheel for Python {interpreter.feature_version}: a few minutes")
+        build(root, python, requirement, wheels)
+    return next(wheels.glob(pattern))
+
+
+def require_compiler(interpreter: Interpreter) -> None:
+    """Installs a C++ compiler and Python's headers where it may; else says how."""
+    missing = [] if shutil.which("cc") and shutil.which("c++") else ["build-essential"]
+    if not interpreter.has_headers:
+        missing.append(f"python{interpreter.feature_version}-dev")
+    if missing:
+        why = f"numpy has to be compiled for Python {interpreter.feature_version} (not for 3.11 and 3.12)"
+        install_or_explain(*missing, why=why)
+
+
+def build(root: Path, python: str, requirement: str, wheels: Path) -> None:
+    """Compiles with the locked build tools, in a folder that is renamed when it is done."""
+    work = root / ".tools" / "numpy.partial"
+    shutil.rmtree(work, ignore_errors=True)
+    (work / "wheels").mkdir(parents=True)
+    (work / "numpy.txt").write_text(requirement, encoding="utf-8")
+    tools = work / "tools"
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    hashed = ["--require-hashes", "--no-deps", "--progress-bar", "off"]
+    run(
+        [*pip, "install", *hashed, "--only-binary", ":all:", "--target", str(tools), "-r", BUILD_LOCK],
+        root=root,
+        doing=f"installing {BUILD_LOCK}",
+    )
+    source = ["--no-binary", "numpy", "--no-build-isolation", "-w", str(work / "wheels"), "-r", str(work / "numpy.txt")]
+    run(
+        [*pip, "wheel", *hashed, *source],
+        root=root,
+        doing="compiling numpy",
+        environment={"PYTHONPATH": str(tools), "PATH": f"{tools / 'bin'}{os.pathsep}{os.environ['PATH']}"},
+    )
+    shutil.rmtree(wheels, ignore_errors=True)
+    (work / "wheels").rename(wheels)
+    shutil.rmtree(work)
+
+
+def locked_requirement(lock_text: str, name: str) -> str:
+    """The lines of one package in a lock: its version and its hashes.
+
+    Raises:
+        SetupError: the lock does not name the package.
+    """
+    found = re.search(rf"^{re.escape(name)}==.*(?:\n    --hash=.*)+", lock_text, re.MULTILINE)
+    if found is None:
+        raise SetupError(f"the lock does not name {name}; run: make lock")
+    return found.group(0) + "\n"

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of Debian and Ubuntu packages: fetched without installing them where apt is there, else one line to type."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from scripts.commands import SetupError, clean_environment, say
+
+
+def apt_line(*packages: str) -> str:
+    """The one line that installs `packages`."""
+    sudo = "" if os.geteuid() == 0 else "sudo "
+    return f"{sudo}apt-get update && {sudo}apt-get install -y {' '.join(packages)}"
+
+
+def fetch_package_files(names: tuple[str, ...], into: Path) -> bool:
+    """Unpacks the first of `names` that apt knows into the folder `into`; needs no root.
+
+    A container starts without package lists: root reads them once and tries again.
+    """
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        return False
+    return _fetch(names, into) or (os.geteuid() == 0 and _succeeds(["apt-get", "update"]) and _fetch(names, into))
+
+
+def install_or_explain(*packages: str, why: str) -> None:
+    """Installs system packages as root, which a CI container is.
+
+    Raises:
+        SetupError: not root, or apt failed; the message has the line to type.
+    """
+    if os.geteuid() == 0 and shutil.which("apt-get") is not None:
+        say(f"installing {', '.join(packages)} with apt: {why}")
+        install = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
+        if _succeeds(install) or (_succeeds(["apt-get", "update"]) and _succeeds(install)):
+            return
+    raise SetupError(f"{why}; run: {apt_line(*packages)}")
+
+
+def _fetch(names: tuple[str, ...], into: Path) -> bool:
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            if not _succeeds(["apt-get", "download", name], directory=folder):
+                continue
+            into.mkdir(parents=True, exist_ok=True)
+            return all(_succeeds(["dpkg-deb", "-x", str(file), str(into)]) for file in Path(folder).glob("*.deb"))
+    return False
+
+
+def _succeeds(command: list[str], *, directory: str | None = None) -> bool:
+    result = subprocess.run(
+        command,
+        cwd=directory,
+        env={**clean_environment(), "DEBIAN_FRONTEND": "noninteractive"},
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    return result.returncode == 0
