@@ -16,7 +16,9 @@ def render(
     ] = DEFAULT_DEPLOYMENT,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder to write.", show_default="model_repository for the default deployment, else build/NAME"),
+        typer.Option(
+            help="Folder to write.", show_default="model_repository for the default deployment, else build/NAME"
+        ),
     ] = None,
 ) -> None:
     """Render a deployment into a model repository; files that are right already are not touched.

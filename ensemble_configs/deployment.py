@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one deployment serves, as typed data: the YAML file, the defaults and the cross-checks.
 
-Everything that Triton reads is rendered from a `DeploymentSpec` (`ensemble_configs.repository`); nothing downstream has a
-default of its own.
+Everything that Triton reads is rendered from a `DeploymentSpec` (`ensemble_configs.repository`); nothing downstream
+has a default of its own.
 """
 
 from pathlib import Path
@@ -81,7 +81,9 @@ class TritonSpec(_Spec):
     http_port: Port = 8000
     grpc_port: Port = 8001
     metrics_port: Port = 8002
-    triton_max_batch_size: Positive = Field(default=256, description="largest batch Triton hands to postprocessing at once")
+    triton_max_batch_size: Positive = Field(
+        default=256, description="largest batch Triton hands to postprocessing at once"
+    )
 
     @model_validator(mode="after")
     def _ports_differ(self) -> "TritonSpec":
@@ -94,7 +96,9 @@ class TritonSpec(_Spec):
 class ResponseSpec(_Spec):
     """Defaults of requests that do not say."""
 
-    exclude_input_in_output: bool = Field(default=False, description="upstream's default: a whole response has the prompt")
+    exclude_input_in_output: bool = Field(
+        default=False, description="upstream's default: a whole response has the prompt"
+    )
     max_chunk_delay_ms: float = Field(
         default=0.0, ge=0, description="how long tokens may wait to leave together; a stream's first token never waits"
     )
@@ -132,7 +136,9 @@ def load_deployment(path: Path) -> DeploymentSpec:
     except yaml.YAMLError as exc:
         raise SpecError(f"{path} is not YAML: {' '.join(str(exc).split())}", file=path) from exc
     if not isinstance(data, dict):
-        raise SpecError(f"{path} must hold keys and values, such as 'name: demo', but holds {type(data).__name__}", file=path)
+        raise SpecError(
+            f"{path} must hold keys and values, such as 'name: demo', but holds {type(data).__name__}", file=path
+        )
     return validate(DeploymentSpec, data, source=path)
 
 

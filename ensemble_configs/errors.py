@@ -11,9 +11,9 @@
         ├── RequestTimeout          DEADLINE      the deadline passed
         └── RequestCancelled        CANCELLED     somebody stopped it
 
-Triton carries only text with an error of a stream, and an ensemble puts its own words in front of it. So the text of every
-error holds one machine-readable token, ``[CODE key=value ...]``, wherever it stands in the text. `clients.error_tokens`
-is the one parser of it.
+Triton carries only text with an error of a stream, and an ensemble puts its own words in front of it. So the text of
+every error holds one machine-readable token, ``[CODE key=value ...]``, wherever it stands in the text.
+`clients.error_tokens` is the one parser of it.
 """
 
 import json

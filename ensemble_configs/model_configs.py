@@ -30,12 +30,14 @@ def render_configs(spec: DeploymentSpec, *, source: str) -> dict[str, str]:
         "preprocessing": _python_model(spec, "preprocessing"),
         # Decoupled: any number of responses for a request, and execute() returns before the first of them.
         "tensorrt_llm": _python_model(spec, "tensorrt_llm") | {"model_transaction_policy": {"decoupled": True}},
-        # One instance owns the state of every stream, and order is kept: Triton may otherwise swap two chunks of a stream.
-        # No queue delay: what is queued is taken together, nothing waits for company.
+        # One instance owns the state of every stream, and order is kept: Triton may otherwise swap two chunks of a
+        # stream. No queue delay: what is queued is taken together, nothing waits for company.
         "postprocessing": _python_model(spec, "postprocessing") | {"dynamic_batching": {"preserve_ordering": True}},
         "ensemble": _ensemble(spec),
     }
-    return {name: f"# Generated from {source} by make render\n{to_pbtxt(message)}" for name, message in messages.items()}
+    return {
+        name: f"# Generated from {source} by make render\n{to_pbtxt(message)}" for name, message in messages.items()
+    }
 
 
 def _python_model(spec: DeploymentSpec, name: str) -> Message:
@@ -44,7 +46,9 @@ def _python_model(spec: DeploymentSpec, name: str) -> Message:
         "name": name,
         "backend": "python",
         "max_batch_size": spec.triton.triton_max_batch_size,
-        "input": [_input(n, row, is_engine=is_in_engine, is_ragged=name == "postprocessing") for n, row in inputs_of(name)],
+        "input": [
+            _input(n, row, is_engine=is_in_engine, is_ragged=name == "postprocessing") for n, row in inputs_of(name)
+        ],
         "output": [_tensor(n, row, row.producer_dims) for n, row in outputs_of(name)],
         "instance_group": [{"count": 1, "kind": Symbol("KIND_CPU")}],
     }

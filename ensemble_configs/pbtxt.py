@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Protobuf text from plain data: the little of the format that a `config.pbtxt` needs.
 
-Google's own printer leaves out fields that hold their default, and Triton needs ``max_batch_size: 0`` written out; it also
-would make every reader of a deployment install a Triton client. Tests parse what this writes with Triton's `ModelConfig`.
+Google's own printer leaves out fields that hold their default, and Triton needs ``max_batch_size: 0`` written out; it
+also would make every reader of a deployment install a Triton client. Tests parse what this writes with Triton's
+`ModelConfig`.
 """
 
 import json
@@ -16,7 +17,9 @@ class Symbol(str):
 
 
 def to_pbtxt(message: Mapping[str, object]) -> str:
-    """Protobuf text of a message; a sequence is a repeated field, a sequence of numbers or symbols is written inline."""
+    """Protobuf text of a message; a sequence is a repeated field, a sequence of numbers or symbols is written
+    inline.
+    """
     return "".join(f"{line}\n" for line in _message(message))
 
 

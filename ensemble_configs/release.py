@@ -14,7 +14,9 @@ RELEASE_FILE = "release.json"
 
 
 def render_release(spec: DeploymentSpec, *, folder: Path) -> str:
-    """The text of the `release.json` that lies in `folder`; paths in it are relative to that folder, so a tree can move."""
+    """The text of the `release.json` that lies in `folder`; paths in it are relative to that folder, so a tree can
+    move.
+    """
     release = ReleaseSpec(**{name: getattr(spec, name) for name in ReleaseSpec.model_fields})
     return _with_relative_paths(release, folder).model_dump_json(indent=2, exclude_none=True) + "\n"
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model repository that Triton loads: which files it has, and writing them where they differ.
 
-Rendering is pure (`render_repository`); writing never touches a file whose text is right, because Triton reloads a model
-whose files have changed.
+Rendering is pure (`render_repository`); writing never touches a file whose text is right, because Triton reloads a
+model whose files have changed.
 """
 
 import shutil
@@ -29,8 +29,8 @@ def render_repository(spec: DeploymentSpec, *, root: Path, source: str) -> dict[
 def write_repository(spec: DeploymentSpec, *, root: Path, source: str) -> list[Path]:
     """Make `root` the model repository of a deployment; returns the paths (below `root`) that were written.
 
-    The adapters' `model.py` are copied from the committed repository. Model folders that the deployment does not have are
-    removed, for Triton would load them.
+    The adapters' `model.py` are copied from the committed repository. Model folders that the deployment does not have
+    are removed, for Triton would load them.
     """
     files = {path: text.encode() for path, text in render_repository(spec, root=root, source=source).items()}
     for model in PYTHON_MODELS:

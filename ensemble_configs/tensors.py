@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every tensor of the serving contract, once: its type, its dims, and its name at each model that it passes.
 
-The names, types and dims are those of NVIDIA's `inflight_batcher_llm`, both generations of names; rows marked "ours" are
-additions that a client of upstream never sees. `config.pbtxt` files are rendered from these rows, the adapters decode by
-them, and a tensor that has no `field` and no `neutral` value is refused by name (`serving.requests`).
+The names, types and dims are those of NVIDIA's `inflight_batcher_llm`, both generations of names; rows marked "ours"
+are additions that a client of upstream never sees. `config.pbtxt` files are rendered from these rows, the adapters
+decode by them, and a tensor that has no `field` and no `neutral` value is refused by name (`serving.requests`).
 
 A new sampling parameter is one row here with a `field`, and that field on `serving.engines.base.SamplingParams`.
 
@@ -92,36 +92,72 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
     _option("return_kv_cache_reuse_stats", BOOL, neutral=False),  # v0.16 to v0.18
     _option("prompt_vocab_size", INT32),
     _option("lora_task_id", UINT64),
-    Tensor(ensemble="prompt_embedding_table", data_type=FP16, dims=(-1, -1), engine="prompt_embedding_table", is_ragged=True),
+    Tensor(
+        ensemble="prompt_embedding_table",
+        data_type=FP16,
+        dims=(-1, -1),
+        engine="prompt_embedding_table",
+        is_ragged=True,
+    ),
     Tensor(ensemble="lora_weights", data_type=FP16, dims=(-1, -1), engine="lora_weights", is_ragged=True),
     Tensor(ensemble="lora_config", data_type=INT32, dims=(-1, 3), engine="lora_config", is_ragged=True),
-    Tensor(ensemble="guided_decoding_guide_type", data_type=STRING, engine="guided_decoding_guide_type", is_ragged=True),
+    Tensor(
+        ensemble="guided_decoding_guide_type", data_type=STRING, engine="guided_decoding_guide_type", is_ragged=True
+    ),
     Tensor(ensemble="guided_decoding_guide", data_type=STRING, engine="guided_decoding_guide", is_ragged=True),
 )
 
 # preprocessing -> tensorrt_llm
 PROMPT_TENSORS: tuple[Tensor, ...] = (
-    Tensor(preprocessing="INPUT_ID", data_type=INT32, dims=(-1,), engine="input_ids", is_ragged=True, field="input_ids"),
     Tensor(
-        preprocessing="REQUEST_INPUT_LEN", data_type=INT32, engine="input_lengths", is_required=True, is_scalar=True,
+        preprocessing="INPUT_ID", data_type=INT32, dims=(-1,), engine="input_ids", is_ragged=True, field="input_ids"
+    ),
+    Tensor(
+        preprocessing="REQUEST_INPUT_LEN",
+        data_type=INT32,
+        engine="input_lengths",
+        is_required=True,
+        is_scalar=True,
         field="input_length",
     ),
     Tensor(
-        preprocessing="REQUEST_OUTPUT_LEN", data_type=INT32, producer_dims=(-1,), engine="request_output_len",
-        is_required=True, is_scalar=True, field="max_tokens",
+        preprocessing="REQUEST_OUTPUT_LEN",
+        data_type=INT32,
+        producer_dims=(-1,),
+        engine="request_output_len",
+        is_required=True,
+        is_scalar=True,
+        field="max_tokens",
     ),
     Tensor(preprocessing="OUT_END_ID", data_type=INT32, engine="end_id", is_scalar=True, field="end_id"),
     Tensor(preprocessing="OUT_PAD_ID", data_type=INT32, engine="pad_id", is_scalar=True, field="pad_id"),
     Tensor(
-        preprocessing="STOP_WORDS_IDS", data_type=INT32, dims=(2, -1), engine="stop_words_list", is_ragged=True,
+        preprocessing="STOP_WORDS_IDS",
+        data_type=INT32,
+        dims=(2, -1),
+        engine="stop_words_list",
+        is_ragged=True,
         field="stop_words_list",
     ),
-    Tensor(preprocessing="STREAM_CONTEXT", data_type=UINT8, dims=(-1,), engine="stream_context", is_ragged=True, field="stream_context"),  # ours
+    Tensor(
+        preprocessing="STREAM_CONTEXT",
+        data_type=UINT8,
+        dims=(-1,),
+        engine="stream_context",
+        is_ragged=True,
+        field="stream_context",
+    ),  # ours
     Tensor(preprocessing="BAD_WORDS_IDS", data_type=INT32, dims=(2, -1), engine="bad_words_list", is_ragged=True),
     Tensor(preprocessing="DECODER_INPUT_ID", data_type=INT32, dims=(-1,), engine="decoder_input_ids", is_ragged=True),
     Tensor(preprocessing="REQUEST_DECODER_INPUT_LEN", data_type=INT32, engine="decoder_input_lengths", is_scalar=True),
     Tensor(preprocessing="EMBEDDING_BIAS", data_type=FP32, dims=(-1,), engine="embedding_bias", is_ragged=True),
-    Tensor(preprocessing="OUT_PROMPT_TABLE_EXTRA_IDS", data_type=UINT64, dims=(-1,), engine="prompt_table_extra_ids", is_ragged=True),
+    Tensor(
+        preprocessing="OUT_PROMPT_TABLE_EXTRA_IDS",
+        data_type=UINT64,
+        dims=(-1,),
+        engine="prompt_table_extra_ids",
+        is_ragged=True,
+    ),
 )
 
 # a direct caller -> tensorrt_llm

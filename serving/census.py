@@ -22,6 +22,9 @@ def take_census(census: Census) -> list[int]:
         inputs=[pb_utils.Tensor(*named) for named in inputs.items()],
     )
     response = request.exec()
-    if response.has_error():
-        raise ServerError(f"no census of the streams: {response.error().message()}")
-    return keys_decoder.decode(pb_utils.get_output_tensor_by_name(response, "OUTPUT").as_numpy()[0])
+    error = response.error()
+    if error is not None:
+        raise ServerError(f"no census of the streams: {error.message()}")
+    keys = pb_utils.get_output_tensor_by_name(response, "OUTPUT")
+    assert keys is not None
+    return keys_decoder.decode(keys.as_numpy()[0])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fewer, larger chunks: a response costs the same with one token or with ten.
 
-Tokens of one stream that are here at the same time always leave together, so a receiver that falls behind catches up. With
-a delay they also wait for their successors, but the first of a stream and the last never do.
+Tokens of one stream that are here at the same time always leave together, so a receiver that falls behind catches up.
+With a delay they also wait for their successors, but the first of a stream and the last never do.
 """
 
 import time
@@ -25,7 +25,7 @@ class ChunkGather:
         waiting = self._waiting
         for chunk in chunks:
             earlier = waiting.setdefault(chunk.key, chunk)
-            if earlier is not chunk:
+            if earlier is not chunk and not _is_last(earlier):
                 earlier.token_ids += chunk.token_ids
                 earlier.finish_reason, earlier.error = chunk.finish_reason, chunk.error
         if not self._max_delay_s:

@@ -26,7 +26,7 @@ from abc import ABC, abstractmethod
 from codecs import utf_8_decode
 from collections.abc import Sequence
 
-from tokenizers import Tokenizer  # type: ignore[import-untyped]
+from tokenizers import Tokenizer
 
 from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.errors import SpecError

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's own process: `python -m serving.engine_process --release FOLDER --fd N`, started by `serving.engine_client`.
+"""The engine's own process, started by `serving.engine_client` with a socket to it.
 
 One thread, one loop: take what has arrived, step, send what was made. It ends when the other side hangs up.
 """

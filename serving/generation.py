@@ -8,11 +8,9 @@ last one. Whoever wants a request to end asks the engine, and the engine's answe
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -26,14 +24,14 @@ from serving.engines.base import EngineInfo, EngineStats, FinishReason, Generati
 from serving.requests import DecodedRequest, RequestDecoder
 from serving.running_request import Reply, ReplySink, RunningRequest
 from serving.stop_strings import check_stop_strings
-from serving.stream_state import Census, StreamContext, context_decoder
+from serving.stream_state import Census, StreamContext, unpack_context
 
 _log = logging.getLogger("trireme.generation")
 
-# A direct caller's departure is Triton's to tell, a message to the server for each request; an ensemble's takes a census.
+# A direct caller's departure is Triton's to tell, a message to the server for each request; an ensemble's takes a
+# census.
 _CANCEL_CHECK_S = 0.04
 _CENSUS_S = 0.08
-
 
 _CLIENT_GONE = RequestCancelled("the client went away or cancelled the request")
 
@@ -63,16 +61,18 @@ class GenerationService:
         self._take_census = take_census
         self._text = TextDecoder.from_spec(release.tokenizer)
         self._running: dict[int, RunningRequest] = {}
-        self._lock = threading.Lock()  # of _running: both ends of a request's life
+        self._lock = threading.Lock()  # of _running and _refusal: both ends of a request's life
         self._keys = itertools.count(1)
-        self._lost_streams: list[int] = []
+        self._lost_streams: list[int] = []  # of which postprocessing may still hold the text
+        self._orphans: list[int] = []  # in the engine, with nobody here to reply to
         self._refusal: Unavailable | None = None
         self._gather = ChunkGather(max_delay_s=release.responses.max_chunk_delay_ms / 1000)
         self._engine = EngineClient(release_dir, on_steps=self._take_steps, on_death=self._fail_all)
-        self.info: EngineInfo = self._engine.start()
-        self._decoder = RequestDecoder(self.info)
+        self._decoder = RequestDecoder(self._engine.start())
+        self._is_closed = threading.Event()
         for watch, period_s in ((self._cancel_abandoned, _CANCEL_CHECK_S), (self._cancel_unread, _CENSUS_S)):
-            threading.Thread(target=_repeat, args=(watch, period_s), name=watch.__name__, daemon=True).start()
+            args = (watch, period_s, self._is_closed)
+            threading.Thread(target=_repeat_until, args=args, name=watch.__name__, daemon=True).start()
 
     def start(self, tensors: Mapping[str, npt.NDArray[np.generic]], sink: ReplySink, *, request_id: str = "") -> None:
         """Take one request; returns at once, the replies come through `sink`.
@@ -81,7 +81,8 @@ class GenerationService:
             ServingError: the request is refused, and `sink` was not called.
         """
         decoded = self._decoder.decode(tensors)
-        context = _context(decoded)
+        packed = decoded.options.stream_context
+        context = None if packed is None else unpack_context(packed)
         if decoded.options.stop:
             self._stop(request_id, context)
             sink.send(Reply(token_ids=[], is_final=True))
@@ -90,15 +91,17 @@ class GenerationService:
         excluded = decoded.options.exclude_input_in_output
         if excluded is None:
             excluded = self._release.responses.exclude_input_in_output
+        running = RunningRequest(sink, request_id, decoded.options, context, not excluded)
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
-            self._running[request.key] = RunningRequest(sink, request_id, decoded.options, context, not excluded)
-        try:
-            self._engine.submit(request)
-        except Unavailable:
-            if self._pop(request.key) is not None:  # else the engine's death has already been told to the sink
-                raise
+            self._running[request.key] = running
+        self._submit(request, running)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is."""
+        return self._engine.info
 
     @property
     def num_running(self) -> int:
@@ -112,10 +115,11 @@ class GenerationService:
 
     def cancel_all(self, because: ServingError) -> None:
         """End every running request; each fails with `because`."""
-        self._cancel(list(self._running.items()), because)
+        self._cancel(self._running_now(), because)
 
     def close(self) -> None:
         """Stop the engine; what still runs gets no further reply."""
+        self._is_closed.set()
         self._engine.close()
 
     def _request(self, decoded: DecodedRequest, context: StreamContext | None) -> GenerationRequest:
@@ -124,6 +128,16 @@ class GenerationService:
         return GenerationRequest(
             key=next(self._keys), input_ids=options.input_ids, sampling=decoded.sampling, stop_strings=strings
         )
+
+    def _submit(self, request: GenerationRequest, running: RunningRequest) -> None:
+        try:
+            self._engine.submit(request)
+        except Unavailable:
+            if self._pop(request.key) is not None:  # else the engine's death has already been told to the sink
+                running.disown()
+                raise
+        if running.is_ending:  # somebody asked for its end before the engine knew of it
+            self._engine.cancel(request.key)
 
     def _stop_strings(self, words: list[list[int]] | None) -> tuple[str, ...]:
         """Upstream's ``[2, n]`` token ids as the text they stand for: it matches however the model tokenizes it."""
@@ -136,12 +150,14 @@ class GenerationService:
         """The contract's stop request: it ends the running request of the same id with what it has."""
         if not request_id and context is None:
             raise RequestError("a stop request needs the request id of the request to stop", field="request_id")
-        named = [
-            (key, running)
-            for key, running in list(self._running.items())
-            if (running.context is not None and running.context.key == context.key if context else running.request_id == request_id)
-        ]
-        self._cancel(named, None)
+        self._cancel(
+            [
+                (key, running)
+                for key, running in self._running_now()
+                if (running.is_stream(context.key) if context else running.request_id == request_id)
+            ],
+            None,
+        )
 
     def _cancel(self, running: Iterable[tuple[int, RunningRequest]], error: ServingError | None) -> None:
         for key, request in running:
@@ -153,18 +169,21 @@ class GenerationService:
         with self._lock:
             return self._running.pop(key, None)
 
-    # On the reader's thread.
+    def _running_now(self) -> list[tuple[int, RunningRequest]]:
+        with self._lock:
+            return list(self._running.items())
+
+    # On the reader's thread. It sends the engine nothing, for the engine may be waiting for it to read.
 
     def _take_steps(self, steps: list[Step]) -> None:
         for chunk in self._gather.due(chunk for step in steps for chunk in step.chunks):
             running = self._running.get(chunk.key)
             if running is not None:
                 self._take_chunk(chunk, running)
-        self._on_stats(steps[-1].stats)
+        self._tell_stats(steps[-1].stats)
 
     def _take_chunk(self, chunk: TokenChunk, running: RunningRequest) -> None:
-        is_last = chunk.finish_reason is not None or chunk.error is not None
-        if is_last:
+        if chunk.finish_reason is not None or chunk.error is not None:
             self._pop(chunk.key)
         try:
             if chunk.error is not None:
@@ -172,21 +191,37 @@ class GenerationService:
             elif chunk.finish_reason is FinishReason.CANCELLED and running.cancel_error is not None:
                 self._fail(running, running.cancel_error)
             else:
-                reply = running.reply_to(chunk)
-                if reply is not None:
-                    running.sink.send(reply)
-                    running.num_replies += 1
+                self._reply(chunk, running)
         except Exception:  # one client's broken pipe must not end the reader of all
             _log.exception("a reply could not be sent; its request is ended")
-            if running.context is not None:
-                self._lost_streams.append(running.context.key)
-            if self._pop(chunk.key) is not None:
-                self._engine.cancel(chunk.key)
+            self._give_up(chunk.key, running)
+
+    def _reply(self, chunk: TokenChunk, running: RunningRequest) -> None:
+        reply = running.reply_to(chunk)
+        if reply is None:
+            return
+        running.send(reply)
+        if reply.is_final and running.num_replies > 1:
+            self._forget_text(running)  # Triton throws away what nobody reads, the last chunk too
+
+    def _give_up(self, key: int, running: RunningRequest) -> None:
+        """End a request whose sink has raised."""
+        if self._pop(key) is not None:
+            self._orphans.append(key)
+        if running.is_over:
+            self._forget_text(running)
+        else:
+            self._fail_if_possible(running, ServerError("a reply could not be sent; the server's log has the reason"))
 
     def _fail(self, running: RunningRequest, error: ServingError) -> None:
-        if running.context is not None:
-            self._lost_streams.append(running.context.key)
-        running.sink.fail(error)
+        self._forget_text(running)
+        running.fail(error)
+
+    def _fail_if_possible(self, running: RunningRequest, error: ServingError) -> None:
+        try:
+            self._fail(running, error)
+        except Exception:  # as above
+            _log.exception("an error could not be sent; its request ends without one")
 
     def _fail_all(self, error: Unavailable) -> None:
         with self._lock:
@@ -194,18 +229,44 @@ class GenerationService:
             self._running.clear()
         self._gather.clear()
         for running in lost:
-            self._fail(running, error)
+            running.is_ending = True
+            self._fail_if_possible(running, error)
+        idle = EngineStats(
+            num_running=0, num_waiting=0, num_used_kv_blocks=0, num_kv_blocks=self.info.num_kv_blocks, num_steps=0
+        )
+        self._tell_stats(idle)
+
+    def _forget_text(self, running: RunningRequest) -> None:
+        """Have postprocessing drop what it may still hold of a stream that has ended."""
+        if running.context is not None:
+            self._lost_streams.append(running.context.key)
+
+    def _tell_stats(self, stats: EngineStats) -> None:
+        try:
+            self._on_stats(stats)
+        except Exception:  # a gauge that cannot be set must not end the reader of all
+            _log.exception("the engine's stats could not be shown")
 
     # On threads of their own: whose client has gone?
 
     def _cancel_abandoned(self) -> None:
-        direct = [(key, running) for key, running in list(self._running.items()) if running.context is None]
-        self._cancel([item for item in direct if not item[1].is_ending and item[1].sink.is_cancelled()], _CLIENT_GONE)
+        for key, running in self._running_now():
+            if running.context is None and not running.is_ending and self._is_abandoned(running):
+                self._cancel([(key, running)], _CLIENT_GONE)
+        while self._orphans:
+            self._engine.cancel(self._orphans.pop())
+
+    def _is_abandoned(self, running: RunningRequest) -> bool:
+        try:
+            return running.is_cancelled()
+        except Exception:  # of one sink; the others are asked all the same
+            _log.exception("a sink cannot say whether its client is there")
+            return True
 
     def _cancel_unread(self) -> None:
         streams = {
             running.context.key: (key, running)
-            for key, running in list(self._running.items())
+            for key, running in self._running_now()
             if running.context is not None and running.num_replies and not running.is_ending
         }
         lost_keys = tuple(self._lost_streams)
@@ -225,20 +286,9 @@ class EngineRefusal(ServerError):
         self.code = text[1:].partition(" ")[0].rstrip("]")
 
 
-def _repeat(work: Callable[[], None], period_s: float) -> None:
-    while True:
-        time.sleep(period_s)
+def _repeat_until(work: Callable[[], None], period_s: float, is_over: threading.Event) -> None:
+    while not is_over.wait(period_s):
         try:
             work()
         except Exception:  # one failure must not end the watch over all that follow
             _log.exception("%s failed; it is tried again", work.__name__)
-
-
-def _context(decoded: DecodedRequest) -> StreamContext | None:
-    packed = decoded.options.stream_context
-    if packed is None:
-        return None
-    try:
-        return context_decoder.decode(packed)
-    except msgspec.DecodeError as exc:
-        raise RequestError("stream_context is for the ensemble's own use; leave it out", field="stream_context") from exc

@@ -8,6 +8,7 @@ Without the folder (plain `tritonserver`) there is no line, and nothing else cha
 import json
 import logging
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("trireme.lifeline")
 
 RUN_DIR_VARIABLE = "TRIREME_RUN_DIR"
+
+_QUESTION_S = 1.0  # from the connection to the whole question
+_ANSWER_S = 2.0
 
 Handler = Callable[[], Mapping[str, object]]
 
@@ -47,20 +51,25 @@ class Lifeline:
     """The adapter's end; answers on a thread of its own."""
 
     def __init__(self, args: Mapping[str, str], handlers: Mapping[str, Handler]) -> None:
-        """Args: `args` are Triton's to `initialize`; `handlers` by operation, where ``status`` stands for the others."""
+        """Args: `args` are Triton's to `initialize`; `handlers` by operation, with ``status`` for all others."""
         self._handlers = handlers
         self._listener: socket.socket | None = None
         run_dir = os.environ.get(RUN_DIR_VARIABLE)
         if run_dir:
+            # Another name each time: Triton may load a version anew before it has unloaded the old instance.
+            self._path = Path(run_dir) / f"{args['model_name']}-{args['model_version']}-{secrets.token_hex(4)}.sock"
             self._listener = socket.socket(socket.AF_UNIX)
-            self._listener.bind(f"{run_dir}/{args['model_name']}-{args['model_version']}.sock")
+            self._listener.bind(str(self._path))
             self._listener.listen()
             threading.Thread(target=self._serve, args=(self._listener,), name="lifeline", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening."""
-        if self._listener is not None:
-            self._listener.close()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            self._path.unlink(missing_ok=True)
+            listener.shutdown(socket.SHUT_RDWR)  # close() alone would leave the thread in accept(), still answering
+            listener.close()
 
     def _serve(self, listener: socket.socket) -> None:
         while True:
@@ -68,13 +77,17 @@ class Lifeline:
                 connection, _ = listener.accept()
             except OSError:  # closed
                 return
-            with connection, connection.makefile("rw") as stream:
-                try:
-                    operation = json.loads(stream.readline())["op"]
-                    answer = self._handlers.get(operation, self._handlers["status"])()
-                    stream.write(json.dumps(answer) + "\n")
-                except Exception:
-                    _log.exception("a question on the lifeline could not be answered")
+            try:
+                self._answer(connection)
+            except Exception:
+                _log.exception("a question on the lifeline could not be answered")
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection:
+            connection.settimeout(_QUESTION_S)
+            operation = _read(connection)["op"]
+            answer = self._handlers.get(str(operation), self._handlers["status"])()
+            _write(connection, answer)
 
 
 def ask_all(run_dir: Path, operation: str) -> int:
@@ -87,7 +100,7 @@ def ask_all(run_dir: Path, operation: str) -> int:
     return sum(int(str(answer["num_streams"])) for answer in answers)
 
 
-def _ask(path: Path, operation: str, *, timeout_s: float = 2.0) -> dict[str, object]:
+def _ask(path: Path, operation: str) -> Mapping[str, object]:
     """Ask an adapter one thing.
 
     Raises:
@@ -95,13 +108,27 @@ def _ask(path: Path, operation: str, *, timeout_s: float = 2.0) -> dict[str, obj
     """
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(timeout_s)
+            connection.settimeout(_ANSWER_S)
             connection.connect(str(path))
-            with connection.makefile("rw") as stream:
-                stream.write(json.dumps({"op": operation}) + "\n")
-                stream.flush()
-                answer = json.loads(stream.readline())
+            _write(connection, {"op": operation})
+            return _read(connection)
     except (OSError, ValueError) as exc:
         raise Unavailable(f"{path.stem} does not answer {operation!r}: {exc}", reason="no_answer") from exc
-    assert isinstance(answer, dict)
-    return answer
+
+
+def _write(connection: socket.socket, message: Mapping[str, object]) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _read(connection: socket.socket) -> Mapping[str, object]:
+    """Raises: ValueError: the other side went away, or did not send an object."""
+    line = b""
+    while not line.endswith(b"\n"):
+        received = connection.recv(65536)
+        if not received:
+            raise ValueError("the line ended within a message")
+        line += received
+    message = json.loads(line)
+    if not isinstance(message, dict):
+        raise ValueError(f"{message!r} is not an object")  # noqa: TRY004  as from json.loads: what was sent is wrong
+    return message

@@ -13,7 +13,8 @@ def reply_tensors(reply: Reply) -> dict[str, npt.NDArray[np.generic]]:
 
     Inside the ensemble there is no `sequence_length`, for every tensor of a response costs 15 microseconds.
     """
-    tensors = {"output_ids": np.array([[reply.token_ids]], dtype=np.int32)}
+    tensors: dict[str, npt.NDArray[np.generic]] = {}
+    tensors["output_ids"] = np.array([[reply.token_ids]], dtype=np.int32)
     if reply.stream_state is None:
         tensors["sequence_length"] = np.array([[len(reply.token_ids)]], dtype=np.int32)
     else:

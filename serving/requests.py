@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request to the engine step, from named arrays to typed values: unsupported, malformed and out-of-range ones refused.
+"""A request to the engine step, from named arrays to typed values; what is unsupported or out of range is refused.
 
 Driven by the rows of `ensemble_configs.tensors`: what a row's `field` names is read into `SamplingParams` or
 `ResponseOptions` below; a row without one is refused by name unless it holds the value that asks for nothing.
@@ -105,7 +105,8 @@ class RequestDecoder:
         limit = self._info.max_seq_len
         if len(ids) >= limit:
             raise RequestError(
-                f"the prompt has {len(ids)} tokens, but prompt and output together may have {limit}; shorten the prompt",
+                f"the prompt has {len(ids)} tokens, but prompt and output together may have {limit}; "
+                "shorten the prompt",
                 field="input_ids",
                 value=len(ids),
                 max=limit - 1,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One request between its arrival and its last reply: from the engine's chunks to the contract's replies."""
 
+import threading
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,10 +25,10 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplySink(Protocol):
-    """Where the replies to one request go. Called by one thread at a time."""
+    """Where the replies to one request go. Called by one thread at a time, and not at all after its last call."""
 
     def send(self, reply: Reply) -> None:
-        """One reply; the one with `is_final` is the last call."""
+        """One reply; the one with `is_final` is the last call. Where another one raises, `fail` is the last call."""
 
     def fail(self, error: ServingError) -> None:
         """The last call, instead of a final reply."""
@@ -49,7 +50,37 @@ class RunningRequest:
     cancel_error: ServingError | None = None
     is_ending: bool = False  # the engine has been asked to stop it
     num_replies: int = 0
+    is_over: bool = False  # the sink has had its last call
+    # Triton frees a request with its last response: to ask for its cancellation at that moment crashes the server.
+    _sink_lock: threading.Lock = field(default_factory=threading.Lock)
     _held_ids: list[int] = field(default_factory=list)  # until the end, when not streaming
+
+    def send(self, reply: Reply) -> None:
+        """Hand a reply to the sink."""
+        with self._sink_lock:
+            self.is_over = reply.is_final
+            self.sink.send(reply)
+        self.num_replies += 1
+
+    def fail(self, error: ServingError) -> None:
+        """Make an error the sink's last call."""
+        with self._sink_lock:
+            self.is_over = True
+            self.sink.fail(error)
+
+    def disown(self) -> None:
+        """Leave the sink to somebody else; it gets no call from here any more."""
+        with self._sink_lock:
+            self.is_over = True
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the replies any more; False once the sink has had its last call."""
+        with self._sink_lock:
+            return not self.is_over and self.sink.is_cancelled()
+
+    def is_stream(self, key: int) -> bool:
+        """Whether it is the ensemble's stream of this name."""
+        return self.context is not None and self.context.key == key
 
     def reply_to(self, chunk: TokenChunk) -> Reply | None:
         """The reply that a chunk without an error makes, if it makes one."""
@@ -61,7 +92,7 @@ class RunningRequest:
             if not is_final:
                 return None
         prompt = options.input_ids if self.is_prompt_echoed and not options.is_streaming else []
-        reply = Reply(
+        return Reply(
             token_ids=[*prompt, *token_ids] if prompt else token_ids,
             is_final=is_final,
             num_input_tokens=len(options.input_ids) if options.return_num_input_tokens else None,
@@ -69,7 +100,6 @@ class RunningRequest:
             finish_reason=chunk.finish_reason if options.return_finish_reason else None,
             stream_state=self._stream_state(is_final, len(prompt)),
         )
-        return reply
 
     def _stream_state(self, is_final: bool, num_prompt_tokens: int) -> StreamState | None:
         if self.context is None:

@@ -19,15 +19,18 @@ class StoppingEngine(Engine):
         self.info = engine.info
 
     def add(self, request: GenerationRequest) -> None:
+        """Queue a request and, if it has stop strings, follow its text."""
         self._engine.add(request)
         if request.stop_strings:
             self._watches[request.key] = StopStringWatch(self._decoder, request.stop_strings)
 
     def cancel(self, key: int) -> None:
+        """Stop a request and following it."""
         self._watches.pop(key, None)
         self._engine.cancel(key)
 
     def step(self) -> list[TokenChunk]:
+        """One iteration; chunks end with the token that completes a stop string."""
         chunks = self._engine.step()
         return [self._cut(chunk) for chunk in chunks] if self._watches else chunks
 
@@ -46,10 +49,13 @@ class StoppingEngine(Engine):
 
     @property
     def has_work(self) -> bool:
+        """As the engine's."""
         return self._engine.has_work
 
     def stats(self) -> EngineStats:
+        """As the engine's."""
         return self._engine.stats()
 
     def close(self) -> None:
+        """As the engine's."""
         self._engine.close()

@@ -2,8 +2,8 @@
 """What the three steps of the ensemble tell each other about one stream, beside the contract's tensors.
 
 Triton gives the steps behind a decoupled model no input but that model's own outputs, and a client's request id may be
-empty or used twice. So `preprocessing` names each stream, the engine step carries the name through, and `postprocessing`
-keeps its text under that name. Both tensors are MessagePack in ``[1, n] uint8``.
+empty or used twice. So `preprocessing` names each stream, the engine step carries the name through, and
+`postprocessing` keeps its text under that name. Both tensors are MessagePack in ``[1, n] uint8``.
 """
 
 import itertools
@@ -12,6 +12,8 @@ import secrets
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from ensemble_configs.errors import RequestError
 
 
 class StreamContext(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +60,26 @@ def pack(value: StreamContext | StreamState | Census) -> npt.NDArray[np.generic]
     return np.frombuffer(msgspec.msgpack.encode(value), dtype=np.uint8)[np.newaxis]
 
 
-context_decoder = msgspec.msgpack.Decoder(StreamContext)
-state_decoder: msgspec.msgpack.Decoder[StreamState | Census] = msgspec.msgpack.Decoder(StreamState | Census)
+_context_decoder = msgspec.msgpack.Decoder(StreamContext)
+_state_decoder: msgspec.msgpack.Decoder[StreamState | Census] = msgspec.msgpack.Decoder(StreamState | Census)
 keys_decoder = msgspec.msgpack.Decoder(list[int])
+
+
+def unpack_context(packed: bytes) -> StreamContext:
+    """Raises: RequestError: somebody else than `preprocessing` wrote it."""
+    try:
+        return _context_decoder.decode(packed)
+    except msgspec.DecodeError as exc:
+        raise _not_ours("stream_context") from exc
+
+
+def unpack_state(packed: bytes) -> StreamState | Census:
+    """Raises: RequestError: somebody else than the engine step wrote it."""
+    try:
+        return _state_decoder.decode(packed)
+    except msgspec.DecodeError as exc:
+        raise _not_ours("stream_state") from exc
+
+
+def _not_ours(field: str) -> RequestError:
+    return RequestError(f"{field} is for the ensemble's own use; leave it out", field=field)

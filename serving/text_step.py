@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The last step of the ensemble, without Triton: the text of every stream, kept between its chunks.
 
-Chunks come in order and from one thread. A stream is known by the name that `preprocessing` gave it; tokens without a name
-(a caller of `postprocessing` alone) are decoded by themselves, as upstream does.
+Chunks come in order and from one thread. A stream is known by the name that `preprocessing` gave it; tokens without a
+name (a caller of `postprocessing` alone) are decoded by themselves, as upstream does.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ensemble_configs.release import load_release
 from serving.detokenization import StreamText, TextDecoder
-from serving.stream_state import Census, StreamState, state_decoder
+from serving.stream_state import Census, StreamState, unpack_state
 
 
 @dataclass(slots=True)
@@ -42,17 +42,21 @@ class TextStep:
         return len(self._streams)
 
     def respond(self, tensors: Mapping[str, npt.NDArray[np.generic]]) -> npt.NDArray[np.object_]:
-        """The new text of each beam, UTF-8: ``[beams]`` bytes objects. For a census: the packed keys of unread streams.
+        """The new text of each beam, UTF-8: ``[batch * beams]`` bytes; for a census the packed keys of the unread.
 
         Args:
-            tensors: ``TOKENS_BATCH [1, beams, n]``, perhaps ``SEQUENCE_LENGTH [1, beams]`` and ``STREAM_STATE [1, n]``.
+            tensors: ``TOKENS_BATCH [batch, beams, n]``, perhaps ``SEQUENCE_LENGTH [batch, beams]``; with
+                ``STREAM_STATE [1, n]`` one beam of one request.
+
+        Raises:
+            RequestError: the state is not one that the engine step wrote.
         """
-        beams = _beams(tensors["TOKENS_BATCH"][0], tensors.get("SEQUENCE_LENGTH"))
+        beams = _beams(tensors["TOKENS_BATCH"], tensors.get("SEQUENCE_LENGTH"))
         packed = tensors.get("STREAM_STATE")
         if packed is None:
             answers = [self._decoder.decode(ids).encode() for ids in beams]
         else:
-            match state_decoder.decode(packed.tobytes()):
+            match unpack_state(packed.tobytes()):
                 case Census(num_chunks, lost_keys):
                     for key in lost_keys:
                         self._streams.pop(key, None)
@@ -80,8 +84,9 @@ class TextStep:
         ]
 
 
-def _beams(rows: npt.NDArray[np.generic], lengths: npt.NDArray[np.generic] | None) -> list[list[int]]:
-    """The token ids of each beam, without padding."""
+def _beams(tokens: npt.NDArray[np.generic], lengths: npt.NDArray[np.generic] | None) -> list[list[int]]:
+    """The token ids of each beam of each request, without padding."""
+    beams: list[list[int]] = [beam for request in tokens.tolist() for beam in request]
     if lengths is None:
-        return rows.tolist()
-    return [row[:length].tolist() for row, length in zip(rows, lengths[0], strict=True)]
+        return beams
+    return [beam[:length] for beam, length in zip(beams, lengths.reshape(-1).tolist(), strict=True)]

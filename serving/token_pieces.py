@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tokenizers import Tokenizer, decoders  # type: ignore[import-untyped]
+from tokenizers import Tokenizer, decoders
 
 from ensemble_configs.errors import SpecError
 

@@ -4,7 +4,7 @@
 import json
 from pathlib import Path
 
-from tokenizers import Tokenizer  # type: ignore[import-untyped]
+from tokenizers import Tokenizer
 
 from ensemble_configs.errors import SpecError
 

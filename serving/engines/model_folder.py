@@ -40,7 +40,8 @@ def load_model_folder(folder: Path, *, weights: str) -> ModelFolder:
         if not (folder / name).is_file():
             raise SpecError(
                 f"engine.dir: {folder} has no {name}; make the model with `make demo-model` or `trireme build`",
-                field="engine.dir", file=folder / name,
+                field="engine.dir",
+                file=folder / name,
             )
     config = _load(folder / "config.json", _Config)
     generation = folder / "generation_config.json"

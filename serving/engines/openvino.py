@@ -57,7 +57,8 @@ class OpenVinoEngine(Engine):
             raise SpecError(
                 f"engine.max_seq_len ({spec.max_seq_len}) > max_position_embeddings ({model.max_position_embeddings}) "
                 f"of {model.dir}; lower it",
-                field="engine.max_seq_len", value=spec.max_seq_len,
+                field="engine.max_seq_len",
+                value=spec.max_seq_len,
             )
         self._pipeline = load_pipeline(spec)
         self._is_pipeline_empty = True
@@ -67,8 +68,13 @@ class OpenVinoEngine(Engine):
         self._num_steps = 0
         self._num_drops = 0
         self.info = EngineInfo(
-            provider=spec.provider, vocab_size=model.vocab_size, max_seq_len=spec.max_seq_len, end_ids=model.end_ids,
-            kv_block_tokens=KV_BLOCK_TOKENS, num_kv_blocks=spec.num_kv_blocks, max_num_seqs=spec.max_num_seqs,
+            provider=spec.provider,
+            vocab_size=model.vocab_size,
+            max_seq_len=spec.max_seq_len,
+            end_ids=model.end_ids,
+            kv_block_tokens=KV_BLOCK_TOKENS,
+            num_kv_blocks=spec.num_kv_blocks,
+            max_num_seqs=spec.max_num_seqs,
             supported=SUPPORTED,
         )
 
@@ -107,8 +113,11 @@ class OpenVinoEngine(Engine):
     def stats(self) -> EngineStats:
         """What the engine holds now; used blocks are those that the last step used, and none when there is no work."""
         return EngineStats(
-            num_running=len(self._running), num_waiting=len(self._waiting), num_steps=self._num_steps,
-            num_used_kv_blocks=self._num_used_blocks, num_kv_blocks=self.info.num_kv_blocks,
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_steps=self._num_steps,
+            num_used_kv_blocks=self._num_used_blocks,
+            num_kv_blocks=self.info.num_kv_blocks,
         )
 
     def close(self) -> None:

@@ -47,5 +47,6 @@ def _require(module: str, *, provider: str) -> None:
         extra = _EXTRAS[module]
         raise SpecError(
             f"engine.provider {provider!r} needs {module}, which is not installed; pip install 'trireme[{extra}]'",
-            field="engine.provider", extra=extra,
+            field="engine.provider",
+            extra=extra,
         )

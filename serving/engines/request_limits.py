@@ -33,7 +33,9 @@ def _refuse_unsupported(sampling: SamplingParams, info: EngineInfo) -> None:
         if value != defaults[name]:
             raise RequestError(
                 f"{name} ({value}) is not supported by the provider {info.provider!r}; leave it out",
-                field=name, value=value, provider=info.provider,
+                field=name,
+                value=value,
+                provider=info.provider,
             )
 
 
@@ -43,11 +45,15 @@ def _refuse_length(num_prompt_tokens: int, max_tokens: int, info: EngineInfo) ->
     if num_tokens > info.max_seq_len:
         raise RequestError(
             f"{wanted} > max_seq_len {info.max_seq_len}; shorten the prompt or ask for fewer tokens",
-            field="max_tokens", value=max_tokens, max_seq_len=info.max_seq_len,
+            field="max_tokens",
+            value=max_tokens,
+            max_seq_len=info.max_seq_len,
         )
     num_kv_tokens = info.num_kv_blocks * info.kv_block_tokens
     if num_tokens - 1 > num_kv_tokens:  # the last token is never fed back
         raise RequestError(
             f"{wanted} cannot fit the KV cache of {num_kv_tokens} tokens; ask for less or raise engine.num_kv_blocks",
-            field="max_tokens", value=max_tokens, num_kv_blocks=info.num_kv_blocks,
+            field="max_tokens",
+            value=max_tokens,
+            num_kv_blocks=info.num_kv_blocks,
         )

@@ -45,14 +45,21 @@ class SimulatedEngine(Engine):
         self._pace = Pace(clock)
         self._seeds = random.Random(spec.seed)  # for requests that bring none
         self._batch = PagedBatch(
-            max_num_seqs=spec.max_num_seqs, max_num_batched_tokens=spec.max_num_batched_tokens,
-            num_blocks=spec.num_kv_blocks, block_tokens=spec.kv_block_tokens,
+            max_num_seqs=spec.max_num_seqs,
+            max_num_batched_tokens=spec.max_num_batched_tokens,
+            num_blocks=spec.num_kv_blocks,
+            block_tokens=spec.kv_block_tokens,
         )
         self._sequences: dict[int, Sequence] = {}
         self._num_steps = 0
         self.info = EngineInfo(
-            provider=spec.provider, vocab_size=spec.vocab_size, max_seq_len=spec.max_seq_len, end_ids=(),
-            kv_block_tokens=spec.kv_block_tokens, num_kv_blocks=spec.num_kv_blocks, max_num_seqs=spec.max_num_seqs,
+            provider=spec.provider,
+            vocab_size=spec.vocab_size,
+            max_seq_len=spec.max_seq_len,
+            end_ids=(),
+            kv_block_tokens=spec.kv_block_tokens,
+            num_kv_blocks=spec.num_kv_blocks,
+            max_num_seqs=spec.max_num_seqs,
             supported=frozenset(SamplingParams.__struct_fields__),
         )
 
@@ -96,8 +103,11 @@ class SimulatedEngine(Engine):
         """What the engine holds now."""
         batch = self._batch
         return EngineStats(
-            num_running=len(batch.running), num_waiting=len(batch.waiting), num_steps=self._num_steps,
-            num_used_kv_blocks=batch.num_blocks - batch.num_free_blocks, num_kv_blocks=batch.num_blocks,
+            num_running=len(batch.running),
+            num_waiting=len(batch.waiting),
+            num_steps=self._num_steps,
+            num_used_kv_blocks=batch.num_blocks - batch.num_free_blocks,
+            num_kv_blocks=batch.num_blocks,
         )
 
     def _next_token(self, sequence: Sequence) -> TokenChunk:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme serve`: check, assemble the model repository, start Triton, stay in the foreground, drain when asked to stop."""
+"""`trireme serve`: check, assemble the model repository, start Triton, stay in the foreground, drain when asked to
+stop.
+"""
 
 import signal
 import sys
@@ -28,7 +30,9 @@ def serve(
     http_port: Annotated[int | None, typer.Option(help="KServe HTTP port.", show_default="the deployment's")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="KServe gRPC port.", show_default="the deployment's")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Prometheus port.", show_default="the deployment's")] = None,
-    exit_timeout_s: Annotated[float, typer.Option(help="How long running streams may go on at shutdown.", min=0)] = 30.0,
+    exit_timeout_s: Annotated[
+        float, typer.Option(help="How long running streams may go on at shutdown.", min=0)
+    ] = 30.0,
     ready_timeout_s: Annotated[float, typer.Option(help="How long loading may take.", min=1)] = 600.0,
     is_verbose: Annotated[bool, typer.Option("--verbose", help="Triton's log to the terminal, not to a file.")] = False,
 ) -> None:
@@ -112,11 +116,11 @@ def _wait_ready(server: TritonProcess, stop: _StopSignal, timeout_s: float) -> b
 
 def _welcome(triton: TritonSpec, seconds: float) -> str:
     program = Path(sys.argv[0])
-    command = str(program) if not program.is_absolute() else program.name
-    try:
-        command = str(program.resolve().relative_to(Path.cwd())) if program.is_absolute() else command
-    except ValueError:
-        pass
+    command = program.name
+    if program.is_absolute() and program.is_relative_to(Path.cwd()):
+        command = str(program.relative_to(Path.cwd()))
+    elif not program.is_absolute():
+        command = str(program)
     host = "localhost" if triton.host in ("127.0.0.1", "0.0.0.0", "::") else triton.host
     return (
         f"ready after {seconds:.1f} s\n"

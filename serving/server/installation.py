@@ -58,7 +58,9 @@ def find_triton(record: Path = _RECORD) -> TritonInstallation:
         )
     # Built against numpy 1: with numpy 2 every tensor that a Python model sends arrives empty, without an error.
     if int(np.__version__.partition(".")[0]) >= 2:
-        raise SpecError(f"numpy {np.__version__} breaks this Triton's Python stub; run `make setup`, which installs numpy<2")
+        raise SpecError(
+            f"numpy {np.__version__} breaks this Triton's Python stub; run `make setup`, which installs numpy<2"
+        )
     root = record.parent.parent.parent
     return TritonInstallation(
         tritonserver=root / facts["tritonserver"],

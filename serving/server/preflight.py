@@ -25,7 +25,8 @@ def _check_files(spec: DeploymentSpec) -> None:
         model = spec.engine.dir / "openvino_model.xml"
         if not model.is_file():
             raise SpecError(
-                f"engine.dir: there is no engine at {model}; build it (`make demo-model` makes the demo's)", field="engine.dir"
+                f"engine.dir: there is no engine at {model}; build it (`make demo-model` makes the demo's)",
+                field="engine.dir",
             )
 
 
@@ -39,7 +40,8 @@ def _check_ports(triton: TritonSpec) -> None:
                 probe.bind((triton.host, port))
             except OSError as exc:
                 raise SpecError(
-                    f"{name} {port} on {triton.host} cannot be used ({exc.strerror}); stop what listens there or choose another "
-                    f"with {option}",
-                    field=name, value=port,
+                    f"{name} {port} on {triton.host} cannot be used ({exc.strerror}); "
+                    f"stop what listens there or choose another with {option}",
+                    field=name,
+                    value=port,
                 ) from exc

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One `tritonserver` process with everything it leaves behind: its process group, its shared memory, its control folder."""
+"""One `tritonserver` process with everything it leaves behind: its process group, its shared memory, its control
+folder.
+"""
 
 import contextlib
 import ctypes
@@ -31,7 +33,9 @@ _KEY_HEADER = "trireme-control-key"
 class TritonProcess:
     """Started by the constructor; `clean_up` must be called once it has ended."""
 
-    def __init__(self, triton: TritonSpec, repository: Path, installation: TritonInstallation, log: BinaryIO | None) -> None:
+    def __init__(
+        self, triton: TritonSpec, repository: Path, installation: TritonInstallation, log: BinaryIO | None
+    ) -> None:
         """Start the server.
 
         Args:
@@ -48,7 +52,7 @@ class TritonProcess:
             stdout=log,
             stderr=log,
             start_new_session=True,  # Ctrl-C reaches us alone, and the group is killed as one
-            preexec_fn=_end_with_parent,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - no other thread of ours runs yet
         )
 
     def _command(self, triton: TritonSpec, repository: Path, installation: TritonInstallation) -> list[str]:
@@ -70,7 +74,11 @@ class TritonProcess:
         }
         if installation.backend_directory is not None:
             options["backend-directory"] = installation.backend_directory
-        return [str(installation.tritonserver), "--disable-auto-complete-config", *(f"--{name}={value}" for name, value in options.items())]
+        return [
+            str(installation.tritonserver),
+            "--disable-auto-complete-config",
+            *(f"--{name}={value}" for name, value in options.items()),
+        ]
 
     @property
     def exit_status(self) -> int | None:
@@ -88,8 +96,8 @@ class TritonProcess:
     def turn_unready(self) -> None:
         """Make "ready" say no, for good, while everything goes on.
 
-        Triton has no call for that. But its readiness is strict: a model that could not be loaded makes the server unready,
-        and asking for one that has no backend costs milliseconds and touches no other model.
+        Triton has no call for that. But its readiness is strict: a model that could not be loaded makes the server
+        unready, and asking for one that has no backend costs milliseconds and touches no other model.
 
         Raises:
             Unavailable: the server does not answer.

@@ -3,57 +3,59 @@
 
 import queue
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import np_to_triton_dtype
+
+Array = npt.NDArray[Any]  # so that a test may read whatever comes
+
+# The types of what tests send; what is not here is a BOOL.
+_DTYPES: dict[str, npt.DTypeLike] = {
+    **dict.fromkeys(("text_input", "stop_words", "bad_words", "QUERY", "STOP_WORDS_DICT"), np.object_),
+    **dict.fromkeys(("max_tokens", "request_output_len", "REQUEST_OUTPUT_LEN", "min_tokens"), np.int32),
+    **dict.fromkeys(("input_ids", "input_lengths", "end_id", "prompt_vocab_size"), np.int32),
+    **dict.fromkeys(("top_k", "runtime_top_k", "beam_width", "num_return_sequences"), np.int32),
+    **dict.fromkeys(("top_p", "runtime_top_p", "temperature", "repetition_penalty"), np.float32),
+    **dict.fromkeys(("seed", "random_seed"), np.uint64),
+}
 
 
-def array(value: object, datatype: str) -> np.ndarray:
-    """``[1, n]`` of a value or a list of them."""
+def arrays(tensors: Mapping[str, object]) -> dict[str, Array]:
+    """Values, or lists of them, as ``[1, n]`` of their tensor's type; a ready array is sent as it is."""
+    return {name: value if isinstance(value, np.ndarray) else _array(name, value) for name, value in tensors.items()}
+
+
+def _array(name: str, value: object) -> Array:
     values = value if isinstance(value, list) else [value]
-    dtype = {"INT32": np.int32, "FP32": np.float32, "BOOL": np.bool_, "UINT64": np.uint64, "BYTES": np.object_}[datatype]
-    return np.array([[v.encode() if isinstance(v, str) else v for v in values]], dtype=dtype)
+    encoded = [item.encode() if isinstance(item, str) else item for item in values]
+    return np.array([encoded], dtype=_DTYPES.get(name, np.bool_))
 
 
-DATATYPES = {
-    "text_input": "BYTES", "stop_words": "BYTES", "bad_words": "BYTES", "max_tokens": "INT32", "request_output_len": "INT32",
-    "input_ids": "INT32", "input_lengths": "INT32", "end_id": "INT32", "top_k": "INT32", "runtime_top_k": "INT32",
-    "beam_width": "INT32", "min_tokens": "INT32", "top_p": "FP32", "runtime_top_p": "FP32", "temperature": "FP32",
-    "repetition_penalty": "FP32", "seed": "UINT64", "random_seed": "UINT64", "prompt_vocab_size": "INT32",
-    "num_return_sequences": "INT32",
-}  # fmt: skip
-
-
-def infer_inputs(tensors: Mapping[str, object]) -> list[grpcclient.InferInput]:
-    """Values by name; a ready array is sent as it is."""
-    inputs = []
-    for name, value in tensors.items():
-        datatype = DATATYPES.get(name, "BOOL")
-        data = value if isinstance(value, np.ndarray) else array(value, datatype)
-        if isinstance(value, np.ndarray):
-            datatype = grpcclient._utils.np_to_triton_dtype(data.dtype)
-        inputs.append(grpcclient.InferInput(name, list(data.shape), datatype))
-        inputs[-1].set_data_from_numpy(data)
-    return inputs
+def _infer_input(name: str, data: Array) -> grpcclient.InferInput:
+    given = grpcclient.InferInput(name, list(data.shape), np_to_triton_dtype(data.dtype))
+    given.set_data_from_numpy(data)
+    return given
 
 
 class StreamFailed(Exception):
     """The error text of a stream."""
 
 
-def stream(url: str, model: str, tensors: Mapping[str, object], *, request_id: str = "") -> Iterator[dict[str, np.ndarray]]:
+def stream(url: str, model: str, tensors: Mapping[str, object], *, request_id: str = "") -> Iterator[dict[str, Array]]:
     """The responses to one request, each as arrays by output name, up to the final one.
 
     Raises:
         StreamFailed: an error came.
     """
+    inputs = [_infer_input(name, data) for name, data in arrays(tensors).items()]
     responses: queue.Queue[tuple[grpcclient.InferResult, Exception]] = queue.Queue()
     with grpcclient.InferenceServerClient(url) as client:
         client.start_stream(lambda result, error: responses.put((result, error)))
         try:
-            client.async_stream_infer(
-                model, infer_inputs(tensors), request_id=request_id, enable_empty_final_response=True
-            )
+            client.async_stream_infer(model, inputs, request_id=request_id, enable_empty_final_response=True)
             while True:
                 result, error = responses.get(timeout=60)
                 if error is not None:

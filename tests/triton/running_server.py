@@ -9,21 +9,24 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
 import psutil
 import yaml
 
+from serving.lifeline import RUN_DIR_VARIABLE, ask_all
+
 PROJECT = Path(__file__).resolve().parent.parent.parent
 READY_S = 60.0
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def deployment_text(name: str, *, engine: dict[str, object]) -> str:
+def deployment_text(name: str, *, engine: Mapping[str, object]) -> str:
     """A deployment file with the demo's tokenizer."""
     tokenizer = {"dir": str(PROJECT / "examples/demo_model/target")}
-    return yaml.safe_dump({"name": name, "tokenizer": tokenizer, "engine": engine})
+    return yaml.safe_dump({"name": name, "tokenizer": tokenizer, "engine": dict(engine)})
 
 
 def free_ports(count: int) -> list[int]:
@@ -76,7 +79,7 @@ class RunningServer:
     def is_ready(self) -> bool:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/v2/health/ready", timeout=5) as response:
-                return response.status == 200
+                return bool(response.status == 200)
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return False
 
@@ -93,8 +96,13 @@ class RunningServer:
     def used_kv_blocks(self) -> float:
         return self.metric("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="used")
 
+    def num_streams(self) -> int:
+        """What the adapters hold, as `trireme serve` asks them before it stops."""
+        [triton] = [process for process in self.descendants() if process.name() == "tritonserver"]
+        return ask_all(Path(triton.environ()[RUN_DIR_VARIABLE]), "status")
+
     def descendants(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
+        return list(psutil.Process(self.process.pid).children(recursive=True))
 
     def engine_process(self) -> psutil.Process:
         [engine] = [p for p in self.descendants() if "serving.engine_process" in p.cmdline()]

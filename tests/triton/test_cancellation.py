@@ -72,9 +72,29 @@ def test_a_client_that_leaves_the_ensemble_stops_its_generation(start_server):
     wait_idle(server, 5)
 
 
+def test_streams_whose_clients_left_near_their_end_are_forgotten_by_every_step(simulated: RunningServer) -> None:
+    # Triton throws away the last chunk too: whoever waits for it, waits for ever, and a shutdown with him.
+    async def leave_after(num_chunks: int) -> None:
+        request = GenerateRequest(text_input=f"hello {num_chunks}", max_tokens=60, stream=True)
+        async with contextlib.aclosing(client.generate(request)) as chunks:
+            for _ in range(num_chunks):
+                await anext(chunks, None)
+
+    async def run() -> None:
+        nonlocal client
+        async with AsyncTritonClient(simulated.url) as client:
+            await asyncio.gather(*(leave_after(num_chunks) for num_chunks in range(40, 60)))
+
+    client: AsyncTritonClient
+    asyncio.run(run())
+    wait_until(lambda: simulated.num_streams() == 0, 5)
+
+
 def test_a_stop_request_ends_the_request_of_the_same_id_with_what_it_has(start_server):
     server = start_server(engine=SLOW)
-    running = stream(server.url, "tensorrt_llm", engine_request([7] * 40, 1500, return_finish_reason=True), request_id="a")
+    running = stream(
+        server.url, "tensorrt_llm", engine_request([7] * 40, 1500, return_finish_reason=True), request_id="a"
+    )
     bystander = stream(server.url, "tensorrt_llm", engine_request([8] * 40, 40), request_id="b")
     next(running), next(bystander)
     assert list(stream(server.url, "tensorrt_llm", engine_request([1], 1, stop=True), request_id="a")) != []

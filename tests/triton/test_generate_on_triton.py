@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme generate` against the real server and the demo model: what the README shows, and what a person may get wrong."""
+"""`trireme generate` against the real server and the demo model: what the README shows, and what a person may get
+wrong.
+"""
 
 import json
 import signal
@@ -10,6 +12,7 @@ import time
 import pytest
 from running_server import RunningServer
 from test_cancellation import SLOW, wait_idle, wait_until
+from test_shutdown import StartServer
 
 
 def generate(server: RunningServer, *args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -40,7 +43,9 @@ def test_the_prompt_may_come_from_standard_input(openvino: RunningServer) -> Non
     assert generate(openvino, "-", stdin=asked + "\n").stdout == generate(openvino, asked).stdout
 
 
-@pytest.mark.parametrize("prompt", ["法国的首都是哪里？", "フランスの首都はどこですか？", "ما هي عاصمة فرنسا؟", "फ्रांस की राजधानी क्या है?"])
+@pytest.mark.parametrize(
+    "prompt", ["法国的首都是哪里？", "フランスの首都はどこですか？", "ما هي عاصمة فرنسا؟", "फ्रांस की राजधानी क्या है?"]
+)
 def test_other_scripts_come_out_whole(openvino: RunningServer, prompt: str) -> None:
     result = generate(openvino, prompt)
     assert result.returncode == 0
@@ -64,7 +69,7 @@ def test_a_wrong_option_is_one_line_and_exit_status_2(openvino: RunningServer) -
     assert generate(openvino, "hello", "--model", "nobody").returncode == 2
 
 
-def test_ctrl_c_cancels_the_request_on_the_server(start_server) -> None:
+def test_ctrl_c_cancels_the_request_on_the_server(start_server: StartServer) -> None:
     server = start_server(engine=SLOW)
     command = [sys.executable, "-m", "trireme", "generate", "--url", server.url, "hello", "--max-tokens", "1500"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

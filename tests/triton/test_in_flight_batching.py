@@ -4,23 +4,36 @@
 import asyncio
 import contextlib
 import random
+from collections.abc import Callable
 
 import pytest
+from running_server import RunningServer
 
 from clients.streaming import AsyncTritonClient, GenerateRequest
 
 STORY = "Once upon a time"
 LANGUAGES = [
-    "What is the capital of France?", "法国的首都是哪里？", "フランスの首都はどこですか？", "ما هي عاصمة فرنسا؟", "फ्रांस की राजधानी क्या है?",
-    "😀 🎉", "23 + 45 =", "Tell me a story about a fox.",
-]  # fmt: skip
+    "What is the capital of France?",
+    "法国的首都是哪里？",
+    "フランスの首都はどこですか？",
+    "ما هي عاصمة فرنسا؟",
+    "फ्रांस की राजधानी क्या है?",
+    "😀 🎉",
+    "23 + 45 =",
+    "Tell me a story about a fox.",
+]
 
 
-def request(prompt: str, max_tokens: int, **options: object) -> GenerateRequest:
+def request(prompt: str, max_tokens: int, *, min_tokens: int | None = None) -> GenerateRequest:
     return GenerateRequest(
-        text_input=prompt, max_tokens=max_tokens, stream=True, exclude_input_in_output=True, return_num_output_tokens=True,
-        return_finish_reason=True, **options,
-    )  # fmt: skip
+        text_input=prompt,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stream=True,
+        exclude_input_in_output=True,
+        return_num_output_tokens=True,
+        return_finish_reason=True,
+    )
 
 
 async def answer(client: AsyncTritonClient, asked: GenerateRequest) -> tuple[str, int]:
@@ -33,7 +46,9 @@ async def answer(client: AsyncTritonClient, asked: GenerateRequest) -> tuple[str
 
 
 @pytest.mark.parametrize("server", ["simulated", "openvino"])
-def test_a_short_request_sent_later_finishes_before_a_long_one_that_was_running(server, request_fixture):
+def test_a_short_request_sent_later_finishes_before_a_long_one_that_was_running(
+    server: str, request_fixture: Callable[[str], RunningServer]
+) -> None:
     async def run() -> list[str]:
         finished: list[str] = []
         async with AsyncTritonClient(request_fixture(server).url) as client:
@@ -56,8 +71,9 @@ def test_a_short_request_sent_later_finishes_before_a_long_one_that_was_running(
 
 
 @pytest.fixture
-def request_fixture(request):
-    return request.getfixturevalue
+def request_fixture(request: pytest.FixtureRequest) -> Callable[[str], RunningServer]:
+    fixture: Callable[[str], RunningServer] = request.getfixturevalue
+    return fixture
 
 
 def workload(count: int) -> list[GenerateRequest]:
@@ -77,16 +93,16 @@ async def ask_alone(url: str, asked: list[GenerateRequest]) -> list[tuple[str, i
         return [await answer(client, one) for one in asked]
 
 
-def test_64_concurrent_streams_equal_the_same_requests_alone(simulated):
+def test_64_concurrent_streams_equal_the_same_requests_alone(simulated: RunningServer) -> None:
     asked = workload(64)
     together = asyncio.run(ask_together(simulated.url, asked))
     assert [num_tokens for _, num_tokens in together] == [one.max_tokens for one in asked]
     assert together == asyncio.run(ask_alone(simulated.url, asked))
 
 
-def test_64_concurrent_streams_of_the_real_engine_are_complete_and_not_mixed_up(openvino):
-    # Sums of known numbers: whose answer it is can be read from the answer, or from what it is alone. (A batch may change
-    # a rounding and with it a token, so equality alone is not asked for.)
+def test_64_concurrent_streams_of_the_real_engine_are_complete_and_not_mixed_up(openvino: RunningServer) -> None:
+    # Sums of known numbers: whose answer it is can be read from the answer, or from what it is alone. (A batch may
+    # change a rounding and with it a token, so equality alone is not asked for.)
     asked = [request(f"What is {10 + index} + {90 - index}?", 24) for index in range(64)]
     together = asyncio.run(ask_together(openvino.url, asked))
     alone = asyncio.run(ask_alone(openvino.url, asked))
@@ -95,7 +111,7 @@ def test_64_concurrent_streams_of_the_real_engine_are_complete_and_not_mixed_up(
         assert answer_together == answer_alone or f"{10 + index} + {90 - index}" in answer_together[0]
 
 
-def test_a_stream_that_nobody_finishes_reading_does_not_disturb_the_others(simulated):
+def test_a_stream_that_nobody_finishes_reading_does_not_disturb_the_others(simulated: RunningServer) -> None:
     async def run() -> tuple[str, int]:
         async with AsyncTritonClient(simulated.url) as client:
             for _ in range(20):

@@ -20,9 +20,7 @@ SIMULATED = {"provider": "simulated"}
 
 def serve(folder: Path, deployment: str, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "d.yaml").write_text(deployment)
-    ports = (
-        f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True)
-    )
+    ports = (f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
     command = [sys.executable, "-m", "trireme", "serve", "--deployment", "d.yaml", *ports, *options]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 

@@ -4,13 +4,17 @@
 import asyncio
 import signal
 import time
+from collections.abc import Callable
 
 import psutil
 import pytest
 from raw_calls import StreamFailed, stream
+from running_server import RunningServer
 
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.errors import Unavailable
+
+StartServer = Callable[..., RunningServer]
 
 SLOW = {"provider": "simulated", "step_ms": 20.0}
 
@@ -22,7 +26,9 @@ def request(max_tokens: int) -> GenerateRequest:
     )  # fmt: skip
 
 
-async def interrupt_while_streaming(server, max_tokens: int, count: int, number: int) -> list[int | Exception]:
+async def interrupt_while_streaming(
+    server: RunningServer, max_tokens: int, count: int, number: int
+) -> list[int | BaseException]:
     """`count` streams, a signal once each has its first token; tokens of each, or how it failed."""
     async with AsyncTritonClient(server.url) as client:
         have_first = asyncio.Barrier(count + 1)
@@ -42,7 +48,7 @@ async def interrupt_while_streaming(server, max_tokens: int, count: int, number:
         return await asyncio.gather(*readers, return_exceptions=True)
 
 
-def assert_nothing_left(processes: list[psutil.Process], server) -> None:
+def assert_nothing_left(processes: list[psutil.Process], server: RunningServer) -> None:
     deadline_s = time.monotonic() + 5
     while [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
         assert time.monotonic() < deadline_s, "processes are left"
@@ -51,7 +57,9 @@ def assert_nothing_left(processes: list[psutil.Process], server) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
-def test_16_running_ensemble_streams_are_finished_before_the_server_stops(start_server, number):
+def test_16_running_ensemble_streams_are_finished_before_the_server_stops(
+    start_server: StartServer, number: int
+) -> None:
     server = start_server(engine=SLOW)
     processes = server.descendants()
     assert len(processes) >= 5  # the server, three stubs, the engine
@@ -60,7 +68,9 @@ def test_16_running_ensemble_streams_are_finished_before_the_server_stops(start_
     assert_nothing_left(processes, server)
 
 
-def test_a_stream_longer_than_the_timeout_is_ended_with_an_error_and_the_server_stops(start_server):
+def test_a_stream_longer_than_the_timeout_is_ended_with_an_error_and_the_server_stops(
+    start_server: StartServer,
+) -> None:
     server = start_server(engine=SLOW, options=("--exit-timeout-s", "1"))
     processes = server.descendants()
     [outcome] = asyncio.run(interrupt_while_streaming(server, 2000, 1, signal.SIGTERM))
@@ -70,7 +80,7 @@ def test_a_stream_longer_than_the_timeout_is_ended_with_an_error_and_the_server_
     assert_nothing_left(processes, server)
 
 
-def test_while_it_drains_ready_says_no_and_new_requests_are_refused(start_server):
+def test_while_it_drains_ready_says_no_and_new_requests_are_refused(start_server: StartServer) -> None:
     server = start_server(engine=SLOW)
     running = stream(server.url, "ensemble", {"text_input": "hello", "max_tokens": 150, "stream": True})
     next(running)
@@ -85,7 +95,7 @@ def test_while_it_drains_ready_says_no_and_new_requests_are_refused(start_server
     assert server.stop() == 0
 
 
-def test_a_second_ctrl_c_does_not_wait_for_running_streams(start_server):
+def test_a_second_ctrl_c_does_not_wait_for_running_streams(start_server: StartServer) -> None:
     server = start_server(engine=SLOW, options=("--exit-timeout-s", "600"))
     running = stream(server.url, "ensemble", {"text_input": "hello", "max_tokens": 2000, "stream": True})
     next(running)
@@ -97,7 +107,7 @@ def test_a_second_ctrl_c_does_not_wait_for_running_streams(start_server):
     assert server.stop() == 0
 
 
-def test_a_server_whose_stub_is_dead_is_stopped_all_the_same(start_server):
+def test_a_server_whose_stub_is_dead_is_stopped_all_the_same(start_server: StartServer) -> None:
     server = start_server(engine=SLOW)
     processes = server.descendants()
     for process in processes:
@@ -107,7 +117,7 @@ def test_a_server_whose_stub_is_dead_is_stopped_all_the_same(start_server):
     assert_nothing_left(processes, server)
 
 
-def test_a_killed_parent_takes_the_server_with_it(start_server):
+def test_a_killed_parent_takes_the_server_with_it(start_server: StartServer) -> None:
     server = start_server(engine=SLOW)
     processes = server.descendants()
     server.process.kill()
@@ -118,7 +128,7 @@ def test_a_killed_parent_takes_the_server_with_it(start_server):
         time.sleep(0.1)
 
 
-def test_a_server_that_dies_is_reported(start_server):
+def test_a_server_that_dies_is_reported(start_server: StartServer) -> None:
     server = start_server(engine=SLOW)
     [triton] = [p for p in server.descendants() if p.name() == "tritonserver"]
     triton.kill()

@@ -24,6 +24,14 @@ def test_what_is_here_at_the_same_time_leaves_together_in_order() -> None:
     assert gather.due([]) == []
 
 
+def test_what_the_engine_says_of_a_stream_that_has_ended_changes_its_end_no_more() -> None:
+    # A request that was finished when its cancellation arrived is answered twice: LENGTH, then CANCELLED.
+    for max_delay_s in (0, 0.010):
+        gather = ChunkGather(max_delay_s=max_delay_s)
+        sent = gather.due([token(1, 10, FinishReason.LENGTH), TokenChunk(1, [], FinishReason.CANCELLED)])
+        assert sent == [TokenChunk(1, [10], FinishReason.LENGTH)]
+
+
 def test_first_tokens_and_last_ones_do_not_wait_and_others_do() -> None:
     clock = Clock()
     gather = ChunkGather(max_delay_s=0.010, now_s=clock)

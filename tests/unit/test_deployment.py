@@ -23,7 +23,7 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_relative_paths_are_meant_from_the_file(tmp_path, monkeypatch):
+def test_relative_paths_are_meant_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, GOOD)
     monkeypatch.chdir("/")
     assert load_deployment(path).tokenizer.dir == tmp_path / "tok"
@@ -36,14 +36,16 @@ def test_relative_paths_are_meant_from_the_file(tmp_path, monkeypatch):
         pytest.param("- 1", "must hold keys and values", id="a list"),
         pytest.param(GOOD + "colour: red", "colour: extra inputs are not permitted (got 'red')", id="unknown key"),
         pytest.param("name: test", "tokenizer: field required", id="missing key"),
-        pytest.param(GOOD.replace("simulated", "magic"), "'magic' found using 'provider' does not match", id="unknown provider"),
+        pytest.param(
+            GOOD.replace("simulated", "magic"), "'magic' found using 'provider' does not match", id="unknown provider"
+        ),
         pytest.param(GOOD.replace("300", "none"), "vocab_size", id="wrong type"),
         pytest.param(GOOD + "triton: {http_port: 70000}", "triton.http_port", id="port out of range"),
         pytest.param(GOOD + "triton: {http_port: 8001}", "must differ", id="two services on one port"),
         pytest.param(GOOD.replace("name: test", "name: ../up"), "name: string should match", id="name that is a path"),
     ],
 )
-def test_a_bad_deployment_is_refused_with_one_line_that_names_it(tmp_path, text, finding):
+def test_a_bad_deployment_is_refused_with_one_line_that_names_it(tmp_path: Path, text: str, finding: str) -> None:
     with pytest.raises(SpecError) as caught:
         load_deployment(write(tmp_path, text))
     assert finding in str(caught.value)
@@ -51,19 +53,19 @@ def test_a_bad_deployment_is_refused_with_one_line_that_names_it(tmp_path, text,
     assert str(tmp_path / "d.yaml") in str(caught.value)
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(SpecError, match="nowhere.yaml"):
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"nowhere\.yaml"):
         load_deployment(tmp_path / "nowhere.yaml")
 
 
-def test_ports_from_the_command_line_are_checked_like_those_of_the_file(tmp_path):
+def test_ports_from_the_command_line_are_checked_like_those_of_the_file(tmp_path: Path) -> None:
     spec = load_deployment(write(tmp_path, GOOD))
     assert override_triton(spec, http_port=9000, grpc_port=None).triton.http_port == 9000
     with pytest.raises(SpecError, match="must differ"):
         override_triton(spec, http_port=8001)
 
 
-def test_a_release_reads_back_as_it_was_rendered_wherever_the_tree_is_moved(tmp_path):
+def test_a_release_reads_back_as_it_was_rendered_wherever_the_tree_is_moved(tmp_path: Path) -> None:
     spec = load_deployment(write(tmp_path, GOOD))
     write_repository(spec, root=tmp_path / "repo", source="d.yaml")
     (tmp_path / "tok").mkdir()
@@ -73,13 +75,13 @@ def test_a_release_reads_back_as_it_was_rendered_wherever_the_tree_is_moved(tmp_
     assert release.engine == spec.engine
 
 
-def test_a_repository_that_is_right_is_not_touched(tmp_path):
+def test_a_repository_that_is_right_is_not_touched(tmp_path: Path) -> None:
     spec = load_deployment(DEFAULT_DEPLOYMENT)
     assert write_repository(spec, root=tmp_path, source="x") != []
     assert write_repository(spec, root=tmp_path, source="x") == []
 
 
-def test_a_model_folder_that_the_deployment_does_not_have_is_removed(tmp_path):
+def test_a_model_folder_that_the_deployment_does_not_have_is_removed(tmp_path: Path) -> None:
     (tmp_path / "stranger" / "1").mkdir(parents=True)
     write_repository(load_deployment(DEFAULT_DEPLOYMENT), root=tmp_path, source="x")
     assert not (tmp_path / "stranger").exists()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers  # type: ignore[import-untyped]
-from tokenizers.decoders import DecodeStream  # type: ignore[import-untyped]
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.decoders import DecodeStream
 
 from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.errors import SpecError

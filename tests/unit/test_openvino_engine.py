@@ -51,7 +51,11 @@ def test_the_default_is_greedy_until_the_models_end_token() -> None:
     assert attributes_of(
         config_of(), "do_sample", "max_new_tokens", "min_new_tokens", "ignore_eos", "eos_token_id", "stop_token_ids"
     ) == {
-        "do_sample": False, "max_new_tokens": 8, "min_new_tokens": 0, "ignore_eos": False, "eos_token_id": 1,
+        "do_sample": False,
+        "max_new_tokens": 8,
+        "min_new_tokens": 0,
+        "ignore_eos": False,
+        "eos_token_id": 1,
         "stop_token_ids": {1},
     }
 
@@ -59,7 +63,12 @@ def test_the_default_is_greedy_until_the_models_end_token() -> None:
 def test_sampling_parameters_have_openvinos_names_and_values() -> None:
     config = config_of(temperature=0.5, top_k=40, top_p=0.75, seed=2**64 - 1, min_tokens=3)
     assert attributes_of(config, "do_sample", "temperature", "top_k", "top_p", "rng_seed", "min_new_tokens") == {
-        "do_sample": True, "temperature": 0.5, "top_k": 40, "top_p": 0.75, "rng_seed": 2**64 - 1, "min_new_tokens": 3,
+        "do_sample": True,
+        "temperature": 0.5,
+        "top_k": 40,
+        "top_p": 0.75,
+        "rng_seed": 2**64 - 1,
+        "min_new_tokens": 3,
     }
 
 
@@ -75,7 +84,9 @@ def test_requests_without_a_seed_get_seeds_of_their_own() -> None:
 
 def test_an_end_id_replaces_the_models_own() -> None:
     assert attributes_of(config_of(end_id=7), "eos_token_id", "stop_token_ids", "ignore_eos") == {
-        "eos_token_id": 7, "stop_token_ids": {7}, "ignore_eos": False,
+        "eos_token_id": 7,
+        "stop_token_ids": {7},
+        "ignore_eos": False,
     }
 
 
@@ -83,7 +94,9 @@ def test_an_end_id_replaces_the_models_own() -> None:
 def test_an_end_id_outside_the_vocabulary_is_none_and_never_reaches_the_logits(end_id: int) -> None:
     # OpenVINO writes to the logits at every end token until min_new_tokens; outside the vocabulary it crashes.
     assert attributes_of(config_of(end_id=end_id, min_tokens=5), "ignore_eos", "min_new_tokens", "stop_token_ids") == {
-        "ignore_eos": True, "min_new_tokens": 0, "stop_token_ids": {0},
+        "ignore_eos": True,
+        "min_new_tokens": 0,
+        "stop_token_ids": {0},
     }
 
 

@@ -18,8 +18,12 @@ def endless() -> Iterator[int]:
 
 def sequence(num_prompt_tokens: int, num_output_tokens: int) -> Sequence:
     return Sequence(
-        key=next(KEYS), num_tokens=num_prompt_tokens, max_num_tokens=num_prompt_tokens + num_output_tokens,
-        tokens=endless(), end_ids=frozenset(), min_num_tokens=0,
+        key=next(KEYS),
+        num_tokens=num_prompt_tokens,
+        max_num_tokens=num_prompt_tokens + num_output_tokens,
+        tokens=endless(),
+        end_ids=frozenset(),
+        min_num_tokens=0,
     )
 
 

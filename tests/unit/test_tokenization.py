@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors  # type: ignore[import-untyped]
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.errors import RequestError, SpecError

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rendered configs keep upstream's contract: every tensor of it, with its type and shape, and nothing required beyond it."""
+"""The rendered configs keep upstream's contract: every tensor, its type and shape, and nothing required beyond it."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf import text_format
@@ -28,18 +30,18 @@ OLD_NAMES = {"random_seed", "min_length", "return_kv_cache_reuse_stats"}
 PLACEHOLDERS = {"${logits_datatype}": "TYPE_FP32", "${encoder_input_features_data_type}": "TYPE_FP16"}
 
 
-def config(model: str) -> model_config_pb2.ModelConfig:
+def config(model: str) -> Any:
     text = render_configs(load_deployment(DEFAULT_DEPLOYMENT), source="test")[model]
     return text_format.Parse(text, model_config_pb2.ModelConfig())
 
 
-def types(tensors) -> dict[str, tuple[str, list[int]]]:
+def types(tensors: Iterable[Any]) -> dict[str, tuple[str, list[int]]]:
     return {tensor.name: (model_config_pb2.DataType.Name(tensor.data_type), list(tensor.dims)) for tensor in tensors}
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("direction", ["inputs", "outputs"])
-def test_every_tensor_of_upstream_is_there_with_its_type_and_shape(model, direction):
+def test_every_tensor_of_upstream_is_there_with_its_type_and_shape(model: str, direction: str) -> None:
     upstream = {
         name: (PLACEHOLDERS.get(tensor["data_type"], tensor["data_type"]), tensor["dims"])
         for name, tensor in CONTRACT[model][direction].items()
@@ -51,18 +53,18 @@ def test_every_tensor_of_upstream_is_there_with_its_type_and_shape(model, direct
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_client_of_upstream_need_send_nothing_more(model):
+def test_a_client_of_upstream_need_send_nothing_more(model: str) -> None:
     required = {tensor.name for tensor in config(model).input if not tensor.optional}
     assert required <= {name for name, tensor in CONTRACT[model]["inputs"].items() if not tensor["optional"]}
 
 
-def test_scalars_of_the_engine_step_are_reshaped_as_upstream_does():
+def test_scalars_of_the_engine_step_are_reshaped_as_upstream_does() -> None:
     reshaped = {tensor.name for tensor in config("tensorrt_llm").input if tensor.HasField("reshape")}
     assert {"temperature", "runtime_top_p", "streaming", "input_lengths"} <= reshaped
     assert "input_ids" not in reshaped
 
 
-def test_every_ensemble_tensor_is_produced_once_before_it_is_read():
+def test_every_ensemble_tensor_is_produced_once_before_it_is_read() -> None:
     scheduling = config("ensemble").ensemble_scheduling
     known = {tensor.name for tensor in config("ensemble").input}
     for step in scheduling.step:
@@ -73,19 +75,19 @@ def test_every_ensemble_tensor_is_produced_once_before_it_is_read():
     assert {tensor.name for tensor in config("ensemble").output} <= known
 
 
-def test_every_field_named_in_the_table_exists():
+def test_every_field_named_in_the_table_exists() -> None:
     fields = {row.field for row in (*CLIENT_INPUTS, *PROMPT_TENSORS, *ENGINE_ONLY_INPUTS) if row.field}
     assert fields <= set(SamplingParams.__struct_fields__) | set(ResponseOptions.__struct_fields__)
 
 
-def test_committed_model_repository_is_what_the_default_deployment_renders():
+def test_committed_model_repository_is_what_the_default_deployment_renders() -> None:
     source = str(DEFAULT_DEPLOYMENT.relative_to(DEFAULT_REPOSITORY.parent))
     rendered = render_repository(load_deployment(DEFAULT_DEPLOYMENT), root=DEFAULT_REPOSITORY, source=source)
     committed = {path: (DEFAULT_REPOSITORY / path).read_text() for path in rendered}
     assert committed == rendered, "run `make render` and commit the result"
 
 
-def test_nothing_in_the_repository_is_left_to_be_filled_in():
+def test_nothing_in_the_repository_is_left_to_be_filled_in() -> None:
     for path in DEFAULT_REPOSITORY.rglob("*"):
         if path.suffix in {".pbtxt", ".json", ".py"}:
             assert "${" not in path.read_text()

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A release with the demo's tokenizer and a simulated engine, as `trireme render` writes it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from ensemble_configs.deployment import DeploymentSpec, ResponseSpec, SimulatedEngineSpec, TokenizerSpec
+from ensemble_configs.repository import write_repository
+
+TOKENIZER = Path(__file__).resolve().parent.parent.parent / "examples" / "demo_model" / "target"
+
+
+def write_release(root: Path, engine: Mapping[str, object] = MappingProxyType({}), **responses: object) -> Path:
+    """Write a model repository; returns its `tensorrt_llm/1`. A step takes no time unless `engine` says so."""
+    settings = {"step_ms": 0.0, "prefill_us_per_token": 0.0, "decode_us_per_seq": 0.0, **engine}
+    spec = DeploymentSpec(
+        name="test",
+        tokenizer=TokenizerSpec(dir=TOKENIZER),
+        engine=SimulatedEngineSpec.model_validate({"provider": "simulated"} | settings),
+        responses=ResponseSpec.model_validate(responses),
+    )
+    write_repository(spec, root=root, source="test.yaml")
+    return root / "tensorrt_llm" / "1"

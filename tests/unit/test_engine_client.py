@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's own process, started, driven, killed and restarted: nothing is lost in silence, and nothing is left."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from simulated_release import write_release
+
+from ensemble_configs.errors import ServerError, Unavailable
+from serving import engine_client
+from serving.engine_client import EngineClient
+from serving.engine_messages import Step
+from serving.engines.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
+
+SLOW = {"step_ms": 20.0}
+
+
+class Recorder:
+    """Everything that a client reports, in order."""
+
+    def __init__(self) -> None:
+        self.chunks: queue.Queue[TokenChunk] = queue.Queue()
+        self.deaths: queue.Queue[Unavailable] = queue.Queue()
+        self.last_step: Step | None = None
+
+    def on_steps(self, steps: list[Step]) -> None:
+        for step in steps:
+            for chunk in step.chunks:
+                self.chunks.put(chunk)
+        self.last_step = steps[-1]
+
+    def chunk(self) -> TokenChunk:
+        return self.chunks.get(timeout=10)
+
+    def death(self) -> Unavailable:
+        return self.deaths.get(timeout=10)
+
+    def last_chunk(self) -> TokenChunk:
+        """The next chunk that ends a request."""
+        while True:
+            chunk = self.chunk()
+            if chunk.finish_reason is not None or chunk.error is not None:
+                return chunk
+
+
+Connect = Callable[..., tuple[EngineClient, Recorder]]
+
+
+@pytest.fixture
+def connect(tmp_path: Path) -> Iterator[Connect]:
+    """`connect(step_ms=20)`: a started client of a simulated engine."""
+    clients: list[EngineClient] = []
+
+    def start(**engine: object) -> tuple[EngineClient, Recorder]:
+        recorder = Recorder()
+        release = write_release(tmp_path, engine)
+        clients.append(EngineClient(release, on_steps=recorder.on_steps, on_death=recorder.deaths.put))
+        clients[-1].start()
+        return clients[-1], recorder
+
+    yield start
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture(autouse=True)
+def no_engine_is_left() -> Iterator[None]:
+    yield
+    children = psutil.Process().children(recursive=True)
+    assert [child.cmdline() for child in children if "serving.engine_process" in child.cmdline()] == []
+
+
+@pytest.fixture
+def engine_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """`engine_program("exit 3")`: a shell script takes the engine's place."""
+
+    def use(script: str) -> None:
+        program = tmp_path / "engine"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(engine_client, "_python", lambda: str(program))
+
+    return use
+
+
+def generation(key: int, max_tokens: int = 3, *, num_prompt_tokens: int = 2) -> GenerationRequest:
+    return GenerationRequest(
+        key=key, input_ids=[20] * num_prompt_tokens, sampling=SamplingParams(max_tokens=max_tokens)
+    )
+
+
+def test_a_request_runs_to_its_end(connect: Connect) -> None:
+    client, recorder = connect(mode="echo")
+    client.submit(generation(7))
+    chunks = [recorder.chunk() for _ in range(3)]
+    assert chunks == [TokenChunk(7, [20]), TokenChunk(7, [20]), TokenChunk(7, [20], FinishReason.LENGTH)]
+
+
+def test_the_largest_numbers_get_across(connect: Connect) -> None:
+    client, recorder = connect()
+    sampling = SamplingParams(max_tokens=1, top_p=0.5, seed=2**64 - 1)
+    client.submit(GenerationRequest(key=2**63 - 1, input_ids=[4095], sampling=sampling))
+    assert recorder.chunk().key == 2**63 - 1
+
+
+def test_what_the_engine_refuses_comes_back_as_the_requests_last_chunk_and_it_goes_on(connect: Connect) -> None:
+    client, recorder = connect(mode="echo", num_kv_blocks=2)
+    client.submit(generation(1, max_tokens=1000))
+    refused = recorder.chunk()
+    assert refused.key == 1
+    assert refused.error is not None
+    assert refused.error.startswith("[INVALID_ARG field=max_tokens value=1000")
+    client.submit(generation(2, max_tokens=1))
+    assert recorder.chunk() == TokenChunk(2, [20], FinishReason.LENGTH)
+
+
+def test_a_cancelled_request_ends_at_once_and_frees_its_blocks(connect: Connect) -> None:
+    client, recorder = connect(**SLOW)
+    client.submit(generation(1, max_tokens=1000))
+    assert recorder.chunk().finish_reason is None
+    client.cancel(1)
+    assert recorder.last_chunk() == TokenChunk(1, [], FinishReason.CANCELLED)
+    assert recorder.last_step is not None
+    assert recorder.last_step.stats.num_used_kv_blocks == 0
+    time.sleep(0.06)
+    assert recorder.chunks.empty()
+
+
+def test_cancelling_what_is_not_there_is_answered_too(connect: Connect) -> None:
+    client, recorder = connect()
+    client.cancel(99)
+    assert recorder.chunk() == TokenChunk(99, [], FinishReason.CANCELLED)
+
+
+def test_a_killed_engine_is_told_once_and_comes_back(connect: Connect) -> None:
+    client, recorder = connect(**SLOW)
+    client.submit(generation(1, max_tokens=1000))
+    recorder.chunk()
+    first_pid = kill(client)
+    assert recorder.death().facts == {"reason": "engine_died"}
+    wait_until(lambda: can_submit(client, generation(2, max_tokens=1)))
+    while recorder.last_chunk().key != 2:
+        pass
+    assert client.pid != first_pid
+    assert recorder.deaths.empty()
+
+
+def test_while_there_is_no_engine_requests_are_refused_and_cancels_do_nothing(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_client, "_RESTART_DELAYS_S", (60.0,))
+    client, recorder = connect()
+    kill(client)
+    recorder.death()
+    with pytest.raises(Unavailable) as caught:
+        client.submit(generation(1))
+    assert caught.value.facts["reason"] in {"engine_died", "engine_restarting"}
+    client.cancel(1)
+
+
+def test_an_engine_that_cannot_be_restarted_is_tried_again(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, engine_program: Callable[[str], None]
+) -> None:
+    monkeypatch.setattr(engine_client, "_RESTART_DELAYS_S", (0.0, 0.05))
+    client, recorder = connect()
+    python = engine_client._python
+    engine_program("exit 3")
+    kill(client)
+    recorder.death()
+    time.sleep(0.2)
+    assert not can_submit(client, generation(1))
+    monkeypatch.setattr(engine_client, "_python", python)
+    wait_until(lambda: can_submit(client, generation(2)))
+
+
+def test_an_engine_that_cannot_load_says_why_in_its_own_words(tmp_path: Path) -> None:
+    release = write_release(tmp_path, {"vocab_size": 16})
+    client = EngineClient(release, on_steps=print, on_death=print)
+    with pytest.raises(ServerError, match=r"could not be loaded: \[INVALID_SPEC field=engine.vocab_size\].*above 16"):
+        client.start()
+    client.close()
+
+
+def test_a_release_that_is_not_there_is_named_by_the_engine(tmp_path: Path) -> None:
+    client = EngineClient(tmp_path / "nowhere", on_steps=print, on_death=print)
+    with pytest.raises(ServerError, match=r"could not be loaded: \[INVALID_SPEC .*nowhere"):
+        client.start()
+
+
+def test_an_engine_that_ends_while_it_loads_is_reported_with_its_status(
+    tmp_path: Path, engine_program: Callable[[str], None]
+) -> None:
+    engine_program("exit 3")
+    client = EngineClient(write_release(tmp_path), on_steps=print, on_death=print)
+    with pytest.raises(ServerError, match="ended with status 3 while loading"):
+        client.start()
+
+
+def test_closing_ends_the_process_whatever_it_does(connect: Connect) -> None:
+    client, recorder = connect(**SLOW)
+    client.submit(generation(1, max_tokens=1000))
+    recorder.chunk()
+    pid = client.pid
+    client.close()
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+    assert recorder.deaths.empty(), "nobody has died"
+    with pytest.raises(Unavailable):
+        client.submit(generation(2))
+    client.close()  # twice is once
+
+
+def test_closing_a_stopped_engine_kills_it_even_while_a_sender_waits_for_it(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_client, "_KILL_AFTER_S", 0.1)
+    client, _ = connect()
+    assert client.pid is not None
+    process = psutil.Process(client.pid)
+    process.suspend()
+    refused = queue.Queue[Unavailable]()
+
+    def submit_forever() -> None:
+        try:
+            while True:
+                client.submit(generation(1, num_prompt_tokens=1000))
+        except Unavailable as exc:
+            refused.put(exc)
+
+    sender = threading.Thread(target=submit_forever, daemon=True)
+    sender.start()
+    sender.join(0.2)
+    assert sender.is_alive(), "the pipe is full"
+    closer = threading.Thread(target=client.close, daemon=True)
+    closer.start()
+    closer.join(5)
+    stuck = closer.is_alive()
+    if stuck:
+        process.kill()
+    assert not stuck
+    assert isinstance(refused.get(timeout=5), Unavailable)
+    assert not process.is_running()
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.1, 0.15])
+def test_closing_while_it_is_being_restarted_leaves_no_process(connect: Connect, delay_s: float) -> None:
+    client, recorder = connect()
+    kill(client)
+    recorder.death()
+    time.sleep(delay_s)
+    client.close()
+    assert psutil.Process().children() == []
+
+
+def test_closing_between_two_starts_leaves_no_process(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The moment in which no process runs yet: close() finds nothing to end, and must not have one started behind it.
+    about_to_start, closed = threading.Event(), threading.Event()
+    client, recorder = connect()
+    popen = subprocess.Popen
+
+    def wait_first(*args: object, **options: object) -> object:
+        about_to_start.set()
+        closed.wait(0.2)
+        return popen(*args, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "Popen", wait_first)
+    kill(client)
+    recorder.death()
+    about_to_start.wait(5)
+    client.close()
+    closed.set()
+    wait_until(lambda: psutil.Process().children() == [])
+
+
+def test_an_engine_outlives_nobody(tmp_path: Path) -> None:
+    """Its parent is killed without a word: the end of the pipe is the end of the engine."""
+    release = write_release(tmp_path, SLOW)
+    script = (
+        "import sys, time; from pathlib import Path; from serving.engine_client import EngineClient\n"
+        "client = EngineClient(Path(sys.argv[1]), on_steps=print, on_death=print); client.start()\n"
+        "print(client.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(release)], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        engine = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_the_engine_leaves_ctrl_c_to_its_parent(connect: Connect) -> None:
+    client, recorder = connect(**SLOW)
+    assert client.pid is not None
+    client.submit(generation(1, max_tokens=5))
+    recorder.chunk()
+    os.kill(client.pid, signal.SIGINT)
+    assert recorder.last_chunk().finish_reason is FinishReason.LENGTH
+
+
+def kill(client: EngineClient) -> int:
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    return client.pid
+
+
+def can_submit(client: EngineClient, request: GenerationRequest) -> bool:
+    try:
+        client.submit(request)
+    except Unavailable:
+        return False
+    return True
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "did not happen in time"
+        time.sleep(0.005)

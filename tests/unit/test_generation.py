@@ -1,0 +1,593 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests in, replies out, with the real engine process: each request ends once, whatever happens to the others."""
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import pytest
+from recording_sink import RecordingSink
+from simulated_release import TOKENIZER, write_release
+
+from ensemble_configs.deployment import TokenizerSpec
+from ensemble_configs.errors import RequestError, ServerError, ServingError, Unavailable
+from ensemble_configs.release import load_release
+from serving import engine_client
+from serving.engines.base import EngineStats, FinishReason
+from serving.generation import GenerationService
+from serving.running_request import Reply
+from serving.stream_state import Census, StreamContext, StreamState, new_stream_key, pack
+from serving.tokenization import PromptTokenizer
+
+SLOW = {"step_ms": 20.0}
+ENDLESS = 2000  # tokens; 40 s when slow
+
+
+class Bench:
+    """A service and what it told beside its replies."""
+
+    def __init__(self, folder: Path, engine: dict[str, object], **responses: object) -> None:
+        self.stats: list[EngineStats] = []
+        self.censuses: list[Census] = []
+        self.unread: Callable[[Census], Iterable[int]] = lambda _: []
+        release_dir = write_release(folder, engine, **responses)
+        self.service = GenerationService(
+            load_release(release_dir), release_dir, on_stats=self.on_stats, take_census=self._count
+        )
+
+    def on_stats(self, stats: EngineStats) -> None:
+        self.stats.append(stats)
+
+    def _count(self, census: Census) -> Iterable[int]:
+        self.censuses.append(census)
+        return self.unread(census)
+
+    def start(self, sink: RecordingSink | None = None, *, request_id: str = "", **tensors: object) -> RecordingSink:
+        """Send a request: two tokens in, three out, unless it says otherwise."""
+        sink = sink or RecordingSink()
+        self.service.start(request(**tensors), sink, request_id=request_id)
+        return sink
+
+    def start_endless(self, **tensors: object) -> RecordingSink:
+        """Send a request that runs until it is stopped, and wait for its first token."""
+        sink = self.start(request_output_len=ENDLESS, **tensors)
+        wait_until(lambda: bool(sink.replies))
+        return sink
+
+    @property
+    def engine_pid(self) -> int:
+        pid = self.service._engine.pid
+        assert pid is not None
+        return pid
+
+    def kill_engine(self) -> None:
+        process = self.service._engine._process
+        assert process is not None
+        process.kill()
+
+
+DTYPES = {
+    bool: np.bool_,
+    int: np.int32,
+    float: np.float32,
+}
+
+
+def request(**tensors: object) -> dict[str, npt.NDArray[np.generic]]:
+    """Arrays as Triton hands them over; scalars as ``[1]``."""
+    values = {"input_ids": [20, 21], "request_output_len": 3, "streaming": True} | tensors
+    return {name: _array(value) for name, value in values.items()}
+
+
+def _array(value: object) -> npt.NDArray[np.generic]:
+    if isinstance(value, np.ndarray):
+        return value
+    item = value
+    while isinstance(item, list):
+        item = item[0]
+    return np.array([value], dtype=DTYPES[type(item)])
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "did not happen in time"
+        time.sleep(0.002)
+
+
+Make = Callable[..., Bench]
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """An engine that repeats the prompt, shared by tests that leave it as it was."""
+    bench = Bench(tmp_path_factory.mktemp("echo"), {"mode": "echo"})
+    yield bench
+    assert bench.service.num_running == 0
+    bench.service.close()
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """20 ms a step, shared by tests that leave it as it was."""
+    bench = Bench(tmp_path_factory.mktemp("slow"), SLOW)
+    yield bench
+    bench.service.close()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """`make(step_ms=5)`: a service that a test may spoil."""
+    benches: list[Bench] = []
+
+    def start(*, responses: dict[str, object] | None = None, **engine: object) -> Bench:
+        benches.append(Bench(tmp_path / str(len(benches)), engine, **(responses or {})))
+        return benches[-1]
+
+    yield start
+    for bench in benches:
+        bench.service.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    threads = set(threading.enumerate())
+    yield
+    assert [child for child in psutil.Process().children() if "serving.engine_process" in child.cmdline()] == []
+    wait_until(lambda: set(threading.enumerate()) <= threads)
+
+
+# Replies.
+
+
+def test_a_stream_is_its_tokens_one_reply_after_the_other(echo: Bench) -> None:
+    sink = echo.start(request_output_len=5).wait()
+    assert sink.token_ids == [20, 21, 20, 21, 20]
+    assert [reply.is_final for reply in sink.replies] == [*[False] * (len(sink.replies) - 1), True]
+    assert sink.replies[-1].finish_reason is None, "not asked for"
+
+
+def test_a_whole_reply_has_the_prompt_first_unless_it_is_excluded(echo: Bench) -> None:
+    [reply] = echo.start(streaming=False, return_num_output_tokens=True).wait().replies
+    assert reply.token_ids == [20, 21, 20, 21, 20]
+    assert reply.num_output_tokens == 3
+    [reply] = echo.start(streaming=False, exclude_input_in_output=True).wait().replies
+    assert reply.token_ids == [20, 21, 20]
+
+
+def test_the_deployment_says_whether_the_prompt_is_excluded_by_default(make: Make) -> None:
+    bench = make(mode="echo", responses={"exclude_input_in_output": True})
+    assert bench.start(streaming=False).wait().token_ids == [20, 21, 20]
+    assert bench.start(streaming=False, exclude_input_in_output=False).wait().token_ids == [20, 21, 20, 21, 20]
+
+
+def test_what_is_asked_for_comes_with_the_replies(echo: Bench) -> None:
+    asked = {"return_num_input_tokens": True, "return_num_output_tokens": True, "return_finish_reason": True}
+    replies = echo.start(request_output_len=4, **asked).wait().replies
+    assert {reply.num_input_tokens for reply in replies} == {2}
+    assert sum(reply.num_output_tokens or 0 for reply in replies) == 4
+    assert [reply.finish_reason for reply in replies] == [*[None] * (len(replies) - 1), FinishReason.LENGTH]
+
+
+def test_the_end_token_ends_a_request(echo: Bench) -> None:
+    sink = echo.start(request_output_len=50, end_id=21, return_finish_reason=True).wait()
+    assert sink.token_ids == [20, 21]
+    assert sink.replies[-1].finish_reason is FinishReason.STOP
+
+
+def test_stop_words_in_token_ids_are_matched_on_the_text_they_stand_for(echo: Bench) -> None:
+    words = [[98, 99, 21, 20], [1, 2, 4, -1]]  # three words: 98, 99, and 21 20
+    sink = echo.start(request_output_len=50, stop_words_list=words, return_finish_reason=True).wait()
+    assert sink.token_ids == [20, 21, 20]
+    assert sink.replies[-1].finish_reason is FinishReason.STOP_STRING
+    padded = [[98, 0, 0, 0], [1, -1, -1, -1]]
+    assert len(echo.start(request_output_len=50, stop_words_list=padded).wait().token_ids) == 50
+
+
+def test_stop_strings_come_with_the_context_of_an_ensemble(echo: Bench) -> None:
+    tokenizer = PromptTokenizer.from_spec(TokenizerSpec(dir=TOKENIZER, add_special_tokens=False))
+    prompt = tokenizer.encode("one two three four").tolist()
+    context = pack(StreamContext(7, ("three",)))
+    sink = echo.start(input_ids=prompt, request_output_len=50, stream_context=context).wait()
+    assert len(sink.token_ids) <= len(prompt)
+    states = [reply.stream_state for reply in sink.replies]
+    assert all(isinstance(state, StreamState) and state.key == 7 for state in states)
+    assert [state.stop_strings for state in states if state] == [("three",), *[()] * (len(states) - 1)]
+
+
+def test_a_receiver_that_falls_behind_gets_fewer_and_larger_replies(make: Make) -> None:
+    bench = make(mode="echo", step_ms=1.0)
+    first = threading.Event()
+    sink = RecordingSink(before_send=lambda _: None if first.is_set() else (first.set(), time.sleep(0.2))[1])
+    bench.start(sink, request_output_len=60).wait()
+    assert sink.token_ids == [20, 21] * 30
+    assert len(sink.replies) < 50
+    assert len(sink.replies[1].token_ids) > 10
+
+
+def test_stats_are_told_after_every_step_and_end_with_an_idle_engine(echo: Bench) -> None:
+    echo.start(request_output_len=5).wait()
+    wait_until(lambda: echo.stats[-1].num_used_kv_blocks == 0)
+    assert echo.stats[-1].num_running == echo.stats[-1].num_waiting == 0
+
+
+# Refusals.
+
+
+def test_a_request_that_cannot_be_decoded_is_refused_at_once(echo: Bench) -> None:
+    sink = RecordingSink()
+    with pytest.raises(RequestError, match="max_tokens must be at least 1"):
+        echo.start(sink, request_output_len=0)
+    assert not sink.is_ended
+
+
+def test_a_context_that_is_none_is_refused(echo: Bench) -> None:
+    with pytest.raises(RequestError, match="stream_context is for the ensemble's own use"):
+        echo.start(stream_context=np.array([[1, 2, 3]], dtype=np.uint8))
+
+
+def test_what_the_engine_refuses_fails_with_the_engines_own_words(make: Make) -> None:
+    bench = make(num_kv_blocks=2)
+    error = bench.start(request_output_len=1000).wait().error
+    assert error is not None
+    assert error.code == "INVALID_ARG"
+    assert str(error).startswith("[INVALID_ARG field=max_tokens value=1000")
+    assert bench.start().wait().error is None
+
+
+def test_new_requests_are_refused_and_running_ones_go_on(make: Make) -> None:
+    bench = make(**SLOW)
+    running = bench.start(request_output_len=5)
+    bench.service.refuse_new(Unavailable("going down", reason="draining"))
+    with pytest.raises(Unavailable, match="reason=draining"):
+        bench.start()
+    assert len(running.wait().token_ids) == 5
+    assert bench.service.num_running == 0
+
+
+# Endings by others.
+
+
+def test_cancel_all_fails_each_with_the_reason(slow: Bench) -> None:
+    sinks = [slow.start_endless() for _ in range(3)]
+    assert slow.service.num_running == 3
+    slow.service.cancel_all(Unavailable("over", reason="shutdown"))
+    assert [str(sink.wait().error) for sink in sinks] == ["[UNAVAILABLE reason=shutdown] over"] * 3
+    assert slow.service.num_running == 0
+    wait_until(lambda: slow.stats[-1].num_used_kv_blocks == 0)
+
+
+def test_a_stop_request_ends_those_of_its_id_with_what_they_have(slow: Bench) -> None:
+    [stopped, twin, other] = [slow.start_endless(request_id=name, return_finish_reason=True) for name in "aab"]
+    stop = slow.start(stop=True, request_id="a")
+    assert stop.replies == [Reply(token_ids=[], is_final=True)]
+    for sink in (stopped, twin):
+        assert sink.wait().error is None
+        assert sink.replies[-1].finish_reason is FinishReason.CANCELLED
+        assert sink.token_ids
+    assert not other.is_ended
+    slow.start(stop=True, request_id="b")
+    other.wait()
+
+
+def test_a_stopped_request_that_does_not_stream_gets_its_tokens_too(slow: Bench) -> None:
+    sink = slow.start(request_output_len=ENDLESS, streaming=False, exclude_input_in_output=True, request_id="a")
+    time.sleep(0.1)
+    slow.start(stop=True, request_id="a")
+    [reply] = sink.wait().replies
+    assert 1 <= len(reply.token_ids) < 100
+
+
+def test_a_stop_request_may_name_the_stream_instead(slow: Bench) -> None:
+    stopped, other = (slow.start_endless(stream_context=pack(StreamContext(key))) for key in (1, 2))
+    slow.start(stop=True, stream_context=pack(StreamContext(1)))
+    stopped.wait()
+    assert not other.is_ended
+    slow.service.cancel_all(Unavailable("over"))
+    other.wait()
+
+
+def test_a_stop_request_that_names_nothing_is_refused_and_one_without_a_match_is_not(slow: Bench) -> None:
+    with pytest.raises(RequestError, match="needs the request id"):
+        slow.start(stop=True)
+    assert slow.start(stop=True, request_id="nobody").is_ended
+
+
+def test_a_direct_callers_request_ends_when_its_client_has_gone(slow: Bench) -> None:
+    gone, other = slow.start_endless(), slow.start_endless()
+    gone.is_abandoned = True
+    error = gone.wait().error
+    assert error is not None
+    assert error.code == "CANCELLED"
+    assert not other.is_ended
+    other.is_abandoned = True
+    other.wait()
+
+
+def test_a_stream_of_an_ensemble_ends_when_the_census_says_that_nobody_reads_it(slow: Bench) -> None:
+    read, unread = (slow.start_endless(stream_context=pack(StreamContext(key))) for key in (11, 12))
+    slow.unread = lambda census: [key for key in census.num_chunks if key == 12]
+    error = unread.wait().error
+    assert error is not None
+    assert error.code == "CANCELLED"
+    assert not read.is_ended
+    sent = [census.num_chunks[11] for census in slow.censuses if 11 in census.num_chunks]
+    assert sent == sorted(sent)
+    assert sent[0] >= 1
+    slow.unread = lambda census: list(census.num_chunks)
+    read.wait()
+    slow.unread = lambda _: []
+
+
+def test_a_census_that_fails_is_taken_again_and_forgets_nobody(slow: Bench) -> None:
+    sink = slow.start_endless(stream_context=pack(StreamContext(21)))
+
+    def fail(_: Census) -> Iterable[int]:
+        raise ServerError("no answer")
+
+    slow.unread = fail
+    slow.service.cancel_all(Unavailable("over"))
+    sink.wait()
+    before = len(slow.censuses)
+    wait_until(lambda: len(slow.censuses) > before + 1)
+    slow.unread = lambda _: []
+    wait_until(lambda: slow.service._lost_streams == [])
+    assert 21 in slow.censuses[-1].lost_keys
+
+
+def test_streams_that_ended_are_named_in_a_census_for_their_last_chunk_may_have_been_thrown_away(slow: Bench) -> None:
+    # Triton drops what nobody reads, the last chunk too: postprocessing would keep the stream for ever.
+    key = new_stream_key()
+    slow.start(request_output_len=3, stream_context=pack(StreamContext(key))).wait()
+    wait_until(lambda: any(key in census.lost_keys for census in slow.censuses))
+
+
+def test_a_stream_of_one_reply_leaves_nothing_to_forget(slow: Bench) -> None:
+    key = new_stream_key()
+    slow.start(streaming=False, stream_context=pack(StreamContext(key))).wait()
+    slow.start(request_output_len=1, stream_context=pack(StreamContext(key))).wait()
+    time.sleep(0.2)
+    assert not any(key in census.lost_keys for census in slow.censuses)
+
+
+def test_a_request_that_was_cancelled_before_the_engine_knew_it_does_not_run_on(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make(**SLOW)
+    submit = bench.service._engine.submit
+
+    def late(request: object) -> None:
+        bench.service.cancel_all(Unavailable("over", reason="shutdown"))
+        time.sleep(0.1)  # its cancellation is there before it
+        submit(request)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bench.service._engine, "submit", late)
+    assert bench.start(request_output_len=ENDLESS).wait().error is not None
+    time.sleep(0.1)
+    wait_until(lambda: bench.stats[-1].num_running == 0, timeout_s=1)
+
+
+# A sink that raises.
+
+
+def broken_pipe(_: object) -> None:
+    raise OSError("no shared memory")
+
+
+def test_no_two_threads_are_in_a_sink_at_once_and_none_after_its_end(slow: Bench) -> None:
+    # In Triton a poll for cancellation beside or behind the last response reads freed memory of the server.
+    sending = RecordingSink(before_send=lambda _: time.sleep(0.1))  # the watcher polls every 40 ms
+    polling = RecordingSink(before_poll=lambda: time.sleep(0.1))
+    for sink in (sending, polling):
+        slow.start(sink, request_output_len=4)
+    for sink in (sending, polling):
+        sink.wait()
+        time.sleep(0.15)
+        assert sink.violations == []
+
+
+def test_a_sink_that_raises_is_told_once_more_and_does_not_stop_the_others(slow: Bench) -> None:
+    broken, other = RecordingSink(before_send=broken_pipe), RecordingSink()
+    slow.start(broken, request_output_len=ENDLESS)
+    slow.start(other, request_output_len=5)
+    error = broken.wait().error
+    assert error is not None
+    assert str(error).startswith("[INTERNAL]")
+    assert "shared memory" not in str(error), "our own trouble is for the log"
+    assert len(other.wait().token_ids) == 5
+    wait_until(lambda: slow.stats[-1].num_running == 0)
+    assert slow.service.num_running == 0
+
+
+def test_a_stream_whose_sink_raised_is_forgotten_by_postprocessing(slow: Bench) -> None:
+    key = new_stream_key()
+    first: list[Reply] = []
+
+    def break_at_second(reply: Reply) -> None:
+        if first:
+            broken_pipe(reply)
+        first.append(reply)
+
+    slow.start(
+        RecordingSink(before_send=break_at_second), request_output_len=9, stream_context=pack(StreamContext(key))
+    )
+    wait_until(lambda: any(key in census.lost_keys for census in slow.censuses))
+
+
+class DeafSink(RecordingSink):
+    """Raises whatever it is told, and cannot even say whether its client is there."""
+
+    def send(self, reply: Reply) -> None:  # noqa: ARG002
+        raise OSError("deaf")
+
+    def fail(self, error: ServingError) -> None:  # noqa: ARG002
+        raise OSError("deaf")
+
+    def is_cancelled(self) -> bool:
+        raise OSError("deaf")
+
+
+def test_a_sink_that_cannot_say_whether_its_client_is_there_does_not_hide_the_others(slow: Bench) -> None:
+    deaf = DeafSink()
+    slow.start(deaf, request_output_len=ENDLESS, streaming=False)
+    gone = slow.start_endless()
+    gone.is_abandoned = True
+    gone.wait(timeout_s=2)
+    slow.service.cancel_all(Unavailable("over"))
+    wait_until(lambda: slow.service.num_running == 0)
+
+
+def test_a_sink_that_raises_when_the_engine_dies_does_not_keep_the_others_from_knowing(make: Make) -> None:
+    bench = make(**SLOW)
+    bench.start(DeafSink(), request_output_len=ENDLESS, streaming=False)
+    others = [bench.start_endless() for _ in range(3)]
+    bench.kill_engine()
+    for other in others:
+        assert isinstance(other.wait().error, Unavailable)
+    wait_until(lambda: is_served(bench))
+
+
+def test_stats_that_cannot_be_shown_do_not_stop_the_replies(make: Make) -> None:
+    bench = make(mode="echo")
+
+    def fail(_: EngineStats) -> None:
+        raise RuntimeError("no metrics")
+
+    bench.on_stats = fail  # type: ignore[method-assign]
+    bench.service._on_stats = fail
+    assert bench.start().wait().token_ids == [20, 21, 20]
+    assert bench.start().wait().token_ids == [20, 21, 20]
+
+
+# The engine's death.
+
+
+def is_served(bench: Bench) -> bool:
+    try:
+        return bench.start().wait().error is None
+    except Unavailable:
+        return False
+
+
+def test_a_killed_engine_fails_every_stream_once_and_later_requests_are_served(make: Make) -> None:
+    bench = make(**SLOW)
+    sinks = [bench.start_endless() for _ in range(5)]
+    before = bench.engine_pid
+    bench.kill_engine()
+    for sink in sinks:
+        error = sink.wait().error
+        assert isinstance(error, Unavailable)
+        assert error.facts == {"reason": "engine_died"}
+    assert bench.service.num_running == 0
+    assert bench.stats[-1].num_used_kv_blocks == bench.stats[-1].num_running == 0, "a dead engine holds nothing"
+    assert bench.stats[-1].num_kv_blocks == 2048
+    wait_until(lambda: is_served(bench))
+    assert bench.engine_pid != before
+    time.sleep(0.1)
+    assert [violation for sink in sinks for violation in sink.violations] == []
+
+
+def test_an_engine_that_dies_again_and_again_is_restarted_each_time(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_client, "_RESTART_DELAYS_S", (0.0,))
+    bench = make()
+    for _ in range(3):
+        bench.kill_engine()
+        wait_until(lambda: is_served(bench))
+
+
+def test_closing_ends_the_engine_and_its_watchers(make: Make) -> None:
+    threads = set(threading.enumerate())
+    bench = make(**SLOW)
+    sink = bench.start_endless()
+    pid = bench.engine_pid
+    bench.service.close()
+    assert not psutil.pid_exists(pid)
+    wait_until(lambda: set(threading.enumerate()) <= threads)
+    with pytest.raises(Unavailable):
+        bench.start()
+    assert not sink.is_ended
+
+
+# All of it at once.
+
+
+def storm(bench: Bench, *, num_requests: int, seed: int, num_kills: int) -> None:
+    """Requests from several threads, of which some are abandoned, some stopped, some asked at once; and kills between.
+
+    Each must end exactly once, and the good ones with exactly their tokens.
+    """
+    rng = random.Random(seed)
+    sinks: list[tuple[RecordingSink, int]] = []
+    refused = itertools.count()
+    num_refused = 0
+    threads = []
+
+    def client(seed: int, count: int) -> None:
+        nonlocal num_refused
+        mine = random.Random(seed)
+        for index in range(count):
+            max_tokens = mine.randrange(1, 40)
+            sink = RecordingSink()
+            tensors: dict[str, object] = {"request_output_len": max_tokens, "streaming": mine.random() < 0.8}
+            if mine.random() < 0.3:
+                tensors["stream_context"] = pack(StreamContext(new_stream_key()))
+            name = f"{seed}-{index}"
+            try:
+                bench.start(sink, request_id=name, exclude_input_in_output=True, **tensors)
+            except Unavailable:
+                num_refused = next(refused) + 1
+                assert not sink.is_ended, "refused, and told to the sink"
+                time.sleep(0.01)
+                continue
+            sinks.append((sink, max_tokens))
+            fate = mine.random()
+            if fate < 0.15:
+                sink.is_abandoned = True
+            elif fate < 0.3:
+                bench.service.start(request(stop=True), RecordingSink(), request_id=name)
+            if mine.random() < 0.1:
+                time.sleep(mine.random() * 0.01)
+
+    for number in range(4):
+        threads.append(threading.Thread(target=client, args=(seed * 100 + number, num_requests // 4)))
+        threads[-1].start()
+    for _ in range(num_kills):
+        time.sleep(0.02 + rng.random() * 0.5)
+        bench.kill_engine()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    wait_until(lambda: is_served(bench))
+    for sink, max_tokens in sinks:
+        sink.wait()
+        if sink.error is None:
+            assert len(sink.token_ids) <= max_tokens
+            assert sink.token_ids == [20, 21] * (len(sink.token_ids) // 2) + [20] * (len(sink.token_ids) % 2)
+        else:
+            assert sink.error.code in {"UNAVAILABLE", "CANCELLED"}
+    assert [violation for sink, _ in sinks for violation in sink.violations] == []
+    assert bench.service.num_running == 0
+    wait_until(lambda: bench.stats[-1].num_used_kv_blocks == 0)
+    wait_until(lambda: bench.service._lost_streams == [])
+    assert len(sinks) + num_refused == num_requests
+
+
+def test_each_of_200_requests_ends_once_although_some_are_cancelled_and_the_engine_is_killed(make: Make) -> None:
+    storm(make(mode="echo", step_ms=1.0, max_num_seqs=16), num_requests=200, seed=1, num_kills=1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_each_of_5000_requests_ends_once_although_the_engine_dies_again_and_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(engine_client, "_RESTART_DELAYS_S", (0.0,))
+    storm(make(mode="echo", step_ms=1.0, max_num_seqs=64), num_requests=5000, seed=seed, num_kills=10)

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme serve` asks the adapters what they hold; whatever happens to one question, the next is answered."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from ensemble_configs.errors import ServingError, Unavailable
+from serving import lifeline
+from serving.lifeline import RUN_DIR_VARIABLE, Lifeline, ask_all, generation_handlers
+
+ARGS = {"model_name": "m", "model_version": "1"}
+
+Open = Callable[..., Lifeline]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(RUN_DIR_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def open_line(run_dir: Path) -> Iterator[Open]:
+    """`open_line(2, name="tensorrt_llm")`: an adapter that holds two streams."""
+    lines: list[Lifeline] = []
+
+    def start(num_streams: int = 0, *, name: str = "m", **handlers: Callable[[], Mapping[str, object]]) -> Lifeline:
+        assert run_dir.is_dir()
+        status = {"status": lambda: {"num_streams": num_streams}}
+        lines.append(Lifeline(ARGS | {"model_name": name}, status | handlers))
+        return lines[-1]
+
+    yield start
+    for line in lines:
+        line.close()
+    deadline_s = time.monotonic() + 5
+    while any(thread.name == "lifeline" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline_s, "a closed line is still served"
+        time.sleep(0.005)
+
+
+def test_every_adapter_is_asked_and_their_streams_are_added(run_dir: Path, open_line: Open) -> None:
+    assert ask_all(run_dir, "status") == 0
+    open_line(2, name="tensorrt_llm")
+    open_line(3, name="postprocessing")
+    assert ask_all(run_dir, "status") == 5
+
+
+def test_an_operation_that_an_adapter_does_not_have_is_answered_with_its_status(run_dir: Path, open_line: Open) -> None:
+    asked: list[str] = []
+
+    def drain() -> Mapping[str, object]:
+        asked.append("drain")
+        return {"num_streams": 1}
+
+    open_line(2, name="a", drain=drain)
+    open_line(2, name="b")
+    assert ask_all(run_dir, "drain") == 3
+    assert asked == ["drain"]
+
+
+def test_without_a_run_dir_there_is_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(RUN_DIR_VARIABLE, raising=False)
+    line = Lifeline(ARGS, {})
+    assert list(tmp_path.iterdir()) == []
+    line.close()
+
+
+def test_a_closed_line_is_not_asked_any_more(run_dir: Path, open_line: Open) -> None:
+    open_line(2, name="a")
+    open_line(3, name="b").close()
+    assert ask_all(run_dir, "status") == 2
+
+
+def test_a_model_that_is_loaded_again_has_a_line_again(run_dir: Path, open_line: Open) -> None:
+    # Triton loads the new instance of a version before it unloads the old one, or after it.
+    old = open_line(1)
+    new = open_line(2)
+    assert ask_all(run_dir, "status") == 3
+    old.close()
+    assert ask_all(run_dir, "status") == 2
+    new.close()
+    open_line(4)
+    assert ask_all(run_dir, "status") == 4
+
+
+def test_an_adapter_that_is_gone_is_named(run_dir: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(run_dir / "tensorrt_llm-1.sock"))
+    with pytest.raises(Unavailable, match="tensorrt_llm-1 does not answer 'status'") as caught:
+        ask_all(run_dir, "status")
+    assert caught.value.facts == {"reason": "no_answer"}
+
+
+def test_an_adapter_that_is_stuck_is_not_waited_for(
+    run_dir: Path, open_line: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifeline, "_ANSWER_S", 0.05)
+    is_free = threading.Event()
+
+    def hang() -> Mapping[str, object]:
+        is_free.wait(5)
+        return {"num_streams": 0}
+
+    open_line(1, drain=hang)
+    with pytest.raises(Unavailable):
+        ask_all(run_dir, "drain")
+    is_free.set()
+    wait_until(lambda: answers(run_dir) == 1)
+
+
+def test_an_adapter_that_cannot_answer_says_nothing_and_is_asked_again(
+    run_dir: Path, open_line: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> Mapping[str, object]:
+        raise RuntimeError("broken")
+
+    open_line(1, drain=fail)
+    with pytest.raises(Unavailable):
+        ask_all(run_dir, "drain")
+    assert "broken" in caplog.text
+    assert ask_all(run_dir, "status") == 1
+
+
+@pytest.mark.parametrize("question", [b"", b"nonsense\n", b"[]\n", b"{}\n", b'{"op": "status"}\n', b"\xff\n"])
+def test_somebody_who_asks_and_runs_away_does_not_silence_the_line(
+    run_dir: Path, open_line: Open, question: bytes
+) -> None:
+    open_line(1, drain=lambda: {"num_streams": 0, "filler": "x" * 500_000})
+    [path] = run_dir.glob("*.sock")
+    for _ in range(3):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            connection.sendall(question)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            connection.sendall(b'{"op": "drain"}\n')  # its answer is larger than the socket holds
+    assert ask_all(run_dir, "status") == 1
+
+
+def test_somebody_who_says_nothing_does_not_block_the_line(
+    run_dir: Path, open_line: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifeline, "_QUESTION_S", 0.05)
+    open_line(1)
+    [path] = run_dir.glob("*.sock")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(path))
+        assert ask_all(run_dir, "status") == 1
+
+
+class Service:
+    """What the handlers need of a service."""
+
+    def __init__(self) -> None:
+        self.num_running = 2
+        self.calls: list[tuple[str, ServingError]] = []
+
+    def refuse_new(self, because: Unavailable) -> None:
+        self.calls.append(("refuse_new", because))
+
+    def cancel_all(self, because: ServingError) -> None:
+        self.calls.append(("cancel_all", because))
+
+
+def test_the_engine_step_can_be_asked_to_drain_and_to_cancel() -> None:
+    service = Service()
+    handlers = generation_handlers(service)  # type: ignore[arg-type]
+    assert [json.loads(json.dumps(handlers[name]())) for name in ("status", "drain", "cancel")] == [
+        {"num_streams": 2}
+    ] * 3
+    assert [(name, error.facts["reason"]) for name, error in service.calls] == [
+        ("refuse_new", "draining"),
+        ("cancel_all", "shutdown"),
+    ]
+
+
+def answers(run_dir: Path) -> int | None:
+    try:
+        return ask_all(run_dir, "status")
+    except Unavailable:
+        return None
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "did not happen in time"
+        time.sleep(0.005)

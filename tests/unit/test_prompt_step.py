@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prompt's text and its options become the tensors of the engine step; what is not supported is refused by name."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from simulated_release import TOKENIZER, write_release
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from ensemble_configs.deployment import TokenizerSpec
+from ensemble_configs.errors import RequestError, SpecError
+from ensemble_configs.tensors import Tensor, inputs_of
+from serving.prompt_step import PromptStep
+from serving.stream_state import unpack_context
+from serving.tokenization import PromptTokenizer
+
+PROMPTS = PromptTokenizer.from_spec(TokenizerSpec(dir=TOKENIZER, add_special_tokens=False))
+ROWS: dict[str, Tensor] = dict(inputs_of("preprocessing"))
+SUPPORTED = {"QUERY", "REQUEST_OUTPUT_LEN", "STOP_WORDS_DICT", "END_ID", "PAD_ID"}
+
+Arrays = dict[str, npt.NDArray[np.generic]]
+
+
+@pytest.fixture(scope="module")
+def step() -> PromptStep:
+    return PromptStep(PROMPTS)
+
+
+def prompt(*texts: bytes, **more: npt.NDArray[np.generic]) -> Arrays:
+    return {
+        "QUERY": np.array([[text] for text in texts or (b"hello there",)], dtype=np.object_),
+        "REQUEST_OUTPUT_LEN": np.array([[7]], dtype=np.int32),
+    } | more
+
+
+def words(*strings: bytes) -> npt.NDArray[np.generic]:
+    return np.array([list(strings)], dtype=np.object_)
+
+
+def test_a_prompt_becomes_ids_and_their_number(step: PromptStep) -> None:
+    outputs = step.prepare(prompt())
+    expected = PROMPTS.encode("hello there")
+    assert outputs["INPUT_ID"].tolist() == [expected.tolist()]
+    assert outputs["INPUT_ID"].dtype == np.int32
+    assert outputs["REQUEST_INPUT_LEN"].tolist() == [[len(expected)]]
+    assert outputs["REQUEST_OUTPUT_LEN"].tolist() == [[7]]
+    assert set(outputs) == {"INPUT_ID", "REQUEST_INPUT_LEN", "REQUEST_OUTPUT_LEN", "STREAM_CONTEXT"}
+
+
+def test_every_prompt_is_a_stream_of_its_own(step: PromptStep) -> None:
+    keys = {unpack_context(step.prepare(prompt())["STREAM_CONTEXT"].tobytes()).key for _ in range(10)}
+    assert len(keys) == 10
+
+
+def test_stop_words_go_on_as_text_and_in_upstreams_form_as_ids(step: PromptStep) -> None:
+    outputs = step.prepare(prompt(STOP_WORDS_DICT=words(b"one two", b"\n", b"")))
+    assert unpack_context(outputs["STREAM_CONTEXT"].tobytes()).stop_strings == ("one two", "\n")
+    first, second = (PROMPTS.encode(text).tolist() for text in ("one two", "\n"))
+    flat, offsets = outputs["STOP_WORDS_IDS"][0].tolist()
+    assert outputs["STOP_WORDS_IDS"].shape[:2] == (1, 2)
+    assert outputs["STOP_WORDS_IDS"].dtype == np.int32
+    assert flat == first + second
+    assert offsets == [len(first), len(first) + len(second), *[-1] * (len(flat) - 2)]
+
+
+def test_more_stop_words_than_ids_are_padded_the_other_way() -> None:
+    outputs = PromptStep(word_tokenizer()).prepare(prompt(b"a b", STOP_WORDS_DICT=words(b"a", b"\n", b"b", b"\t")))
+    # A string that this tokenizer has no ids for is matched on text all the same, and has no place among the ids.
+    assert unpack_context(outputs["STREAM_CONTEXT"].tobytes()).stop_strings == ("a", "\n", "b", "\t")
+    assert outputs["STOP_WORDS_IDS"].tolist() == [[[1, 2], [1, 2]]]
+    only_space = PromptStep(word_tokenizer()).prepare(prompt(b"a b", STOP_WORDS_DICT=words(b"\n")))
+    assert "STOP_WORDS_IDS" not in only_space
+
+
+def word_tokenizer() -> PromptTokenizer:
+    """One that has no ids for white space."""
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "a": 1, "b": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return PromptTokenizer(tokenizer, add_special_tokens=False)
+
+
+def test_empty_stop_words_ask_for_nothing(step: PromptStep) -> None:
+    outputs = step.prepare(prompt(STOP_WORDS_DICT=words(b"")))
+    assert "STOP_WORDS_IDS" not in outputs
+    assert unpack_context(outputs["STREAM_CONTEXT"].tobytes()).stop_strings == ()
+
+
+def test_end_and_pad_ids_pass_through_if_they_are_sent(step: PromptStep) -> None:
+    given = np.array([[5]], dtype=np.int32)
+    assert step.prepare(prompt(END_ID=given))["OUT_END_ID"].tolist() == [[5]]
+    assert step.prepare(prompt(PAD_ID=given))["OUT_PAD_ID"].tolist() == [[5]]
+
+
+@pytest.mark.parametrize("name", sorted(set(ROWS) - SUPPORTED))
+def test_what_is_not_supported_is_refused_by_the_name_the_client_knows(step: PromptStep, name: str) -> None:
+    value = np.array([[b"x"]] if ROWS[name].data_type == "TYPE_STRING" else [[1]])
+    with pytest.raises(RequestError) as caught:
+        step.prepare(prompt(**{name: value}))
+    assert caught.value.facts == {"field": ROWS[name].ensemble}
+    assert caught.value.message == f"{ROWS[name].ensemble} is not supported; leave it out"
+
+
+@pytest.mark.parametrize(
+    "name", sorted(name for name in set(ROWS) - SUPPORTED if ROWS[name].data_type == "TYPE_STRING")
+)
+def test_empty_text_asks_for_nothing_as_upstreams_own_examples_send_it(step: PromptStep, name: str) -> None:
+    # The README of tensorrtllm_backend: {"text_input": ..., "max_tokens": 20, "bad_words": "", "stop_words": ""}
+    assert set(step.prepare(prompt(**{name: words(b"")}))) == set(step.prepare(prompt()))
+    with pytest.raises(RequestError):
+        step.prepare(prompt(**{name: words(b"", b"x")}))
+
+
+def test_a_batch_of_prompts_is_refused_with_its_size(step: PromptStep) -> None:
+    with pytest.raises(RequestError, match=r"text_input has a batch of 2; send one prompt in a request") as caught:
+        step.prepare(prompt(b"a", b"b"))
+    assert caught.value.facts == {"field": "text_input", "value": 2}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "finding"),
+    [
+        pytest.param(prompt(b""), "text_input is empty", id="empty"),
+        pytest.param(prompt(b"\xff"), "text_input is not UTF-8 at byte 0", id="not UTF-8"),
+        pytest.param(prompt(STOP_WORDS_DICT=words(b"\xff")), r"stop_words\[0\] is not UTF-8", id="stop word"),
+        pytest.param(prompt(STOP_WORDS_DICT=words(*(b"%d" % i for i in range(17)))), "has 17 strings", id="too many"),
+        pytest.param(prompt(STOP_WORDS_DICT=words(b"x" * 1001)), "has 1001 characters", id="too long"),
+    ],
+)
+def test_bad_text_is_refused(step: PromptStep, tensors: Arrays, finding: str) -> None:
+    with pytest.raises(RequestError, match=finding):
+        step.prepare(tensors)
+
+
+def test_it_is_made_from_a_release(tmp_path: Path) -> None:
+    release = write_release(tmp_path)
+    assert PromptStep.from_release(release).prepare(prompt())["INPUT_ID"].size > 0
+    with pytest.raises(SpecError, match=r"cannot read .*release.json"):
+        PromptStep.from_release(tmp_path / "nowhere")

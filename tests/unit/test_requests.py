@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every tensor that the engine step may be sent is read into the right field with the right value, or refused by
+name.
+"""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from ensemble_configs.errors import RequestError
+from ensemble_configs.tensors import Tensor, inputs_of
+from serving.engines.base import EngineInfo, SamplingParams
+from serving.requests import DecodedRequest, RequestDecoder, ResponseOptions
+
+ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm"))
+SUPPORTED = {name: row for name, row in ROWS.items() if row.field}
+UNSUPPORTED = {name: row for name, row in ROWS.items() if not row.field}
+NEUTRAL = {name: row for name, row in UNSUPPORTED.items() if row.neutral is not None}
+
+DTYPES: dict[str, type[np.generic]] = {
+    "TYPE_BOOL": np.bool_,
+    "TYPE_UINT8": np.uint8,
+    "TYPE_INT32": np.int32,
+    "TYPE_INT64": np.int64,
+    "TYPE_UINT64": np.uint64,
+    "TYPE_FP16": np.float16,
+    "TYPE_FP32": np.float32,
+    "TYPE_STRING": np.object_,
+}
+
+# At most 10 tokens of prompt and output together, ids 0 to 99.
+INFO = EngineInfo(
+    provider="toy",
+    vocab_size=100,
+    max_seq_len=10,
+    end_ids=(1,),
+    kv_block_tokens=4,
+    num_kv_blocks=8,
+    max_num_seqs=2,
+    supported=frozenset(SamplingParams.__struct_fields__),
+)
+
+
+def array(name: str, value: object) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+    """The tensor as Triton hands it over: a scalar as ``[1]``, another as ``[1, *dims]``."""
+    row = ROWS[name]
+    return np.array([value], dtype=DTYPES[row.data_type])
+
+
+def decode(info: EngineInfo = INFO, /, **values: object) -> DecodedRequest:
+    """Decode a minimal request with these values beside or instead of its own; None leaves a tensor out."""
+    given = {"input_ids": [5, 6, 7], "input_lengths": 3, "request_output_len": 4} | values
+    if "input_ids" in values and "input_lengths" not in values:
+        del given["input_lengths"]
+    tensors = {name: array(name, value) for name, value in given.items() if value is not None}
+    return RequestDecoder(info).decode(tensors)
+
+
+def refusal(info: EngineInfo = INFO, /, **values: object) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        decode(info, **values)
+    return caught.value
+
+
+# Tensor: a value, and what the field holds then.
+VALUES: dict[str, tuple[object, object]] = {
+    "input_ids": ([5, 99, 0], [5, 99, 0]),
+    "input_lengths": (3, 3),
+    "request_output_len": (7, 7),
+    "end_id": (42, 42),
+    "pad_id": (2, 2),
+    "stop_words_list": ([[8, 9, 0], [1, 2, -1]], [[8, 9, 0], [1, 2, -1]]),
+    "stream_context": (list(b"\x92\x07\x90"), b"\x92\x07\x90"),
+    "streaming": (True, True),
+    "exclude_input_in_output": (True, True),
+    "temperature": (0.1, 0.1),
+    "runtime_top_k": (40, 40),
+    "runtime_top_p": (0.9, 0.9),
+    "seed": (2**64 - 1, 2**64 - 1),
+    "random_seed": (7, 7),
+    "min_tokens": (3, 3),
+    "min_length": (3, 3),
+    "return_num_input_tokens": (True, True),
+    "return_num_output_tokens": (True, True),
+    "return_finish_reason": (True, True),
+    "stop": (True, True),
+}
+
+
+def test_the_table_below_knows_every_supported_tensor() -> None:
+    assert set(VALUES) == set(SUPPORTED)
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_a_supported_tensor_is_read_into_its_field(name: str) -> None:
+    value, expected = VALUES[name]
+    decoded = decode(**{name: value})
+    field = SUPPORTED[name].field
+    holder: msgspec.Struct = decoded.sampling if hasattr(decoded.sampling, field) else decoded.options
+    found = getattr(holder, field)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+def test_what_is_not_sent_keeps_its_default() -> None:
+    decoded = decode()
+    assert decoded.sampling == SamplingParams(max_tokens=4)
+    assert decoded.options == ResponseOptions(input_ids=[5, 6, 7], input_length=3)
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_an_unsupported_tensor_is_refused_by_name(name: str) -> None:
+    row = UNSUPPORTED[name]
+    item: object = {"TYPE_STRING": b"x", "TYPE_BOOL": True}.get(row.data_type, 3)
+    value = item
+    for size in [] if row.is_scalar else reversed(row.dims):
+        value = [value] * max(size, 1)
+    error = refusal(**{name: value})
+    assert error.facts["field"] == (row.ensemble or name)
+    assert f"{row.ensemble or name}" in error.message
+    assert "not supported" in error.message
+    assert ("leave it out" if row.neutral is None else f"only {row.neutral} is accepted") in error.message
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_the_value_that_asks_for_nothing_is_accepted(name: str) -> None:
+    assert decode(**{name: NEUTRAL[name].neutral}) == decode()
+
+
+def test_a_refused_option_is_called_as_the_client_of_the_ensemble_calls_it() -> None:
+    error = refusal(len_penalty=2.0)
+    assert error.facts["field"] == "length_penalty"
+    assert error.message == "length_penalty (len_penalty) is not supported; only 1.0 is accepted"
+
+
+def test_the_value_in_a_refusal_is_the_one_that_was_sent() -> None:
+    assert refusal(repetition_penalty=1.1).facts["value"] == 1.1
+
+
+OUT_OF_RANGE = [
+    ("request_output_len", 0, "max_tokens", "at least 1"),
+    ("request_output_len", -5, "max_tokens", "at least 1"),
+    ("temperature", -0.01, "temperature", "at least 0"),
+    ("runtime_top_k", -1, "top_k", "at least 0"),
+    ("runtime_top_p", -0.1, "top_p", "0 to 1"),
+    ("runtime_top_p", 1.001, "top_p", "0 to 1"),
+    ("min_tokens", -1, "min_tokens", "at least 0"),
+    ("end_id", -2, "end_id", "-1 (none) to 99"),
+    ("end_id", 100, "end_id", "-1 (none) to 99"),
+    *((name, value, SUPPORTED[name].field, "a finite number")
+      for name in ("temperature", "runtime_top_p") for value in (math.nan, math.inf, -math.inf)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "field", "allowed"), OUT_OF_RANGE)
+def test_a_value_out_of_range_is_refused_with_what_is_allowed(
+    name: str, value: float, field: str, allowed: str
+) -> None:
+    error = refusal(**{name: value})
+    assert error.message == f"{field} must be {allowed}; got {value}"
+    assert error.facts["field"] == field
+    assert str(error.facts["value"]) == str(value)  # as text: NaN is not itself
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 0.0),
+        ("runtime_top_k", 0),
+        ("runtime_top_k", 2**31 - 1),
+        ("runtime_top_p", 0.0),
+        ("runtime_top_p", 1.0),
+        ("seed", 0),
+        ("min_tokens", 0),
+        ("end_id", -1),
+        ("end_id", 0),
+        ("end_id", 99),
+        ("request_output_len", 1),
+    ],
+)
+def test_the_ends_of_a_range_are_inside_it(name: str, value: float) -> None:
+    assert getattr(decode(**{name: value}).sampling, SUPPORTED[name].field) == value
+
+
+@pytest.mark.parametrize(("new", "old"), [("seed", "random_seed"), ("min_tokens", "min_length")])
+def test_two_names_of_one_setting_may_agree_and_not_contradict(new: str, old: str) -> None:
+    assert decode(**{new: 3, old: 3}) == decode(**{new: 3}) == decode(**{old: 3})
+    error = refusal(**{new: 3, old: 2})
+    assert error.facts == {"field": old, "value": 2}
+    assert "contradicts the same setting under its other name (3)" in error.message
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_a_batch_is_refused_whichever_tensor_has_it(name: str) -> None:
+    one = array(name, VALUES[name][0])
+    tensors = {n: array(n, v) for n, v in {"input_ids": [5], "request_output_len": 1}.items()}
+    with pytest.raises(RequestError, match=f"{name} has a batch of 2; send one prompt in a request"):
+        RequestDecoder(INFO).decode(tensors | {name: np.concatenate([one, one])})
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    assert refusal(input_ids=[]).message == "input_ids is empty; send at least one token"
+    assert refusal(input_ids=None, input_lengths=None).message == "input_ids is empty; send at least one token"
+
+
+def test_a_length_that_is_not_the_prompts_is_refused() -> None:
+    error = refusal(input_ids=[5, 6, 7], input_lengths=2)
+    assert error.message == "input_lengths must be 3, the number of input_ids; got 2"
+
+
+@pytest.mark.parametrize("bad", [-1, 100, 2**31 - 1, -(2**31)])
+def test_an_id_outside_the_vocabulary_is_refused_wherever_it_stands(bad: int) -> None:
+    for ids in ([bad, 5], [5, bad], [0, 99, bad]):
+        error = refusal(input_ids=ids)
+        assert error.message == f"input_ids must be 0 to 99, the model's vocabulary; got {bad}"
+    assert decode(input_ids=[0, 99]).options.input_ids == [0, 99]
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [1, 3, 9])
+def test_prompt_and_output_may_fill_the_models_length_to_the_last_token(num_prompt_tokens: int) -> None:
+    room = 10 - num_prompt_tokens
+    prompt = [5] * num_prompt_tokens
+    assert decode(input_ids=prompt, request_output_len=room).sampling.max_tokens == room
+    error = refusal(input_ids=prompt, request_output_len=room + 1)
+    assert error.facts == {"field": "max_tokens", "value": room + 1}
+    assert error.message.startswith(f"max_tokens must be 1 to {room} for this prompt (10 tokens")
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [10, 11])
+def test_a_prompt_that_leaves_no_room_for_a_token_is_refused_by_its_own_length(num_prompt_tokens: int) -> None:
+    error = refusal(input_ids=[5] * num_prompt_tokens, request_output_len=1)
+    assert error.facts == {"field": "input_ids", "value": num_prompt_tokens, "max": 9}
+    assert f"the prompt has {num_prompt_tokens} tokens" in error.message
+
+
+@pytest.mark.parametrize("name", [name for name, row in SUPPORTED.items() if hasattr(SamplingParams, row.field)])
+def test_what_the_provider_does_not_honour_is_refused_naming_both(name: str) -> None:
+    field = SUPPORTED[name].field
+    without = msgspec.structs.replace(INFO, supported=INFO.supported - {field})
+    if field == "max_tokens":
+        return  # every provider honours it
+    error = refusal(without, **{name: VALUES[name][0]})
+    assert error.facts["field"] == field
+    assert error.facts["provider"] == "toy"
+    assert error.message == f"{field} is not supported by the provider 'toy'; leave it out"
+
+
+def test_a_default_may_be_sent_to_a_provider_that_does_not_honour_it() -> None:
+    bare = msgspec.structs.replace(INFO, supported=frozenset({"max_tokens"}))
+    assert decode(bare, temperature=1.0, runtime_top_k=0, runtime_top_p=0.0, min_tokens=0) == decode(bare)
+
+
+def test_a_stop_request_needs_no_sensible_prompt() -> None:
+    # Upstream's clients send some ids with it, and some send none; only its id counts.
+    assert decode(input_ids=[], stop=True).options.stop
+    assert decode(input_ids=[100] * 20, request_output_len=1, stop=True).options.stop
+    assert refusal(input_ids=[], stop=False).facts["field"] == "input_ids"
