@@ -21,6 +21,8 @@ from ensemble_configs.tensors import (
 PYTHON_MODELS = ("preprocessing", "tensorrt_llm", "postprocessing")
 MODELS = (*PYTHON_MODELS, "ensemble")
 
+GENERATED = "# Generated from "  # how every config begins
+
 Message = dict[str, object]
 
 
@@ -35,9 +37,7 @@ def render_configs(spec: DeploymentSpec, *, source: str) -> dict[str, str]:
         "postprocessing": _python_model(spec, "postprocessing") | {"dynamic_batching": {"preserve_ordering": True}},
         "ensemble": _ensemble(spec),
     }
-    return {
-        name: f"# Generated from {source} by make render\n{to_pbtxt(message)}" for name, message in messages.items()
-    }
+    return {name: f"{GENERATED}{source} by make render\n{to_pbtxt(message)}" for name, message in messages.items()}
 
 
 def _python_model(spec: DeploymentSpec, name: str) -> Message:

@@ -17,9 +17,7 @@ class Symbol(str):
 
 
 def to_pbtxt(message: Mapping[str, object]) -> str:
-    """Protobuf text of a message; a sequence is a repeated field, a sequence of numbers or symbols is written
-    inline.
-    """
+    """Protobuf text of a message; a sequence is a repeated field, written inline if it holds numbers or symbols."""
     return "".join(f"{line}\n" for line in _message(message))
 
 
@@ -37,7 +35,7 @@ def _field(key: str, value: object) -> Iterator[str]:
         yield f"{key} {{"
         yield from (f"  {line}" for line in body)
         yield "}"
-    elif isinstance(value, Sequence) and not isinstance(value, str):
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
         if all(isinstance(item, int | float | Symbol) for item in value):
             yield f"{key}: [{', '.join(_scalar(item) for item in value)}]"
         else:
@@ -53,5 +51,6 @@ def _scalar(value: object) -> str:
     if isinstance(value, Symbol | int | float):
         return str(value)
     if isinstance(value, str):
-        return json.dumps(value)  # protobuf text understands the same escapes
+        # Protobuf text understands the escapes of JSON but for those beyond U+FFFF, which need none.
+        return json.dumps(value, ensure_ascii=False)
     raise TypeError(f"a config field holds text, numbers, symbols, mappings or sequences of these, not {value!r}")

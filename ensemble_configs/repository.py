@@ -9,7 +9,8 @@ import shutil
 from pathlib import Path
 
 from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.model_configs import PYTHON_MODELS, render_configs
+from ensemble_configs.errors import SpecError
+from ensemble_configs.model_configs import GENERATED, PYTHON_MODELS, render_configs
 from ensemble_configs.release import RELEASE_FILE, render_release
 
 # The repository that is committed: the default deployment, release 1.
@@ -29,8 +30,11 @@ def render_repository(spec: DeploymentSpec, *, root: Path, source: str) -> dict[
 def write_repository(spec: DeploymentSpec, *, root: Path, source: str) -> list[Path]:
     """Make `root` the model repository of a deployment; returns the paths (below `root`) that were written.
 
-    The adapters' `model.py` are copied from the committed repository. Model folders that the deployment does not have
+    The adapters' `model.py` are copied from the committed repository. Rendered models that the deployment does not have
     are removed, for Triton would load them.
+
+    Raises:
+        SpecError: there are other folders in `root`; nothing was changed.
     """
     files = {path: text.encode() for path, text in render_repository(spec, root=root, source=source).items()}
     for model in PYTHON_MODELS:
@@ -43,9 +47,20 @@ def write_repository(spec: DeploymentSpec, *, root: Path, source: str) -> list[P
 
 
 def _remove_strangers(root: Path, *, keep: set[str]) -> None:
-    for path in root.iterdir() if root.is_dir() else ():
-        if path.is_dir() and path.name not in keep:
-            shutil.rmtree(path)
+    folders = [path for path in root.iterdir() if path.is_dir() and path.name not in keep] if root.is_dir() else []
+    foreign = sorted(path.name for path in folders if not _is_rendered(path))
+    if foreign:
+        raise SpecError(
+            f"{root} holds {', '.join(foreign)}; Triton takes every folder for a model, so name another folder",
+            file=root,
+        )
+    for path in folders:
+        shutil.rmtree(path)
+
+
+def _is_rendered(folder: Path) -> bool:
+    config = folder / "config.pbtxt"
+    return not folder.is_symlink() and config.is_file() and config.read_text(errors="replace").startswith(GENERATED)
 
 
 def _write(path: Path, content: bytes) -> bool:

@@ -26,6 +26,7 @@ from serving.engines.openvino_pipeline import (
     token_tensor,
 )
 from serving.engines.request_limits import refuse_unservable
+from serving.engines.signal_stack import drop_signal_stack
 
 _MAX_DROPS = 8  # of the whole batch in a row, with no token in between; then its requests fail
 
@@ -129,6 +130,7 @@ class OpenVinoEngine(Engine):
         with contextlib.suppress(RuntimeError):  # of a pipeline that is broken
             self._pipeline.step()
         del self._pipeline
+        drop_signal_stack()
 
     def _config(self, sampling: SamplingParams) -> object:
         return generation_config(sampling, end_ids=self.info.end_ids, vocab_size=self.info.vocab_size)

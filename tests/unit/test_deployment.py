@@ -7,8 +7,6 @@ import pytest
 
 from ensemble_configs.deployment import load_deployment, override_triton
 from ensemble_configs.errors import SpecError
-from ensemble_configs.release import load_release
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT, write_repository
 
 GOOD = """
 name: test
@@ -63,25 +61,3 @@ def test_ports_from_the_command_line_are_checked_like_those_of_the_file(tmp_path
     assert override_triton(spec, http_port=9000, grpc_port=None).triton.http_port == 9000
     with pytest.raises(SpecError, match="must differ"):
         override_triton(spec, http_port=8001)
-
-
-def test_a_release_reads_back_as_it_was_rendered_wherever_the_tree_is_moved(tmp_path: Path) -> None:
-    spec = load_deployment(write(tmp_path, GOOD))
-    write_repository(spec, root=tmp_path / "repo", source="d.yaml")
-    (tmp_path / "tok").mkdir()
-    moved = tmp_path.rename(tmp_path.with_name(tmp_path.name + "_moved"))
-    release = load_release(moved / "repo" / "tensorrt_llm" / "1")
-    assert release.tokenizer.dir == moved / "tok"
-    assert release.engine == spec.engine
-
-
-def test_a_repository_that_is_right_is_not_touched(tmp_path: Path) -> None:
-    spec = load_deployment(DEFAULT_DEPLOYMENT)
-    assert write_repository(spec, root=tmp_path, source="x") != []
-    assert write_repository(spec, root=tmp_path, source="x") == []
-
-
-def test_a_model_folder_that_the_deployment_does_not_have_is_removed(tmp_path: Path) -> None:
-    (tmp_path / "stranger" / "1").mkdir(parents=True)
-    write_repository(load_deployment(DEFAULT_DEPLOYMENT), root=tmp_path, source="x")
-    assert not (tmp_path / "stranger").exists()

@@ -5,7 +5,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -32,31 +32,35 @@ ENDLESS = 2000  # tokens; 40 s when slow
 class Bench:
     """A service and what it told beside its replies."""
 
-    def __init__(self, folder: Path, engine: dict[str, object], **responses: object) -> None:
+    def __init__(self, folder: Path, engine: Mapping[str, object], **responses: object) -> None:
         self.stats: list[EngineStats] = []
+        self.on_stats: Callable[[EngineStats], None] = self.stats.append
         self.censuses: list[Census] = []
         self.unread: Callable[[Census], Iterable[int]] = lambda _: []
         release_dir = write_release(folder, engine, **responses)
         self.service = GenerationService(
-            load_release(release_dir), release_dir, on_stats=self.on_stats, take_census=self._count
+            load_release(release_dir),
+            release_dir,
+            on_stats=lambda stats: self.on_stats(stats),  # noqa: PLW0108  a test may change it
+            take_census=self._count,
         )
-
-    def on_stats(self, stats: EngineStats) -> None:
-        self.stats.append(stats)
 
     def _count(self, census: Census) -> Iterable[int]:
         self.censuses.append(census)
         return self.unread(census)
 
-    def start(self, sink: RecordingSink | None = None, *, request_id: str = "", **tensors: object) -> RecordingSink:
+    def start(self, request_id: str = "", **tensors: object) -> RecordingSink:
         """Send a request: two tokens in, three out, unless it says otherwise."""
-        sink = sink or RecordingSink()
+        return self.start_into(RecordingSink(), request_id, **tensors)
+
+    def start_into(self, sink: RecordingSink, request_id: str = "", **tensors: object) -> RecordingSink:
+        """Send a request with a sink of the test's own."""
         self.service.start(request(**tensors), sink, request_id=request_id)
         return sink
 
-    def start_endless(self, **tensors: object) -> RecordingSink:
+    def start_endless(self, request_id: str = "", **tensors: object) -> RecordingSink:
         """Send a request that runs until it is stopped, and wait for its first token."""
-        sink = self.start(request_output_len=ENDLESS, **tensors)
+        sink = self.start(request_id, request_output_len=ENDLESS, **tensors)
         wait_until(lambda: bool(sink.replies))
         return sink
 
@@ -168,8 +172,9 @@ def test_the_deployment_says_whether_the_prompt_is_excluded_by_default(make: Mak
 
 
 def test_what_is_asked_for_comes_with_the_replies(echo: Bench) -> None:
-    asked = {"return_num_input_tokens": True, "return_num_output_tokens": True, "return_finish_reason": True}
-    replies = echo.start(request_output_len=4, **asked).wait().replies
+    names = ("return_num_input_tokens", "return_num_output_tokens", "return_finish_reason")
+    asked: dict[str, object] = dict.fromkeys(names, True)
+    replies = echo.start("", request_output_len=4, **asked).wait().replies
     assert {reply.num_input_tokens for reply in replies} == {2}
     assert sum(reply.num_output_tokens or 0 for reply in replies) == 4
     assert [reply.finish_reason for reply in replies] == [*[None] * (len(replies) - 1), FinishReason.LENGTH]
@@ -204,8 +209,13 @@ def test_stop_strings_come_with_the_context_of_an_ensemble(echo: Bench) -> None:
 def test_a_receiver_that_falls_behind_gets_fewer_and_larger_replies(make: Make) -> None:
     bench = make(mode="echo", step_ms=1.0)
     first = threading.Event()
-    sink = RecordingSink(before_send=lambda _: None if first.is_set() else (first.set(), time.sleep(0.2))[1])
-    bench.start(sink, request_output_len=60).wait()
+
+    def stumble_once(_: Reply) -> None:
+        if not first.is_set():
+            first.set()
+            time.sleep(0.2)
+
+    sink = bench.start_into(RecordingSink(before_send=stumble_once), request_output_len=60).wait()
     assert sink.token_ids == [20, 21] * 30
     assert len(sink.replies) < 50
     assert len(sink.replies[1].token_ids) > 10
@@ -223,7 +233,7 @@ def test_stats_are_told_after_every_step_and_end_with_an_idle_engine(echo: Bench
 def test_a_request_that_cannot_be_decoded_is_refused_at_once(echo: Bench) -> None:
     sink = RecordingSink()
     with pytest.raises(RequestError, match="max_tokens must be at least 1"):
-        echo.start(sink, request_output_len=0)
+        echo.start_into(sink, request_output_len=0)
     assert not sink.is_ended
 
 
@@ -264,22 +274,22 @@ def test_cancel_all_fails_each_with_the_reason(slow: Bench) -> None:
 
 
 def test_a_stop_request_ends_those_of_its_id_with_what_they_have(slow: Bench) -> None:
-    [stopped, twin, other] = [slow.start_endless(request_id=name, return_finish_reason=True) for name in "aab"]
-    stop = slow.start(stop=True, request_id="a")
+    [stopped, twin, other] = [slow.start_endless(name, return_finish_reason=True) for name in "aab"]
+    stop = slow.start("a", stop=True)
     assert stop.replies == [Reply(token_ids=[], is_final=True)]
     for sink in (stopped, twin):
         assert sink.wait().error is None
         assert sink.replies[-1].finish_reason is FinishReason.CANCELLED
         assert sink.token_ids
     assert not other.is_ended
-    slow.start(stop=True, request_id="b")
+    slow.start("b", stop=True)
     other.wait()
 
 
 def test_a_stopped_request_that_does_not_stream_gets_its_tokens_too(slow: Bench) -> None:
-    sink = slow.start(request_output_len=ENDLESS, streaming=False, exclude_input_in_output=True, request_id="a")
+    sink = slow.start("a", request_output_len=ENDLESS, streaming=False, exclude_input_in_output=True)
     time.sleep(0.1)
-    slow.start(stop=True, request_id="a")
+    slow.start("a", stop=True)
     [reply] = sink.wait().replies
     assert 1 <= len(reply.token_ids) < 100
 
@@ -296,7 +306,7 @@ def test_a_stop_request_may_name_the_stream_instead(slow: Bench) -> None:
 def test_a_stop_request_that_names_nothing_is_refused_and_one_without_a_match_is_not(slow: Bench) -> None:
     with pytest.raises(RequestError, match="needs the request id"):
         slow.start(stop=True)
-    assert slow.start(stop=True, request_id="nobody").is_ended
+    assert slow.start("nobody", stop=True).is_ended
 
 
 def test_a_direct_callers_request_ends_when_its_client_has_gone(slow: Bench) -> None:
@@ -385,7 +395,7 @@ def test_no_two_threads_are_in_a_sink_at_once_and_none_after_its_end(slow: Bench
     sending = RecordingSink(before_send=lambda _: time.sleep(0.1))  # the watcher polls every 40 ms
     polling = RecordingSink(before_poll=lambda: time.sleep(0.1))
     for sink in (sending, polling):
-        slow.start(sink, request_output_len=4)
+        slow.start_into(sink, request_output_len=4)
     for sink in (sending, polling):
         sink.wait()
         time.sleep(0.15)
@@ -394,8 +404,8 @@ def test_no_two_threads_are_in_a_sink_at_once_and_none_after_its_end(slow: Bench
 
 def test_a_sink_that_raises_is_told_once_more_and_does_not_stop_the_others(slow: Bench) -> None:
     broken, other = RecordingSink(before_send=broken_pipe), RecordingSink()
-    slow.start(broken, request_output_len=ENDLESS)
-    slow.start(other, request_output_len=5)
+    slow.start_into(broken, request_output_len=ENDLESS)
+    slow.start_into(other, request_output_len=5)
     error = broken.wait().error
     assert error is not None
     assert str(error).startswith("[INTERNAL]")
@@ -414,9 +424,9 @@ def test_a_stream_whose_sink_raised_is_forgotten_by_postprocessing(slow: Bench) 
             broken_pipe(reply)
         first.append(reply)
 
-    slow.start(
-        RecordingSink(before_send=break_at_second), request_output_len=9, stream_context=pack(StreamContext(key))
-    )
+    sink = RecordingSink(before_send=break_at_second)
+    slow.start_into(sink, request_output_len=ENDLESS, stream_context=pack(StreamContext(key)))
+    assert sink.wait().error is not None
     wait_until(lambda: any(key in census.lost_keys for census in slow.censuses))
 
 
@@ -435,7 +445,7 @@ class DeafSink(RecordingSink):
 
 def test_a_sink_that_cannot_say_whether_its_client_is_there_does_not_hide_the_others(slow: Bench) -> None:
     deaf = DeafSink()
-    slow.start(deaf, request_output_len=ENDLESS, streaming=False)
+    slow.start_into(deaf, request_output_len=ENDLESS, streaming=False)
     gone = slow.start_endless()
     gone.is_abandoned = True
     gone.wait(timeout_s=2)
@@ -445,7 +455,7 @@ def test_a_sink_that_cannot_say_whether_its_client_is_there_does_not_hide_the_ot
 
 def test_a_sink_that_raises_when_the_engine_dies_does_not_keep_the_others_from_knowing(make: Make) -> None:
     bench = make(**SLOW)
-    bench.start(DeafSink(), request_output_len=ENDLESS, streaming=False)
+    bench.start_into(DeafSink(), request_output_len=ENDLESS, streaming=False)
     others = [bench.start_endless() for _ in range(3)]
     bench.kill_engine()
     for other in others:
@@ -459,8 +469,7 @@ def test_stats_that_cannot_be_shown_do_not_stop_the_replies(make: Make) -> None:
     def fail(_: EngineStats) -> None:
         raise RuntimeError("no metrics")
 
-    bench.on_stats = fail  # type: ignore[method-assign]
-    bench.service._on_stats = fail
+    bench.on_stats = fail
     assert bench.start().wait().token_ids == [20, 21, 20]
     assert bench.start().wait().token_ids == [20, 21, 20]
 
@@ -541,7 +550,7 @@ def storm(bench: Bench, *, num_requests: int, seed: int, num_kills: int) -> None
                 tensors["stream_context"] = pack(StreamContext(new_stream_key()))
             name = f"{seed}-{index}"
             try:
-                bench.start(sink, request_id=name, exclude_input_in_output=True, **tensors)
+                bench.start_into(sink, name, exclude_input_in_output=True, **tensors)
             except Unavailable:
                 num_refused = next(refused) + 1
                 assert not sink.is_ended, "refused, and told to the sink"

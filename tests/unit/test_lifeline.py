@@ -124,7 +124,7 @@ def test_an_adapter_that_cannot_answer_says_nothing_and_is_asked_again(
     open_line(1, drain=fail)
     with pytest.raises(Unavailable):
         ask_all(run_dir, "drain")
-    assert "broken" in caplog.text
+    wait_until(lambda: "broken" in caplog.text)
     assert ask_all(run_dir, "status") == 1
 
 

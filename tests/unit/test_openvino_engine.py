@@ -7,6 +7,8 @@ OpenVINO makes one fail, what it justifies can go.
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -215,3 +217,18 @@ def test_openvino_measures_blocks_before_it_frees_them(pipeline: Pipeline) -> No
     assert round(pipeline.get_metrics().cache_usage * 20 / 100) == 2
     pipeline.step()
     assert pipeline.get_metrics().cache_usage == 0
+
+
+def test_a_signal_after_the_engine_is_closed_does_not_end_the_process() -> None:
+    # Of a child, for it would be the test run that dies.
+    program = f"""
+import signal, sys
+from pathlib import Path
+from ensemble_configs.deployment import OpenVinoEngineSpec
+from serving.engines.providers import create_engine
+signal.signal(signal.SIGALRM, lambda *_: print("handled", flush=True))
+create_engine(OpenVinoEngineSpec(provider="openvino", dir=Path({str(DEMO_MODEL)!r}))).close()
+signal.raise_signal(signal.SIGALRM)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (result.returncode, result.stdout) == (0, "handled\n"), result.stderr

@@ -4,10 +4,10 @@
 import triton_python_backend_utils as pb_utils
 
 from ensemble_configs.release import load_release
-from serving.lifeline import Lifeline, generation_handlers
 from serving.census import take_census
 from serving.engine_metrics import EngineMetrics
 from serving.generation import GenerationService
+from serving.lifeline import Lifeline, generation_handlers
 from serving.reply_tensors import reply_tensors
 from serving.triton_adapter import error_response, final_flag, guarded, release_folder
 

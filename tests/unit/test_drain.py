@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server is stopped in this order: not ready, admission closed, running streams waited for, the rest ended."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ensemble_configs.errors import Unavailable
+from serving.server import drain as module
+from serving.server.drain import drain
+from serving.server.triton_process import TritonProcess
+
+
+class Server:
+    """A server whose streams end by themselves after so many questions, or when they are cancelled."""
+
+    def __init__(self, num_questions: int, *, ends_when_cancelled: bool = True) -> None:
+        self.run_dir = Path("/run/of/it")
+        self.calls: list[str] = []
+        self.now_s = 100.0
+        self.is_dead = False
+        self._num_questions = num_questions
+        self._ends_when_cancelled = ends_when_cancelled
+
+    def turn_unready(self) -> None:
+        self.calls.append("turn_unready")
+        if self.is_dead:
+            raise Unavailable("tritonserver does not answer", reason="no_answer")
+
+    def ask_all(self, run_dir: Path, operation: str) -> int:
+        assert run_dir == self.run_dir
+        if self.calls[-1:] != [operation]:  # a row of questions is one
+            self.calls.append(operation)
+        if operation == "cancel" and self._ends_when_cancelled:
+            self._num_questions = 0
+        self._num_questions -= 1
+        return int(self._num_questions >= 0)
+
+    # The clock of the module: time passes when it sleeps.
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
+
+Drain = Callable[..., list[str]]
+
+
+@pytest.fixture
+def drained(monkeypatch: pytest.MonkeyPatch) -> Drain:
+    """`drained(server, timeout_s=30)`: what a person is told."""
+
+    def run(server: Server, *, timeout_s: float = 30.0, is_hurried: Callable[[], bool] = lambda: False) -> list[str]:
+        monkeypatch.setattr(module, "ask_all", server.ask_all)
+        monkeypatch.setattr(module, "time", server)
+        told: list[str] = []
+        triton: TritonProcess = server  # type: ignore[assignment]
+        drain(triton, timeout_s=timeout_s, is_hurried=is_hurried, tell=told.append)
+        return told
+
+    return run
+
+
+def test_with_nothing_running_it_only_waits_for_what_is_on_its_way_to_the_clients(drained: Drain) -> None:
+    server = Server(0)
+    assert drained(server) == []
+    assert server.calls == ["turn_unready", "drain", "status"]
+    assert server.now_s == pytest.approx(100.3)
+
+
+def test_running_streams_are_waited_for(drained: Drain) -> None:
+    server = Server(50)
+    assert drained(server) == ["not ready any more; running streams may take another 30 s"]
+    assert server.calls == ["turn_unready", "drain", "status"]
+    assert server.now_s == pytest.approx(100 + 49 * 0.02 + 0.3, abs=0.1)
+
+
+def test_streams_that_take_too_long_are_ended(drained: Drain) -> None:
+    server = Server(10**9)
+    told = drained(server, timeout_s=2)
+    assert told[-1] == "ending the streams that are not done"
+    assert server.calls == ["turn_unready", "drain", "status", "cancel", "status"]
+    assert server.now_s == pytest.approx(102.3, abs=0.1)
+
+
+def test_streams_that_do_not_end_even_then_are_not_waited_for_forever(drained: Drain) -> None:
+    server = Server(10**9, ends_when_cancelled=False)
+    drained(server, timeout_s=2)
+    assert server.now_s == pytest.approx(107.3, abs=0.1)
+
+
+def test_a_hurry_ends_the_wait_at_once(drained: Drain) -> None:
+    server = Server(10**9)
+    drained(server, timeout_s=600, is_hurried=lambda: server.now_s > 101)
+    assert server.calls == ["turn_unready", "drain", "status", "cancel", "status"]
+    assert server.now_s == pytest.approx(101.3, abs=0.1)
+
+
+def test_a_server_that_does_not_answer_is_given_up(drained: Drain) -> None:
+    server = Server(10)
+    server.is_dead = True
+    assert drained(server) == ["cannot drain: tritonserver does not answer"]
+    assert server.calls == ["turn_unready"]
+    assert server.now_s == 100.0

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gauges under TensorRT-LLM's names show what the engine holds, not more often than is worth its cost."""
+
+import pytest
+from fake_stub import pb_utils
+
+from serving import engine_metrics
+from serving.engine_metrics import EngineMetrics
+from serving.engines.base import EngineStats
+
+BUSY = EngineStats(num_running=3, num_waiting=2, num_used_kv_blocks=7, num_kv_blocks=10, num_steps=1)
+BUSIER = EngineStats(num_running=4, num_waiting=0, num_used_kv_blocks=8, num_kv_blocks=10, num_steps=2)
+IDLE = EngineStats(num_running=0, num_waiting=0, num_used_kv_blocks=0, num_kv_blocks=10, num_steps=3)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(engine_metrics, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def metrics() -> EngineMetrics:
+    return EngineMetrics(pb_utils.MetricFamily, model="tensorrt_llm", version="3")
+
+
+def shown(metrics: EngineMetrics) -> dict[str, float]:
+    """Values by the label that tells the gauges of a family apart."""
+    families: tuple[pb_utils.MetricFamily, ...] = metrics._families
+    found = {}
+    for family in families:
+        assert family.kind == pb_utils.MetricFamily.GAUGE
+        for metric in family.metrics:
+            labels = dict(metric.labels)
+            assert (labels.pop("model"), labels.pop("version")) == ("tensorrt_llm", "3")
+            [(label, value)] = labels.items()
+            found[f"{family.name}/{label}/{value}"] = metric.value()
+    return found
+
+
+def test_names_and_labels_are_those_of_tensorrt_llms_backend(clock: Clock, metrics: EngineMetrics) -> None:
+    assert clock.now_s
+    metrics.update(BUSY)
+    assert shown(metrics) == {
+        "nv_trt_llm_request_metrics/request_type/active": 5,
+        "nv_trt_llm_request_metrics/request_type/scheduled": 3,
+        "nv_trt_llm_request_metrics/request_type/waiting": 2,
+        "nv_trt_llm_kv_cache_block_metrics/kv_cache_block_type/max": 10,
+        "nv_trt_llm_kv_cache_block_metrics/kv_cache_block_type/used": 7,
+        "nv_trt_llm_kv_cache_block_metrics/kv_cache_block_type/free": 3,
+    }
+
+
+def used(metrics: EngineMetrics) -> float:
+    return shown(metrics)["nv_trt_llm_kv_cache_block_metrics/kv_cache_block_type/used"]
+
+
+def test_they_change_ten_times_a_second_at_most(clock: Clock, metrics: EngineMetrics) -> None:
+    metrics.update(BUSY)
+    clock.now_s += 0.09
+    metrics.update(BUSIER)
+    assert used(metrics) == 7
+    clock.now_s += 0.02
+    metrics.update(BUSIER)
+    assert used(metrics) == 8
+
+
+def test_an_engine_that_has_become_idle_is_shown_at_once(clock: Clock, metrics: EngineMetrics) -> None:
+    assert clock.now_s
+    metrics.update(BUSY)
+    metrics.update(IDLE)
+    assert used(metrics) == 0

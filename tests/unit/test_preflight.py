@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What would fail later is refused before anything is started, naming the field, the value and the next step."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from simulated_release import TOKENIZER
+
+from ensemble_configs.deployment import (
+    DeploymentSpec,
+    EngineSpec,
+    OpenVinoEngineSpec,
+    SimulatedEngineSpec,
+    TokenizerSpec,
+    TritonSpec,
+)
+from ensemble_configs.errors import SpecError
+from serving.server.preflight import check
+
+PORTS = ("http_port", "grpc_port", "metrics_port")
+
+
+def free_ports() -> dict[str, int]:
+    with socket.socket() as a, socket.socket() as b, socket.socket() as c:
+        for sock in (a, b, c):
+            sock.bind(("127.0.0.1", 0))
+        return {name: sock.getsockname()[1] for name, sock in zip(PORTS, (a, b, c), strict=True)}
+
+
+def spec(
+    *,
+    tokenizer: Path = TOKENIZER,
+    engine: EngineSpec | None = None,
+    host: str = "127.0.0.1",
+    ports: dict[str, int] | None = None,
+) -> DeploymentSpec:
+    return DeploymentSpec(
+        name="test",
+        tokenizer=TokenizerSpec(dir=tokenizer),
+        engine=engine or SimulatedEngineSpec(provider="simulated"),
+        triton=TritonSpec(host=host, **(free_ports() | (ports or {}))),
+    )
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        yield sock.getsockname()[1]
+
+
+def test_what_can_be_started_passes() -> None:
+    check(spec())
+
+
+def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=rf"tokenizer.dir: there is no {tmp_path}/tokenizer.json") as caught:
+        check(spec(tokenizer=tmp_path))
+    assert caught.value.facts == {"field": "tokenizer.dir"}
+
+
+def test_an_engine_that_is_not_built_is_named_with_what_builds_it(tmp_path: Path) -> None:
+    engine = OpenVinoEngineSpec(provider="openvino", dir=tmp_path)
+    with pytest.raises(SpecError, match=r"engine.dir: there is no engine at .*openvino_model.xml; build it"):
+        check(spec(engine=engine))
+    (tmp_path / "openvino_model.xml").touch()
+    check(spec(engine=engine))
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_a_port_that_is_taken_is_named_with_the_option_that_changes_it(name: str, taken_port: int) -> None:
+    with pytest.raises(SpecError, match=f"{name} {taken_port} on 127.0.0.1 .*--{name.replace('_', '-')}") as caught:
+        check(spec(ports={name: taken_port}))
+    assert caught.value.facts == {"field": name, "value": taken_port}
+
+
+def test_a_port_whose_last_connections_are_still_closing_is_free() -> None:
+    ports = free_ports()
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", ports["http_port"]))
+        server.listen()
+        with socket.create_connection(server.getsockname()) as client:
+            accepted, _ = server.accept()
+            accepted.close()  # the side that closes first waits in TIME_WAIT
+            client.recv(1)
+    check(spec(ports=ports))
+
+
+@pytest.mark.parametrize("host", ["localhost", "0.0.0.0"])
+def test_names_and_all_addresses_are_tried_as_they_are(host: str) -> None:
+    check(spec(host=host))
+
+
+def test_an_address_of_ipv6_is_tried_as_one() -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError as exc:
+        pytest.skip(f"this machine has no IPv6: {exc}")
+    check(spec(host="::1"))
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])
+def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
+    with pytest.raises(SpecError, match=f"http_port .* on {host} cannot be used"):
+        check(spec(host=host))

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`release.json` says what one release is made of; it moves with its tree, and a broken one is refused by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ensemble_configs.deployment import (
+    DeploymentSpec,
+    OpenVinoEngineSpec,
+    ReleaseSpec,
+    ResponseSpec,
+    SimulatedEngineSpec,
+    TokenizerSpec,
+)
+from ensemble_configs.errors import SpecError
+from ensemble_configs.release import RELEASE_FILE, load_release, render_release
+
+ENGINES: list[SimulatedEngineSpec | OpenVinoEngineSpec] = [
+    SimulatedEngineSpec(provider="simulated", step_ms=2.5, mode="echo", vocab_size=300),
+    OpenVinoEngineSpec(provider="openvino", dir=Path("/models/m"), num_threads=4, kv_cache_precision="u8"),
+    OpenVinoEngineSpec(provider="openvino", dir=Path("/models/m")),
+]
+
+
+def deployment(
+    engine: SimulatedEngineSpec | OpenVinoEngineSpec, tokenizer: Path = Path("/models/tok")
+) -> DeploymentSpec:
+    return DeploymentSpec(
+        name="test",
+        release=3,
+        tokenizer=TokenizerSpec(dir=tokenizer, add_special_tokens=False),
+        engine=engine,
+        responses=ResponseSpec(exclude_input_in_output=True, max_chunk_delay_ms=7.5),
+    )
+
+
+def write(folder: Path, spec: DeploymentSpec) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RELEASE_FILE).write_text(render_release(spec, folder=folder))
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=["simulated", "openvino", "openvino defaults"])
+def test_a_release_reads_back_as_it_was(tmp_path: Path, engine: SimulatedEngineSpec | OpenVinoEngineSpec) -> None:
+    spec = deployment(engine)
+    write(tmp_path / "repo" / "3", spec)
+    loaded = load_release(tmp_path / "repo" / "3")
+    assert loaded == ReleaseSpec(**{name: getattr(spec, name) for name in ReleaseSpec.model_fields})
+
+
+def test_paths_are_relative_so_that_a_tree_can_move(tmp_path: Path) -> None:
+    (tmp_path / "a" / "tok").mkdir(parents=True)
+    write(tmp_path / "a" / "repo" / "3", deployment(ENGINES[0], tmp_path / "a" / "tok"))
+    (tmp_path / "a").rename(tmp_path / "b")
+    text = (tmp_path / "b" / "repo" / "3" / RELEASE_FILE).read_text()
+    assert json.loads(text)["tokenizer"]["dir"] == "../../tok"
+    assert load_release(tmp_path / "b" / "repo" / "3").tokenizer.dir == tmp_path / "b" / "tok"
+
+
+def test_what_is_not_set_is_not_in_the_file(tmp_path: Path) -> None:
+    text = render_release(deployment(ENGINES[2]), folder=tmp_path)
+    assert "num_threads" not in json.loads(text)["engine"]
+    assert text.endswith("}\n")
+
+
+def test_the_servers_settings_are_not_the_releases(tmp_path: Path) -> None:
+    assert set(json.loads(render_release(deployment(ENGINES[0]), folder=tmp_path))) == {
+        "release",
+        "tokenizer",
+        "engine",
+        "responses",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "finding"),
+    [
+        pytest.param("{", "is not JSON", id="not JSON"),
+        pytest.param("[]", "should be a valid dictionary", id="a list"),
+        pytest.param("{}", "release: field required; tokenizer: field required; engine: field required", id="empty"),
+        pytest.param('{"colour": 1}', "colour: extra inputs are not permitted", id="unknown key"),
+        pytest.param('{"release": 0}', "release: input should be greater than or equal to 1", id="version 0"),
+        pytest.param('{"engine": {"provider": "magic"}}', "'magic'", id="unknown provider"),
+    ],
+)
+def test_a_broken_release_is_refused_with_its_path_and_every_finding(tmp_path: Path, text: str, finding: str) -> None:
+    (tmp_path / RELEASE_FILE).write_text(text)
+    with pytest.raises(SpecError) as caught:
+        load_release(tmp_path)
+    assert finding in caught.value.message
+    assert str(tmp_path / RELEASE_FILE) in caught.value.message
+    assert "\n" not in caught.value.message
+    assert caught.value.facts == {"file": tmp_path / RELEASE_FILE}
+
+
+def test_a_release_that_is_not_there_is_refused_with_what_writes_it(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"cannot read .*release.json: No such file or directory; .*`trireme render`"):
+        load_release(tmp_path)

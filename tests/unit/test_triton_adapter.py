@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors become Triton's, with our text and the nearest of its codes; the unexpected is logged and not shown."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_stub import pb_utils
+
+from ensemble_configs.errors import (
+    BuildError,
+    QueueFull,
+    RequestCancelled,
+    RequestError,
+    RequestTimeout,
+    ServerError,
+    ServingError,
+    SpecError,
+    Unavailable,
+)
+from serving.census import take_census
+from serving.generation import EngineRefusal
+from serving.stream_state import Census
+from serving.triton_adapter import error_response, final_flag, guarded, release_folder, triton_error
+
+CODES = [
+    (RequestError("no", field="top_p", value=2), "INVALID_ARG", "[INVALID_ARG field=top_p value=2] no"),
+    (SpecError("no"), "INVALID_ARG", "[INVALID_SPEC] no"),
+    (Unavailable("no", reason="draining"), "UNAVAILABLE", "[UNAVAILABLE reason=draining] no"),
+    (QueueFull("no", retry_after_ms=5), "UNAVAILABLE", "[UNAVAILABLE retry_after_ms=5] no"),
+    (RequestTimeout("no"), "UNAVAILABLE", "[DEADLINE] no"),
+    (RequestCancelled("no"), "CANCELLED", "[CANCELLED] no"),
+    (ServerError("no"), "INTERNAL", "[INTERNAL] no"),
+    (BuildError("no"), "INTERNAL", "[BUILD] no"),
+    (EngineRefusal("[INVALID_ARG field=max_tokens] no"), "INVALID_ARG", "[INVALID_ARG field=max_tokens] no"),
+    (EngineRefusal("[UNAVAILABLE] no"), "UNAVAILABLE", "[UNAVAILABLE] no"),
+]
+
+
+def request() -> pb_utils.InferenceRequest:
+    return pb_utils.InferenceRequest(inputs=[], requested_output_names=[], model_name="m", request_id="r1")
+
+
+@pytest.mark.parametrize(("error", "code", "text"), CODES)
+def test_every_error_has_its_text_and_the_nearest_code(error: ServingError, code: str, text: str) -> None:
+    translated: pb_utils.TritonError = triton_error(error)
+    assert translated.message() == text
+    assert translated.code() == getattr(pb_utils.TritonError, code)
+
+
+def test_an_error_response_holds_nothing_but_the_error() -> None:
+    response: pb_utils.InferenceResponse = error_response(ServerError("no"))
+    assert response.has_error()
+    assert response.output_tensors() == []
+
+
+def test_what_goes_well_is_passed_on() -> None:
+    assert guarded(lambda request: request.request_id(), request()) == "r1"
+
+
+def test_an_expected_error_is_the_response() -> None:
+    def refuse(_: object) -> None:
+        raise RequestError("no")
+
+    assert guarded(refuse, request()).error().message() == "[INVALID_ARG] no"
+
+
+def test_an_unexpected_one_goes_to_the_log_with_its_request_and_shows_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def break_down(_: object) -> None:
+        raise KeyError("our own secret")
+
+    error: pb_utils.TritonError = guarded(break_down, request()).error()
+    assert error.message() == "[INTERNAL] unexpected error; the server's log has the traceback"
+    assert error.code() == pb_utils.TritonError.INTERNAL
+    assert "unexpected error in request 'r1'" in caplog.text
+    assert "our own secret" in caplog.text
+
+
+def test_a_release_lies_in_its_version_folder() -> None:
+    args = {"model_repository": "/repo/preprocessing", "model_version": "3"}
+    assert release_folder(args) == Path("/repo/preprocessing/3")
+
+
+def test_the_final_flag_is_the_stubs() -> None:
+    assert final_flag() == pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class Answering:
+    """A model that gives one answer to everything."""
+
+    def __init__(self, response: pb_utils.InferenceResponse) -> None:
+        self._response = response
+
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
+        return [self._response for _ in requests]
+
+
+def test_a_census_is_asked_of_postprocessing(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = pb_utils.Tensor("OUTPUT", np.array([b"\x92\x07\x08"], dtype=np.object_))
+    model = Answering(pb_utils.InferenceResponse([keys]))
+    monkeypatch.setattr(pb_utils.InferenceRequest, "loaded_models", {"postprocessing": model})
+    assert take_census(Census({7: 1})) == [7, 8]
+
+
+def test_a_census_that_is_not_answered_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ServerError, match=r"no census of the streams: .*not ready"):
+        take_census(Census({}))
+    model = Answering(error_response(ServerError("broken")))
+    monkeypatch.setattr(pb_utils.InferenceRequest, "loaded_models", {"postprocessing": model})
+    with pytest.raises(ServerError, match=r"no census of the streams: .*broken"):
+        take_census(Census({}))

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server is found on PATH or where `make setup` recorded it; one that could not work here is refused."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ensemble_configs.errors import SpecError
+from serving.server import installation
+from serving.server.installation import PROJECT_ROOT, TritonInstallation, find_triton
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@pytest.fixture(autouse=True)
+def empty_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A PATH with one folder, which is empty."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    """A record as `make setup` writes it, in a project of its own."""
+    path = tmp_path / "project" / ".tools" / "triton" / "installation.json"
+    path.parent.mkdir(parents=True)
+    write(path)
+    return path
+
+
+def write(path: Path, **changes: str) -> None:
+    facts: dict[str, object] = {
+        "tritonserver": ".tools/triton/bin/tritonserver",
+        "backend_directory": "/elsewhere/backends",
+        "library_path": [".tools/triton/lib", "/usr/lib/python"],
+        "python_version": PYTHON,
+    }
+    path.write_text(json.dumps(facts | changes))
+
+
+def test_a_server_on_the_path_is_taken_with_its_own_backends(empty_path: Path, record: Path) -> None:
+    program = empty_path / "tritonserver"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert find_triton(record) == TritonInstallation(program, None, ())
+
+
+def test_else_the_recorded_one_with_relative_paths_from_the_project(record: Path, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    assert find_triton(record) == TritonInstallation(
+        tritonserver=project / ".tools/triton/bin/tritonserver",
+        backend_directory=Path("/elsewhere/backends"),
+        library_path=(project / ".tools/triton/lib", Path("/usr/lib/python")),
+    )
+
+
+def test_none_at_all_is_refused_with_the_command_that_installs_one(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="install it with `make setup`"):
+        find_triton(tmp_path / "no.json")
+
+
+def test_one_for_another_python_is_refused(record: Path) -> None:
+    write(record, python_version="3.8")
+    with pytest.raises(SpecError, match=rf"this is Python {PYTHON}, but .* set up for Python 3\.8; run `make setup`"):
+        find_triton(record)
+
+
+@pytest.mark.parametrize(("version", "works"), [("1.26.4", True), ("2.0.0", False), ("2.5.1", False)])
+def test_numpy_2_is_refused_because_it_would_empty_every_tensor(
+    record: Path, monkeypatch: pytest.MonkeyPatch, version: str, works: bool
+) -> None:
+    monkeypatch.setattr(np, "__version__", version)
+    if works:
+        find_triton(record)
+    else:
+        with pytest.raises(SpecError, match=rf"numpy {version} breaks this Triton.*numpy<2"):
+            find_triton(record)
+
+
+def environment(monkeypatch: pytest.MonkeyPatch, **given: str) -> dict[str, str]:
+    for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    server = TritonInstallation(Path("/t"), None, (Path("/lib/a"), Path("/lib/b")))
+    return server.environment(run_dir_variable="RUN_DIR", run_dir=Path("/run/x"))
+
+
+def test_the_environment_puts_ours_first_and_keeps_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = environment(monkeypatch, PATH="/bin", PYTHONPATH="/mine", LD_LIBRARY_PATH="/lib/c", COLOUR="red")
+    assert env["PATH"] == f"{Path(sys.prefix) / 'bin'}:/bin"
+    assert env["PYTHONPATH"] == f"{PROJECT_ROOT}:/mine"
+    assert env["LD_LIBRARY_PATH"] == "/lib/a:/lib/b:/lib/c"
+    assert env["PYTHONNOUSERSITE"] == "1"
+    assert env["RUN_DIR"] == "/run/x"
+    assert env["COLOUR"] == "red"
+
+
+def test_nothing_empty_is_added_to_a_search_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An empty part of PYTHONPATH or LD_LIBRARY_PATH means the working directory.
+    env = environment(monkeypatch)
+    assert env["PYTHONPATH"] == str(PROJECT_ROOT)
+    assert env["LD_LIBRARY_PATH"] == "/lib/a:/lib/b"
+    assert env["PATH"] == f"{Path(sys.prefix) / 'bin'}:{os.defpath}"
+
+
+def test_the_committed_record_is_read_from_the_project() -> None:
+    assert installation._RECORD == PROJECT_ROOT / ".tools" / "triton" / "installation.json"
+    assert (PROJECT_ROOT / "pyproject.toml").is_file()
