@@ -132,8 +132,9 @@ class RunningServer:
         try:
             self.process.wait(30)
         except subprocess.TimeoutExpired:
-            for process in [*self.descendants(), self.process]:
+            for process in self.descendants():
                 process.kill()
+            self.process.kill()
             self.process.wait()
         for region in self.shared_memory():
             (SHARED_MEMORY / region).unlink()

@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ from running_server import RunningServer
 
 from clients.streaming import AsyncTritonClient, GenerateRequest
 
-# 10 minutes of work: it ends in a test only because it is cancelled.
-ENGINE = {"provider": "simulated", "step_ms": 400.0, "num_kv_blocks": 512}
+StartServer = Callable[..., RunningServer]
+
+# A long request is half a minute of work: it ends in time only because it is cancelled.
 SLOW = {"provider": "simulated", "step_ms": 20.0, "num_kv_blocks": 512}
 
 KILLED_CLIENT = """
@@ -27,7 +29,7 @@ for response in stream(sys.argv[1], "tensorrt_llm", engine_request([7] * 400, 15
 """
 
 
-def wait_until(condition, timeout_s: float) -> float:
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> float:
     """Seconds until it holds."""
     start_s = time.monotonic()
     while not condition():
@@ -40,12 +42,15 @@ def wait_idle(server: RunningServer, timeout_s: float) -> float:
     return wait_until(lambda: server.used_kv_blocks() == 0, timeout_s)
 
 
-def test_a_killed_client_of_the_engine_step_stops_its_generation_and_frees_its_kv_blocks(start_server):
+def test_a_killed_client_of_the_engine_step_stops_its_generation_and_frees_its_kv_blocks(
+    start_server: StartServer,
+) -> None:
     server = start_server(engine=SLOW)
     assert server.used_kv_blocks() == 0
     client = subprocess.Popen(
         [sys.executable, "-c", KILLED_CLIENT, server.url], cwd=Path(__file__).parent, stdout=subprocess.PIPE
     )
+    assert client.stdout is not None
     for _ in range(3):
         assert client.stdout.readline() == b"token\n"
     wait_until(lambda: server.used_kv_blocks() >= 400 / 16, 5)
@@ -53,20 +58,20 @@ def test_a_killed_client_of_the_engine_step_stops_its_generation_and_frees_its_k
     seconds = wait_idle(server, 5)
     client.wait()
     client.stdout.close()
-    # 250 ms is the promise; the gauge itself is 100 ms old at worst, and this machine may be busy.
-    assert seconds < 1.0, f"took {seconds * 1000:.0f} ms"
-    print(f"killed client: KV blocks free after {seconds * 1000:.0f} ms")
+    # The promise is 250 ms; `make soak` holds 200 clients to it and writes down what they saw.
+    assert seconds < 1.0
 
 
-def test_a_client_that_leaves_the_ensemble_stops_its_generation(start_server):
+def test_a_client_that_leaves_the_ensemble_stops_its_generation(
+    start_server: StartServer,
+) -> None:
     server = start_server(engine=SLOW)
 
     async def leave_early() -> None:
         request = GenerateRequest(text_input="word " * 200, max_tokens=1500, stream=True)
-        async with AsyncTritonClient(server.url) as client:
-            async with contextlib.aclosing(client.generate(request)) as chunks:
-                await anext(chunks)
-                await anext(chunks)
+        async with AsyncTritonClient(server.url) as client, contextlib.aclosing(client.generate(request)) as chunks:
+            await anext(chunks)
+            await anext(chunks)
 
     asyncio.run(leave_early())
     wait_idle(server, 5)
@@ -74,23 +79,23 @@ def test_a_client_that_leaves_the_ensemble_stops_its_generation(start_server):
 
 def test_streams_whose_clients_left_near_their_end_are_forgotten_by_every_step(simulated: RunningServer) -> None:
     # Triton throws away the last chunk too: whoever waits for it, waits for ever, and a shutdown with him.
-    async def leave_after(num_chunks: int) -> None:
+    async def leave_after(client: AsyncTritonClient, num_chunks: int) -> None:
         request = GenerateRequest(text_input=f"hello {num_chunks}", max_tokens=60, stream=True)
         async with contextlib.aclosing(client.generate(request)) as chunks:
             for _ in range(num_chunks):
                 await anext(chunks, None)
 
     async def run() -> None:
-        nonlocal client
         async with AsyncTritonClient(simulated.url) as client:
-            await asyncio.gather(*(leave_after(num_chunks) for num_chunks in range(40, 60)))
+            await asyncio.gather(*(leave_after(client, num_chunks) for num_chunks in range(40, 60)))
 
-    client: AsyncTritonClient
     asyncio.run(run())
     wait_until(lambda: simulated.num_streams() == 0, 5)
 
 
-def test_a_stop_request_ends_the_request_of_the_same_id_with_what_it_has(start_server):
+def test_a_stop_request_ends_the_request_of_the_same_id_with_what_it_has(
+    start_server: StartServer,
+) -> None:
     server = start_server(engine=SLOW)
     running = stream(
         server.url, "tensorrt_llm", engine_request([7] * 40, 1500, return_finish_reason=True), request_id="a"
@@ -105,12 +110,14 @@ def test_a_stop_request_ends_the_request_of_the_same_id_with_what_it_has(start_s
     wait_idle(server, 5)
 
 
-def test_a_stop_request_without_an_id_is_refused(simulated):
+def test_a_stop_request_without_an_id_is_refused(simulated: RunningServer) -> None:
     with pytest.raises(StreamFailed, match="request id"):
         list(stream(simulated.url, "tensorrt_llm", engine_request([1], 1, stop=True)))
 
 
-def test_a_dead_engine_ends_its_streams_with_an_error_and_comes_back(start_server):
+def test_a_dead_engine_ends_its_streams_with_an_error_and_comes_back(
+    start_server: StartServer,
+) -> None:
     server = start_server(engine=SLOW)
     running = stream(server.url, "ensemble", {"text_input": "hello", "max_tokens": 1000, "stream": True})
     next(running)
@@ -122,7 +129,8 @@ def test_a_dead_engine_ends_its_streams_with_an_error_and_comes_back(start_serve
         try:
             return bool(list(stream(server.url, "ensemble", {"text_input": "hello", "max_tokens": 2})))
         except StreamFailed as exc:
-            assert "[UNAVAILABLE" in str(exc)
+            if "[UNAVAILABLE" not in str(exc):
+                raise
             return False
 
     wait_until(is_back, 20)
