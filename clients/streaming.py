@@ -29,6 +29,8 @@ IDLE_TIMEOUT_S = 120.0
 
 P = ParamSpec("P")
 
+# A stream is kept open for writing until its final response. Where many are half-closed at once while others are being
+# cancelled, Triton 2.51 now and then answers an empty request of its own making ("unknown model: ''"), or aborts.
 _CHANNEL_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
 
@@ -98,16 +100,19 @@ class AsyncTritonClient:
         message = encode_request(
             request, model=model, model_version=model_version, request_id=request_id or uuid.uuid4().hex
         )
-        call = self._stub.ModelStreamInfer(iter([message]), timeout=timeout_s)
+        call = self._stub.ModelStreamInfer(timeout=timeout_s)
         silence = SilenceWatch(call, idle_timeout_s)
         is_complete, failure = False, None
         try:
+            await call.write(message)
             # To the stream's end, past the final response: cancelling a request that just ended is a race for nothing.
             async for response in call:
                 received_ns = time.monotonic_ns()
                 if response.error_message:
                     raise parse_error(response.error_message, address=self._url)
                 is_complete = is_final_response(response)
+                if is_complete:
+                    await call.done_writing()  # not before: see _CHANNEL_OPTIONS
                 chunk = decode_chunk(response, is_final=is_complete, received_ns=received_ns)
                 if chunk is not None:
                     silence.pause()

@@ -26,14 +26,11 @@ _log = logging.getLogger("trireme.engine")
 def serve_engine(engine: Engine, channel: Channel) -> None:
     """Run the engine until the other side hangs up (ChannelClosed is raised) or the engine breaks."""
     channel.send(Ready(engine.info))
-    has_news = False  # idle steps of an engine that cleans up are not worth a message each
     while True:
         commands = channel.receive(is_blocking=not engine.has_work)
         endings = [chunk for command in commands if (chunk := _obey(engine, command)) is not None]
         chunks = endings + engine.step()
-        if chunks or has_news or commands:
-            channel.send(Step(chunks, engine.stats()))
-        has_news = bool(chunks) or engine.has_work
+        channel.send(Step(chunks, engine.stats()))
 
 
 def _obey(engine: Engine, command: object) -> TokenChunk | None:

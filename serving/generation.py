@@ -132,7 +132,7 @@ class GenerationService:
     def _submit(self, request: GenerationRequest, running: RunningRequest) -> None:
         try:
             self._engine.submit(request)
-        except Unavailable:
+        except Exception:
             if self._pop(request.key) is not None:  # else the engine's death has already been told to the sink
                 running.disown()
                 raise

@@ -162,5 +162,7 @@ def test_values_that_ask_for_nothing_are_accepted_as_upstreams_clients_send_them
         "repetition_penalty": 1.0,
         "return_log_probs": False,
         "num_return_sequences": 1,
+        "bad_words": "",
+        "stop_words": "",
     }
     assert texts(simulated, **always_sent) == texts(simulated)

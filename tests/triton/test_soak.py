@@ -34,9 +34,9 @@ FAST = {"provider": "simulated", "step_ms": 1.0, "num_kv_blocks": 4096}
 @pytest.fixture(scope="module")
 def figures(simulated: RunningServer) -> Iterator[dict[str, object]]:
     """What the checks of this file find; written when all are done."""
+    where = environment(triton_http=f"127.0.0.1:{simulated.http_port}")
     found: dict[str, object] = {}
     yield found
-    where = environment(triton_http=f"127.0.0.1:{simulated.http_port}")
     write_result("soak", {"benchmark": "soak", "figures": found, "environment": where})
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small real gRPC server that speaks Triton's wire (KServe v2) and plays a script to every request."""
 
+import itertools
 import struct
 import threading
 from collections.abc import Iterator
@@ -87,7 +88,7 @@ class KServeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
                 self.was_cancelled.set()
 
         context.add_callback(note_the_end)
-        for request in requests:
+        for request in itertools.islice(requests, 1):  # one request a stream, as the client does
             self.requests.append(request)
             for step in self.script:
                 yield from self._play(step, is_over)

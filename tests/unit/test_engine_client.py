@@ -265,24 +265,26 @@ def test_closing_while_it_is_being_restarted_leaves_no_process(connect: Connect,
     assert engines_of_ours() == []
 
 
-def test_closing_between_two_starts_leaves_no_process(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The moment in which no process runs yet: close() finds nothing to end, and must not have one started behind it.
-    about_to_start, closed = threading.Event(), threading.Event()
+def test_no_process_is_started_behind_a_close(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The moment between two engines: close() finds nothing to end.
+    about_to_start, is_closed = threading.Event(), threading.Event()
     client, recorder = connect()
-    popen = subprocess.Popen
+    python = engine_client._python()
 
-    def wait_first(*args: object, **options: object) -> object:
+    def wait_until_closed() -> str:
         about_to_start.set()
-        closed.wait(0.2)
-        return popen(*args, **options)  # type: ignore[call-overload]
+        is_closed.wait(5)
+        return python
 
-    monkeypatch.setattr(subprocess, "Popen", wait_first)
+    monkeypatch.setattr(engine_client, "_python", wait_until_closed)
+    monkeypatch.setattr(engine_client, "_KILL_AFTER_S", 0.1)
     kill(client)
     recorder.death()
-    about_to_start.wait(5)
+    assert about_to_start.wait(5)
     client.close()
-    closed.set()
-    wait_until(lambda: engines_of_ours() == [])
+    monkeypatch.setattr(subprocess, "Popen", None)  # nobody may call it any more
+    is_closed.set()
+    wait_until(lambda: not any(thread.name == "engine-reader" for thread in threading.enumerate()))
 
 
 def test_an_engine_outlives_nobody(tmp_path: Path) -> None:

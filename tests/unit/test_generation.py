@@ -191,7 +191,7 @@ def test_stop_words_in_token_ids_are_matched_on_the_text_they_stand_for(echo: Be
     sink = echo.start(request_output_len=50, stop_words_list=words, return_finish_reason=True).wait()
     assert sink.token_ids == [20, 21, 20]
     assert sink.replies[-1].finish_reason is FinishReason.STOP_STRING
-    padded = [[98, 0, 0, 0], [1, -1, -1, -1]]
+    padded = [[98, 20, 21, 0], [1, -1, -1, -1]]  # what lies behind the last offset is nobody's
     assert len(echo.start(request_output_len=50, stop_words_list=padded).wait().token_ids) == 50
 
 
@@ -248,6 +248,7 @@ def test_what_the_engine_refuses_fails_with_the_engines_own_words(make: Make) ->
     assert error is not None
     assert error.code == "INVALID_ARG"
     assert str(error).startswith("[INVALID_ARG field=max_tokens value=1000")
+    assert bench.service.num_running == 0
     assert bench.start().wait().error is None
 
 
@@ -358,12 +359,26 @@ def test_streams_that_ended_are_named_in_a_census_for_their_last_chunk_may_have_
     wait_until(lambda: any(key in census.lost_keys for census in slow.censuses))
 
 
-def test_a_stream_of_one_reply_leaves_nothing_to_forget(slow: Bench) -> None:
+def test_a_stream_of_one_reply_is_in_no_census(slow: Bench) -> None:
+    # Before its reply there is nothing that could have been thrown away, and with it everything is over.
     key = new_stream_key()
-    slow.start(streaming=False, stream_context=pack(StreamContext(key))).wait()
+    bystander = slow.start_endless(stream_context=pack(StreamContext(new_stream_key())))
+    slow.start(streaming=False, request_output_len=15, stream_context=pack(StreamContext(key))).wait()
     slow.start(request_output_len=1, stream_context=pack(StreamContext(key))).wait()
-    time.sleep(0.2)
-    assert not any(key in census.lost_keys for census in slow.censuses)
+    num_censuses = len(slow.censuses)
+    wait_until(lambda: len(slow.censuses) > num_censuses + 1)
+    assert not any(key in census.lost_keys or key in census.num_chunks for census in slow.censuses)
+    slow.service.cancel_all(Unavailable("over"))
+    bystander.wait()
+
+
+def test_the_sinks_of_an_ensemble_are_not_asked_for_triton_would_never_tell_them(slow: Bench) -> None:
+    def asked() -> None:
+        raise AssertionError("asked")
+
+    sink = RecordingSink(before_poll=asked)
+    slow.start_into(sink, request_output_len=10, stream_context=pack(StreamContext(new_stream_key()))).wait()
+    assert sink.error is None
 
 
 def test_a_request_that_was_cancelled_before_the_engine_knew_it_does_not_run_on(
@@ -381,6 +396,50 @@ def test_a_request_that_was_cancelled_before_the_engine_knew_it_does_not_run_on(
     assert bench.start(request_output_len=ENDLESS).wait().error is not None
     time.sleep(0.1)
     wait_until(lambda: bench.stats[-1].num_running == 0, timeout_s=1)
+
+
+def test_a_request_that_cannot_be_handed_over_is_the_callers_to_answer_and_nobody_elses(
+    slow: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise OverflowError("cannot be encoded")
+
+    sink = RecordingSink()
+    with monkeypatch.context() as patch:
+        patch.setattr(slow.service._engine, "submit", fail)
+        with pytest.raises(OverflowError):
+            slow.start_into(sink)
+    assert slow.service.num_running == 0
+    slow.service.cancel_all(Unavailable("over"))
+    time.sleep(0.1)
+    assert not sink.is_ended
+
+
+def test_a_request_that_was_refused_is_not_polled_behind_its_refusal(
+    slow: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The watcher has listed both requests and asks the first; meanwhile the second is refused and answered.
+    polls = threading.Semaphore(0)
+
+    def take_long() -> None:
+        polls.release()
+        time.sleep(0.1)
+
+    def refuse(_: object) -> None:
+        for _ in range(2):  # the second round of the watcher has begun: its list has both
+            assert polls.acquire(timeout=5)
+        raise Unavailable("no engine")
+
+    first, second = RecordingSink(before_poll=take_long), RecordingSink()
+    slow.start_into(first, request_output_len=ENDLESS)
+    with monkeypatch.context() as patch:
+        patch.setattr(slow.service._engine, "submit", refuse)
+        with pytest.raises(Unavailable):
+            slow.start_into(second)
+    second.fail(Unavailable("no engine"))  # as the adapter does
+    first.is_abandoned = True
+    first.wait()
+    assert second.violations == []
 
 
 # A sink that raises.
@@ -453,9 +512,16 @@ def test_a_sink_that_cannot_say_whether_its_client_is_there_does_not_hide_the_ot
     wait_until(lambda: slow.service.num_running == 0)
 
 
+class DumbSink(RecordingSink):
+    """Cannot be told an error."""
+
+    def fail(self, error: ServingError) -> None:  # noqa: ARG002
+        raise OSError("dumb")
+
+
 def test_a_sink_that_raises_when_the_engine_dies_does_not_keep_the_others_from_knowing(make: Make) -> None:
     bench = make(**SLOW)
-    bench.start_into(DeafSink(), request_output_len=ENDLESS, streaming=False)
+    bench.start_into(DumbSink(), request_output_len=ENDLESS, streaming=False)
     others = [bench.start_endless() for _ in range(3)]
     bench.kill_engine()
     for other in others:
