@@ -32,9 +32,9 @@ def render_configs(spec: DeploymentSpec, *, source: str) -> dict[str, str]:
         "preprocessing": _python_model(spec, "preprocessing"),
         # Decoupled: any number of responses for a request, and execute() returns before the first of them.
         "tensorrt_llm": _python_model(spec, "tensorrt_llm") | {"model_transaction_policy": {"decoupled": True}},
-        # One instance owns the state of every stream, and order is kept: Triton may otherwise swap two chunks of a
-        # stream. No queue delay: what is queued is taken together, nothing waits for company.
-        "postprocessing": _python_model(spec, "postprocessing") | {"dynamic_batching": {"preserve_ordering": True}},
+        # One instance owns the state of every stream, and without dynamic batching it gets every chunk, in order. With
+        # `dynamic_batching { preserve_ordering }` a cancelled chunk can hold up those of all streams for ever.
+        "postprocessing": _python_model(spec, "postprocessing"),
         "ensemble": _ensemble(spec),
     }
     return {name: f"{GENERATED}{source} by make render\n{to_pbtxt(message)}" for name, message in messages.items()}

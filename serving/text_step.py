@@ -5,7 +5,8 @@ Chunks come in order and from one thread. A stream is known by the name that `pr
 name (a caller of `postprocessing` alone) are decoded by themselves, as upstream does.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +18,15 @@ from ensemble_configs.release import load_release
 from serving.detokenization import StreamText, TextDecoder
 from serving.stream_state import Census, StreamState, unpack_state
 
+_CANCEL_CHECK_S = 0.04  # a message to the server each time: not for every chunk
+
 
 @dataclass(slots=True)
 class _Stream:
     text: StreamText
+    next_check_s: float
     num_chunks: int = 0
+    is_abandoned: bool = False
 
 
 class TextStep:
@@ -41,12 +46,15 @@ class TextStep:
         """Streams whose last chunk has not come."""
         return len(self._streams)
 
-    def respond(self, tensors: Mapping[str, npt.NDArray[np.generic]]) -> npt.NDArray[np.object_]:
+    def respond(
+        self, tensors: Mapping[str, npt.NDArray[np.generic]], is_cancelled: Callable[[], bool] = lambda: False
+    ) -> npt.NDArray[np.object_]:
         """The new text of each beam, UTF-8: ``[batch * beams]`` bytes; for a census the packed keys of the unread.
 
         Args:
             tensors: ``TOKENS_BATCH [batch, beams, n]``, perhaps ``SEQUENCE_LENGTH [batch, beams]``; with
                 ``STREAM_STATE [1, n]`` one beam of one request.
+            is_cancelled: whether the client of this chunk's stream has gone.
 
         Raises:
             RequestError: the state is not one that the engine step wrote.
@@ -62,26 +70,37 @@ class TextStep:
                         self._streams.pop(key, None)
                     answers = [msgspec.msgpack.encode(self._unread(num_chunks))]
                 case state:
-                    answers = [self._text(state, beams[0]).encode()]
+                    answers = [self._text(state, beams[0], is_cancelled).encode()]
         return np.array(answers, dtype=np.object_)
 
-    def _text(self, state: StreamState, token_ids: list[int]) -> str:
+    def _text(self, state: StreamState, token_ids: list[int], is_cancelled: Callable[[], bool]) -> str:
+        now_s = time.monotonic()
         stream = self._streams.get(state.key)
         if stream is None:
-            stream = self._streams[state.key] = _Stream(StreamText(self._decoder, state.stop_strings))
+            stream = self._streams[state.key] = _Stream(
+                StreamText(self._decoder, state.stop_strings), now_s + _CANCEL_CHECK_S
+            )
         stream.num_chunks += 1
         prompt = stream.text.push_prompt(token_ids[: state.num_prompt_tokens]) if state.num_prompt_tokens else ""
         text = prompt + stream.text.push(token_ids[state.num_prompt_tokens :])
         if not state.is_final:
+            if now_s >= stream.next_check_s:
+                stream.next_check_s = now_s + _CANCEL_CHECK_S
+                stream.is_abandoned = stream.is_abandoned or is_cancelled()
             return text
         del self._streams[state.key]
         return text + stream.text.finish()
 
     def _unread(self, num_chunks: Mapping[int, int]) -> list[int]:
-        """Streams that did not get all their chunks; one that has ended meanwhile is among them, and ends twice."""
-        return [
-            key for key, sent in num_chunks.items() if key not in self._streams or self._streams[key].num_chunks < sent
-        ]
+        """Streams whose client has gone, or that did not get all their chunks.
+
+        One that has ended meanwhile is among them, and ends twice.
+        """
+        return [key for key, sent in num_chunks.items() if not self._is_read(key, sent)]
+
+    def _is_read(self, key: int, num_sent: int) -> bool:
+        stream = self._streams.get(key)
+        return stream is not None and not stream.is_abandoned and stream.num_chunks >= num_sent
 
 
 def _beams(tokens: npt.NDArray[np.generic], lengths: npt.NDArray[np.generic] | None) -> list[list[int]]:

@@ -162,6 +162,10 @@ class InferenceRequest:
         """Those that were sent; an optional one that was not is not among them."""
         return self._inputs
 
+    def is_cancelled(self) -> bool:
+        """Whether the client of this request has gone; this fake's never goes while it waits."""
+        return False
+
     def request_id(self) -> str:
         """The client's; may be empty."""
         return self._request_id

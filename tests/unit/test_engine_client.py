@@ -209,6 +209,34 @@ def test_an_engine_that_ends_while_it_loads_is_reported_with_its_status(
         client.start()
 
 
+BREAKING_ENGINE = """
+from serving import engine_process
+
+def break_down(self):
+    raise MemoryError("no more blocks")
+
+engine_process.StoppingEngine.step = break_down
+engine_process.main()
+"""
+
+
+def test_an_engine_that_breaks_says_why_in_the_log_and_is_restarted(
+    tmp_path: Path, engine_program: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "breaking.py").write_text(BREAKING_ENGINE)
+    project = Path(engine_client.__file__).parent.parent
+    engine_program(f'shift 2; PYTHONPATH={project} exec {sys.executable} {tmp_path}/breaking.py "$@"')
+    recorder = Recorder()
+    client = EngineClient(write_release(tmp_path), on_steps=recorder.on_steps, on_death=recorder.deaths.put)
+    client.start()
+    pid = client.pid
+    client.submit(generation(1))
+    assert recorder.death().facts == {"reason": "engine_died"}
+    assert "engine: [INTERNAL] the engine broke: MemoryError('no more blocks')" in caplog.text
+    wait_until(lambda: client.pid != pid and client._channel is not None)
+    client.close()
+
+
 def test_closing_ends_the_process_whatever_it_does(connect: Connect) -> None:
     client, recorder = connect(**SLOW)
     client.submit(generation(1, max_tokens=1000))

@@ -19,7 +19,7 @@ from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.errors import RequestError, ServerError, ServingError, Unavailable
 from ensemble_configs.release import load_release
 from serving import engine_client
-from serving.engines.base import EngineStats, FinishReason
+from serving.engines.base import EngineStats, FinishReason, GenerationRequest
 from serving.generation import GenerationService
 from serving.running_request import Reply
 from serving.stream_state import Census, StreamContext, StreamState, new_stream_key, pack
@@ -381,19 +381,34 @@ def test_the_sinks_of_an_ensemble_are_not_asked_for_triton_would_never_tell_them
     assert sink.error is None
 
 
-def test_a_request_that_was_cancelled_before_the_engine_knew_it_does_not_run_on(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+def lose_engine(bench: Bench) -> None:
+    bench.kill_engine()
+    pid = bench.engine_pid
+    wait_until(lambda: bench.engine_pid != pid and bench.service._engine._channel is not None)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(lambda bench: bench.service.cancel_all(Unavailable("over")), id="cancelled"),
+        pytest.param(lose_engine, id="its engine has died and been restarted"),
+    ],
+)
+def test_a_request_that_was_ended_before_the_engine_knew_it_does_not_run_on(
+    make: Make, monkeypatch: pytest.MonkeyPatch, end: Callable[[Bench], None]
 ) -> None:
     bench = make(**SLOW)
     submit = bench.service._engine.submit
+    sink = RecordingSink()
 
-    def late(request: object) -> None:
-        bench.service.cancel_all(Unavailable("over", reason="shutdown"))
-        time.sleep(0.1)  # its cancellation is there before it
-        submit(request)  # type: ignore[arg-type]
+    def submit_late(given: GenerationRequest) -> None:
+        end(bench)
+        sink.wait()
+        submit(given)
 
-    monkeypatch.setattr(bench.service._engine, "submit", late)
-    assert bench.start(request_output_len=ENDLESS).wait().error is not None
+    monkeypatch.setattr(bench.service._engine, "submit", submit_late)
+    bench.start_into(sink, request_output_len=ENDLESS)
+    assert sink.error is not None
     time.sleep(0.1)
     wait_until(lambda: bench.stats[-1].num_running == 0, timeout_s=1)
 
@@ -472,6 +487,18 @@ def test_a_sink_that_raises_is_told_once_more_and_does_not_stop_the_others(slow:
     assert len(other.wait().token_ids) == 5
     wait_until(lambda: slow.stats[-1].num_running == 0)
     assert slow.service.num_running == 0
+
+
+def test_a_last_reply_that_could_not_be_sent_is_followed_by_nothing(slow: Bench) -> None:
+    def break_at_last(reply: Reply) -> None:
+        if reply.is_final:
+            broken_pipe(reply)
+
+    sink = slow.start_into(RecordingSink(before_send=break_at_last))
+    wait_until(lambda: slow.service.num_running == 0)
+    time.sleep(0.1)
+    assert sink.error is None, "the client may have had it"
+    assert len(sink.replies) == 2
 
 
 def test_a_stream_whose_sink_raised_is_forgotten_by_postprocessing(slow: Bench) -> None:

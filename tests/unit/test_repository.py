@@ -4,7 +4,9 @@
 from pathlib import Path
 
 import pytest
+from simulated_release import TOKENIZER
 
+from ensemble_configs.command import render
 from ensemble_configs.deployment import DeploymentSpec, load_deployment
 from ensemble_configs.errors import SpecError
 from ensemble_configs.model_configs import MODELS, PYTHON_MODELS
@@ -86,3 +88,25 @@ def test_a_folder_of_somebody_elses_is_neither_removed_nor_left_for_triton_to_lo
     assert hand_made.exists()
     assert (DEFAULT_REPOSITORY / "ensemble" / "config.pbtxt").exists()
     assert not (tmp_path / "ensemble").exists(), "nothing was written"
+
+
+def test_render_writes_where_it_is_told_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    render(DEFAULT_DEPLOYMENT, tmp_path)
+    first = capsys.readouterr().out.splitlines()
+    assert first[0] == f"{tmp_path}: {len(first) - 1} files written"
+    assert "  tensorrt_llm/config.pbtxt" in first
+    config = (tmp_path / "tensorrt_llm" / "config.pbtxt").read_text()
+    assert config.startswith("# Generated from ensemble_configs/deployments/demo_cpu.yaml by make render\n")
+    render(DEFAULT_DEPLOYMENT, tmp_path)
+    assert capsys.readouterr().out == f"{tmp_path}: 0 files written\n"
+
+
+def test_another_deployment_is_rendered_under_build_and_named_without_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"name: mine\ntokenizer: {{dir: {TOKENIZER}}}\nengine: {{provider: simulated}}\n")
+    render(mine)
+    config = tmp_path / "build" / "mine" / "model_repository" / "ensemble" / "config.pbtxt"
+    assert config.read_text().startswith("# Generated from mine.yaml by make render\n")

@@ -83,6 +83,14 @@ def test_requests_without_stop_strings_pass_untouched() -> None:
     assert inner.calls == [("add", 1)]
 
 
+def test_a_request_without_stop_strings_passes_beside_one_that_has_some() -> None:
+    chunks = [TokenChunk(1, tokens("two")), TokenChunk(2, tokens("one"))]
+    engine = StoppingEngine(ScriptedEngine(chunks), DECODER)
+    engine.add(request(1))
+    engine.add(request(2, "two"))
+    assert engine.step() == chunks
+
+
 def test_everything_else_is_the_engines_own() -> None:
     inner = ScriptedEngine([])
     engine = StoppingEngine(inner, DECODER)

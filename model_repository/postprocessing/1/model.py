@@ -20,7 +20,7 @@ class TritonPythonModel:
 
     def _respond(self, request):
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", self.step.respond(tensors))])
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", self.step.respond(tensors, request.is_cancelled))])
 
     def finalize(self) -> None:
         self.lifeline.close()
