@@ -37,8 +37,8 @@ class StreamState(msgspec.Struct, frozen=True, array_like=True, tag=0):
 class Census(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """tensorrt_llm -> postprocessing, by a call of its own: how many chunks each stream has been sent.
 
-    Triton tells only the step behind the engine that the client of an ensemble has gone, and it does so by throwing its
-    chunks away before they get there. This call queues behind them: a stream that has fewer chunks by then is not read.
+    Only the step behind the engine can see that the client of an ensemble has gone: Triton tells it with a chunk, or
+    throws the chunk away before it gets there. This call queues behind the chunks that were sent.
     """
 
     num_chunks: dict[int, int]
