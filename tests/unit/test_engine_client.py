@@ -52,7 +52,8 @@ class Recorder:
                 return chunk
 
 
-Connect = Callable[..., tuple[EngineClient, Recorder]]
+Connected = tuple[EngineClient, Recorder]
+Connect = Callable[..., Connected]
 
 
 @pytest.fixture
@@ -79,8 +80,21 @@ def engines_of_ours() -> list[psutil.Process]:
 
 @pytest.fixture(autouse=True)
 def no_engine_is_left() -> Iterator[None]:
+    before = engines_of_ours()
     yield
-    assert engines_of_ours() == []
+    assert engines_of_ours() == before
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connected]:
+    """An engine that repeats the prompt, shared by tests that leave it as it was."""
+    recorder = Recorder()
+    release = write_release(tmp_path_factory.mktemp("echo"), {"mode": "echo"})
+    client = EngineClient(release, on_steps=recorder.on_steps, on_death=recorder.deaths.put)
+    client.start()
+    yield client, recorder
+    client.close()
+    assert recorder.chunks.empty()
 
 
 @pytest.fixture
@@ -102,47 +116,49 @@ def generation(key: int, max_tokens: int = 3, *, num_prompt_tokens: int = 2) -> 
     )
 
 
-def test_a_request_runs_to_its_end(connect: Connect) -> None:
-    client, recorder = connect(mode="echo")
+def test_a_request_runs_to_its_end(echo: Connected) -> None:
+    client, recorder = echo
     client.submit(generation(7))
     chunks = [recorder.chunk() for _ in range(3)]
     assert chunks == [TokenChunk(7, [20]), TokenChunk(7, [20]), TokenChunk(7, [20], FinishReason.LENGTH)]
 
 
-def test_the_largest_numbers_get_across(connect: Connect) -> None:
-    client, recorder = connect()
+def test_the_largest_numbers_get_across(echo: Connected) -> None:
+    client, recorder = echo
     sampling = SamplingParams(max_tokens=1, top_p=0.5, seed=2**64 - 1)
     client.submit(GenerationRequest(key=2**63 - 1, input_ids=[4095], sampling=sampling))
-    assert recorder.chunk().key == 2**63 - 1
+    assert recorder.chunk() == TokenChunk(2**63 - 1, [4095], FinishReason.LENGTH)
 
 
-def test_what_the_engine_refuses_comes_back_as_the_requests_last_chunk_and_it_goes_on(connect: Connect) -> None:
-    client, recorder = connect(mode="echo", num_kv_blocks=2)
-    client.submit(generation(1, max_tokens=1000))
+def test_what_the_engine_refuses_comes_back_as_the_requests_last_chunk_and_it_goes_on(echo: Connected) -> None:
+    client, recorder = echo
+    client.submit(generation(1, max_tokens=5000))
     refused = recorder.chunk()
     assert refused.key == 1
     assert refused.error is not None
-    assert refused.error.startswith("[INVALID_ARG field=max_tokens value=1000")
+    assert refused.error.startswith("[INVALID_ARG field=max_tokens value=5000")
     client.submit(generation(2, max_tokens=1))
     assert recorder.chunk() == TokenChunk(2, [20], FinishReason.LENGTH)
 
 
-def test_a_cancelled_request_ends_at_once_and_frees_its_blocks(connect: Connect) -> None:
+def test_cancelling_what_is_not_there_is_answered_too(echo: Connected) -> None:
+    client, recorder = echo
+    client.cancel(99)
+    assert recorder.chunk() == TokenChunk(99, [], FinishReason.CANCELLED)
+
+
+def test_a_cancelled_request_ends_at_once_and_ctrl_c_is_left_to_the_parent(connect: Connect) -> None:
     client, recorder = connect(**SLOW)
     client.submit(generation(1, max_tokens=1000))
     assert recorder.chunk().finish_reason is None
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGINT)
     client.cancel(1)
     assert recorder.last_chunk() == TokenChunk(1, [], FinishReason.CANCELLED)
     assert recorder.last_step is not None
     assert recorder.last_step.stats.num_used_kv_blocks == 0
     time.sleep(0.06)
     assert recorder.chunks.empty()
-
-
-def test_cancelling_what_is_not_there_is_answered_too(connect: Connect) -> None:
-    client, recorder = connect()
-    client.cancel(99)
-    assert recorder.chunk() == TokenChunk(99, [], FinishReason.CANCELLED)
 
 
 def test_a_killed_engine_is_told_once_and_comes_back(connect: Connect) -> None:
@@ -158,20 +174,7 @@ def test_a_killed_engine_is_told_once_and_comes_back(connect: Connect) -> None:
     assert recorder.deaths.empty()
 
 
-def test_while_there_is_no_engine_requests_are_refused_and_cancels_do_nothing(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_client, "_RESTART_DELAYS_S", (60.0,))
-    client, recorder = connect()
-    kill(client)
-    recorder.death()
-    with pytest.raises(Unavailable) as caught:
-        client.submit(generation(1))
-    assert caught.value.facts["reason"] in {"engine_died", "engine_restarting"}
-    client.cancel(1)
-
-
-def test_an_engine_that_cannot_be_restarted_is_tried_again(
+def test_while_there_is_no_engine_requests_are_refused_cancels_do_nothing_and_it_is_tried_again(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, engine_program: Callable[[str], None]
 ) -> None:
     monkeypatch.setattr(engine_client, "_RESTART_DELAYS_S", (0.0, 0.05))
@@ -180,8 +183,12 @@ def test_an_engine_that_cannot_be_restarted_is_tried_again(
     engine_program("exit 3")
     kill(client)
     recorder.death()
-    time.sleep(0.2)
-    assert not can_submit(client, generation(1))
+    for _ in range(10):
+        with pytest.raises(Unavailable) as caught:
+            client.submit(generation(1))
+        assert caught.value.facts["reason"] in {"engine_died", "engine_restarting"}
+        client.cancel(1)
+        time.sleep(0.02)
     monkeypatch.setattr(engine_client, "_python", python)
     wait_until(lambda: can_submit(client, generation(2)))
 
@@ -283,19 +290,21 @@ def test_closing_a_stopped_engine_kills_it_even_while_a_sender_waits_for_it(
     assert not process.is_running()
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.1, 0.15])
+@pytest.mark.parametrize("delay_s", [0.0, 0.1])
 def test_closing_while_it_is_being_restarted_leaves_no_process(connect: Connect, delay_s: float) -> None:
+    before = engines_of_ours()
     client, recorder = connect()
     kill(client)
     recorder.death()
     time.sleep(delay_s)
     client.close()
-    assert engines_of_ours() == []
+    assert engines_of_ours() == before
 
 
 def test_no_process_is_started_behind_a_close(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     # The moment between two engines: close() finds nothing to end.
     about_to_start, is_closed = threading.Event(), threading.Event()
+    threads = set(threading.enumerate())
     client, recorder = connect()
     python = engine_client._python()
 
@@ -312,7 +321,7 @@ def test_no_process_is_started_behind_a_close(connect: Connect, monkeypatch: pyt
     client.close()
     monkeypatch.setattr(subprocess, "Popen", None)  # nobody may call it any more
     is_closed.set()
-    wait_until(lambda: not any(thread.name == "engine-reader" for thread in threading.enumerate()))
+    wait_until(lambda: set(threading.enumerate()) <= threads)
 
 
 def test_an_engine_outlives_nobody(tmp_path: Path) -> None:
@@ -328,15 +337,6 @@ def test_an_engine_outlives_nobody(tmp_path: Path) -> None:
         engine = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
     wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
-
-
-def test_the_engine_leaves_ctrl_c_to_its_parent(connect: Connect) -> None:
-    client, recorder = connect(**SLOW)
-    assert client.pid is not None
-    client.submit(generation(1, max_tokens=5))
-    recorder.chunk()
-    os.kill(client.pid, signal.SIGINT)
-    assert recorder.last_chunk().finish_reason is FinishReason.LENGTH
 
 
 def kill(client: EngineClient) -> int:

@@ -110,8 +110,8 @@ Make = Callable[..., Bench]
 
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """An engine that repeats the prompt, shared by tests that leave it as it was."""
-    bench = Bench(tmp_path_factory.mktemp("echo"), {"mode": "echo"})
+    """An engine that repeats the prompt and has little room, shared by tests that leave it as it was."""
+    bench = Bench(tmp_path_factory.mktemp("echo"), {"mode": "echo", "num_kv_blocks": 8})
     yield bench
     assert bench.service.num_running == 0
     bench.service.close()
@@ -206,8 +206,7 @@ def test_stop_strings_come_with_the_context_of_an_ensemble(echo: Bench) -> None:
     assert [state.stop_strings for state in states if state] == [("three",), *[()] * (len(states) - 1)]
 
 
-def test_a_receiver_that_falls_behind_gets_fewer_and_larger_replies(make: Make) -> None:
-    bench = make(mode="echo", step_ms=1.0)
+def test_a_receiver_that_falls_behind_gets_fewer_and_larger_replies(echo: Bench) -> None:
     first = threading.Event()
 
     def stumble_once(_: Reply) -> None:
@@ -215,7 +214,7 @@ def test_a_receiver_that_falls_behind_gets_fewer_and_larger_replies(make: Make) 
             first.set()
             time.sleep(0.2)
 
-    sink = bench.start_into(RecordingSink(before_send=stumble_once), request_output_len=60).wait()
+    sink = echo.start_into(RecordingSink(before_send=stumble_once), request_output_len=60).wait()
     assert sink.token_ids == [20, 21] * 30
     assert len(sink.replies) < 50
     assert len(sink.replies[1].token_ids) > 10
@@ -242,14 +241,13 @@ def test_a_context_that_is_none_is_refused(echo: Bench) -> None:
         echo.start(stream_context=np.array([[1, 2, 3]], dtype=np.uint8))
 
 
-def test_what_the_engine_refuses_fails_with_the_engines_own_words(make: Make) -> None:
-    bench = make(num_kv_blocks=2)
-    error = bench.start(request_output_len=1000).wait().error
+def test_what_the_engine_refuses_fails_with_the_engines_own_words(echo: Bench) -> None:
+    error = echo.start(request_output_len=1000).wait().error
     assert error is not None
     assert error.code == "INVALID_ARG"
     assert str(error).startswith("[INVALID_ARG field=max_tokens value=1000")
-    assert bench.service.num_running == 0
-    assert bench.start().wait().error is None
+    assert echo.service.num_running == 0
+    assert echo.start().wait().error is None
 
 
 def test_new_requests_are_refused_and_running_ones_go_on(make: Make) -> None:
@@ -382,35 +380,33 @@ def test_the_sinks_of_an_ensemble_are_not_asked_for_triton_would_never_tell_them
 
 
 def lose_engine(bench: Bench) -> None:
-    bench.kill_engine()
     pid = bench.engine_pid
+    bench.kill_engine()
     wait_until(lambda: bench.engine_pid != pid and bench.service._engine._channel is not None)
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        pytest.param(lambda bench: bench.service.cancel_all(Unavailable("over")), id="cancelled"),
-        pytest.param(lose_engine, id="its engine has died and been restarted"),
-    ],
-)
 def test_a_request_that_was_ended_before_the_engine_knew_it_does_not_run_on(
-    make: Make, monkeypatch: pytest.MonkeyPatch, end: Callable[[Bench], None]
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = make(**SLOW)
     submit = bench.service._engine.submit
-    sink = RecordingSink()
+    endings: list[Callable[[], None]] = [
+        lambda: bench.service.cancel_all(Unavailable("over")),
+        lambda: lose_engine(bench),
+    ]
+    for end in endings:
+        sink = RecordingSink()
 
-    def submit_late(given: GenerationRequest) -> None:
-        end(bench)
-        sink.wait()
-        submit(given)
+        def submit_late(given: GenerationRequest, end: Callable[[], None] = end, sink: RecordingSink = sink) -> None:
+            end()
+            sink.wait()
+            submit(given)
 
-    monkeypatch.setattr(bench.service._engine, "submit", submit_late)
-    bench.start_into(sink, request_output_len=ENDLESS)
-    assert sink.error is not None
-    time.sleep(0.1)
-    wait_until(lambda: bench.stats[-1].num_running == 0, timeout_s=1)
+        monkeypatch.setattr(bench.service._engine, "submit", submit_late)
+        bench.start_into(sink, request_output_len=ENDLESS)
+        assert sink.error is not None
+        time.sleep(0.1)
+        wait_until(lambda: bench.stats[-1].num_running == 0, timeout_s=1)
 
 
 def test_a_request_that_cannot_be_handed_over_is_the_callers_to_answer_and_nobody_elses(
@@ -539,32 +535,13 @@ def test_a_sink_that_cannot_say_whether_its_client_is_there_does_not_hide_the_ot
     wait_until(lambda: slow.service.num_running == 0)
 
 
-class DumbSink(RecordingSink):
-    """Cannot be told an error."""
-
-    def fail(self, error: ServingError) -> None:  # noqa: ARG002
-        raise OSError("dumb")
-
-
-def test_a_sink_that_raises_when_the_engine_dies_does_not_keep_the_others_from_knowing(make: Make) -> None:
-    bench = make(**SLOW)
-    bench.start_into(DumbSink(), request_output_len=ENDLESS, streaming=False)
-    others = [bench.start_endless() for _ in range(3)]
-    bench.kill_engine()
-    for other in others:
-        assert isinstance(other.wait().error, Unavailable)
-    wait_until(lambda: is_served(bench))
-
-
-def test_stats_that_cannot_be_shown_do_not_stop_the_replies(make: Make) -> None:
-    bench = make(mode="echo")
-
+def test_stats_that_cannot_be_shown_do_not_stop_the_replies(echo: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: EngineStats) -> None:
         raise RuntimeError("no metrics")
 
-    bench.on_stats = fail
-    assert bench.start().wait().token_ids == [20, 21, 20]
-    assert bench.start().wait().token_ids == [20, 21, 20]
+    monkeypatch.setattr(echo, "on_stats", fail)
+    assert echo.start().wait().token_ids == [20, 21, 20]
+    assert echo.start().wait().token_ids == [20, 21, 20]
 
 
 # The engine's death.
@@ -577,32 +554,30 @@ def is_served(bench: Bench) -> bool:
         return False
 
 
-def test_a_killed_engine_fails_every_stream_once_and_later_requests_are_served(make: Make) -> None:
+class DumbSink(RecordingSink):
+    """Cannot be told an error."""
+
+    def fail(self, error: ServingError) -> None:  # noqa: ARG002
+        raise OSError("dumb")
+
+
+def test_an_engine_that_dies_again_and_again_fails_every_stream_once_and_is_restarted_each_time(make: Make) -> None:
     bench = make(**SLOW)
-    sinks = [bench.start_endless() for _ in range(5)]
-    before = bench.engine_pid
-    bench.kill_engine()
-    for sink in sinks:
-        error = sink.wait().error
-        assert isinstance(error, Unavailable)
-        assert error.facts == {"reason": "engine_died"}
-    assert bench.service.num_running == 0
-    assert bench.stats[-1].num_used_kv_blocks == bench.stats[-1].num_running == 0, "a dead engine holds nothing"
-    assert bench.stats[-1].num_kv_blocks == 2048
-    wait_until(lambda: is_served(bench))
-    assert bench.engine_pid != before
-    time.sleep(0.1)
-    assert [violation for sink in sinks for violation in sink.violations] == []
-
-
-def test_an_engine_that_dies_again_and_again_is_restarted_each_time(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_client, "_RESTART_DELAYS_S", (0.0,))
-    bench = make()
-    for _ in range(3):
+    for _ in range(2):
+        bench.start_into(DumbSink(), request_output_len=ENDLESS, streaming=False)  # it must not keep the others waiting
+        sinks = [bench.start_endless() for _ in range(5)]
+        before = bench.engine_pid
         bench.kill_engine()
+        for sink in sinks:
+            error = sink.wait().error
+            assert isinstance(error, Unavailable)
+            assert error.facts == {"reason": "engine_died"}
+        assert bench.service.num_running == 0
+        wait_until(lambda: bench.stats[-1].num_running == bench.stats[-1].num_used_kv_blocks == 0)
+        assert bench.stats[-1].num_kv_blocks == 2048, "a dead engine holds nothing"
         wait_until(lambda: is_served(bench))
+        assert bench.engine_pid != before
+        assert [violation for sink in sinks for violation in sink.violations] == []
 
 
 def test_closing_ends_the_engine_and_its_watchers(make: Make) -> None:
