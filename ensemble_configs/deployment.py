@@ -102,6 +102,11 @@ class ResponseSpec(_Spec):
     max_chunk_delay_ms: float = Field(
         default=0.0, ge=0, description="how long tokens may wait to leave together; a stream's first token never waits"
     )
+    target_chunks_per_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="of all streams; n streams wait n / this, at most max_chunk_delay_ms; 0: always that long",
+    )
 
 
 class ReleaseSpec(_Spec):

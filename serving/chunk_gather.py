@@ -2,7 +2,8 @@
 """Fewer, larger chunks: a response costs the same with one token or with ten.
 
 Tokens of one stream that are here at the same time always leave together, so a receiver that falls behind catches up.
-With a delay they also wait for their successors, but the first of a stream and the last never do.
+With a delay they also wait for their successors, but the first of a stream and the last never do. The delay grows with
+the number of streams, so that few streams are prompt and many do not spend the machine on responses.
 """
 
 import time
@@ -12,10 +13,18 @@ from serving.engines.base import TokenChunk
 
 
 class ChunkGather:
-    """The chunks of all streams on their way out; for one thread. What waits is looked at whenever the engine steps."""
+    """The chunks of all streams on their way out; for one thread. What waits is looked at whenever the engine steps.
 
-    def __init__(self, *, max_delay_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        max_delay_s: no chunk waits longer for its successors.
+        target_per_s: of all streams together; the delay is what keeps `n` streams at it. Zero: always the longest.
+    """
+
+    def __init__(
+        self, *, max_delay_s: float, target_per_s: float = 0.0, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._max_delay_s = max_delay_s
+        self._target_per_s = target_per_s
         self._now_s = now_s
         self._waiting: dict[int, TokenChunk] = {}
         self._last_sent_s: dict[int, float] = {}
@@ -32,7 +41,8 @@ class ChunkGather:
             self._waiting = {}
             return list(waiting.values())
         now_s = self._now_s()
-        due = [chunk for chunk in waiting.values() if self._is_due(chunk, now_s)]
+        sent_before_s = now_s - self._delay_s()
+        due = [chunk for chunk in waiting.values() if self._is_due(chunk, sent_before_s)]
         for chunk in due:
             del waiting[chunk.key]
             self._note_sent(chunk, now_s)
@@ -43,8 +53,13 @@ class ChunkGather:
         self._waiting.clear()
         self._last_sent_s.clear()
 
-    def _is_due(self, chunk: TokenChunk, now_s: float) -> bool:
-        return _is_last(chunk) or now_s - self._last_sent_s.get(chunk.key, float("-inf")) >= self._max_delay_s
+    def _delay_s(self) -> float:
+        if not self._target_per_s:
+            return self._max_delay_s
+        return min(self._max_delay_s, len(self._last_sent_s) / self._target_per_s)
+
+    def _is_due(self, chunk: TokenChunk, sent_before_s: float) -> bool:
+        return _is_last(chunk) or self._last_sent_s.get(chunk.key, float("-inf")) <= sent_before_s
 
     def _note_sent(self, chunk: TokenChunk, now_s: float) -> None:
         if _is_last(chunk):

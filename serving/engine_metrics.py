@@ -26,6 +26,7 @@ class EngineMetrics:
             )
             for name in names
         }
+        self._shown: dict[str, int] = {}
         self._next_update_s = 0.0
 
     def update(self, stats: EngineStats) -> None:
@@ -43,4 +44,6 @@ class EngineMetrics:
             "used": stats.num_used_kv_blocks,
             "free": stats.num_kv_blocks - stats.num_used_kv_blocks,
         }.items():
-            self._gauges[name].set(value)
+            if self._shown.get(name) != value:
+                self._shown[name] = value
+                self._gauges[name].set(value)

@@ -66,7 +66,10 @@ class GenerationService:
         self._lost_streams: list[int] = []  # of which postprocessing may still hold the text
         self._orphans: list[int] = []  # in the engine, with nobody here to reply to
         self._refusal: Unavailable | None = None
-        self._gather = ChunkGather(max_delay_s=release.responses.max_chunk_delay_ms / 1000)
+        self._gather = ChunkGather(
+            max_delay_s=release.responses.max_chunk_delay_ms / 1000,
+            target_per_s=release.responses.target_chunks_per_s,
+        )
         self._engine = EngineClient(release_dir, on_steps=self._take_steps, on_death=self._fail_all)
         self._decoder = RequestDecoder(self._engine.start())
         self._is_closed = threading.Event()

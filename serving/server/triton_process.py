@@ -51,7 +51,9 @@ class TritonProcess:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # Ctrl-C reaches us alone, and the group is killed as one
+            # Ctrl-C reaches us alone, and the group is killed as one. Not a session of its own: Linux may schedule
+            # sessions as wholes (autogroup), and a client of another one then waits up to 90 ms for a core.
+            process_group=0,
             preexec_fn=_end_with_parent,  # noqa: PLW1509 - no other thread of ours runs yet
         )
 

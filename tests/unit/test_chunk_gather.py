@@ -45,6 +45,26 @@ def test_first_tokens_and_last_ones_do_not_wait_and_others_do() -> None:
     assert gather.due([token(1, 14, FinishReason.STOP)]) == [TokenChunk(1, [14], FinishReason.STOP)]
 
 
+def test_the_delay_grows_with_the_number_of_streams_up_to_its_limit() -> None:
+    for num_streams, delay_s in ((1, 0.010), (3, 0.030), (6, 0.050)):
+        clock = Clock()
+        gather = ChunkGather(max_delay_s=0.050, target_per_s=100, now_s=clock)
+        gather.due([token(key, 1) for key in range(num_streams)])
+        clock.now_s += delay_s - 0.001
+        assert gather.due([token(0, 2)]) == []
+        clock.now_s += 0.0011
+        assert gather.due([]) == [TokenChunk(0, [2])]
+
+
+def test_streams_that_have_ended_delay_nobody() -> None:
+    clock = Clock()
+    gather = ChunkGather(max_delay_s=0.050, target_per_s=100, now_s=clock)
+    gather.due([token(key, 1) for key in range(5)])
+    gather.due([token(key, 2, FinishReason.LENGTH) for key in range(1, 5)])
+    clock.now_s += 0.011
+    assert gather.due([token(0, 2)]) == [TokenChunk(0, [2])]
+
+
 def test_tokens_of_a_stream_that_makes_no_more_leave_with_a_later_step() -> None:
     clock = Clock()
     gather = ChunkGather(max_delay_s=0.010, now_s=clock)

@@ -79,3 +79,17 @@ def test_an_engine_that_has_become_idle_is_shown_at_once(clock: Clock, metrics: 
     metrics.update(BUSY)
     metrics.update(IDLE)
     assert used(metrics) == 0
+
+
+def test_a_gauge_that_has_not_changed_costs_no_message(
+    clock: Clock, metrics: EngineMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics.update(BUSY)
+    messages: list[float] = []
+    monkeypatch.setattr(pb_utils.Metric, "set", lambda _, value: messages.append(value))
+    clock.now_s += 1
+    metrics.update(BUSY)
+    assert messages == []
+    clock.now_s += 1
+    metrics.update(BUSIER)
+    assert messages == [4, 4, 0, 8, 2], "active, scheduled, waiting, used, free"

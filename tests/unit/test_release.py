@@ -32,7 +32,7 @@ def deployment(
         release=3,
         tokenizer=TokenizerSpec(dir=tokenizer, add_special_tokens=False),
         engine=engine,
-        responses=ResponseSpec(exclude_input_in_output=True, max_chunk_delay_ms=7.5),
+        responses=ResponseSpec(exclude_input_in_output=True, max_chunk_delay_ms=7.5, target_chunks_per_s=40),
     )
 
 
