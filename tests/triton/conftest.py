@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real servers for the tests of this folder: each is `trireme serve` itself, on ports of its own."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,8 +8,6 @@ import pytest
 from running_server import RunningServer, deployment_text
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
-# For the fake stub beside the real one. Remove when pyproject.toml has `pythonpath = ["tests/fakes"]`.
-sys.path.insert(0, str(PROJECT / "tests" / "fakes"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 import pytest
-from fake_stub import AdapterError, EnsembleByHand, load_adapter, pb_utils
+import triton_python_backend_utils as pb_utils
+from ensemble_by_hand import AdapterError, EnsembleByHand, load_adapter
 from simulated_release import write_release
 
 from ensemble_configs.repository import DEFAULT_REPOSITORY

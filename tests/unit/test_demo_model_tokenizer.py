@@ -6,12 +6,12 @@ import sys
 from itertools import islice
 from pathlib import Path
 
+import jinja2
 import pytest
+import tokenizers
 
 DEMO_MODEL = Path(__file__).parents[2] / "examples" / "demo_model"
 sys.path.insert(0, str(DEMO_MODEL))
-
-tokenizers = pytest.importorskip("tokenizers", reason="needs the tokenizers package")
 
 from corpus import training_documents  # noqa: E402
 from document import SPECIAL_TOKENS, SYSTEM_PROMPT, chat_prompt  # noqa: E402
@@ -74,7 +74,6 @@ def test_digits_are_single_tokens() -> None:
 
 
 def test_the_chat_template_renders_what_training_saw() -> None:
-    jinja2 = pytest.importorskip("jinja2", reason="needs jinja2 to render the template")
     template = jinja2.Environment(autoescape=False).from_string(CONFIG["chat_template"])
     messages = [
         {"role": "system", "content": SYSTEM_PROMPT},

@@ -2,7 +2,7 @@
 """Gauges under TensorRT-LLM's names show what the engine holds, not more often than is worth its cost."""
 
 import pytest
-from fake_stub import pb_utils
+import triton_python_backend_utils as pb_utils
 
 from serving import engine_metrics
 from serving.engine_metrics import EngineMetrics

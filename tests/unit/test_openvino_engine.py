@@ -16,20 +16,13 @@ import pytest
 
 from ensemble_configs.deployment import OpenVinoEngineSpec
 from ensemble_configs.errors import SpecError
-from serving.engines.base import Engine, GenerationRequest, SamplingParams, TokenChunk
-from serving.engines.providers import create_engine
-
-pytest.importorskip("openvino_genai", reason="needs openvino-genai (make setup)")
-
 from serving.engines import openvino_pipeline
+from serving.engines.base import Engine, GenerationRequest, SamplingParams, TokenChunk
 from serving.engines.openvino_pipeline import Handle, Pipeline
+from serving.engines.providers import create_engine
 
 DEMO_MODEL = Path(__file__).parents[2] / "examples/demo_model/openvino/target"
 PROMPT = list(range(100, 164))  # two blocks
-
-needs_model = pytest.mark.skipif(
-    not (DEMO_MODEL / "openvino_model.xml").exists(), reason="needs the demo model (make demo-model)"
-)
 
 
 def spec_of(**changes: object) -> OpenVinoEngineSpec:
@@ -124,7 +117,6 @@ def test_a_model_that_openvino_cannot_read_is_refused_in_one_line(tmp_path: Path
     assert "\n" not in str(refusal.value)
 
 
-@needs_model
 @pytest.mark.parametrize("precision", ["u8", "u4", "f16", "bf16"])
 def test_every_kv_cache_precision_generates(precision: str) -> None:
     engine = create_engine(spec_of(kv_cache_precision=precision))
@@ -132,7 +124,6 @@ def test_every_kv_cache_precision_generates(precision: str) -> None:
     engine.close()
 
 
-@needs_model
 def test_a_model_with_neither_tokenizer_nor_end_token_can_be_served(tmp_path: Path) -> None:
     for name in ("openvino_model.xml", "openvino_model.bin"):
         shutil.copy(DEMO_MODEL / name, tmp_path)
@@ -155,7 +146,6 @@ def tokens_of(engine: Engine, prompt: list[int], end_id: int | None = -1) -> lis
     return [token_id for chunk in chunks for token_id in chunk.token_ids]
 
 
-@needs_model
 def test_blocks_kept_for_reuse_count_as_free_and_save_prefill() -> None:
     engine = create_engine(spec_of(max_num_batched_tokens=32))
     long = PROMPT * 5  # ten blocks, ten steps of prefill
@@ -184,7 +174,6 @@ def start(pipeline: Pipeline, key: int, num_prompt_tokens: int, max_tokens: int)
     return pipeline.add_request(key, tokens, config_of(max_tokens, end_id=-1))
 
 
-@needs_model
 def test_openvino_runs_more_requests_than_max_num_seqs(pipeline: Pipeline) -> None:
     handles = [start(pipeline, key, 10, 5) for key in range(4)]
     pipeline.step()
@@ -193,7 +182,6 @@ def test_openvino_runs_more_requests_than_max_num_seqs(pipeline: Pipeline) -> No
         handle.cancel()
 
 
-@needs_model
 def test_openvino_drops_a_running_request_when_a_cancelled_one_holds_its_blocks(pipeline: Pipeline) -> None:
     older, younger = start(pipeline, 1, 500, 140), start(pipeline, 2, 60, 140)  # 16 + 2 of 20 blocks, and growing
     num_tokens = 0
@@ -208,7 +196,6 @@ def test_openvino_drops_a_running_request_when_a_cancelled_one_holds_its_blocks(
     assert younger.get_status() == openvino_pipeline.IGNORED
 
 
-@needs_model
 def test_openvino_measures_blocks_before_it_frees_them(pipeline: Pipeline) -> None:
     handle = start(pipeline, 1, 64, 1)
     pipeline.step()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_stub import pb_utils
+import triton_python_backend_utils as pb_utils
 
 from ensemble_configs.errors import (
     BuildError,
