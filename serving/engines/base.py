@@ -21,10 +21,11 @@ class FinishReason(enum.StrEnum):
     CANCELLED = "cancelled"  # the client went away or asked for it, or the server drained
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How one request is sampled. Ranges are enforced by `serving.requests`; an engine may rely on them.
 
-    Greedy unless `top_k` > 1 or `top_p` > 0, and `temperature` > 0: upstream's default, where 0 means unset.
+    Greedy unless `top_k` > 1 or `top_p` > 0, and `temperature` > 0: upstream's default, where 0 means unset. A default
+    asks for nothing; what an engine does not honour it leaves out of `EngineInfo.supported`.
     """
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1)]
@@ -34,6 +35,30 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: Annotated[int, msgspec.Meta(ge=0)] | None = None  # None: another one for every request
     min_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     end_id: int | None = None  # None: the model's own; -1: none, generate until max_tokens
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0)] = (
+        1.0  # divides positive logits, multiplies negative ones
+    )
+    presence_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
+    top_p_min: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0  # with the two below: top_p falls with each token
+    top_p_decay: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    top_p_reset_id: int | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that are never completed
+    embedding_bias: dict[int, float] | None = None  # added to the logits, by token id
+    return_log_probs: bool = False  # of the tokens that were chosen
+    return_context_logits: bool = False
+    return_generation_logits: bool = False
+    beam_width: Annotated[int, msgspec.Meta(ge=1)] = 1
+    length_penalty: float = 1.0  # of beams, as the two below
+    early_stopping: bool | None = None
+    beam_search_diversity_rate: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    guide_type: str | None = None  # json, json_schema, regex, ebnf_grammar or structural_tag, as upstream's tensor
+    guide: str | None = None  # the schema, expression or grammar
+    lora_task_id: int | None = None
+    draft_input_ids: tuple[int, ...] = ()  # to be verified, not generated
+    lookahead_window_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    lookahead_ngram_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    lookahead_verification_set_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -50,6 +75,20 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_strings: tuple[str, ...] = ()  # matched by the engine loop, not by the engine
 
 
+class PerfMetrics(msgspec.Struct, frozen=True, array_like=True):
+    """What upstream tells of a request that asked for `return_perf_metrics`; times in ns of the system's clock."""
+
+    arrival_time_ns: int
+    first_scheduled_time_ns: int
+    first_token_time_ns: int
+    last_token_time_ns: int
+    kv_cache_alloc_new_blocks: int = 0
+    kv_cache_reused_blocks: int = 0
+    kv_cache_alloc_total_blocks: int = 0
+    total_accepted_draft_tokens: int = 0
+    total_draft_tokens: int = 0
+
+
 class TokenChunk(msgspec.Struct, array_like=True):
     """New tokens of one request, at most one chunk for each request and step.
 
@@ -60,6 +99,8 @@ class TokenChunk(msgspec.Struct, array_like=True):
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     error: str | None = None  # the text of a ServingError, token and all
+    log_probs: list[float] | None = None  # one for each of `token_ids`, where asked for
+    perf: PerfMetrics | None = None  # with the last chunk, where the engine knows
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,6 @@ from serving.engines.base import (
     EngineStats,
     FinishReason,
     GenerationRequest,
-    SamplingParams,
     TokenChunk,
 )
 from serving.engines.clock import Clock, Pace
@@ -27,6 +26,8 @@ from serving.engines.request_limits import refuse_unservable
 
 # Tokenizers keep their special tokens here; the hash never yields one, so that every output has a text.
 NUM_RESERVED_IDS = 16
+
+_SUPPORTED = frozenset({"max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "end_id"})
 
 
 class SimulatedEngine(Engine):
@@ -60,7 +61,7 @@ class SimulatedEngine(Engine):
             kv_block_tokens=spec.kv_block_tokens,
             num_kv_blocks=spec.num_kv_blocks,
             max_num_seqs=spec.max_num_seqs,
-            supported=frozenset(SamplingParams.__struct_fields__),
+            supported=_SUPPORTED,
         )
 
     def add(self, request: GenerationRequest) -> None:
