@@ -95,10 +95,6 @@ def test_an_end_id_outside_the_vocabulary_is_none_and_never_reaches_the_logits(e
     }
 
 
-def test_every_sampling_parameter_is_supported() -> None:
-    assert frozenset(SamplingParams.__struct_fields__) == openvino_pipeline.SUPPORTED
-
-
 # Loading
 
 
