@@ -18,12 +18,15 @@ from ensemble_configs.tensors import (
     outputs_of,
 )
 
-PYTHON_MODELS = ("preprocessing", "tensorrt_llm", "postprocessing")
-MODELS = (*PYTHON_MODELS, "ensemble")
+PYTHON_MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble")
+GRAPH = "ensemble_graph"  # the first three as Triton's own ensemble
+MODELS = (*PYTHON_MODELS, GRAPH)
 
 GENERATED = "# Generated from "  # how every config begins
 
 Message = dict[str, object]
+
+_DECOUPLED: Message = {"model_transaction_policy": {"decoupled": True}}
 
 
 def render_configs(spec: DeploymentSpec, *, source: str) -> dict[str, str]:
@@ -31,11 +34,12 @@ def render_configs(spec: DeploymentSpec, *, source: str) -> dict[str, str]:
     messages: dict[str, Message] = {
         "preprocessing": _python_model(spec, "preprocessing"),
         # Decoupled: any number of responses for a request, and execute() returns before the first of them.
-        "tensorrt_llm": _python_model(spec, "tensorrt_llm") | {"model_transaction_policy": {"decoupled": True}},
+        "tensorrt_llm": _python_model(spec, "tensorrt_llm") | _DECOUPLED,
         # One instance owns the state of every stream, and without dynamic batching it gets every chunk, in order. With
         # `dynamic_batching { preserve_ordering }` a cancelled chunk can hold up those of all streams for ever.
         "postprocessing": _python_model(spec, "postprocessing"),
-        "ensemble": _ensemble(spec),
+        "ensemble": _python_model(spec, "ensemble") | _DECOUPLED,
+        GRAPH: _graph(spec),
     }
     return {name: f"{GENERATED}{source} by make render\n{to_pbtxt(message)}" for name, message in messages.items()}
 
@@ -70,9 +74,9 @@ def _input(name: str, row: Tensor, *, is_engine: bool = False, is_ragged: bool =
     return message
 
 
-def _ensemble(spec: DeploymentSpec) -> Message:
+def _graph(spec: DeploymentSpec) -> Message:
     return {
-        "name": "ensemble",
+        "name": GRAPH,
         "platform": "ensemble",
         "max_batch_size": spec.triton.triton_max_batch_size,
         "input": [_input(name, row) for name, row in inputs_of("ensemble")],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.errors import SpecError
-from ensemble_configs.model_configs import GENERATED, PYTHON_MODELS, render_configs
+from ensemble_configs.model_configs import GENERATED, GRAPH, PYTHON_MODELS, render_configs
 from ensemble_configs.release import RELEASE_FILE, render_release
 
 # The repository that is committed: the default deployment, release 1.
@@ -42,7 +42,7 @@ def write_repository(spec: DeploymentSpec, *, root: Path, source: str) -> list[P
         files[Path(model) / str(spec.release) / "model.py"] = adapter.read_bytes()
     _remove_strangers(root, keep={path.parts[0] for path in files})
     # Triton wants a version folder of an ensemble too, and git keeps no empty one.
-    files[Path("ensemble") / str(spec.release) / ".keep"] = b""
+    files[Path(GRAPH) / str(spec.release) / ".keep"] = b""
     return [path for path, content in files.items() if _write(root / path, content)]
 
 

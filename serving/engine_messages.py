@@ -65,6 +65,11 @@ class Channel:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(incoming)
         self._buffer = bytearray()
+        self._unread: list[object] = []
+
+    def fileno(self) -> int:
+        """Of the socket, to wait for several at once."""
+        return self._sock.fileno()
 
     def send(self, message: Command | Report) -> None:
         """Raises: ChannelClosed."""
@@ -82,11 +87,23 @@ class Channel:
         Raises:
             ChannelClosed: the other side is gone and nothing is left to read.
         """
+        if self._unread:
+            messages, self._unread = self._unread, []
+            return messages
         while data := self._read(is_blocking=is_blocking):
             self._buffer += data
             if messages := self._take_frames():
                 return messages
         return []
+
+    def receive_one(self) -> object:
+        """The next message, waiting for it; what came with it is left to `receive`.
+
+        Raises:
+            ChannelClosed: the other side is gone.
+        """
+        first, *self._unread = self.receive(is_blocking=True)
+        return first
 
     def _read(self, *, is_blocking: bool) -> bytes:
         """What has arrived; empty if nothing has and it is not waited for."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's own process, started by `serving.engine_client` with a socket to it.
+"""The engine's own process, started by `serving.engine_sources` with a socket to it.
 
-One thread, one loop: take what has arrived, step, send what was made. It ends when the other side hangs up.
+One thread, one loop: take what has arrived, step, send what was made. It ends when the adapter that started it hangs
+up.
 """
 
 import argparse
@@ -15,37 +16,32 @@ from pathlib import Path
 from ensemble_configs.errors import RequestError, ServerError, ServingError
 from ensemble_configs.release import load_release
 from serving.detokenization import TextDecoder
-from serving.engine_messages import Broken, Cancel, Channel, ChannelClosed, Command, Ready, Step, Submit
-from serving.engines.base import Engine, FinishReason, TokenChunk
+from serving.engine_messages import Broken, Channel, ChannelClosed, Command
+from serving.engines.base import Engine, FinishReason, GenerationRequest, TokenChunk
 from serving.engines.providers import create_engine
 from serving.stopping_engine import StoppingEngine
+from serving.switchboard import Switchboard
 
 _log = logging.getLogger("trireme.engine")
 
 
-def serve_engine(engine: Engine, channel: Channel) -> None:
-    """Run the engine until the other side hangs up (ChannelClosed is raised) or the engine breaks."""
-    channel.send(Ready(engine.info))
+def serve_engine(engine: Engine, switchboard: Switchboard) -> None:
+    """Run the engine until its owner hangs up (ChannelClosed is raised) or the engine breaks."""
     while True:
-        commands = channel.receive(is_blocking=not engine.has_work)
+        commands = switchboard.receive(is_blocking=not engine.has_work)
         endings = [chunk for command in commands if (chunk := _obey(engine, command)) is not None]
-        chunks = endings + engine.step()
-        channel.send(Step(chunks, engine.stats()))
+        switchboard.send(endings + engine.step(), engine.stats())
 
 
-def _obey(engine: Engine, command: object) -> TokenChunk | None:
-    """Do as told; the last chunk of a request that was refused or cancelled."""
-    match command:
-        case Submit(request):
-            try:
-                engine.add(request)
-            except RequestError as exc:
-                return TokenChunk(request.key, [], error=str(exc))
-        case Cancel(key):
-            engine.cancel(key)
-            return TokenChunk(key, [], FinishReason.CANCELLED)
-        case _:
-            raise AssertionError(f"not a command: {command!r}")
+def _obey(engine: Engine, command: GenerationRequest | int) -> TokenChunk | None:
+    """Run a request, or stop the one of this key; the last chunk of a request that was refused or stopped."""
+    if isinstance(command, int):
+        engine.cancel(command)
+        return TokenChunk(command, [], FinishReason.CANCELLED)
+    try:
+        engine.add(command)
+    except RequestError as exc:
+        return TokenChunk(command.key, [], error=str(exc))
     return None
 
 
@@ -59,12 +55,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--release", type=Path, required=True, help="version folder with release.json")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the adapter")
+    parser.add_argument("--guests-fd", type=int, help="inherited socket that listens for other adapters")
     args = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", level=logging.INFO)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it drains first
     channel = Channel(socket.socket(fileno=args.fd), Command)
+    guests = None if args.guests_fd is None else socket.socket(fileno=args.guests_fd)
     try:
-        serve_engine(_load(args.release), channel)
+        engine = _load(args.release)
+        serve_engine(engine, Switchboard(channel, guests, engine.info))
     except ChannelClosed:
         _log.info("the adapter hung up; the engine ends")
     except Exception as exc:

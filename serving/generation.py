@@ -9,7 +9,6 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from serving.chunk_gather import ChunkGather
 from serving.detokenization import TextDecoder
 from serving.engine_client import EngineClient
 from serving.engine_messages import Step
+from serving.engine_sources import EngineSource
 from serving.engines.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
 from serving.requests import DecodedRequest, RequestDecoder
 from serving.running_request import Reply, ReplySink, RunningRequest
@@ -42,16 +42,18 @@ class GenerationService:
     def __init__(
         self,
         release: ReleaseSpec,
-        release_dir: Path,
+        source: EngineSource,
         *,
-        on_stats: Callable[[EngineStats], None],
-        take_census: Callable[[Census], Iterable[int]],
+        on_stats: Callable[[EngineStats], None] = lambda _: None,
+        take_census: Callable[[Census], Iterable[int]] | None = None,
     ) -> None:
-        """Load the engine; returns when it is ready.
+        """Have the engine; returns when it is ready.
 
         Args:
-            on_stats: called after every step.
-            take_census: which of the ensemble's streams nobody reads, told by postprocessing.
+            source: whose engine it is.
+            on_stats: called after every step that is heard of.
+            take_census: which of the streams with a context nobody reads, told by postprocessing. None: there is no
+                step behind this one, and each sink knows about its own client.
 
         Raises:
             ServingError: it cannot be loaded.
@@ -70,10 +72,13 @@ class GenerationService:
             max_delay_s=release.responses.max_chunk_delay_ms / 1000,
             target_per_s=release.responses.target_chunks_per_s,
         )
-        self._engine = EngineClient(release_dir, on_steps=self._take_steps, on_death=self._fail_all)
+        self._engine = EngineClient(source, on_steps=self._take_steps, on_death=self._fail_all)
         self._decoder = RequestDecoder(self._engine.start())
         self._is_closed = threading.Event()
-        for watch, period_s in ((self._cancel_abandoned, _CANCEL_CHECK_S), (self._cancel_unread, _CENSUS_S)):
+        watches = [(self._cancel_abandoned, _CANCEL_CHECK_S)]
+        if take_census is not None:
+            watches.append((self._cancel_unread, _CENSUS_S))
+        for watch, period_s in watches:
             args = (watch, period_s, self._is_closed)
             threading.Thread(target=_repeat_until, args=args, name=watch.__name__, daemon=True).start()
 
@@ -241,7 +246,7 @@ class GenerationService:
 
     def _forget_text(self, running: RunningRequest) -> None:
         """Have postprocessing drop what it may still hold of a stream that has ended."""
-        if running.context is not None:
+        if running.context is not None and self._take_census is not None:
             self._lost_streams.append(running.context.key)
 
     def _tell_stats(self, stats: EngineStats) -> None:
@@ -254,7 +259,8 @@ class GenerationService:
 
     def _cancel_abandoned(self) -> None:
         for key, running in self._running_now():
-            if running.context is None and not running.is_ending and self._is_abandoned(running):
+            knows_its_client = running.context is None or self._take_census is None
+            if knows_its_client and not running.is_ending and self._is_abandoned(running):
                 self._cancel([(key, running)], _CLIENT_GONE)
         while self._orphans:
             self._engine.cancel(self._orphans.pop())
@@ -267,6 +273,7 @@ class GenerationService:
             return True
 
     def _cancel_unread(self) -> None:
+        assert self._take_census is not None
         streams = {
             running.context.key: (key, running)
             for key, running in self._running_now()

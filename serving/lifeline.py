@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ensemble_configs.errors import Unavailable
+from serving.run_dir import RUN_DIR_VARIABLE
 
 if TYPE_CHECKING:
     from serving.generation import GenerationService
 
 _log = logging.getLogger("trireme.lifeline")
-
-RUN_DIR_VARIABLE = "TRIREME_RUN_DIR"
 
 _QUESTION_S = 1.0  # from the connection to the whole question
 _ANSWER_S = 2.0

@@ -19,6 +19,17 @@ def reply_tensors(reply: Reply) -> dict[str, npt.NDArray[np.generic]]:
         tensors["sequence_length"] = np.array([[len(reply.token_ids)]], dtype=np.int32)
     else:
         tensors["stream_state"] = pack(reply.stream_state)
+    return tensors | result_tensors(reply)
+
+
+def text_tensors(reply: Reply, text: str) -> dict[str, npt.NDArray[np.generic]]:
+    """``text_output [1]``, UTF-8, and what was asked for."""
+    return {"text_output": np.array([text.encode()], dtype=np.object_), **result_tensors(reply)}
+
+
+def result_tensors(reply: Reply) -> dict[str, npt.NDArray[np.generic]]:
+    """What was asked for beside the answer, ``[1, 1]`` each."""
+    tensors: dict[str, npt.NDArray[np.generic]] = {}
     if reply.num_input_tokens is not None:
         tensors["num_input_tokens"] = np.array([[reply.num_input_tokens]], dtype=np.int32)
     if reply.num_output_tokens is not None:

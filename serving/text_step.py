@@ -81,15 +81,12 @@ class TextStep:
                 StreamText(self._decoder, state.stop_strings), now_s + _CANCEL_CHECK_S
             )
         stream.num_chunks += 1
-        prompt = stream.text.push_prompt(token_ids[: state.num_prompt_tokens]) if state.num_prompt_tokens else ""
-        text = prompt + stream.text.push(token_ids[state.num_prompt_tokens :])
-        if not state.is_final:
-            if now_s >= stream.next_check_s:
-                stream.next_check_s = now_s + _CANCEL_CHECK_S
-                stream.is_abandoned = stream.is_abandoned or is_cancelled()
-            return text
-        del self._streams[state.key]
-        return text + stream.text.finish()
+        if state.is_final:
+            del self._streams[state.key]
+        elif now_s >= stream.next_check_s:
+            stream.next_check_s = now_s + _CANCEL_CHECK_S
+            stream.is_abandoned = stream.is_abandoned or is_cancelled()
+        return add_chunk(stream.text, state, token_ids)
 
     def _unread(self, num_chunks: Mapping[int, int]) -> list[int]:
         """Streams whose client has gone, or that did not get all their chunks.
@@ -101,6 +98,13 @@ class TextStep:
     def _is_read(self, key: int, num_sent: int) -> bool:
         stream = self._streams.get(key)
         return stream is not None and not stream.is_abandoned and stream.num_chunks >= num_sent
+
+
+def add_chunk(text: StreamText, state: StreamState, token_ids: list[int]) -> str:
+    """The new text that one chunk of a stream makes."""
+    prompt = text.push_prompt(token_ids[: state.num_prompt_tokens]) if state.num_prompt_tokens else ""
+    new = prompt + text.push(token_ids[state.num_prompt_tokens :])
+    return new + text.finish() if state.is_final else new
 
 
 def _beams(tokens: npt.NDArray[np.generic], lengths: npt.NDArray[np.generic] | None) -> list[list[int]]:

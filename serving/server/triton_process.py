@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from ensemble_configs.deployment import TritonSpec
 from ensemble_configs.errors import Unavailable
-from serving.lifeline import RUN_DIR_VARIABLE
+from serving.run_dir import RUN_DIR_VARIABLE
 from serving.server.installation import TritonInstallation
 
 _PR_SET_PDEATHSIG = 1

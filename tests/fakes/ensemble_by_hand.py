@@ -5,10 +5,13 @@ What Triton itself does around the adapters is here in a few lines: it gives eac
 scalars of those with a `reshape`, and hands every response of the engine step to postprocessing.
 """
 
+import contextlib
 import importlib.util
+import os
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
+
+from serving.run_dir import RUN_DIR_VARIABLE
 
 Array = npt.NDArray[np.generic]
 Arrays = Mapping[str, Array]
@@ -56,20 +61,32 @@ class _Instance:
             return self._adapter.execute(requests)
 
 
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    yield
+    if before is None:
+        del os.environ[name]
+    else:
+        os.environ[name] = before
+
+
 class EnsembleByHand:
-    """The three models of a repository, loaded; `close` unloads them."""
+    """The models of a repository, loaded; `close` unloads them."""
 
     def __init__(self, repository: Path) -> None:
         self._configs = {
             path.parent.name: text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
             for path in repository.glob("*/config.pbtxt")
         }
-        self._steps = list(self._configs["ensemble"].ensemble_scheduling.step)
+        self._steps = list(self._configs["ensemble_graph"].ensemble_scheduling.step)
         self.adapters: dict[str, Any] = {}
-        for step in self._steps:
-            adapter = self.adapters[step.model_name] = load_adapter(repository, step.model_name)
-            args = {"model_name": step.model_name, "model_version": "1"}
-            adapter.initialize(args | {"model_repository": str(repository / step.model_name)})
+        with tempfile.TemporaryDirectory() as run_dir, _environment(RUN_DIR_VARIABLE, run_dir):
+            for model in (*(step.model_name for step in self._steps), "ensemble"):
+                adapter = self.adapters[model] = load_adapter(repository, model)
+                args = {"model_name": model, "model_version": "1"}
+                adapter.initialize(args | {"model_repository": str(repository / model)})
         pb_utils.InferenceRequest.loaded_models = {name: _Instance(model) for name, model in self.adapters.items()}
 
     def close(self) -> None:
@@ -79,14 +96,16 @@ class EnsembleByHand:
             if hasattr(adapter, "finalize"):
                 adapter.finalize()
 
-    def ask(self, tensors: Arrays) -> list[dict[str, Array]]:
+    def ask(self, tensors: Arrays, model: str = "ensemble_graph") -> list[dict[str, Array]]:
         """Every response to one request of a client, by the names of the ensemble's outputs.
 
         Raises:
             AdapterError: one of the steps answered with an error.
         """
+        if model == "ensemble":
+            return self.ask_model(model, tensors)
         preprocessing, engine, postprocessing = self._steps
-        outputs = [output.name for output in self._configs["ensemble"].output]
+        outputs = [output.name for output in self._configs["ensemble_graph"].output]
         prompt = self.send(preprocessing.model_name, _mapped(preprocessing.input_map, tensors)).wait()
         wire = {**tensors, **_named_on_wire(preprocessing, _arrays(prompt[0]))}
         responses: list[dict[str, Array] | AdapterError] = []

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real servers for the tests of this folder: each is `trireme serve` itself, on ports of its own."""
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from running_server import RunningServer, deployment_text
+
+# A job in the background of a shell ignores Ctrl-C, and so would every server that these tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
@@ -46,3 +50,9 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
     yield start
     for server in started:
         server.discard()
+
+
+@pytest.fixture(params=["ensemble", "ensemble_graph"])
+def model(request: pytest.FixtureRequest) -> str:
+    """The two ways from text to text: in one model, and as Triton's own ensemble of three."""
+    return str(request.param)

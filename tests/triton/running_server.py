@@ -16,7 +16,8 @@ from typing import Self
 import psutil
 import yaml
 
-from serving.lifeline import RUN_DIR_VARIABLE, ask_all
+from serving.lifeline import ask_all
+from serving.run_dir import RUN_DIR_VARIABLE
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 READY_S = 60.0

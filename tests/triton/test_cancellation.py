@@ -62,26 +62,71 @@ def test_a_killed_client_of_the_engine_step_stops_its_generation_and_frees_its_k
     assert seconds < 1.0
 
 
-def test_a_client_that_leaves_the_ensemble_stops_its_generation(
-    start_server: StartServer,
-) -> None:
+def test_a_client_that_leaves_the_ensemble_stops_its_generation(start_server: StartServer, model: str) -> None:
     server = start_server(engine=SLOW)
 
     async def leave_early() -> None:
         request = GenerateRequest(text_input="word " * 200, max_tokens=1500, stream=True)
-        async with AsyncTritonClient(server.url) as client, contextlib.aclosing(client.generate(request)) as chunks:
+        async with AsyncTritonClient(server.url) as client:
+            chunks = client.generate(request, model=model)
             await anext(chunks)
             await anext(chunks)
+            await chunks.aclose()
 
     asyncio.run(leave_early())
     wait_idle(server, 5)
 
 
-def test_streams_whose_clients_left_near_their_end_are_forgotten_by_every_step(simulated: RunningServer) -> None:
+@pytest.mark.parametrize(
+    ("engine", "is_streaming"),
+    [
+        pytest.param(SLOW, False, id="not streaming"),
+        pytest.param(
+            SLOW | {"prefill_us_per_token": 50_000.0, "max_num_batched_tokens": 4}, True, id="in a long prefill"
+        ),
+    ],
+)
+def test_a_client_that_leaves_before_it_got_anything_stops_its_generation(
+    start_server: StartServer, engine: dict[str, object], is_streaming: bool
+) -> None:
+    server = start_server(engine=engine)
+
+    async def leave_early() -> None:
+        request = GenerateRequest(text_input="word " * 600, max_tokens=1000, stream=is_streaming)
+        async with AsyncTritonClient(server.url) as client:
+            asked = asyncio.create_task(anext(client.generate(request)))
+            await asyncio.to_thread(wait_until, lambda: server.num_streams() == 1, 5)
+            asked.cancel()
+
+    asyncio.run(leave_early())
+    wait_until(lambda: server.num_streams() == 0, 2)
+    wait_idle(server, 5)
+
+
+def test_a_waiting_request_whose_client_leaves_waits_no_longer(start_server: StartServer) -> None:
+    server = start_server(engine=SLOW | {"max_num_seqs": 1})
+    asked = {"text_input": "hello", "max_tokens": 300, "stream": True}
+    running = stream(server.url, "ensemble", asked)
+    next(running)
+
+    async def wait_and_leave() -> None:
+        async with AsyncTritonClient(server.url) as client:
+            waiting = asyncio.create_task(anext(client.generate(GenerateRequest(text_input="x", max_tokens=1000))))
+            await asyncio.to_thread(wait_until, lambda: server.num_streams() == 2, 5)
+            waiting.cancel()
+
+    asyncio.run(wait_and_leave())
+    wait_until(lambda: server.num_streams() == 1, 2)
+    assert len(list(running)) > 100, "the other one goes on"
+
+
+def test_streams_whose_clients_left_near_their_end_are_forgotten_by_every_step(
+    simulated: RunningServer, model: str
+) -> None:
     # Triton throws away the last chunk too: whoever waits for it, waits for ever, and a shutdown with him.
     async def leave_after(client: AsyncTritonClient, num_chunks: int) -> None:
         request = GenerateRequest(text_input=f"hello {num_chunks}", max_tokens=60, stream=True)
-        async with contextlib.aclosing(client.generate(request)) as chunks:
+        async with contextlib.aclosing(client.generate(request, model=model)) as chunks:
             for _ in range(num_chunks):
                 await anext(chunks, None)
 
@@ -115,11 +160,9 @@ def test_a_stop_request_without_an_id_is_refused(simulated: RunningServer) -> No
         list(stream(simulated.url, "tensorrt_llm", engine_request([1], 1, stop=True)))
 
 
-def test_a_dead_engine_ends_its_streams_with_an_error_and_comes_back(
-    start_server: StartServer,
-) -> None:
+def test_a_dead_engine_ends_its_streams_with_an_error_and_comes_back(start_server: StartServer, model: str) -> None:
     server = start_server(engine=SLOW)
-    running = stream(server.url, "ensemble", {"text_input": "hello", "max_tokens": 1000, "stream": True})
+    running = stream(server.url, model, {"text_input": "hello", "max_tokens": 1000, "stream": True})
     next(running)
     server.engine_process().kill()
     with pytest.raises(StreamFailed, match=r"\[UNAVAILABLE reason=engine_died\]"):
@@ -127,7 +170,7 @@ def test_a_dead_engine_ends_its_streams_with_an_error_and_comes_back(
 
     def is_back() -> bool:
         try:
-            return bool(list(stream(server.url, "ensemble", {"text_input": "hello", "max_tokens": 2})))
+            return bool(list(stream(server.url, model, {"text_input": "hello", "max_tokens": 2})))
         except StreamFailed as exc:
             if "[UNAVAILABLE" not in str(exc):
                 raise

@@ -16,66 +16,68 @@ PROMPT = "What is the capital of France?"
 ASK: dict[str, object] = {"text_input": PROMPT, "max_tokens": 12, "exclude_input_in_output": True}
 
 
-def texts(server: RunningServer, **tensors: object) -> list[str]:
-    return [response["text_output"][0].decode() for response in stream(server.url, "ensemble", ASK | tensors)]
+def texts(server: RunningServer, model: str, **tensors: object) -> list[str]:
+    return [response["text_output"][0].decode() for response in stream(server.url, model, ASK | tensors)]
 
 
-def test_streamed_chunks_join_to_the_whole_response(simulated: RunningServer) -> None:
-    whole = texts(simulated, stream=False)
+def test_streamed_chunks_join_to_the_whole_response(simulated: RunningServer, model: str) -> None:
+    whole = texts(simulated, model, stream=False)
     assert len(whole) == 1
     assert len(whole[0]) > 12
-    streamed = texts(simulated, stream=True)
+    streamed = texts(simulated, model, stream=True)
     assert len(streamed) > 1
     assert "".join(streamed) == whole[0]
 
 
-def test_a_whole_response_has_the_prompt_unless_it_is_excluded(simulated: RunningServer) -> None:
-    [whole] = texts(simulated, stream=False)
-    [echoed] = texts(simulated, stream=False, exclude_input_in_output=False)
+def test_a_whole_response_has_the_prompt_unless_it_is_excluded(simulated: RunningServer, model: str) -> None:
+    [whole] = texts(simulated, model, stream=False)
+    [echoed] = texts(simulated, model, stream=False, exclude_input_in_output=False)
     assert echoed == PROMPT + whole
     without_option = {key: value for key, value in ASK.items() if key != "exclude_input_in_output"}
-    [response] = stream(simulated.url, "ensemble", without_option)
+    [response] = stream(simulated.url, model, without_option)
     assert response["text_output"][0].decode() == echoed
 
 
-def test_shapes_and_absent_outputs_are_upstreams(simulated: RunningServer) -> None:
+def test_shapes_and_absent_outputs_are_upstreams(simulated: RunningServer, model: str) -> None:
     asked = {
         "stream": True,
         "return_num_input_tokens": True,
         "return_num_output_tokens": True,
         "return_finish_reason": True,
     }
-    responses = list(stream(simulated.url, "ensemble", ASK | asked))
+    responses = list(stream(simulated.url, model, ASK | asked))
     assert all(response["text_output"].shape == (1,) for response in responses)
     assert all(response["num_input_tokens"].shape == (1, 1) for response in responses)
     assert sum(response["num_output_tokens"][0][0] for response in responses) == 12
-    assert [set(response) for response in stream(simulated.url, "ensemble", ASK)] == [{"text_output"}]
+    assert [set(response) for response in stream(simulated.url, model, ASK)] == [{"text_output"}]
     assert all("finish_reason" not in response for response in responses[:-1])
     assert responses[-1]["finish_reason"] == np.array([[b"length"]])
 
 
-def test_a_stop_string_ends_the_text_before_itself_and_counts_to_its_last_token(simulated: RunningServer) -> None:
-    [whole] = texts(simulated)
+def test_a_stop_string_ends_the_text_before_itself_and_counts_to_its_last_token(
+    simulated: RunningServer, model: str
+) -> None:
+    [whole] = texts(simulated, model)
     stop = whole[10:14]
     asked = {"stop_words": [stop], "return_finish_reason": True, "return_num_output_tokens": True}
     for is_streaming in (True, False):
-        responses = list(stream(simulated.url, "ensemble", ASK | asked | {"stream": is_streaming}))
+        responses = list(stream(simulated.url, model, ASK | asked | {"stream": is_streaming}))
         assert "".join(r["text_output"][0].decode() for r in responses) == whole[: whole.index(stop)]
         assert responses[-1]["finish_reason"][0][0] == b"stop_string"
         assert sum(r["num_output_tokens"][0][0] for r in responses) < 12
 
 
-def test_a_stop_string_in_an_echoed_prompt_does_not_cut_it(simulated: RunningServer) -> None:
-    [echoed] = texts(simulated, exclude_input_in_output=False, stop_words=["capital"])
+def test_a_stop_string_in_an_echoed_prompt_does_not_cut_it(simulated: RunningServer, model: str) -> None:
+    [echoed] = texts(simulated, model, exclude_input_in_output=False, stop_words=["capital"])
     assert echoed.startswith(PROMPT)
     assert len(echoed) > len(PROMPT)
 
 
-def test_greedy_repeats_and_sampling_follows_its_seed(simulated: RunningServer) -> None:
-    assert texts(simulated) == texts(simulated)
-    first, again, other = (texts(simulated, top_p=0.9, seed=seed) for seed in (1, 1, 2))
+def test_greedy_repeats_and_sampling_follows_its_seed(simulated: RunningServer, model: str) -> None:
+    assert texts(simulated, model) == texts(simulated, model)
+    first, again, other = (texts(simulated, model, top_p=0.9, seed=seed) for seed in (1, 1, 2))
     assert first == again != other
-    assert texts(simulated, top_p=0.9, random_seed=1) == first  # the older name
+    assert texts(simulated, model, top_p=0.9, random_seed=1) == first  # the older name
 
 
 def test_the_engine_step_serves_direct_callers_in_token_ids(simulated: RunningServer) -> None:
@@ -142,18 +144,20 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_fails_alone_with_an_error_that_names_it(simulated: RunningServer, name: str) -> None:
+def test_bad_input_fails_alone_with_an_error_that_names_it(simulated: RunningServer, model: str, name: str) -> None:
     tensors, error = BAD[name]
-    bystander = stream(simulated.url, "ensemble", ASK | {"stream": True})
+    bystander = stream(simulated.url, model, ASK | {"stream": True})
     first = next(bystander)["text_output"][0].decode()
     with pytest.raises(StreamFailed) as failure:
-        list(stream(simulated.url, "ensemble", ASK | tensors))
+        list(stream(simulated.url, model, ASK | tensors))
     assert error in str(failure.value)
     assert "Traceback" not in str(failure.value)
-    assert first + "".join(r["text_output"][0].decode() for r in bystander) == texts(simulated)[0]
+    assert first + "".join(r["text_output"][0].decode() for r in bystander) == texts(simulated, model)[0]
 
 
-def test_values_that_ask_for_nothing_are_accepted_as_upstreams_clients_send_them(simulated: RunningServer) -> None:
+def test_values_that_ask_for_nothing_are_accepted_as_upstreams_clients_send_them(
+    simulated: RunningServer, model: str
+) -> None:
     always_sent = {
         "beam_width": 1,
         "temperature": 1.0,
@@ -165,4 +169,4 @@ def test_values_that_ask_for_nothing_are_accepted_as_upstreams_clients_send_them
         "bad_words": "",
         "stop_words": "",
     }
-    assert texts(simulated, **always_sent) == texts(simulated)
+    assert texts(simulated, model, **always_sent) == texts(simulated, model)

@@ -60,27 +60,27 @@ def shown(responses: list[dict[str, Array]]) -> list[dict[str, tuple[str, list[i
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_whole_response_is_the_same(simulated: RunningServer, by_hand: EnsembleByHand, case: str) -> None:
+def test_a_whole_response_is_the_same(simulated: RunningServer, by_hand: EnsembleByHand, model: str, case: str) -> None:
     asked = ASK | CASES[case]
-    assert shown(by_hand.ask(arrays(asked))) == shown(list(stream(simulated.url, "ensemble", asked)))
+    assert shown(by_hand.ask(arrays(asked), model)) == shown(list(stream(simulated.url, model, asked)))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_stream_joins_to_the_same(simulated: RunningServer, by_hand: EnsembleByHand, case: str) -> None:
+def test_a_stream_joins_to_the_same(simulated: RunningServer, by_hand: EnsembleByHand, model: str, case: str) -> None:
     asked = ASK | CASES[case] | {"stream": True}
-    fake, real = by_hand.ask(arrays(asked)), list(stream(simulated.url, "ensemble", asked))
+    fake, real = by_hand.ask(arrays(asked), model), list(stream(simulated.url, model, asked))
     assert {name for response in fake for name in response} == {name for response in real for name in response}
     texts = [b"".join(response["text_output"][0] for response in responses) for responses in (fake, real)]
     assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_an_error_is_the_same(simulated: RunningServer, by_hand: EnsembleByHand, case: str) -> None:
+def test_an_error_is_the_same(simulated: RunningServer, by_hand: EnsembleByHand, model: str, case: str) -> None:
     asked = ASK | BAD[case]
     with pytest.raises(AdapterError) as fake:
-        by_hand.ask(arrays(asked))
+        by_hand.ask(arrays(asked), model)
     with pytest.raises(StreamFailed) as real:
-        list(stream(simulated.url, "ensemble", asked))
+        list(stream(simulated.url, model, asked))
     assert str(real.value).endswith(str(fake.value))
 
 

@@ -36,9 +36,9 @@ def request(prompt: str, max_tokens: int, *, min_tokens: int | None = None) -> G
     )
 
 
-async def answer(client: AsyncTritonClient, asked: GenerateRequest) -> tuple[str, int]:
+async def answer(client: AsyncTritonClient, asked: GenerateRequest, model: str = "ensemble") -> tuple[str, int]:
     text, num_tokens, is_final = "", 0, False
-    async for chunk in client.generate(asked):
+    async for chunk in client.generate(asked, model=model):
         assert not is_final
         text, num_tokens, is_final = text + chunk.text, num_tokens + (chunk.num_output_tokens or 0), chunk.is_final
     assert is_final
@@ -83,9 +83,9 @@ def workload(count: int) -> list[GenerateRequest]:
     return [request(prompt, rng.randrange(1, 120)) for prompt in prompts]
 
 
-async def ask_together(url: str, asked: list[GenerateRequest]) -> list[tuple[str, int]]:
+async def ask_together(url: str, asked: list[GenerateRequest], model: str = "ensemble") -> list[tuple[str, int]]:
     async with AsyncTritonClient(url) as client:
-        return await asyncio.gather(*(answer(client, one) for one in asked))
+        return await asyncio.gather(*(answer(client, one, model) for one in asked))
 
 
 async def ask_alone(url: str, asked: list[GenerateRequest]) -> list[tuple[str, int]]:
@@ -93,9 +93,9 @@ async def ask_alone(url: str, asked: list[GenerateRequest]) -> list[tuple[str, i
         return [await answer(client, one) for one in asked]
 
 
-def test_64_concurrent_streams_equal_the_same_requests_alone(simulated: RunningServer) -> None:
+def test_64_concurrent_streams_equal_the_same_requests_alone(simulated: RunningServer, model: str) -> None:
     asked = workload(64)
-    together = asyncio.run(ask_together(simulated.url, asked))
+    together = asyncio.run(ask_together(simulated.url, asked, model))
     assert [num_tokens for _, num_tokens in together] == [one.max_tokens for one in asked]
     assert together == asyncio.run(ask_alone(simulated.url, asked))
 

@@ -27,7 +27,7 @@ def request(max_tokens: int) -> GenerateRequest:
 
 
 async def interrupt_while_streaming(
-    server: RunningServer, max_tokens: int, count: int, number: int
+    server: RunningServer, max_tokens: int, count: int, number: int, *, model: str = "ensemble"
 ) -> list[int | BaseException]:
     """`count` streams, a signal once each has its first token; tokens of each, or how it failed."""
     async with AsyncTritonClient(server.url) as client:
@@ -35,7 +35,7 @@ async def interrupt_while_streaming(
 
         async def read() -> int:
             num_tokens, is_first = 0, True
-            async for chunk in client.generate(request(max_tokens)):
+            async for chunk in client.generate(request(max_tokens), model=model):
                 num_tokens += chunk.num_output_tokens or 0
                 if is_first:
                     is_first = False
@@ -58,12 +58,12 @@ def assert_nothing_left(processes: list[psutil.Process], server: RunningServer) 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
 def test_16_running_ensemble_streams_are_finished_before_the_server_stops(
-    start_server: StartServer, number: int
+    start_server: StartServer, number: int, model: str
 ) -> None:
     server = start_server(engine=SLOW)
     processes = server.descendants()
-    assert len(processes) >= 5  # the server, three stubs, the engine
-    assert asyncio.run(interrupt_while_streaming(server, 120, 16, number)) == [120] * 16
+    assert len(processes) >= 6  # the server, four stubs, the engine
+    assert asyncio.run(interrupt_while_streaming(server, 120, 16, number, model=model)) == [120] * 16
     assert server.stop() == 0
     assert_nothing_left(processes, server)
 

@@ -47,21 +47,25 @@ def memory_mib(server: RunningServer) -> dict[str, float]:
         with contextlib.suppress(psutil.NoSuchProcess):
             command = " ".join(process.cmdline())
             name = next(
-                (m for m in ("preprocessing", "tensorrt_llm", "postprocessing") if f"/{m}/1/model.py" in command),
+                (
+                    m
+                    for m in ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble")
+                    if f"/{m}/1/model.py" in command
+                ),
                 "engine" if "engine_process" in command else process.name(),
             )
             found[name] = process.memory_info().rss / 2**20
     return found
 
 
-async def leave_early(client: AsyncTritonClient, one: GenerateRequest, after_chunks: int) -> None:
-    async with contextlib.aclosing(client.generate(one)) as chunks:
+async def leave_early(client: AsyncTritonClient, one: GenerateRequest, after_chunks: int, model: str) -> None:
+    async with contextlib.aclosing(client.generate(one, model=model)) as chunks:
         for _ in range(after_chunks):
             await anext(chunks, None)
 
 
 def test_a_hundred_rounds_of_64_streams_with_clients_that_leave(
-    start_server: Callable[..., RunningServer], figures: dict[str, object]
+    start_server: Callable[..., RunningServer], figures: dict[str, object], model: str
 ) -> None:
     server = start_server(engine=FAST)
     asked = workload(64)
@@ -70,8 +74,10 @@ def test_a_hundred_rounds_of_64_streams_with_clients_that_leave(
 
     async def one_round() -> None:
         async with AsyncTritonClient(server.url) as client:
-            leaving = [leave_early(client, request("I will not stay", 1500), rng.randrange(1, 20)) for _ in range(16)]
-            results = await asyncio.gather(*(answer(client, one) for one in asked), *leaving)
+            leaving = [
+                leave_early(client, request("I will not stay", 1500), rng.randrange(1, 20), model) for _ in range(16)
+            ]
+            results = await asyncio.gather(*(answer(client, one, model) for one in asked), *leaving)
         assert results[:64] == expected
 
     memory = []
@@ -80,7 +86,7 @@ def test_a_hundred_rounds_of_64_streams_with_clients_that_leave(
         if index in {19, 99}:
             memory.append(memory_mib(server))
     wait_until(lambda: server.used_kv_blocks() == 0, 10)
-    figures["streams"] = {
+    figures[f"streams of {model}"] = {
         "rounds": 100,
         "complete": 6400,
         "left_early": 1600,
@@ -110,26 +116,29 @@ def test_two_hundred_killed_clients_of_the_engine_step(
     assert milliseconds[197] <= 250
 
 
-def test_a_hundred_clients_that_leave_the_ensemble(
-    start_server: Callable[..., RunningServer], figures: dict[str, object]
+def test_a_hundred_clients_that_leave(
+    start_server: Callable[..., RunningServer], figures: dict[str, object], model: str
 ) -> None:
     server = start_server(engine=SLOW)
     rng, milliseconds = random.Random(7), []
 
     async def leave(after_chunks: int) -> float:
         asked = request("word " * 100, 1500)
-        async with AsyncTritonClient(server.url) as client, contextlib.aclosing(client.generate(asked)) as chunks:
+        async with AsyncTritonClient(server.url) as client:
+            chunks = client.generate(asked, model=model)
             for _ in range(after_chunks):
                 await anext(chunks)
             await asyncio.to_thread(wait_until, lambda: server.used_kv_blocks() > 0, 5)
-            return time.monotonic()
+            left_s = time.monotonic()
+            await chunks.aclose()
+            return left_s
 
     for _ in range(100):
         left_s = asyncio.run(leave(rng.randrange(1, 5)))
         wait_until(lambda: server.used_kv_blocks() == 0, 5)
         milliseconds.append(1000 * (time.monotonic() - left_s))
     milliseconds.sort()
-    figures["left_ensemble_kv_free_ms"] = {
+    figures[f"left {model}, kv_free_ms"] = {
         "clients": 100, "p50": statistics.median(milliseconds), "p99": milliseconds[98], "max": milliseconds[-1],
     }  # fmt: skip
 

@@ -30,6 +30,11 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnsembleByHan
     assert [child for child in psutil.Process().children() if "serving.engine_process" in child.cmdline()] == []
 
 
+@pytest.fixture(params=["ensemble", "ensemble_graph"])
+def model(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 def array(value: object, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
     return np.array([value if isinstance(value, list) else [value]], dtype=dtype)
 
@@ -58,7 +63,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("model", ["preprocessing", "tensorrt_llm", "postprocessing"])
+@pytest.mark.parametrize("model", ["preprocessing", "tensorrt_llm", "postprocessing", "ensemble"])
 def test_an_adapter_is_imported_before_the_stub_has_completed_its_module(model: str) -> None:
     with pb_utils.as_while_a_model_is_imported():
         assert not hasattr(pb_utils, "Tensor")
@@ -66,34 +71,34 @@ def test_an_adapter_is_imported_before_the_stub_has_completed_its_module(model: 
     assert hasattr(load_adapter(DEFAULT_REPOSITORY, model), "execute")
 
 
-def test_streamed_text_joins_to_the_whole_text(ensemble: EnsembleByHand) -> None:
-    [whole] = ensemble.ask(question())
+def test_streamed_text_joins_to_the_whole_text(ensemble: EnsembleByHand, model: str) -> None:
+    [whole] = ensemble.ask(question(), model)
     assert set(whole) == {"text_output"}
     assert whole["text_output"].shape == (1,)
-    chunks = ensemble.ask(streamed())
+    chunks = ensemble.ask(streamed(), model)
     assert len(chunks) > 1
     assert text_of(chunks) == text_of([whole])
     assert len(text_of(chunks)) > 12
 
 
-def test_the_prompt_comes_first_unless_it_is_excluded(ensemble: EnsembleByHand) -> None:
-    answer = text_of(ensemble.ask(question()))
-    assert text_of(ensemble.ask(question(exclude_input_in_output=array(False, np.bool_)))) == PROMPT + answer
+def test_the_prompt_comes_first_unless_it_is_excluded(ensemble: EnsembleByHand, model: str) -> None:
+    answer = text_of(ensemble.ask(question(), model))
+    assert text_of(ensemble.ask(question(exclude_input_in_output=array(False, np.bool_)), model)) == PROMPT + answer
 
 
-def test_a_stop_string_ends_the_text_before_itself(ensemble: EnsembleByHand) -> None:
-    whole = text_of(ensemble.ask(question()))
+def test_a_stop_string_ends_the_text_before_itself(ensemble: EnsembleByHand, model: str) -> None:
+    whole = text_of(ensemble.ask(question(), model))
     stop = whole[10:14]
     more = {"stop_words": array([stop.encode()], np.object_), "return_finish_reason": array(True, np.bool_)}
     for asked in (question(**more), streamed(**more)):
-        responses = ensemble.ask(asked)
+        responses = ensemble.ask(asked, model)
         assert text_of(responses) == whole[: whole.index(stop)]
         assert responses[-1]["finish_reason"].tolist() == [[b"stop_string"]]
 
 
-def test_what_was_asked_for_has_upstreams_shapes(ensemble: EnsembleByHand) -> None:
+def test_what_was_asked_for_has_upstreams_shapes(ensemble: EnsembleByHand, model: str) -> None:
     asked = {name: array(True, np.bool_) for name in ("return_num_input_tokens", "return_num_output_tokens")}
-    responses = ensemble.ask(streamed(**asked))
+    responses = ensemble.ask(streamed(**asked), model)
     assert sum(response["num_output_tokens"].item() for response in responses) == 12
     for response in responses:
         assert response["num_input_tokens"].shape == response["num_output_tokens"].shape == (1, 1)
@@ -118,22 +123,22 @@ def test_what_was_asked_for_has_upstreams_shapes(ensemble: EnsembleByHand) -> No
     ],
 )
 def test_a_refusal_is_a_response_with_its_code(
-    ensemble: EnsembleByHand, changes: dict[str, npt.NDArray[np.generic]], code: str, text: str
+    ensemble: EnsembleByHand, model: str, changes: dict[str, npt.NDArray[np.generic]], code: str, text: str
 ) -> None:
     with pytest.raises(AdapterError) as caught:
-        ensemble.ask(question(**changes))
+        ensemble.ask(question(**changes), model)
     assert text in str(caught.value)
     assert caught.value.code == getattr(pb_utils.TritonError, code)
 
 
-@pytest.mark.parametrize("model", ["preprocessing", "postprocessing", "tensorrt_llm"])
+@pytest.mark.parametrize("step", ["preprocessing", "postprocessing", "tensorrt_llm", "ensemble"])
 def test_the_unexpected_fails_one_request_and_shows_no_traceback(
-    ensemble: EnsembleByHand, model: str, caplog: pytest.LogCaptureFixture
+    ensemble: EnsembleByHand, step: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Nothing at all is sent, which Triton itself would refuse before the adapter sees it.
     with pytest.raises(AdapterError) as caught:
         ensemble.ask_model(
-            model, {"streaming": array(True, np.bool_)} if model == "tensorrt_llm" else {}, request_id="r7"
+            step, {"streaming": array(True, np.bool_)} if step == "tensorrt_llm" else {}, request_id="r7"
         )
     assert str(caught.value) == "[INTERNAL] unexpected error; the server's log has the traceback"
     assert caught.value.code == pb_utils.TritonError.INTERNAL

@@ -16,9 +16,10 @@ import pytest
 from simulated_release import write_release
 
 from ensemble_configs.errors import ServerError, Unavailable
-from serving import engine_client
+from serving import engine_client, engine_sources
 from serving.engine_client import EngineClient
 from serving.engine_messages import Step
+from serving.engine_sources import OwnedEngine
 from serving.engines.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
 
 SLOW = {"step_ms": 20.0}
@@ -64,7 +65,7 @@ def connect(tmp_path: Path) -> Iterator[Connect]:
     def start(**engine: object) -> tuple[EngineClient, Recorder]:
         recorder = Recorder()
         release = write_release(tmp_path, engine)
-        clients.append(EngineClient(release, on_steps=recorder.on_steps, on_death=recorder.deaths.put))
+        clients.append(EngineClient(OwnedEngine(release), on_steps=recorder.on_steps, on_death=recorder.deaths.put))
         clients[-1].start()
         return clients[-1], recorder
 
@@ -90,7 +91,7 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connected]:
     """An engine that repeats the prompt, shared by tests that leave it as it was."""
     recorder = Recorder()
     release = write_release(tmp_path_factory.mktemp("echo"), {"mode": "echo"})
-    client = EngineClient(release, on_steps=recorder.on_steps, on_death=recorder.deaths.put)
+    client = EngineClient(OwnedEngine(release), on_steps=recorder.on_steps, on_death=recorder.deaths.put)
     client.start()
     yield client, recorder
     client.close()
@@ -105,7 +106,7 @@ def engine_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[
         program = tmp_path / "engine"
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
-        monkeypatch.setattr(engine_client, "_python", lambda: str(program))
+        monkeypatch.setattr(engine_sources, "_python", lambda: str(program))
 
     return use
 
@@ -179,7 +180,7 @@ def test_while_there_is_no_engine_requests_are_refused_cancels_do_nothing_and_it
 ) -> None:
     monkeypatch.setattr(engine_client, "_RESTART_DELAYS_S", (0.0, 0.05))
     client, recorder = connect()
-    python = engine_client._python
+    python = engine_sources._python
     engine_program("exit 3")
     kill(client)
     recorder.death()
@@ -189,20 +190,20 @@ def test_while_there_is_no_engine_requests_are_refused_cancels_do_nothing_and_it
         assert caught.value.facts["reason"] in {"engine_died", "engine_restarting"}
         client.cancel(1)
         time.sleep(0.02)
-    monkeypatch.setattr(engine_client, "_python", python)
+    monkeypatch.setattr(engine_sources, "_python", python)
     wait_until(lambda: can_submit(client, generation(2)))
 
 
 def test_an_engine_that_cannot_load_says_why_in_its_own_words(tmp_path: Path) -> None:
     release = write_release(tmp_path, {"vocab_size": 16})
-    client = EngineClient(release, on_steps=print, on_death=print)
+    client = EngineClient(OwnedEngine(release), on_steps=print, on_death=print)
     with pytest.raises(ServerError, match=r"could not be loaded: \[INVALID_SPEC field=engine.vocab_size\].*above 16"):
         client.start()
     client.close()
 
 
 def test_a_release_that_is_not_there_is_named_by_the_engine(tmp_path: Path) -> None:
-    client = EngineClient(tmp_path / "nowhere", on_steps=print, on_death=print)
+    client = EngineClient(OwnedEngine(tmp_path / "nowhere"), on_steps=print, on_death=print)
     with pytest.raises(ServerError, match=r"could not be loaded: \[INVALID_SPEC .*nowhere"):
         client.start()
 
@@ -211,7 +212,7 @@ def test_an_engine_that_ends_while_it_loads_is_reported_with_its_status(
     tmp_path: Path, engine_program: Callable[[str], None]
 ) -> None:
     engine_program("exit 3")
-    client = EngineClient(write_release(tmp_path), on_steps=print, on_death=print)
+    client = EngineClient(OwnedEngine(write_release(tmp_path)), on_steps=print, on_death=print)
     with pytest.raises(ServerError, match="ended with status 3 while loading"):
         client.start()
 
@@ -234,7 +235,9 @@ def test_an_engine_that_breaks_says_why_in_the_log_and_is_restarted(
     project = Path(engine_client.__file__).parent.parent
     engine_program(f'shift 2; PYTHONPATH={project} exec {sys.executable} {tmp_path}/breaking.py "$@"')
     recorder = Recorder()
-    client = EngineClient(write_release(tmp_path), on_steps=recorder.on_steps, on_death=recorder.deaths.put)
+    client = EngineClient(
+        OwnedEngine(write_release(tmp_path)), on_steps=recorder.on_steps, on_death=recorder.deaths.put
+    )
     client.start()
     pid = client.pid
     client.submit(generation(1))
@@ -261,7 +264,7 @@ def test_closing_ends_the_process_whatever_it_does(connect: Connect) -> None:
 def test_closing_a_stopped_engine_kills_it_even_while_a_sender_waits_for_it(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_client, "_KILL_AFTER_S", 0.1)
+    monkeypatch.setattr(engine_sources, "_KILL_AFTER_S", 0.1)
     client, _ = connect()
     assert client.pid is not None
     process = psutil.Process(client.pid)
@@ -306,15 +309,15 @@ def test_no_process_is_started_behind_a_close(connect: Connect, monkeypatch: pyt
     about_to_start, is_closed = threading.Event(), threading.Event()
     threads = set(threading.enumerate())
     client, recorder = connect()
-    python = engine_client._python()
+    python = engine_sources._python()
 
     def wait_until_closed() -> str:
         about_to_start.set()
         is_closed.wait(5)
         return python
 
-    monkeypatch.setattr(engine_client, "_python", wait_until_closed)
-    monkeypatch.setattr(engine_client, "_KILL_AFTER_S", 0.1)
+    monkeypatch.setattr(engine_sources, "_python", wait_until_closed)
+    monkeypatch.setattr(engine_sources, "_KILL_AFTER_S", 0.1)
     kill(client)
     recorder.death()
     assert about_to_start.wait(5)
@@ -328,8 +331,9 @@ def test_an_engine_outlives_nobody(tmp_path: Path) -> None:
     """Its parent is killed without a word: the end of the pipe is the end of the engine."""
     release = write_release(tmp_path, SLOW)
     script = (
-        "import sys, time; from pathlib import Path; from serving.engine_client import EngineClient\n"
-        "client = EngineClient(Path(sys.argv[1]), on_steps=print, on_death=print); client.start()\n"
+        "import sys, time; from pathlib import Path\n"
+        "from serving.engine_client import EngineClient; from serving.engine_sources import OwnedEngine\n"
+        "client = EngineClient(OwnedEngine(Path(sys.argv[1])), on_steps=print, on_death=print); client.start()\n"
         "print(client.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(release)], stdout=subprocess.PIPE) as parent:

@@ -77,6 +77,15 @@ def test_all_that_has_arrived_is_read_at_once_in_order(ends: tuple[Channel, Chan
     assert engine.receive(is_blocking=False) == []
 
 
+def test_one_message_is_taken_and_the_rest_is_left_for_later(ends: tuple[Channel, Channel]) -> None:
+    adapter, engine = ends
+    for key in range(3):
+        adapter.send(Cancel(key))
+    assert engine.receive_one() == Cancel(0)
+    assert engine.receive(is_blocking=True) == [Cancel(1), Cancel(2)]
+    assert engine.receive(is_blocking=False) == []
+
+
 def test_without_blocking_nothing_is_waited_for(ends: tuple[Channel, Channel]) -> None:
     assert ends[1].receive(is_blocking=False) == []
 

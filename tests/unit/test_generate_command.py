@@ -34,6 +34,10 @@ def generate(server: KServeServer, *args: str) -> int:
     return ended.value.code
 
 
+# A job in the background of a shell ignores Ctrl-C, and so would every process that these tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def start(server: KServeServer, *args: str) -> "subprocess.Popen[bytes]":
     """Run it in a process of its own."""
     command = [*TRIREME, "generate", *args, "--url", server.url]

@@ -2,7 +2,9 @@
 """Requests in, replies out, with the real engine process: each request ends once, whatever happens to the others."""
 
 import itertools
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +21,7 @@ from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.errors import RequestError, ServerError, ServingError, Unavailable
 from ensemble_configs.release import load_release
 from serving import engine_client
+from serving.engine_sources import OwnedEngine
 from serving.engines.base import EngineStats, FinishReason, GenerationRequest
 from serving.generation import GenerationService
 from serving.running_request import Reply
@@ -40,7 +43,7 @@ class Bench:
         release_dir = write_release(folder, engine, **responses)
         self.service = GenerationService(
             load_release(release_dir),
-            release_dir,
+            OwnedEngine(release_dir),
             on_stats=lambda stats: self.on_stats(stats),  # noqa: PLW0108  a test may change it
             take_census=self._count,
         )
@@ -71,9 +74,7 @@ class Bench:
         return pid
 
     def kill_engine(self) -> None:
-        process = self.service._engine._process
-        assert process is not None
-        process.kill()
+        os.kill(self.engine_pid, signal.SIGKILL)
 
 
 DTYPES = {

@@ -12,7 +12,8 @@ import pytest
 
 from ensemble_configs.errors import ServingError, Unavailable
 from serving import lifeline
-from serving.lifeline import RUN_DIR_VARIABLE, Lifeline, ask_all, generation_handlers
+from serving.lifeline import Lifeline, ask_all, generation_handlers
+from serving.run_dir import RUN_DIR_VARIABLE
 
 ARGS = {"model_name": "m", "model_version": "1"}
 

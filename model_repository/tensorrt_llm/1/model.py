@@ -6,6 +6,7 @@ import triton_python_backend_utils as pb_utils
 from ensemble_configs.release import load_release
 from serving.census import take_census
 from serving.engine_metrics import EngineMetrics
+from serving.engine_sources import EngineListener, OwnedEngine
 from serving.generation import GenerationService
 from serving.lifeline import Lifeline, generation_handlers
 from serving.reply_tensors import reply_tensors
@@ -33,7 +34,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         folder = release_folder(args)
         metrics = EngineMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
-        self.service = GenerationService(load_release(folder), folder, on_stats=metrics.update, take_census=take_census)
+        engine = OwnedEngine(folder, EngineListener(args["model_version"]))
+        self.service = GenerationService(load_release(folder), engine, on_stats=metrics.update, take_census=take_census)
         self.lifeline = Lifeline(args, generation_handlers(self.service))
 
     def execute(self, requests: list) -> None:

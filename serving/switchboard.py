@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who talks to an engine's process: the adapter that started it, and guests that came in later; each with keys of its
+own.
+"""
+
+import selectors
+import socket
+from dataclasses import dataclass, field
+
+import msgspec
+
+from serving.engine_messages import Cancel, Channel, ChannelClosed, Command, Ready, Step, Submit
+from serving.engines.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
+
+
+@dataclass(eq=False)
+class _Caller:
+    channel: Channel
+    is_owner: bool
+    engine_keys: dict[int, int] = field(default_factory=dict)  # the engine's, by the caller's own
+    chunks: list[TokenChunk] = field(default_factory=list)  # to be sent
+
+
+class Switchboard:
+    """The channels of an engine's process; for its one thread. Requests go in and chunks come out by the engine's keys.
+
+    Args:
+        owner: its end is the engine's.
+        guests: a listening socket; a guest's end is the end of its requests.
+    """
+
+    def __init__(self, owner: Channel, guests: socket.socket | None, info: EngineInfo) -> None:
+        self._info = info
+        self._guests = guests
+        self._selector = selectors.DefaultSelector()
+        self._callers: dict[int, tuple[_Caller, int]] = {}  # and their own key, by the engine's
+        self._talkers: set[_Caller] = set()  # with chunks to be sent
+        self._last_key = 0
+        self._owner = self._welcome(owner, is_owner=True)
+        if guests is not None:
+            guests.setblocking(False)
+            self._selector.register(guests, selectors.EVENT_READ)
+
+    def receive(self, *, is_blocking: bool) -> list[GenerationRequest | int]:
+        """What has arrived: requests to run, and keys of requests to stop. If `is_blocking`, waits for something.
+
+        Raises:
+            ChannelClosed: the owner is gone.
+        """
+        commands: list[GenerationRequest | int] = []
+        for ready, _ in self._selector.select(None if is_blocking else 0):
+            if ready.data is None:
+                self._let_in()
+            else:
+                commands += self._read(ready.data)
+        return commands
+
+    def send(self, chunks: list[TokenChunk], stats: EngineStats) -> None:
+        """Give everybody the chunks of his requests; the owner hears of every step.
+
+        Raises:
+            ChannelClosed: the owner is gone.
+        """
+        for chunk in chunks:
+            if chunk.key not in self._callers:  # stopped twice: by its caller, and by the end of its caller
+                continue
+            caller, key = self._callers[chunk.key]
+            if chunk.finish_reason is not None or chunk.error is not None:
+                del self._callers[chunk.key], caller.engine_keys[key]
+            chunk.key = key
+            self._put(chunk, caller)
+        talkers, self._talkers = self._talkers | {self._owner}, set()
+        for caller in talkers:
+            step, caller.chunks = Step(caller.chunks, stats), []
+            try:
+                caller.channel.send(step)
+            except ChannelClosed:  # of a guest: its end is read where its commands are
+                if caller.is_owner:
+                    raise
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        for registered in list(self._selector.get_map().values()):
+            if registered.data is not None:
+                registered.data.channel.close()
+        self._selector.close()
+
+    def _put(self, chunk: TokenChunk, caller: _Caller) -> None:
+        caller.chunks.append(chunk)
+        self._talkers.add(caller)
+
+    def _let_in(self) -> None:
+        assert self._guests is not None
+        try:
+            sock, _ = self._guests.accept()
+        except OSError:  # it went away again
+            return
+        sock.setblocking(True)
+        try:
+            self._welcome(Channel(sock, Command), is_owner=False)
+        except ChannelClosed:
+            sock.close()
+
+    def _welcome(self, channel: Channel, *, is_owner: bool) -> _Caller:
+        channel.send(Ready(self._info))
+        caller = _Caller(channel, is_owner)
+        self._selector.register(channel, selectors.EVENT_READ, caller)
+        return caller
+
+    def _read(self, caller: _Caller) -> list[GenerationRequest | int]:
+        try:
+            commands = caller.channel.receive(is_blocking=False)
+        except ChannelClosed:
+            if caller.is_owner:
+                raise
+            return self._forget(caller)
+        return [translated for command in commands if (translated := self._translate(command, caller)) is not None]
+
+    def _translate(self, command: object, caller: _Caller) -> GenerationRequest | int | None:
+        match command:
+            case Submit(request):
+                self._last_key += 1
+                self._callers[self._last_key] = (caller, request.key)
+                caller.engine_keys[request.key] = self._last_key
+                return msgspec.structs.replace(request, key=self._last_key)
+            case Cancel(key):
+                if key not in caller.engine_keys:  # it has just ended, or never was
+                    self._put(TokenChunk(key, [], FinishReason.CANCELLED), caller)
+                    return None
+                return caller.engine_keys[key]
+        raise AssertionError(f"not a command: {command!r}")
+
+    def _forget(self, guest: _Caller) -> list[GenerationRequest | int]:
+        """A guest is gone: stop what it asked for, and nobody is told."""
+        self._selector.unregister(guest.channel)
+        guest.channel.close()
+        return list(guest.engine_keys.values())
