@@ -46,6 +46,11 @@ class _EngineSpec(_Spec):
     max_num_seqs: Positive = Field(default=64, description="requests in one in-flight batch")
     max_num_batched_tokens: Positive = Field(default=512, description="tokens in one step; longer prompts are chunked")
     num_kv_blocks: Positive = Field(default=2048, description="KV cache blocks, shared by all requests")
+    watchdog_s: float = Field(
+        default=30.0,
+        ge=2,
+        description="an engine that is silent for so long is ended and started again; more than its longest step takes",
+    )
 
 
 class OpenVinoEngineSpec(_EngineSpec):

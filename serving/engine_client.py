@@ -96,13 +96,25 @@ class EngineClient:
     def _read_forever(self) -> None:
         while (channel := self._channel) is not None and not self._is_closing.is_set():
             try:
-                self._take(channel.receive(is_blocking=True))
+                reports = channel.receive(is_blocking=True, timeout_s=self._source.watchdog_s)
             except ChannelClosed:
-                self._hang_up()
-                if not self._is_closing.is_set():
-                    self._on_death(Unavailable("the engine died; it is being restarted", reason="engine_died"))
-                    self._restart()
+                self._lose(Unavailable("the engine died; it is being restarted", reason="engine_died"))
+            else:
+                if reports:
+                    self._take(reports)
+                else:
+                    text = f"the engine was silent for {self._source.watchdog_s:g} s; it is being restarted"
+                    self._lose(Unavailable(text, reason="engine_hung"))
         self._hang_up()  # on an engine that became ready while close() hung up on the one before
+
+    def _lose(self, error: Unavailable) -> None:
+        self._disconnect()  # before the death is told: what is submitted from now on is refused, not lost
+        if not self._is_closing.is_set():
+            _log.error("%s", error.message)
+            self._on_death(error)
+        self._source.discard(has_served=True)
+        if not self._is_closing.is_set():
+            self._restart()
 
     def _take(self, reports: list[object]) -> None:
         steps = [report for report in reports if isinstance(report, Step)]
@@ -126,10 +138,14 @@ class EngineClient:
                 return
 
     def _hang_up(self) -> None:
+        self._source.discard(has_served=self._disconnect())
+
+    def _disconnect(self) -> bool:
+        """Whether there was a connection."""
         channel = self._channel
         if channel is not None:
             channel.close()  # before the lock is taken: its holder may be waiting for a stuck engine to read
         with self._send_lock:
             if self._channel is channel:
                 self._channel = None
-        self._source.discard(has_served=channel is not None)
+        return channel is not None

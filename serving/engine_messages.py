@@ -6,6 +6,7 @@ over a Unix socket pair; the end of the stream means that the other side is gone
 """
 
 import contextlib
+import select
 import socket
 import struct
 
@@ -81,8 +82,8 @@ class Channel:
         except OSError as exc:
             raise ChannelClosed(str(exc)) from exc
 
-    def receive(self, *, is_blocking: bool) -> list[object]:
-        """Every whole message that has arrived; if `is_blocking`, waits until there is one.
+    def receive(self, *, is_blocking: bool, timeout_s: float | None = None) -> list[object]:
+        """Every whole message that has arrived; if `is_blocking`, waits until there is one, or `timeout_s` passed.
 
         Raises:
             ChannelClosed: the other side is gone and nothing is left to read.
@@ -90,6 +91,8 @@ class Channel:
         if self._unread:
             messages, self._unread = self._unread, []
             return messages
+        if timeout_s is not None and not select.select([self._sock], [], [], timeout_s)[0]:
+            return []
         while data := self._read(is_blocking=is_blocking):
             self._buffer += data
             if messages := self._take_frames():

@@ -29,7 +29,13 @@ _OWNER_APPEARS_S = 60.0
 
 
 class EngineSource(Protocol):
-    """Makes connections to an engine that is ready, one at a time."""
+    """Makes connections to an engine that is ready, one at a time.
+
+    Attributes:
+        watchdog_s: an engine that says nothing for so long is hung, and is ended; None: that is for its owner to see.
+    """
+
+    watchdog_s: float | None
 
     def connect(self) -> tuple[Channel, EngineInfo]:
         """Wait until an engine is loaded.
@@ -55,9 +61,13 @@ class OwnedEngine(EngineSource):
     Args:
         release_dir: the version folder whose release.json names the engine.
         listener: where guests of the engine come in.
+        watchdog_s: must be longer than the engine's longest step, and than a heartbeat of its process.
     """
 
-    def __init__(self, release_dir: Path, listener: "EngineListener | None" = None) -> None:
+    def __init__(
+        self, release_dir: Path, listener: "EngineListener | None" = None, *, watchdog_s: float | None = None
+    ) -> None:
+        self.watchdog_s = watchdog_s
         self._release_dir = release_dir
         self._listener = listener
         self._lock = threading.Lock()  # no process is started behind close()
@@ -116,6 +126,7 @@ class SharedEngine(EngineSource):
 
     def __init__(self, version: str) -> None:
         """Args: `version` of the models, which is the release."""
+        self.watchdog_s = None
         self._version = version
         self._is_closing = threading.Event()
         self._waiting: Channel | None = None

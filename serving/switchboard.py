@@ -12,6 +12,8 @@ import msgspec
 from serving.engine_messages import Cancel, Channel, ChannelClosed, Command, Ready, Step, Submit
 from serving.engines.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
 
+HEARTBEAT_S = 1.0  # the owner hears at least so often from an engine that is well
+
 
 @dataclass(eq=False)
 class _Caller:
@@ -42,13 +44,14 @@ class Switchboard:
             self._selector.register(guests, selectors.EVENT_READ)
 
     def receive(self, *, is_blocking: bool) -> list[GenerationRequest | int]:
-        """What has arrived: requests to run, and keys of requests to stop. If `is_blocking`, waits for something.
+        """What has arrived: requests to run, and keys of requests to stop. If `is_blocking`, waits for something, but
+        not so long that the owner takes the engine for dead.
 
         Raises:
             ChannelClosed: the owner is gone.
         """
         commands: list[GenerationRequest | int] = []
-        for ready, _ in self._selector.select(None if is_blocking else 0):
+        for ready, _ in self._selector.select(HEARTBEAT_S if is_blocking else 0):
             if ready.data is None:
                 self._let_in()
             else:

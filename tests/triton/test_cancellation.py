@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import signal
 import subprocess
 import sys
 import time
@@ -160,13 +161,22 @@ def test_a_stop_request_without_an_id_is_refused(simulated: RunningServer) -> No
         list(stream(simulated.url, "tensorrt_llm", engine_request([1], 1, stop=True)))
 
 
-def test_a_dead_engine_ends_its_streams_with_an_error_and_comes_back(start_server: StartServer, model: str) -> None:
-    server = start_server(engine=SLOW)
+@pytest.mark.parametrize(
+    ("number", "reason"), [(signal.SIGKILL, "engine_died"), (signal.SIGSTOP, "engine_hung")], ids=["killed", "hung"]
+)
+def test_a_dead_engine_ends_its_streams_with_an_error_and_comes_back(
+    start_server: StartServer, model: str, number: int, reason: str
+) -> None:
+    server = start_server(engine=SLOW | {"watchdog_s": 2.0})
     running = stream(server.url, model, {"text_input": "hello", "max_tokens": 1000, "stream": True})
     next(running)
-    server.engine_process().kill()
-    with pytest.raises(StreamFailed, match=r"\[UNAVAILABLE reason=engine_died\]"):
+    server.engine_process().send_signal(number)
+    start_s = time.monotonic()
+    # A guest sees the end of the hung process, which is killed 2 s after its owner has given it up.
+    told = "engine_died" if model == "ensemble" else reason
+    with pytest.raises(StreamFailed, match=rf"\[UNAVAILABLE reason={told}\]"):
         list(running)
+    assert time.monotonic() - start_s < (2 if number == signal.SIGKILL else 6)
 
     def is_back() -> bool:
         try:

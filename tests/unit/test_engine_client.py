@@ -194,6 +194,26 @@ def test_while_there_is_no_engine_requests_are_refused_cancels_do_nothing_and_it
     wait_until(lambda: can_submit(client, generation(2)))
 
 
+def test_an_engine_that_hangs_is_noticed_ended_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_sources, "_KILL_AFTER_S", 0.1)
+    recorder = Recorder()
+    source = OwnedEngine(write_release(tmp_path, {"mode": "echo"}), watchdog_s=2.0)
+    client = EngineClient(source, on_steps=recorder.on_steps, on_death=recorder.deaths.put)
+    client.start()
+    assert client.pid is not None
+    hung = psutil.Process(client.pid)
+    time.sleep(2.5)  # idle is not hung: its process is heard of all the same
+    assert recorder.deaths.empty()
+    hung.suspend()
+    stopped_s = time.monotonic()
+    assert recorder.death().facts == {"reason": "engine_hung"}
+    assert time.monotonic() - stopped_s < 3
+    wait_until(lambda: can_submit(client, generation(1, max_tokens=1)))
+    assert recorder.chunk() == TokenChunk(1, [20], FinishReason.LENGTH)
+    assert not hung.is_running()
+    client.close()
+
+
 def test_an_engine_that_cannot_load_says_why_in_its_own_words(tmp_path: Path) -> None:
     release = write_release(tmp_path, {"vocab_size": 16})
     client = EngineClient(OwnedEngine(release), on_steps=print, on_death=print)

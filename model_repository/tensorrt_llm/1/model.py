@@ -34,8 +34,10 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         folder = release_folder(args)
         metrics = EngineMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
-        engine = OwnedEngine(folder, EngineListener(args["model_version"]))
-        self.service = GenerationService(load_release(folder), engine, on_stats=metrics.update, take_census=take_census)
+        release = load_release(folder)
+        guests = EngineListener(args["model_version"])
+        engine = OwnedEngine(folder, guests, watchdog_s=release.engine.watchdog_s)
+        self.service = GenerationService(release, engine, on_stats=metrics.update, take_census=take_census)
         self.lifeline = Lifeline(args, generation_handlers(self.service))
 
     def execute(self, requests: list) -> None:
