@@ -89,6 +89,24 @@ class TritonSpec(_Spec):
     triton_max_batch_size: Positive = Field(
         default=256, description="largest batch Triton hands to postprocessing at once"
     )
+    keepalive_time_ms: Positive = Field(
+        default=10_000, description="silence on a gRPC connection after which the server asks whether its peer is there"
+    )
+    keepalive_timeout_ms: Positive = Field(
+        default=5_000, description="how long it waits for the answer before it ends the connection and its streams"
+    )
+    hang_timeout_s: float = Field(
+        default=10.0, ge=1, description="a server or model process that is silent for so long is taken for dead"
+    )
+    max_restarts: int = Field(
+        default=5, ge=0, description="of a server that died, within restart_window_s; after that `trireme serve` ends"
+    )
+    restart_window_s: float = Field(default=600.0, gt=0)
+    restart_backoff_s: float = Field(
+        default=1.0,
+        ge=0,
+        description="before the second restart in the window, doubled for each one more; the first is at once",
+    )
 
     @model_validator(mode="after")
     def _ports_differ(self) -> "TritonSpec":

@@ -5,6 +5,7 @@ A Unix socket for each adapter, in a folder that only the server's owner can ent
 Without the folder (plain `tritonserver`) there is no line, and nothing else changes.
 """
 
+import enum
 import json
 import logging
 import os
@@ -99,6 +100,31 @@ def ask_all(run_dir: Path, operation: str) -> int:
     return sum(int(str(answer["num_streams"])) for answer in answers)
 
 
+class Pulse(enum.Enum):
+    """What an adapter's line says about its process."""
+
+    ALIVE = "alive"
+    SILENT = "silent"  # stopped, stuck, or slow
+    DEAD = "dead"  # its socket file is there and nobody listens
+    CLOSED = "closed"  # unloaded as it should be
+
+
+def feel_pulse(path: Path, *, timeout_s: float) -> Pulse:
+    """Ask the adapter behind one socket of a run dir whether it lives.
+
+    One that is being loaded seems dead for the moment between its bind() and its listen(): ask twice.
+    """
+    try:
+        _exchange(path, "status", timeout_s)
+    except FileNotFoundError:
+        return Pulse.CLOSED
+    except ConnectionRefusedError:
+        return Pulse.DEAD
+    except (OSError, ValueError):
+        return Pulse.SILENT
+    return Pulse.ALIVE
+
+
 def _ask(path: Path, operation: str) -> Mapping[str, object]:
     """Ask an adapter one thing.
 
@@ -106,13 +132,18 @@ def _ask(path: Path, operation: str) -> Mapping[str, object]:
         Unavailable: it does not answer.
     """
     try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_ANSWER_S)
-            connection.connect(str(path))
-            _write(connection, {"op": operation})
-            return _read(connection)
+        return _exchange(path, operation, _ANSWER_S)
     except (OSError, ValueError) as exc:
         raise Unavailable(f"{path.stem} does not answer {operation!r}: {exc}", reason="no_answer") from exc
+
+
+def _exchange(path: Path, operation: str, timeout_s: float) -> Mapping[str, object]:
+    """Raises: OSError, ValueError: nobody is there, or not in time, or what came is not an answer."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout_s)
+        connection.connect(str(path))
+        _write(connection, {"op": operation})
+        return _read(connection)
 
 
 def _write(connection: socket.socket, message: Mapping[str, object]) -> None:

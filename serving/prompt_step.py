@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ensemble_configs.errors import RequestError
 from ensemble_configs.release import load_release
 from ensemble_configs.tensors import inputs_of
+from serving.required_tensors import check_required
 from serving.stop_strings import check_stop_strings
 from serving.stream_state import StreamContext, new_stream_key, pack
 from serving.tokenization import PromptTokenizer
@@ -35,8 +36,10 @@ class PromptStep:
         """The output tensors of one request, by name; ids are ``[1, n] int32``.
 
         Raises:
-            RequestError: an unsupported input, an empty prompt, text that is not UTF-8, a bad stop string, a batch.
+            RequestError: an input is missing or unsupported, the prompt is empty, text is not UTF-8, a stop string
+                is bad, there is a batch.
         """
+        check_required("preprocessing", tensors)
         for name, array in tensors.items():
             if name not in _SUPPORTED and not _is_empty_text(array):
                 field = _CLIENT_NAMES[name]

@@ -75,6 +75,8 @@ class RequestDecoder:
                     value=value,
                 )
             target[row.field] = value
+        if "max_tokens" not in sampling:  # Triton counts inputs, and an optional one makes up for it
+            raise RequestError("request_output_len is missing; it is required", field="request_output_len")
         decoded = DecodedRequest(sampling=self._sampling(sampling), options=msgspec.convert(options, ResponseOptions))
         return decoded if decoded.options.stop else self._check_lengths(decoded)
 

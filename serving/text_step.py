@@ -14,8 +14,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ensemble_configs.errors import RequestError
 from ensemble_configs.release import load_release
 from serving.detokenization import StreamText, TextDecoder
+from serving.required_tensors import check_required
 from serving.stream_state import Census, StreamState, unpack_state
 
 _CANCEL_CHECK_S = 0.04  # a message to the server each time: not for every chunk
@@ -57,8 +59,10 @@ class TextStep:
             is_cancelled: whether the client of this chunk's stream has gone.
 
         Raises:
-            RequestError: the state is not one that the engine step wrote.
+            RequestError: tokens are missing, or not as many lengths as beams, or a state that the engine step did not
+                write.
         """
+        check_required("postprocessing", tensors)
         beams = _beams(tensors["TOKENS_BATCH"], tensors.get("SEQUENCE_LENGTH"))
         packed = tensors.get("STREAM_STATE")
         if packed is None:
@@ -112,4 +116,10 @@ def _beams(tokens: npt.NDArray[np.generic], lengths: npt.NDArray[np.generic] | N
     beams: list[list[int]] = [beam for request in tokens.tolist() for beam in request]
     if lengths is None:
         return beams
+    if lengths.size != len(beams):
+        raise RequestError(
+            f"SEQUENCE_LENGTH has {lengths.size} values for {len(beams)} beams",
+            field="SEQUENCE_LENGTH",
+            value=lengths.size,
+        )
     return [beam[:length] for beam, length in zip(beams, lengths.reshape(-1).tolist(), strict=True)]

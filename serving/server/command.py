@@ -1,24 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme serve`: check, assemble the model repository, start Triton, stay in the foreground, drain when asked to
-stop.
+"""`trireme serve`: check, assemble the model repository, keep Triton running in the foreground, drain when asked
+to stop.
 """
 
-import signal
 import sys
-import threading
-import time
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 
-from ensemble_configs.deployment import DeploymentSpec, TritonSpec, load_deployment, override_triton
+from ensemble_configs.deployment import TritonSpec, load_deployment, override_triton
 from ensemble_configs.errors import ServerError
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT, write_repository
-from serving.server.drain import drain
 from serving.server.installation import find_triton
 from serving.server.preflight import check
+from serving.server.shared_memory import remove_dead_regions
+from serving.server.stop_signal import StopSignal
+from serving.server.supervision import Supervision
 from serving.server.triton_process import TritonProcess
 
 
@@ -51,67 +49,29 @@ def serve(
     installation = find_triton()
     folder = Path("build").resolve() / spec.name
     write_repository(spec, root=folder / "model_repository", source=str(deployment))
-    stop = _StopSignal()
+    for prefix in remove_dead_regions():
+        _tell(f"removed the shared memory of a server that is gone ({prefix}*)")
     log_path = folder / "triton.log"
+    _tell(f"loading {spec.name} (release {spec.release}) ...")
     with log_path.open("wb") as log:
-        server = TritonProcess(spec.triton, folder / "model_repository", installation, None if is_verbose else log)
         try:
-            _run(server, spec, stop, exit_timeout_s=exit_timeout_s, ready_timeout_s=ready_timeout_s)
+            Supervision(
+                start=lambda: TritonProcess(
+                    spec.triton, folder / "model_repository", installation, None if is_verbose else log
+                ),
+                triton=spec.triton,
+                stop=StopSignal(),
+                ready_timeout_s=ready_timeout_s,
+                exit_timeout_s=exit_timeout_s,
+                on_ready=lambda seconds: _welcome(spec.triton, seconds),
+                tell=_tell,
+            ).run()
         except ServerError as exc:
             raise ServerError(f"{exc.message}; {_cause(log_path, is_verbose=is_verbose)}") from exc
-        finally:
-            server.stop()
-            server.clean_up()
 
 
 def _tell(line: str) -> None:
     typer.echo(line, err=True)
-
-
-class _StopSignal:
-    """Ctrl-C and SIGTERM, counted: the second one means "now"."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._event = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._note)
-
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self.count += 1
-        self._event.set()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Whether a signal has come, waiting for it."""
-        return self._event.wait(timeout_s)
-
-
-def _run(
-    server: TritonProcess, spec: DeploymentSpec, stop: _StopSignal, *, exit_timeout_s: float, ready_timeout_s: float
-) -> None:
-    started_s = time.monotonic()
-    _tell(f"loading {spec.name} (release {spec.release}) ...")
-    if not _wait_ready(server, stop, ready_timeout_s):
-        return
-    _tell(_welcome(spec.triton, time.monotonic() - started_s))
-    while not stop.wait(0.2):
-        if server.exit_status is not None:
-            raise ServerError(f"tritonserver ended by itself with status {server.exit_status}")
-    _tell("draining; Ctrl-C again stops at once")
-    drain(server, timeout_s=exit_timeout_s, is_hurried=lambda: stop.count > 1, tell=_tell)
-    _tell("stopped")
-
-
-def _wait_ready(server: TritonProcess, stop: _StopSignal, timeout_s: float) -> bool:
-    deadline_s = time.monotonic() + timeout_s
-    while not server.is_ready():
-        if server.exit_status is not None:
-            raise ServerError(f"tritonserver ended with status {server.exit_status} while loading")
-        if time.monotonic() > deadline_s:
-            raise ServerError(f"tritonserver is not ready after {timeout_s:g} s; --ready-timeout-s gives it more")
-        if stop.wait(0.05):
-            return False
-    return True
 
 
 def _welcome(triton: TritonSpec, seconds: float) -> str:

@@ -12,19 +12,23 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import BinaryIO
 
+import psutil
+
 from ensemble_configs.deployment import TritonSpec
 from ensemble_configs.errors import Unavailable
 from serving.run_dir import RUN_DIR_VARIABLE
 from serving.server.installation import TritonInstallation
+from serving.server.shared_memory import RegionOwner
 
 _PR_SET_PDEATHSIG = 1
 _TRITON_EXIT_TIMEOUT_S = 5
-_SHARED_MEMORY = Path("/dev/shm")
+_GONE_TIMEOUT_S = 5
 # What a stranger on the network has no business with. Health, metadata, inference and statistics stay open.
 _RESTRICTED_APIS = "model-repository,shared-memory,trace,logging"
 _KEY_HEADER = "trireme-control-key"
@@ -42,7 +46,7 @@ class TritonProcess:
             log: where its output goes; None: where ours goes.
         """
         self.run_dir = Path(tempfile.mkdtemp(prefix="trireme-"))  # only its owner can enter it
-        self._shm_prefix = f"trireme_{os.getpid()}_{secrets.token_hex(4)}_"
+        self._regions = RegionOwner()
         self._control_key = secrets.token_urlsafe(24)
         self._base_url = f"http://{_reachable(triton.host)}:{triton.http_port}"
         self._process = subprocess.Popen(
@@ -54,6 +58,7 @@ class TritonProcess:
             # Ctrl-C reaches us alone, and the group is killed as one. Not a session of its own: Linux may schedule
             # sessions as wholes (autogroup), and a client of another one then waits up to 90 ms for a core.
             process_group=0,
+            pass_fds=[self._regions.descriptor],  # held open while one of them lives, though we may be killed
             preexec_fn=_end_with_parent,  # noqa: PLW1509 - no other thread of ours runs yet
         )
 
@@ -71,8 +76,12 @@ class TritonProcess:
             "metrics-port": triton.metrics_port,
             "http-restricted-api": restricted,
             "grpc-restricted-protocol": restricted,
-            "backend-config": f"python,shm-region-prefix-name={self._shm_prefix}",
+            "backend-config": f"python,shm-region-prefix-name={self._regions.prefix}",
             "exit-timeout-secs": _TRITON_EXIT_TIMEOUT_S,
+            "grpc-keepalive-time": triton.keepalive_time_ms,
+            "grpc-keepalive-timeout": triton.keepalive_timeout_ms,
+            "grpc-keepalive-permit-without-calls": 1,  # connections without a stream do not pile up either
+            "grpc-http2-max-pings-without-data": 0,  # 0: no limit; after Triton's 2 a silent stream is asked no more
         }
         if installation.backend_directory is not None:
             options["backend-directory"] = installation.backend_directory
@@ -117,21 +126,44 @@ class TritonProcess:
         except OSError as exc:
             raise Unavailable(f"tritonserver does not answer: {exc}", reason="no_answer") from exc
 
+    def answers(self, *, timeout_s: float) -> bool:
+        """Whether its HTTP endpoint says anything at all in time, ready or not."""
+        try:
+            urllib.request.urlopen(f"{self._base_url}/v2/health/live", timeout=timeout_s).close()
+        except urllib.error.HTTPError as exc:
+            exc.close()
+        except OSError:
+            return False
+        return True
+
     def stop(self) -> None:
-        """SIGTERM, time to end, then SIGKILL to it and all its children."""
+        """SIGTERM, and time to end; `kill` must follow."""
         if self.exit_status is None:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_TRITON_EXIT_TIMEOUT_S + 5)
+
+    def kill(self) -> None:
+        """SIGKILL to what is left of it and its children; returns when they are gone, and their ports free."""
         with contextlib.suppress(ProcessLookupError):  # all of it is gone
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        deadline_s = time.monotonic() + _GONE_TIMEOUT_S
+        while _has_living_member(self._process.pid) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
 
     def clean_up(self) -> None:
         """Remove what a server leaves behind when it is killed: shared memory of its own, and the control folder."""
-        for region in _SHARED_MEMORY.glob(f"{self._shm_prefix}*"):
-            region.unlink(missing_ok=True)
+        self._regions.remove()
         shutil.rmtree(self.run_dir, ignore_errors=True)
+
+
+def _has_living_member(group: int) -> bool:
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def _end_with_parent() -> None:

@@ -38,11 +38,17 @@ def openvino(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
 
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
-    """Servers that a test may spoil: `start_server(engine=..., options=[...])`."""
+    """Servers that a test may spoil: `start_server(engine=..., triton=..., options=[...])`."""
     started: list[RunningServer] = []
 
-    def start(*, engine: dict[str, object] | None = None, options: tuple[str, ...] = ()) -> RunningServer:
-        text = deployment_text("spoiled", engine=engine or {"provider": "simulated", "step_ms": 5.0})
+    def start(
+        *,
+        engine: dict[str, object] | None = None,
+        triton: dict[str, object] | None = None,
+        options: tuple[str, ...] = (),
+    ) -> RunningServer:
+        engine = engine or {"provider": "simulated", "step_ms": 5.0}
+        text = deployment_text("spoiled", engine=engine, triton=triton)
         server = RunningServer(text, tmp_path / str(len(started)), options=options)
         started.append(server)
         return server.__enter__()

@@ -40,6 +40,11 @@ def _infer_input(name: str, data: Array) -> grpcclient.InferInput:
     return given
 
 
+def infer_inputs(tensors: Mapping[str, Array]) -> list[grpcclient.InferInput]:
+    """Arrays as tritonclient sends them."""
+    return [_infer_input(name, data) for name, data in tensors.items()]
+
+
 class StreamFailed(Exception):
     """The error text of a stream."""
 
@@ -50,7 +55,7 @@ def stream(url: str, model: str, tensors: Mapping[str, object], *, request_id: s
     Raises:
         StreamFailed: an error came.
     """
-    inputs = [_infer_input(name, data) for name, data in arrays(tensors).items()]
+    inputs = infer_inputs(arrays(tensors))
     responses: queue.Queue[tuple[grpcclient.InferResult, Exception]] = queue.Queue()
     with grpcclient.InferenceServerClient(url) as client:
         client.start_stream(lambda result, error: responses.put((result, error)))

@@ -24,10 +24,11 @@ READY_S = 60.0
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def deployment_text(name: str, *, engine: Mapping[str, object]) -> str:
+def deployment_text(name: str, *, engine: Mapping[str, object], triton: Mapping[str, object] | None = None) -> str:
     """A deployment file with the demo's tokenizer."""
     tokenizer = {"dir": str(PROJECT / "examples/demo_model/target")}
-    return yaml.safe_dump({"name": name, "tokenizer": tokenizer, "engine": dict(engine)})
+    spec = {"name": name, "tokenizer": tokenizer, "engine": dict(engine), "triton": dict(triton or {})}
+    return yaml.safe_dump(spec)
 
 
 def free_ports(count: int) -> list[int]:
@@ -65,7 +66,7 @@ class RunningServer:
             stderr=self._log,
         )
         deadline_s = time.monotonic() + READY_S
-        while not self.is_ready():
+        while not (self.is_ready() and "ready after" in self.log()):  # Triton is a moment earlier than its parent
             assert self.process.poll() is None, self.log()
             assert time.monotonic() < deadline_s, self.log()
             time.sleep(0.05)
@@ -99,11 +100,19 @@ class RunningServer:
 
     def num_streams(self) -> int:
         """What the adapters hold, as `trireme serve` asks them before it stops."""
-        [triton] = [process for process in self.descendants() if process.name() == "tritonserver"]
-        return ask_all(Path(triton.environ()[RUN_DIR_VARIABLE]), "status")
+        return ask_all(Path(self.tritonserver().environ()[RUN_DIR_VARIABLE]), "status")
 
     def descendants(self) -> list[psutil.Process]:
         return list(psutil.Process(self.process.pid).children(recursive=True))
+
+    def tritonserver(self) -> psutil.Process:
+        [triton] = [process for process in self.descendants() if process.name() == "tritonserver"]
+        return triton
+
+    def stub(self, model: str) -> psutil.Process:
+        """The process that Triton runs a Python model in."""
+        [stub] = [p for p in self.descendants() if any(f"/{model}/1/model.py" in part for part in p.cmdline())]
+        return stub
 
     def engine_process(self) -> psutil.Process:
         [engine] = [p for p in self.descendants() if "serving.engine_process" in p.cmdline()]

@@ -126,12 +126,3 @@ def test_a_killed_parent_takes_the_server_with_it(start_server: StartServer) -> 
     while [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
         assert time.monotonic() < deadline_s, "processes are left"
         time.sleep(0.1)
-
-
-def test_a_server_that_dies_is_reported(start_server: StartServer) -> None:
-    server = start_server(engine=SLOW)
-    [triton] = [p for p in server.descendants() if p.name() == "tritonserver"]
-    triton.kill()
-    assert server.process.wait(20) == 1
-    assert "tritonserver ended" in server.log()
-    assert server.shared_memory() == []

@@ -131,15 +131,24 @@ def test_a_refusal_is_a_response_with_its_code(
     assert caught.value.code == getattr(pb_utils.TritonError, code)
 
 
-@pytest.mark.parametrize("step", ["preprocessing", "postprocessing", "tensorrt_llm", "ensemble"])
+@pytest.mark.parametrize(
+    ("step", "method"),
+    [
+        ("preprocessing", "serving.prompt_step.PromptStep.prepare"),
+        ("postprocessing", "serving.text_step.TextStep.respond"),
+        ("tensorrt_llm", "serving.generation.GenerationService.start"),
+        ("ensemble", "serving.text_pipeline.TextPipeline.start"),
+    ],
+)
 def test_the_unexpected_fails_one_request_and_shows_no_traceback(
-    ensemble: EnsembleByHand, step: str, caplog: pytest.LogCaptureFixture
+    ensemble: EnsembleByHand, step: str, method: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nothing at all is sent, which Triton itself would refuse before the adapter sees it.
+    def fail(*_: object, **__: object) -> None:
+        raise KeyError("nobody thought of it")
+
+    monkeypatch.setattr(method, fail)
     with pytest.raises(AdapterError) as caught:
-        ensemble.ask_model(
-            step, {"streaming": array(True, np.bool_)} if step == "tensorrt_llm" else {}, request_id="r7"
-        )
+        ensemble.ask_model(step, {}, request_id="r7")
     assert str(caught.value) == "[INTERNAL] unexpected error; the server's log has the traceback"
     assert caught.value.code == pb_utils.TritonError.INTERNAL
     assert "unexpected error in request 'r7'" in caplog.text

@@ -12,7 +12,7 @@ import pytest
 
 from ensemble_configs.errors import ServingError, Unavailable
 from serving import lifeline
-from serving.lifeline import Lifeline, ask_all, generation_handlers
+from serving.lifeline import Lifeline, Pulse, ask_all, feel_pulse, generation_handlers
 from serving.run_dir import RUN_DIR_VARIABLE
 
 ARGS = {"model_name": "m", "model_version": "1"}
@@ -97,6 +97,19 @@ def test_an_adapter_that_is_gone_is_named(run_dir: Path) -> None:
     with pytest.raises(Unavailable, match="tensorrt_llm-1 does not answer 'status'") as caught:
         ask_all(run_dir, "status")
     assert caught.value.facts == {"reason": "no_answer"}
+
+
+def test_a_pulse_tells_the_living_the_dead_the_silent_and_the_unloaded_apart(run_dir: Path, open_line: Open) -> None:
+    open_line()
+    [alive] = run_dir.glob("*.sock")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(run_dir / "dead.sock"))
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(run_dir / "silent.sock"))
+        silent.listen()
+        pulses = [feel_pulse(run_dir / name, timeout_s=0.05) for name in ("dead.sock", "silent.sock", "none.sock")]
+    assert pulses == [Pulse.DEAD, Pulse.SILENT, Pulse.CLOSED]
+    assert feel_pulse(alive, timeout_s=5) is Pulse.ALIVE
 
 
 def test_an_adapter_that_is_stuck_is_not_waited_for(

@@ -257,3 +257,7 @@ def test_a_stop_request_needs_no_sensible_prompt() -> None:
     assert decode(input_ids=[], stop=True).options.stop
     assert decode(input_ids=[100] * 20, request_output_len=1, stop=True).options.stop
     assert refusal(input_ids=[], stop=False).facts["field"] == "input_ids"
+
+
+def test_a_request_without_a_length_of_output_is_refused() -> None:
+    assert refusal(request_output_len=None, end_id=3).facts == {"field": "request_output_len"}

@@ -143,3 +143,18 @@ def test_it_is_made_from_a_release(tmp_path: Path) -> None:
     assert chunk(step, tokens("hello")) == "hello"
     with pytest.raises(SpecError, match=r"cannot read .*release.json"):
         TextStep.from_release(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("lengths", [[[2, 2]], [[]], [[1], [1]]])
+def test_lengths_that_do_not_fit_the_beams_are_refused(step: TextStep, lengths: list[list[int]]) -> None:
+    tensors: dict[str, npt.NDArray[np.generic]] = {
+        "TOKENS_BATCH": np.array([[[5, 6]]], np.int32),
+        "SEQUENCE_LENGTH": np.array(lengths, np.int32),
+    }
+    with pytest.raises(RequestError, match=r"SEQUENCE_LENGTH has \d values for 1 beams"):
+        step.respond(tensors)
+
+
+def test_a_request_without_tokens_is_refused(step: TextStep) -> None:
+    with pytest.raises(RequestError, match="TOKENS_BATCH is missing"):
+        step.respond({"SEQUENCE_LENGTH": np.array([[1]], np.int32)})

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shared memory of one server: names of its own for it, and the proof that somebody may still use it.
+
+Triton leaves its regions in /dev/shm when it is killed. Whether their owner lives is told by a lock and not by a pid,
+which may be used again, or mean another process in another container with the same /dev/shm. The lock is on a file
+beside the regions, held by an open descriptor that `trireme serve`, tritonserver and its stubs share: the kernel lets
+go of it when the last of them is gone.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+from pathlib import Path
+from typing import Self
+
+SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "trireme_"
+_LOCK = "lock"
+
+
+class RegionOwner:
+    """Whoever holds `descriptor` open owns every region whose name begins with `prefix`."""
+
+    def __init__(self, folder: Path = SHARED_MEMORY) -> None:
+        self._folder = folder
+        self.prefix = f"{_PREFIX}{os.getpid()}_{secrets.token_hex(4)}_"
+        # Locked before it has the name that others look for: a server that starts now must not find it free.
+        unlocked = folder / f"{self.prefix}new"
+        self.descriptor = os.open(unlocked, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+        unlocked.rename(folder / f"{self.prefix}{_LOCK}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the regions and give up the name; for when no process of the server is left."""
+        _remove_all(self._folder, self.prefix)
+        os.close(self.descriptor)
+
+
+def remove_dead_regions(folder: Path = SHARED_MEMORY) -> list[str]:
+    """Remove the regions of servers of which no process lives; returns their prefixes.
+
+    What belongs to others, another user's servers too, is left alone.
+    """
+    return [prefix for path in folder.glob(f"{_PREFIX}*_{_LOCK}") if (prefix := _remove_if_dead(path))]
+
+
+def _remove_if_dead(lock: Path) -> str | None:
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:  # another user's, or gone by now
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    else:
+        prefix = lock.name.removesuffix(_LOCK)
+        _remove_all(lock.parent, prefix)
+        return prefix
+    finally:
+        os.close(descriptor)
+
+
+def _remove_all(folder: Path, prefix: str) -> None:
+    # The lock last: if we are killed here, the next one finds what is left.
+    paths = sorted(folder.glob(f"{prefix}*"), key=lambda path: path.name == f"{prefix}{_LOCK}")
+    for path in paths:
+        with contextlib.suppress(OSError):  # not ours to remove, though it bears our name
+            path.unlink(missing_ok=True)

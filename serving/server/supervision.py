@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a server is kept running: started, watched, started again when it fails, and given up when that does not help."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ensemble_configs.deployment import TritonSpec
+from ensemble_configs.errors import ServerError
+from serving.server.drain import drain
+from serving.server.health_watch import HealthWatch
+from serving.server.stop_signal import StopSignal
+from serving.server.triton_process import TritonProcess
+
+_MAX_BACKOFF_S = 60.0
+# A request to a dead stub gets Triton's own INTERNAL after a second; until then we can make it an UNAVAILABLE.
+_WATCH_PERIOD_S = 0.2
+
+
+class ServerFailed(ServerError):
+    """The server died, hangs, or cannot be loaded."""
+
+
+class RestartBudget:
+    """How often a server may be started again, and how long to wait before."""
+
+    def __init__(self, triton: TritonSpec, clock: Callable[[], float] = time.monotonic) -> None:
+        self._triton = triton
+        self._clock = clock
+        self._spent_s: deque[float] = deque()
+
+    def spend(self) -> float:
+        """Take one restart; returns the seconds to wait before it.
+
+        Raises:
+            ServerError: all are spent.
+        """
+        now_s = self._clock()
+        while self._spent_s and self._spent_s[0] <= now_s - self._triton.restart_window_s:
+            self._spent_s.popleft()
+        count = len(self._spent_s)
+        if count >= self._triton.max_restarts:
+            raise ServerError(
+                f"given up after {count} restarts in {self._triton.restart_window_s:g} s (triton.max_restarts)"
+            )
+        self._spent_s.append(now_s)
+        return min(self._triton.restart_backoff_s * 2 ** (count - 1), _MAX_BACKOFF_S) if count else 0.0
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """What to keep running, and how."""
+
+    start: Callable[[], TritonProcess]
+    triton: TritonSpec
+    stop: StopSignal
+    ready_timeout_s: float
+    exit_timeout_s: float
+    on_ready: Callable[[float], str]  # what to tell when it is ready for the first time, from the seconds that took
+    tell: Callable[[str], None]  # progress for a person
+
+    def run(self) -> None:
+        """Serve until `stop`, then drain.
+
+        Raises:
+            ServerError: the first server did not become ready, or the restarts are used up.
+        """
+        budget = RestartBudget(self.triton)
+        is_first = True
+        while failure := self._serve_once(is_first=is_first):
+            is_first = False
+            delay_s = _next_delay_s(budget, failure)
+            self.tell(f"{failure.message}; starting it again" + (f" in {delay_s:g} s" if delay_s else ""))
+            if self.stop.wait(delay_s):
+                break
+
+    def _serve_once(self, *, is_first: bool) -> ServerFailed | None:
+        """One server from its start to its end; None: it was asked for."""
+        started_s = time.monotonic()
+        server = self.start()
+        is_loaded = False
+        try:
+            if _wait_ready(server, self.stop, self.ready_timeout_s):
+                is_loaded = True
+                seconds = time.monotonic() - started_s
+                self.tell(self.on_ready(seconds) if is_first else f"ready again after {seconds:.1f} s")
+                _watch(server, self.stop, self.triton.hang_timeout_s)
+                self.tell("draining; Ctrl-C again stops at once")
+                drain(server, timeout_s=self.exit_timeout_s, is_hurried=lambda: self.stop.count > 1, tell=self.tell)
+                self.tell("stopped")
+            server.stop()
+        except ServerFailed as exc:
+            if is_first and not is_loaded:  # what does not load now will not load in a second either
+                raise
+            return exc
+        finally:
+            server.kill()
+            server.clean_up()
+        return None
+
+
+def _next_delay_s(budget: RestartBudget, failure: ServerFailed) -> float:
+    try:
+        return budget.spend()
+    except ServerError as exc:
+        raise ServerError(f"{failure.message}; {exc.message}") from failure
+
+
+def _wait_ready(server: TritonProcess, stop: StopSignal, timeout_s: float) -> bool:
+    """Whether it is ready; False: we are asked to stop."""
+    deadline_s = time.monotonic() + timeout_s
+    while not server.is_ready():
+        if server.exit_status is not None:
+            raise ServerFailed(f"tritonserver ended with status {server.exit_status} while loading")
+        if time.monotonic() > deadline_s:
+            raise ServerFailed(f"tritonserver is not ready after {timeout_s:g} s; --ready-timeout-s gives it more")
+        if stop.wait(0.05):
+            return False
+    return True
+
+
+def _watch(server: TritonProcess, stop: StopSignal, hang_timeout_s: float) -> None:
+    """Returns when asked to stop. Raises: ServerFailed."""
+    health = HealthWatch(server, hang_timeout_s=hang_timeout_s)
+    while not stop.wait(_WATCH_PERIOD_S):
+        if failure := health.failure():
+            raise ServerFailed(failure)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme serve` starts the server again when it or one of its models' processes dies or hangs."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Self
+
+import psutil
+import pytest
+from raw_calls import StreamFailed, engine_request, stream
+from running_server import SHARED_MEMORY, RunningServer
+from test_cancellation import wait_until
+
+from clients.streaming import GenerateRequest, TritonClient
+from ensemble_configs.errors import Unavailable
+
+StartServer = Callable[..., RunningServer]
+
+MODELS = ["preprocessing", "tensorrt_llm", "postprocessing", "ensemble"]
+SLOW = {"provider": "simulated", "step_ms": 20.0}
+ASK = GenerateRequest(text_input="hello", max_tokens=3, return_num_output_tokens=True)
+
+
+def victim(server: RunningServer, name: str) -> psutil.Process:
+    return server.tritonserver() if name == "tritonserver" else server.stub(name)
+
+
+def prefixes(server: RunningServer) -> set[str]:
+    """Of the shared memory: one for each server process that was not cleaned up after."""
+    return {name[: name.rindex("_")] for name in server.shared_memory()}
+
+
+class Caller:
+    """A client that goes on asking from a thread, and keeps what it got."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+        self.outcomes: list[tuple[float, str | BaseException]] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        while not self._is_over.wait(0.02):
+            try:
+                with TritonClient(self._url) as client:
+                    outcome: str | BaseException = "".join(chunk.text for chunk in client.generate(ASK))
+            except Exception as exc:
+                outcome = exc
+            self.outcomes.append((time.monotonic(), outcome))
+
+    def is_served_since(self, start_s: float) -> bool:
+        return any(when_s > start_s and isinstance(outcome, str) for when_s, outcome in self.outcomes)
+
+
+@pytest.mark.parametrize("name", ["tritonserver", *MODELS])
+def test_what_is_killed_is_noticed_and_the_server_is_back_by_itself(start_server: StartServer, name: str) -> None:
+    server = start_server(engine=SLOW)
+    processes = server.descendants()
+    [owner] = prefixes(server)
+    running = stream(server.url, "ensemble", {"text_input": "hello", "max_tokens": 2000, "stream": True})
+    next(running)
+    with Caller(server.url) as caller:
+        wait_until(lambda: len(caller.outcomes) > 0, 5)
+        victim(server, name).kill()
+        killed_s = time.monotonic()
+        wait_until(lambda: not server.is_ready(), 5)
+        with pytest.raises(StreamFailed, match="UNAVAILABLE"):
+            list(running)
+        assert time.monotonic() - killed_s < 5
+        wait_until(server.is_ready, 30)
+        wait_until(lambda: caller.is_served_since(killed_s + 1), 10)
+    failures = [outcome for _, outcome in caller.outcomes if not isinstance(outcome, str)]
+    assert failures
+    assert [failure for failure in failures if not isinstance(failure, Unavailable)] == []
+    assert "starting it again" in server.log()
+    assert [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+    [new_owner] = prefixes(server)
+    assert new_owner != owner
+    assert server.stop() == 0
+    assert server.shared_memory() == []
+
+
+@pytest.mark.parametrize(
+    "name", ["tritonserver", "preprocessing", *(pytest.param(name, marks=pytest.mark.soak) for name in MODELS[1:])]
+)
+def test_what_hangs_is_found_within_the_stated_time(start_server: StartServer, name: str) -> None:
+    server = start_server(engine=SLOW, triton={"hang_timeout_s": 2.0})
+    hung = victim(server, name)
+    hung.suspend()
+    # The timeout, a question under way, and a question that another adapter may be slow to answer.
+    wait_until(lambda: not hung.is_running() or hung.status() == psutil.STATUS_ZOMBIE, 2 + 5)
+    wait_until(lambda: "ready again" in server.log(), 30)
+    process = "tritonserver" if name == "tritonserver" else f"the process of model {name}"
+    assert f"{process} has not answered for 2 s; starting it again" in server.log()
+    with TritonClient(server.url) as client:
+        assert sum(chunk.num_output_tokens or 0 for chunk in client.generate(ASK)) == 3
+
+
+def test_a_busy_server_is_not_taken_for_a_hung_one(start_server: StartServer) -> None:
+    server = start_server(triton={"hang_timeout_s": 1.0})
+    before = server.descendants()
+    callers = [Caller(server.url) for _ in range(16)]
+    for caller in callers:
+        caller.__enter__()
+    time.sleep(5)
+    for caller in callers:
+        caller.__exit__()
+    outcomes = [outcome for caller in callers for _, outcome in caller.outcomes]
+    assert len(outcomes) > 50
+    assert [outcome for outcome in outcomes if not isinstance(outcome, str)] == []
+    assert server.descendants() == before
+
+
+def test_after_too_many_restarts_it_ends_with_an_error(start_server: StartServer) -> None:
+    server = start_server(engine=SLOW, triton={"max_restarts": 2, "restart_backoff_s": 0.5})
+    for count in range(3):
+        wait_until(server.is_ready, 30)
+        wait_until(lambda count=count: server.log().count("ready again") == count, 5)  # type: ignore[misc]
+        server.tritonserver().kill()
+        wait_until(lambda: not server.is_ready(), 5)
+    assert server.process.wait(10) == 1
+    assert "starting it again in 0.5 s" in server.log()
+    assert "given up after 2 restarts in 600 s (triton.max_restarts)" in server.log()
+    assert server.shared_memory() == []
+
+
+def test_with_no_restarts_allowed_a_dead_server_is_the_end(start_server: StartServer) -> None:
+    server = start_server(engine=SLOW, triton={"max_restarts": 0})
+    server.tritonserver().kill()
+    assert server.process.wait(10) == 1
+    assert "tritonserver ended by itself with status -9" in server.log()
+    assert server.shared_memory() == []
+
+
+def test_ctrl_c_while_it_waits_to_start_again_ends_it_at_once(start_server: StartServer) -> None:
+    server = start_server(engine=SLOW, triton={"restart_backoff_s": 60.0})
+    server.tritonserver().kill()
+    wait_until(lambda: "ready again" in server.log(), 30)
+    server.tritonserver().kill()
+    wait_until(lambda: "starting it again in 60 s" in server.log(), 5)
+    server.interrupt(signal.SIGINT)
+    assert server.process.wait(5) == 0
+    assert server.shared_memory() == []
+
+
+def test_the_next_start_removes_the_shared_memory_of_a_killed_server_and_of_no_other(start_server: StartServer) -> None:
+    alive, killed = start_server(), start_server()
+    regions, orphans = set(alive.shared_memory()), killed.shared_memory()
+    assert len(orphans) > 3
+    processes = killed.descendants()
+    for process in [psutil.Process(killed.process.pid), *processes]:  # all at once: nobody is left to clean up
+        process.kill()
+    killed.process.wait()
+    wait_until(lambda: not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE], 5)
+    assert set(killed.shared_memory()) == set(orphans)
+    stranger = SHARED_MEMORY / f"trireme_{killed.process.pid}_of_somebody_else"
+    stranger.touch()
+    try:
+        third = start_server()
+        assert killed.shared_memory() == [stranger.name]
+    finally:
+        stranger.unlink()
+    assert "removed the shared memory of a server that is gone" in third.log()
+    assert set(alive.shared_memory()) >= regions
+    with TritonClient(alive.url) as client:
+        assert sum(chunk.num_output_tokens or 0 for chunk in client.generate(ASK)) == 3
+
+
+def test_the_shared_memory_of_a_server_that_outlives_its_parent_is_left_while_it_lives(
+    start_server: StartServer,
+) -> None:
+    server = start_server(engine=SLOW)
+    triton = server.tritonserver()
+    running = stream(server.url, "tensorrt_llm", engine_request([7] * 40, 1500))
+    next(running)  # Triton waits for it, up to its exit timeout
+    regions = server.shared_memory()
+    server.process.kill()
+    server.process.wait()
+    start_server()
+    assert triton.is_running()
+    assert server.shared_memory() == regions
+    wait_until(lambda: not triton.is_running() or triton.status() == psutil.STATUS_ZOMBIE, 30)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is taken for dead or hung, and what is not, on a clock of the test's."""
+
+from pathlib import Path
+
+import pytest
+
+from serving.lifeline import Pulse
+from serving.server import health_watch
+from serving.server.health_watch import HealthWatch
+from serving.server.triton_process import TritonProcess
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Server:
+    """A server whose adapters and endpoint are as the test says."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.exit_status: int | None = None
+        self.is_answering = True
+        self.pulses = {"preprocessing": Pulse.ALIVE, "tensorrt_llm": Pulse.ALIVE}
+        for name in self.pulses:
+            (run_dir / f"{name}-1-00ff.sock").touch()
+
+    def answers(self, *, timeout_s: float) -> bool:
+        assert timeout_s > 0
+        return self.is_answering
+
+    def feel_pulse(self, path: Path, *, timeout_s: float) -> Pulse:
+        assert timeout_s > 0
+        return self.pulses[path.name.partition("-")[0]]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    server = Server(tmp_path)
+    monkeypatch.setattr(health_watch, "feel_pulse", server.feel_pulse)
+    return server
+
+
+def watch(server: Server, clock: Clock) -> HealthWatch:
+    triton: TritonProcess = server  # type: ignore[assignment]
+    return HealthWatch(triton, hang_timeout_s=10, clock=clock)
+
+
+def findings(health: HealthWatch, clock: Clock, seconds: int) -> list[str | None]:
+    """One a second."""
+    found = []
+    for _ in range(seconds):
+        found.append(health.failure())
+        clock.now_s += 1
+    return found
+
+
+def test_a_server_that_is_well_stays_well(server: Server) -> None:
+    clock = Clock()
+    assert findings(watch(server, clock), clock, 100) == [None] * 100
+
+
+def test_a_server_that_has_ended_is_found_at_once(server: Server) -> None:
+    server.exit_status = -9
+    assert watch(server, Clock()).failure() == "tritonserver ended by itself with status -9"
+
+
+def test_an_adapter_that_refuses_is_dead_at_the_second_question(server: Server) -> None:
+    health = watch(server, Clock())
+    server.pulses["preprocessing"] = Pulse.DEAD
+    assert health.failure() is None  # it may be about to listen
+    assert health.failure() == "the process of model preprocessing died"
+
+
+def test_an_adapter_that_was_only_about_to_listen_is_not_dead(server: Server) -> None:
+    health = watch(server, Clock())
+    for pulse in (Pulse.DEAD, Pulse.ALIVE, Pulse.DEAD, Pulse.ALIVE):
+        server.pulses["preprocessing"] = pulse
+        assert health.failure() is None
+
+
+def test_an_adapter_that_was_unloaded_is_not_dead(server: Server) -> None:
+    clock = Clock()
+    server.pulses["preprocessing"] = Pulse.CLOSED
+    assert findings(watch(server, clock), clock, 100) == [None] * 100
+
+
+def test_a_silent_adapter_is_hung_when_its_time_is_over(server: Server) -> None:
+    clock = Clock()
+    health = watch(server, clock)
+    assert findings(health, clock, 5) == [None] * 5
+    server.pulses["tensorrt_llm"] = Pulse.SILENT
+    found = findings(health, clock, 10)  # the last sign of life was at 104, this is 105 to 114
+    assert found == [None] * 9 + ["the process of model tensorrt_llm has not answered for 10 s"]
+
+
+def test_an_adapter_that_is_slow_now_and_then_is_not_hung(server: Server) -> None:
+    clock = Clock()
+    health = watch(server, clock)
+    for _ in range(5):
+        server.pulses["tensorrt_llm"] = Pulse.SILENT
+        assert findings(health, clock, 9) == [None] * 9
+        server.pulses["tensorrt_llm"] = Pulse.ALIVE
+        assert health.failure() is None
+
+
+def test_a_silent_server_is_hung_when_its_time_is_over(server: Server) -> None:
+    clock = Clock()
+    health = watch(server, clock)
+    assert health.failure() is None
+    server.is_answering = False
+    assert next(found for found in findings(health, clock, 12) if found) == "tritonserver has not answered for 10 s"
