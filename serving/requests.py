@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ensemble_configs.errors import RequestError
 from ensemble_configs.tensors import Tensor, inputs_of
 from serving.engines.base import EngineInfo, SamplingParams
+from serving.engines.request_limits import unsupported_error
 
 _ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm"))
 _SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
@@ -68,6 +69,7 @@ class RequestDecoder:
                 continue
             target = sampling if row.field in _SAMPLING_FIELDS else options
             value = _value(name, row, array)
+            _check_range(row.field, value)
             if row.field in target and target[row.field] != value:
                 raise RequestError(
                     f"{name}={value} contradicts the same setting under its other name ({target[row.field]}); send one",
@@ -80,14 +82,8 @@ class RequestDecoder:
 
     def _sampling(self, values: dict[str, object]) -> SamplingParams:
         for field, value in values.items():
-            _check_range(field, value)
             if field not in self._info.supported and value != _DEFAULTS.get(field):
-                raise RequestError(
-                    f"{field} is not supported by the provider {self._info.provider!r}; leave it out",
-                    field=field,
-                    value=value,
-                    provider=self._info.provider,
-                )
+                raise unsupported_error(field, value, self._info)
         end_id = values.get("end_id")
         if isinstance(end_id, int) and not -1 <= end_id < self._info.vocab_size:
             raise _out_of_range("end_id", end_id, f"-1 (none) to {self._info.vocab_size - 1}")
@@ -151,30 +147,47 @@ def _refuse_unless_neutral(name: str, row: Tensor, array: npt.NDArray[np.generic
 
 
 def _check_range(field: str, value: object) -> None:
-    low, high = _RANGES.get(field, (None, None))
+    if not isinstance(value, int | float):
+        return
     if isinstance(value, float) and not math.isfinite(value):
         raise _out_of_range(field, value, "a finite number")
-    assert isinstance(value, int | float)
-    if (low is not None and value < low) or (high is not None and value > high):
-        raise _out_of_range(field, value, f"at least {low:g}" if high is None else f"{low:g} to {high:g}")
+    limits = _RANGES.get(field)
+    if limits is not None and not _is_inside(value, limits):
+        raise _out_of_range(field, value, _in_words(limits))
+
+
+def _is_inside(value: float, limits: msgspec.Meta) -> bool:
+    return (
+        (limits.ge is None or value >= limits.ge)
+        and (limits.gt is None or value > limits.gt)
+        and (limits.le is None or value <= limits.le)
+        and (limits.lt is None or value < limits.lt)
+    )
+
+
+def _in_words(limits: msgspec.Meta) -> str:
+    if limits.ge is not None and limits.le is not None:
+        return f"{limits.ge:g} to {limits.le:g}"
+    words = (("at least", limits.ge), ("above", limits.gt), ("at most", limits.le), ("below", limits.lt))
+    return " and ".join(f"{word} {limit:g}" for word, limit in words if limit is not None)
 
 
 def _out_of_range(field: str, value: object, allowed: str) -> RequestError:
     return RequestError(f"{field} must be {allowed}; got {value}", field=field, value=value)
 
 
-def _ranges() -> dict[str, tuple[float | None, float | None]]:
-    """``(ge, le)`` of every field of SamplingParams, from its own annotations."""
+def _ranges(struct: type[msgspec.Struct]) -> dict[str, msgspec.Meta]:
+    """The limits of every number among a struct's fields, from its own annotations."""
     found = {}
-    for field, hint in get_type_hints(SamplingParams, include_extras=True).items():
+    for field, hint in get_type_hints(struct, include_extras=True).items():
         for part in (hint, *get_args(hint)):
             for meta in get_args(part) if get_origin(part) is Annotated else ():
                 if isinstance(meta, msgspec.Meta):
-                    found[field] = (meta.ge, meta.le)
+                    found[field] = meta
     return found
 
 
-_RANGES = _ranges()
+_RANGES = _ranges(SamplingParams) | _ranges(ResponseOptions)
 _DEFAULTS = {
     field.name: field.default
     for field in msgspec.structs.fields(SamplingParams)

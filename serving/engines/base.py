@@ -114,6 +114,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int
     max_num_seqs: int
     supported: frozenset[str]  # fields of SamplingParams that it honours; others are refused by name
+    why_not: dict[str, str] = {}  # the reason and the way out, for some of the others
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,6 +45,15 @@ class _Generation:
         """KV blocks of all its tokens so far."""
         return -(-(len(self.request.input_ids) + len(self.output_ids)) // KV_BLOCK_TOKENS)
 
+    @property
+    def can_go_on(self) -> bool:
+        """Whether it can be given to the pipeline again with its output so far as a part of the prompt.
+
+        These penalties look at what was generated, and the pipeline no longer knows which tokens that were.
+        """
+        sampling = self.request.sampling
+        return not self.output_ids or (sampling.presence_penalty == 0.0 and sampling.frequency_penalty == 0.0)
+
 
 class OpenVinoEngine(Engine):
     """One `ContinuousBatchingPipeline`, driven step by step.
@@ -191,15 +200,15 @@ class OpenVinoEngine(Engine):
         """Put dropped requests back to the front of the queue, to go on after their output so far.
 
         OpenVINO ends all requests with IGNORED when none can go on. Each of ours would fit alone, so that is a matter
-        of company: a cancelled request still holds the blocks that another one needs now.
+        of company: a cancelled request still holds the blocks that another one needs now. One that cannot go on fails.
         """
         self._num_drops += 1
         for generation in dropped:
             del self._running[generation.request.key]
-        if self._num_drops > _MAX_DROPS:
-            error = str(Unavailable("the KV cache is full and gives no room; try again", reason="kv_cache"))
-            return [TokenChunk(generation.request.key, [], error=error) for generation in dropped]
+        lost = [generation for generation in dropped if self._num_drops > _MAX_DROPS or not generation.can_go_on]
         for generation in reversed(dropped):
+            if generation in lost:
+                continue
             sampling, num_output_ids = generation.request.sampling, len(generation.output_ids)
             rest = msgspec.structs.replace(
                 sampling,
@@ -208,4 +217,5 @@ class OpenVinoEngine(Engine):
             )
             generation.config = self._config(rest)
             self._waiting.appendleft(generation)
-        return []
+        error = str(Unavailable("the KV cache is full and gives no room; try again", reason="kv_cache"))
+        return [TokenChunk(generation.request.key, [], error=error) for generation in lost]

@@ -123,6 +123,9 @@ _ROWS = (
     _Row("top_k", "top_k", unset=0),
     _Row("top_p", "top_p", unset=0.0),
     _Row("seed", "rng_seed"),
+    _Row("repetition_penalty", "repetition_penalty", is_for_greedy=True),
+    _Row("presence_penalty", "presence_penalty", is_for_greedy=True),
+    _Row("frequency_penalty", "frequency_penalty", is_for_greedy=True),
 )
 SUPPORTED = frozenset({row.field for row in _ROWS} | {"end_id"})
 

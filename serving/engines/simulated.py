@@ -18,6 +18,7 @@ from serving.engines.base import (
     EngineStats,
     FinishReason,
     GenerationRequest,
+    SamplingParams,
     TokenChunk,
 )
 from serving.engines.clock import Clock, Pace
@@ -27,7 +28,10 @@ from serving.engines.request_limits import refuse_unservable
 # Tokenizers keep their special tokens here; the hash never yields one, so that every output has a text.
 NUM_RESERVED_IDS = 16
 
-_SUPPORTED = frozenset({"max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "end_id"})
+# What changes the output of greedy generation too, by entering the hash.
+_HASHED = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_SUPPORTED = frozenset({"max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "end_id", *_HASHED})
+_DEFAULTS = SamplingParams(max_tokens=1)
 
 
 class SimulatedEngine(Engine):
@@ -136,10 +140,13 @@ class SimulatedEngine(Engine):
         if self._spec.mode == "echo":
             return itertools.cycle(request.input_ids)
         sampling = request.sampling
-        how: tuple[float, ...] = (self._spec.seed,)
+        how: tuple[object, ...] = (self._spec.seed,)
         if not sampling.is_greedy:
             seed = self._seeds.getrandbits(64) if sampling.seed is None else sampling.seed
             how += (seed, sampling.temperature, sampling.top_k, sampling.top_p)
+        how += tuple(
+            (name, value) for name in _HASHED if (value := getattr(sampling, name)) != getattr(_DEFAULTS, name)
+        )
         return hash_tokens(_digest(how, request.input_ids), self._spec.vocab_size)
 
 
@@ -154,7 +161,7 @@ def hash_tokens(state: int, vocab_size: int) -> Iterator[int]:
         yield NUM_RESERVED_IDS + (state >> 33) % num_ids
 
 
-def _digest(how: tuple[float, ...], input_ids: Iterable[int]) -> int:
+def _digest(how: tuple[object, ...], input_ids: Iterable[int]) -> int:
     digest = hashlib.blake2b(repr(how).encode(), digest_size=8)
     digest.update(array("q", input_ids))
     return int.from_bytes(digest.digest(), "little")

@@ -78,6 +78,17 @@ def test_greedy_repeats_and_sampling_follows_its_seed(simulated: RunningServer) 
     assert texts(simulated, top_p=0.9, random_seed=1) == first  # the older name
 
 
+@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_a_penalty_reaches_the_engine(simulated: RunningServer, name: str) -> None:
+    assert texts(simulated, **{name: 1.5}) == texts(simulated, **{name: 1.5}) != texts(simulated)
+
+
+def test_a_penalty_makes_a_real_model_repeat_itself_less(openvino: RunningServer) -> None:
+    story: dict[str, object] = {"text_input": "Once upon a time", "max_tokens": 100}
+    [free], [penalised] = (texts(openvino, **story, frequency_penalty=penalty) for penalty in (0.0, 2.0))
+    assert len(set(penalised.split())) / len(penalised.split()) > len(set(free.split())) / len(free.split())
+
+
 def test_the_engine_step_serves_direct_callers_in_token_ids(simulated: RunningServer) -> None:
     request = engine_request([5, 6, 7], 6)
     streamed = list(stream(simulated.url, "tensorrt_llm", request))
@@ -136,6 +147,10 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     "read by preprocessing, unsupported": ({"bad_words": ["x"]}, "[INVALID_ARG field=bad_words] bad_words is not"),
     "unsupported, read by the engine step": ({"prompt_vocab_size": 3}, "[INVALID_ARG field=prompt_vocab_size value=3]"),
     "only one value is supported": ({"beam_width": 4}, "[INVALID_ARG field=beam_width value=4] beam_width is not"),
+    "a penalty out of range": (
+        {"presence_penalty": 2.5},
+        "[INVALID_ARG field=presence_penalty value=2.5] presence_penalty must be -2 to 2",
+    ),
     "both names with different values": ({"seed": 1, "random_seed": 2}, "contradicts"),
     "a tensor nobody knows": ({"colour": True}, "unexpected inference input 'colour'"),
 }  # fmt: skip

@@ -307,6 +307,20 @@ def test_without_a_seed_every_request_is_sampled_anew(session: Session) -> None:
 
 
 @pytest.mark.parametrize(
+    "penalty",
+    [{"repetition_penalty": 1.8}, {"presence_penalty": 1.5}, {"frequency_penalty": 1.5}],
+    ids=["repetition", "presence", "frequency"],
+)
+@pytest.mark.parametrize("how", [{}, {"top_p": 0.95, "seed": 3}], ids=["greedy", "sampled"])
+def test_a_penalty_changes_the_output_and_the_same_penalty_in_the_same_way(
+    session: Session, penalty: dict[str, float], how: dict[str, float]
+) -> None:
+    without = session.tokens_of(prompt_of(12), 60, **how)
+    first, again = (session.tokens_of(prompt_of(12), 60, **how, **penalty) for _ in range(2))
+    assert without != first == again
+
+
+@pytest.mark.parametrize(
     "sampling",
     [{"temperature": 0.0, "top_p": 0.9}, {"top_k": 1, "temperature": 3.0}, {"temperature": 0.7}],
     ids=["temperature-0", "top-k-1", "neither-top-k-nor-top-p"],

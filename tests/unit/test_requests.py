@@ -80,6 +80,9 @@ VALUES: dict[str, tuple[object, object]] = {
     "runtime_top_p": (0.9, 0.9),
     "seed": (2**64 - 1, 2**64 - 1),
     "random_seed": (7, 7),
+    "repetition_penalty": (1.1, 1.1),
+    "presence_penalty": (-2.0, -2.0),
+    "frequency_penalty": (0.3, 0.3),
     "min_tokens": (3, 3),
     "min_length": (3, 3),
     "return_num_input_tokens": (True, True),
@@ -136,7 +139,7 @@ def test_a_refused_option_is_called_as_the_client_of_the_ensemble_calls_it() -> 
 
 
 def test_the_value_in_a_refusal_is_the_one_that_was_sent() -> None:
-    assert refusal(repetition_penalty=1.1).facts["value"] == 1.1
+    assert refusal(len_penalty=1.1).facts["value"] == 1.1
 
 
 OUT_OF_RANGE = [
@@ -147,10 +150,14 @@ OUT_OF_RANGE = [
     ("runtime_top_p", -0.1, "top_p", "0 to 1"),
     ("runtime_top_p", 1.001, "top_p", "0 to 1"),
     ("min_tokens", -1, "min_tokens", "at least 0"),
+    ("repetition_penalty", 0.0, "repetition_penalty", "above 0"),
+    ("repetition_penalty", -1.0, "repetition_penalty", "above 0"),
+    ("presence_penalty", -2.1, "presence_penalty", "-2 to 2"),
+    ("frequency_penalty", 2.5, "frequency_penalty", "-2 to 2"),
     ("end_id", -2, "end_id", "-1 (none) to 99"),
     ("end_id", 100, "end_id", "-1 (none) to 99"),
     *((name, value, SUPPORTED[name].field, "a finite number")
-      for name in ("temperature", "runtime_top_p") for value in (math.nan, math.inf, -math.inf)),
+      for name in ("temperature", "runtime_top_p", "repetition_penalty") for value in (math.nan, math.inf, -math.inf)),
 ]  # fmt: skip
 
 
@@ -178,6 +185,9 @@ def test_a_value_out_of_range_is_refused_with_what_is_allowed(
         ("end_id", 0),
         ("end_id", 99),
         ("request_output_len", 1),
+        ("repetition_penalty", 1e-6),
+        ("presence_penalty", -2.0),
+        ("presence_penalty", 2.0),
     ],
 )
 def test_the_ends_of_a_range_are_inside_it(name: str, value: float) -> None:
@@ -244,7 +254,16 @@ def test_what_the_provider_does_not_honour_is_refused_naming_both(name: str) -> 
     error = refusal(without, **{name: VALUES[name][0]})
     assert error.facts["field"] == field
     assert error.facts["provider"] == "toy"
-    assert error.message == f"{field} is not supported by the provider 'toy'; leave it out"
+    shown = error.facts["value"]
+    assert error.message == f"{field} ({shown}) is not supported by the provider 'toy'; leave it out"
+
+
+def test_a_provider_may_say_why_it_cannot_and_what_to_do() -> None:
+    without = msgspec.structs.replace(
+        INFO, supported=frozenset({"max_tokens"}), why_not={"seed": "it rolls its own dice; leave it out"}
+    )
+    error = refusal(without, seed=3)
+    assert error.message == "seed (3) is not supported by the provider 'toy'; it rolls its own dice; leave it out"
 
 
 def test_a_default_may_be_sent_to_a_provider_that_does_not_honour_it() -> None:

@@ -62,7 +62,18 @@ def test_hash_output_depends_on_prompt_and_spec_and_not_on_the_key() -> None:
     assert output_of(engine_of(seed=1), [1, 2, 3]) != base
 
 
-@pytest.mark.parametrize("change", [{"seed": 2}, {"temperature": 1.5}, {"top_k": 40}, {"top_p": 0.8}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 2},
+        {"temperature": 1.5},
+        {"top_k": 40},
+        {"top_p": 0.8},
+        {"repetition_penalty": 1.2},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": -0.1},
+    ],
+)
 def test_every_sampling_parameter_changes_the_output(change: dict[str, float]) -> None:
     base = SamplingParams(max_tokens=8, seed=1, top_p=0.9, top_k=50, temperature=1.0)
     outputs = [
