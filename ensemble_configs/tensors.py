@@ -79,17 +79,17 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
     _option("return_num_input_tokens", BOOL, field="return_num_input_tokens"),
     _option("return_num_output_tokens", BOOL, field="return_num_output_tokens"),
     _option("return_finish_reason", BOOL, field="return_finish_reason"),  # ours
-    _option("num_return_sequences", INT32, neutral=1),
+    _option("num_return_sequences", INT32, field="num_return_sequences"),
     _option("beam_width", INT32, neutral=1),
     _option("length_penalty", FP32, engine="len_penalty", neutral=1.0),
     _option("repetition_penalty", FP32, field="repetition_penalty"),
     _option("presence_penalty", FP32, field="presence_penalty"),
     _option("frequency_penalty", FP32, field="frequency_penalty"),
-    _option("return_log_probs", BOOL, neutral=False),
+    _option("return_log_probs", BOOL, field="return_log_probs"),
     _option("return_context_logits", BOOL, neutral=False),
     _option("return_generation_logits", BOOL, neutral=False),
-    _option("return_perf_metrics", BOOL, neutral=False),
-    _option("return_kv_cache_reuse_stats", BOOL, neutral=False),  # v0.16 to v0.18
+    _option("return_perf_metrics", BOOL, field="return_perf_metrics"),
+    _option("return_kv_cache_reuse_stats", BOOL, field="return_perf_metrics"),  # v0.16 to v0.18
     _option("prompt_vocab_size", INT32),
     _option("lora_task_id", UINT64),
     Tensor(

@@ -42,8 +42,9 @@ def _obey(engine: Engine, command: object) -> TokenChunk | None:
             except RequestError as exc:
                 return TokenChunk(request.key, [], error=str(exc))
         case Cancel(key):
+            perf = engine.perf_of(key)
             engine.cancel(key)
-            return TokenChunk(key, [], FinishReason.CANCELLED)
+            return TokenChunk(key, [], FinishReason.CANCELLED, perf=perf)
         case _:
             raise AssertionError(f"not a command: {command!r}")
     return None

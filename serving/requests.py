@@ -17,6 +17,7 @@ from ensemble_configs.errors import RequestError
 from ensemble_configs.tensors import Tensor, inputs_of
 from serving.engines.base import EngineInfo, SamplingParams
 from serving.engines.request_limits import unsupported_error
+from serving.stream_state import KEYS_PER_REQUEST
 
 _ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm"))
 _SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
@@ -33,6 +34,8 @@ class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
     return_finish_reason: bool = False
+    return_perf_metrics: bool = False
+    num_return_sequences: Annotated[int, msgspec.Meta(ge=1, le=KEYS_PER_REQUEST)] = 1
     stop: bool = False
     stop_words_list: list[list[int]] | None = None  # [2, n]: flat ids; cumulative offsets, padded with -1
     stream_context: bytes | None = None

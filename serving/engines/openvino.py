@@ -13,7 +13,15 @@ import msgspec
 
 from ensemble_configs.deployment import OpenVinoEngineSpec
 from ensemble_configs.errors import SpecError, Unavailable
-from serving.engines.base import Engine, EngineInfo, EngineStats, GenerationRequest, SamplingParams, TokenChunk
+from serving.engines.base import (
+    Engine,
+    EngineInfo,
+    EngineStats,
+    GenerationRequest,
+    PerfMetrics,
+    SamplingParams,
+    TokenChunk,
+)
 from serving.engines.model_folder import ModelFolder
 from serving.engines.openvino_pipeline import (
     FINISH_REASONS,
@@ -26,6 +34,7 @@ from serving.engines.openvino_pipeline import (
     token_tensor,
 )
 from serving.engines.request_limits import refuse_unservable
+from serving.engines.request_times import RequestTimes
 from serving.engines.signal_stack import drop_signal_stack
 
 _MAX_DROPS = 8  # of the whole batch in a row, with no token in between; then its requests fail
@@ -38,6 +47,7 @@ class _Generation:
     request: GenerationRequest
     config: object
     output_ids: list[int] = field(default_factory=list)
+    times: RequestTimes = field(default_factory=RequestTimes)
     num_prefill_blocks: int = 0  # may still be taken by its prefill; none once a token has come
 
     @property
@@ -100,6 +110,11 @@ class OpenVinoEngine(Engine):
         else:
             self._waiting = deque(waiting for waiting in self._waiting if waiting.request.key != key)
 
+    def perf_of(self, key: int) -> PerfMetrics | None:
+        """The times of a running request."""
+        running = self._running.get(key)
+        return running[1].times.perf() if running else None
+
     def step(self) -> list[TokenChunk]:
         """Run one iteration of the pipeline and read what it made."""
         self._admit()
@@ -154,6 +169,7 @@ class OpenVinoEngine(Engine):
             tokens = token_tensor(request.input_ids + generation.output_ids)
             handle = self._pipeline.add_request(request.key, tokens, generation.config)
             generation.num_prefill_blocks = generation.num_blocks
+            generation.times.note_scheduled()
             self._running[request.key] = (handle, generation)
             self._is_pipeline_empty = False
 
@@ -193,7 +209,10 @@ class OpenVinoEngine(Engine):
                 continue
             generation.output_ids += token_ids
             generation.num_prefill_blocks = self._num_drops = 0
-            return TokenChunk(key, token_ids, finish_reason)
+            generation.times.note_token()
+            log_probs = output.generated_log_probs if generation.request.sampling.return_log_probs else None
+            perf = None if finish_reason is None else generation.times.perf()
+            return TokenChunk(key, token_ids, finish_reason, log_probs=log_probs, perf=perf)
         return None
 
     def _retry(self, dropped: list[_Generation]) -> list[TokenChunk]:

@@ -31,6 +31,7 @@ class Output(Protocol):
     """What one sequence generated since the last read."""
 
     generated_ids: list[int]  # the end token included
+    generated_log_probs: list[float]  # one for each; zeros where not asked for
     finish_reason: _Enum
 
 
@@ -126,6 +127,7 @@ _ROWS = (
     _Row("repetition_penalty", "repetition_penalty", is_for_greedy=True),
     _Row("presence_penalty", "presence_penalty", is_for_greedy=True),
     _Row("frequency_penalty", "frequency_penalty", is_for_greedy=True),
+    _Row("return_log_probs", "logprobs", unset=False, is_for_greedy=True),
 )
 SUPPORTED = frozenset({row.field for row in _ROWS} | {"end_id"})
 

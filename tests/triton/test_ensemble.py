@@ -78,17 +78,6 @@ def test_greedy_repeats_and_sampling_follows_its_seed(simulated: RunningServer) 
     assert texts(simulated, top_p=0.9, random_seed=1) == first  # the older name
 
 
-@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
-def test_a_penalty_reaches_the_engine(simulated: RunningServer, name: str) -> None:
-    assert texts(simulated, **{name: 1.5}) == texts(simulated, **{name: 1.5}) != texts(simulated)
-
-
-def test_a_penalty_makes_a_real_model_repeat_itself_less(openvino: RunningServer) -> None:
-    story: dict[str, object] = {"text_input": "Once upon a time", "max_tokens": 100}
-    [free], [penalised] = (texts(openvino, **story, frequency_penalty=penalty) for penalty in (0.0, 2.0))
-    assert len(set(penalised.split())) / len(penalised.split()) > len(set(free.split())) / len(free.split())
-
-
 def test_the_engine_step_serves_direct_callers_in_token_ids(simulated: RunningServer) -> None:
     request = engine_request([5, 6, 7], 6)
     streamed = list(stream(simulated.url, "tensorrt_llm", request))

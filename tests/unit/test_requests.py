@@ -88,6 +88,10 @@ VALUES: dict[str, tuple[object, object]] = {
     "return_num_input_tokens": (True, True),
     "return_num_output_tokens": (True, True),
     "return_finish_reason": (True, True),
+    "num_return_sequences": (3, 3),
+    "return_log_probs": (True, True),
+    "return_perf_metrics": (True, True),
+    "return_kv_cache_reuse_stats": (True, True),
     "stop": (True, True),
 }
 
@@ -150,6 +154,8 @@ OUT_OF_RANGE = [
     ("runtime_top_p", -0.1, "top_p", "0 to 1"),
     ("runtime_top_p", 1.001, "top_p", "0 to 1"),
     ("min_tokens", -1, "min_tokens", "at least 0"),
+    ("num_return_sequences", 0, "num_return_sequences", "1 to 128"),
+    ("num_return_sequences", 129, "num_return_sequences", "1 to 128"),
     ("repetition_penalty", 0.0, "repetition_penalty", "above 0"),
     ("repetition_penalty", -1.0, "repetition_penalty", "above 0"),
     ("presence_penalty", -2.1, "presence_penalty", "-2 to 2"),
@@ -188,10 +194,13 @@ def test_a_value_out_of_range_is_refused_with_what_is_allowed(
         ("repetition_penalty", 1e-6),
         ("presence_penalty", -2.0),
         ("presence_penalty", 2.0),
+        ("num_return_sequences", 1),
+        ("num_return_sequences", 128),
     ],
 )
 def test_the_ends_of_a_range_are_inside_it(name: str, value: float) -> None:
-    assert getattr(decode(**{name: value}).sampling, SUPPORTED[name].field) == value
+    decoded = decode(**{name: value})
+    assert value in [getattr(holder, SUPPORTED[name].field, None) for holder in (decoded.sampling, decoded.options)]
 
 
 @pytest.mark.parametrize(("new", "old"), [("seed", "random_seed"), ("min_tokens", "min_length")])

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request may ask for of its sampling and its outputs, through the ensemble on the real server."""
+
+import time
+from collections.abc import Generator
+
+import numpy as np
+import pytest
+from raw_calls import Array, stream
+from running_server import RunningServer
+from test_cancellation import wait_until
+from test_ensemble import ASK, texts
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_a_penalty_reaches_the_engine(simulated: RunningServer, name: str) -> None:
+    assert texts(simulated, **{name: 1.5}) == texts(simulated, **{name: 1.5}) != texts(simulated)
+
+
+def test_a_penalty_makes_a_real_model_repeat_itself_less(openvino: RunningServer) -> None:
+    story: dict[str, object] = {"text_input": "Once upon a time", "max_tokens": 100}
+    [free], [penalised] = (texts(openvino, **story, frequency_penalty=penalty) for penalty in (0.0, 2.0))
+    assert len(set(penalised.split())) / len(penalised.split()) > len(set(free.split())) / len(free.split())
+
+
+def by_sequence(responses: list[dict[str, Array]]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for response in responses:
+        index = int(response["sequence_index"][0][0])
+        found[index] = found.get(index, "") + response["text_output"][0].decode()
+    return found
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_every_sequence_of_a_request_has_the_exact_text_of_its_seed(
+    simulated: RunningServer, is_streaming: bool
+) -> None:
+    sampled = {"top_p": 0.9, "max_tokens": 40}
+    alone = [texts(simulated, **sampled, seed=seed)[0] for seed in (7, 8, 9)]
+    asked = ASK | sampled | {"seed": 7, "num_return_sequences": 3, "stream": is_streaming}
+    responses = list(stream(simulated.url, "ensemble", asked))
+    assert by_sequence(responses) == dict(enumerate(alone))
+    assert all(response["sequence_index"].shape == (1, 1) for response in responses)
+    assert len(responses) == 3 or is_streaming
+
+
+def active_requests(server: RunningServer) -> float:
+    return server.metric("nv_trt_llm_request_metrics", request_type="active")
+
+
+def test_a_client_that_leaves_ends_all_sequences_of_its_request(simulated: RunningServer) -> None:
+    asked = ASK | {"max_tokens": 1500, "num_return_sequences": 4, "top_p": 0.9, "stream": True}
+    responses = stream(simulated.url, "ensemble", asked)
+    for _ in range(8):
+        next(responses)
+    wait_until(lambda: active_requests(simulated) == 4, timeout_s=5)
+    assert isinstance(responses, Generator)
+    responses.close()
+    wait_until(lambda: active_requests(simulated) == 0, timeout_s=5)
+
+
+def test_log_probabilities_have_upstreams_shapes_and_follow_the_tokens(openvino: RunningServer) -> None:
+    asked = ASK | {"return_log_probs": True, "return_num_output_tokens": True}
+    [whole] = stream(openvino.url, "ensemble", asked)
+    num_tokens = int(whole["num_output_tokens"][0][0])
+    assert whole["output_log_probs"].shape == (1, 1, num_tokens)
+    assert whole["cum_log_probs"].shape == (1, 1)
+    assert whole["cum_log_probs"][0][0] == pytest.approx(whole["output_log_probs"].sum(), abs=1e-4)
+    streamed = list(stream(openvino.url, "ensemble", asked | {"stream": True}))
+    parts = np.concatenate([response["output_log_probs"] for response in streamed], axis=2)
+    assert parts == pytest.approx(whole["output_log_probs"], abs=0.05)
+    assert streamed[-1]["cum_log_probs"][0][0] == pytest.approx(parts.sum(), abs=1e-4)
+
+
+KV_OUTPUTS = {"kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_total_blocks"}
+TIME_OUTPUTS = {"arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns"}
+DRAFT_OUTPUTS = {"acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"}
+
+
+@pytest.mark.parametrize("name", ["return_perf_metrics", "return_kv_cache_reuse_stats"])
+def test_the_last_response_tells_of_the_performance(simulated: RunningServer, name: str) -> None:
+    before_ns = time.time_ns()
+    *others, last = stream(simulated.url, "ensemble", ASK | {"stream": True, name: True})
+    outputs = KV_OUTPUTS | TIME_OUTPUTS | DRAFT_OUTPUTS
+    assert set(last) == outputs | {"text_output"}
+    assert not any(outputs & set(response) for response in others)
+    assert all(last[output].shape == (1, 1) for output in outputs)
+    arrival, scheduled, first, end = (int(last[output][0][0]) for output in sorted(TIME_OUTPUTS))
+    assert before_ns < arrival < scheduled < first < end < time.time_ns()
+
+
+def test_what_openvino_does_not_tell_of_the_kv_cache_is_absent(openvino: RunningServer) -> None:
+    [whole] = stream(openvino.url, "ensemble", ASK | {"return_perf_metrics": True})
+    assert set(whole) >= TIME_OUTPUTS
+    assert not KV_OUTPUTS & set(whole)
