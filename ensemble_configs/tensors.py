@@ -147,10 +147,24 @@ PROMPT_TENSORS: tuple[Tensor, ...] = (
         is_ragged=True,
         field="stream_context",
     ),  # ours
-    Tensor(preprocessing="BAD_WORDS_IDS", data_type=INT32, dims=(2, -1), engine="bad_words_list", is_ragged=True),
+    Tensor(
+        preprocessing="BAD_WORDS_IDS",
+        data_type=INT32,
+        dims=(2, -1),
+        engine="bad_words_list",
+        is_ragged=True,
+        field="bad_words",
+    ),
     Tensor(preprocessing="DECODER_INPUT_ID", data_type=INT32, dims=(-1,), engine="decoder_input_ids", is_ragged=True),
     Tensor(preprocessing="REQUEST_DECODER_INPUT_LEN", data_type=INT32, engine="decoder_input_lengths", is_scalar=True),
-    Tensor(preprocessing="EMBEDDING_BIAS", data_type=FP32, dims=(-1,), engine="embedding_bias", is_ragged=True),
+    Tensor(
+        preprocessing="EMBEDDING_BIAS",
+        data_type=FP32,
+        dims=(-1,),
+        engine="embedding_bias",
+        is_ragged=True,
+        field="embedding_bias",
+    ),
     Tensor(
         preprocessing="OUT_PROMPT_TABLE_EXTRA_IDS",
         data_type=UINT64,

@@ -15,9 +15,11 @@ import numpy.typing as npt
 
 from ensemble_configs.errors import RequestError
 from ensemble_configs.tensors import Tensor, inputs_of
+from serving.embedding_bias import sparse_bias
 from serving.engines.base import EngineInfo, SamplingParams
 from serving.engines.request_limits import unsupported_error
 from serving.stream_state import KEYS_PER_REQUEST
+from serving.word_lists import unpack_words
 
 _ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm"))
 _SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
@@ -71,7 +73,7 @@ class RequestDecoder:
                 _refuse_unless_neutral(name, row, array)
                 continue
             target = sampling if row.field in _SAMPLING_FIELDS else options
-            value = _value(name, row, array)
+            value = _value(name, row, array, self._info.vocab_size)
             _check_range(row.field, value)
             if row.field in target and target[row.field] != value:
                 raise RequestError(
@@ -119,7 +121,7 @@ class RequestDecoder:
         return request
 
 
-def _value(name: str, row: Tensor, array: npt.NDArray[np.generic]) -> object:
+def _value(name: str, row: Tensor, array: npt.NDArray[np.generic], vocab_size: int) -> object:
     batch = array.shape[0] if array.ndim else 1
     if batch != 1:
         raise RequestError(
@@ -130,7 +132,13 @@ def _value(name: str, row: Tensor, array: npt.NDArray[np.generic]) -> object:
     if row.is_scalar:
         return _scalar(array)
     item = array[0]
-    return item.tobytes() if row.data_type == "TYPE_UINT8" else item.tolist()
+    match row.field:
+        case "bad_words":
+            return unpack_words(item.tolist(), "bad_words", vocab_size=vocab_size)
+        case "embedding_bias":
+            return sparse_bias(item, vocab_size=vocab_size) or None
+        case _:
+            return item.tobytes() if row.data_type == "TYPE_UINT8" else item.tolist()
 
 
 def _scalar(array: npt.NDArray[np.generic]) -> object:

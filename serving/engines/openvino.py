@@ -28,6 +28,7 @@ from serving.engines.openvino_pipeline import (
     IGNORED,
     KV_BLOCK_TOKENS,
     SUPPORTED,
+    WHY_NOT,
     Handle,
     generation_config,
     load_pipeline,
@@ -96,6 +97,7 @@ class OpenVinoEngine(Engine):
             num_kv_blocks=spec.num_kv_blocks,
             max_num_seqs=spec.max_num_seqs,
             supported=SUPPORTED,
+            why_not=WHY_NOT,
         )
 
     def add(self, request: GenerationRequest) -> None:

@@ -130,6 +130,8 @@ _ROWS = (
     _Row("return_log_probs", "logprobs", unset=False, is_for_greedy=True),
 )
 SUPPORTED = frozenset({row.field for row in _ROWS} | {"end_id"})
+_NO_MASK = "the sampler of OpenVINO GenAI takes no mask or bias on logits; leave it out or serve with another provider"
+WHY_NOT = {"bad_words": _NO_MASK, "embedding_bias": _NO_MASK}
 
 
 def generation_config(sampling: SamplingParams, *, end_ids: Iterable[int], vocab_size: int) -> object:

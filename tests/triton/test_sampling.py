@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import numpy as np
 import pytest
-from raw_calls import Array, stream
+from raw_calls import Array, StreamFailed, stream
 from running_server import RunningServer
 from test_cancellation import wait_until
 from test_ensemble import ASK, texts
@@ -93,3 +93,29 @@ def test_what_openvino_does_not_tell_of_the_kv_cache_is_absent(openvino: Running
     [whole] = stream(openvino.url, "ensemble", ASK | {"return_perf_metrics": True})
     assert set(whole) >= TIME_OUTPUTS
     assert not KV_OUTPUTS & set(whole)
+
+
+def test_bad_words_are_kept_out_and_biased_ones_come(simulated: RunningServer) -> None:
+    bias = {"embedding_bias_words": [" Paris"], "embedding_bias_weights": [100.0], "max_tokens": 6}
+    assert texts(simulated, **bias) == [" Paris" * 6]
+    assert " Paris" not in texts(simulated, **bias, bad_words=[" Paris"])[0]
+    [never_twice] = texts(simulated, **bias, bad_words=["Rome", " Paris Paris"])
+    assert " Paris" in never_twice
+    assert " Paris Paris" not in never_twice
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"bad_words": ["Paris"]}, "bad_words"),
+        ({"embedding_bias_words": ["Paris"], "embedding_bias_weights": [1.0]}, "embedding_bias"),
+    ],
+)
+def test_what_openvino_cannot_do_is_refused_with_its_name_and_the_reason(
+    openvino: RunningServer, asked: dict[str, object], field: str
+) -> None:
+    with pytest.raises(StreamFailed) as failure:
+        list(stream(openvino.url, "ensemble", ASK | asked))
+    assert f"[INVALID_ARG field={field} " in str(failure.value)
+    assert "provider=openvino]" in str(failure.value)
+    assert "takes no mask or bias on logits" in str(failure.value)

@@ -72,6 +72,8 @@ VALUES: dict[str, tuple[object, object]] = {
     "end_id": (42, 42),
     "pad_id": (2, 2),
     "stop_words_list": ([[8, 9, 0], [1, 2, -1]], [[8, 9, 0], [1, 2, -1]]),
+    "bad_words_list": ([[8, 9, 5, 0], [2, 3, -1, -1]], ((8, 9), (5,))),
+    "embedding_bias": ([0.0, 1.5, 0.0, -2.0], {1: 1.5, 3: -2.0}),
     "stream_context": (list(b"\x92\x07\x90"), b"\x92\x07\x90"),
     "streaming": (True, True),
     "exclude_input_in_output": (True, True),
@@ -217,6 +219,28 @@ def test_a_batch_is_refused_whichever_tensor_has_it(name: str) -> None:
     tensors = {n: array(n, v) for n, v in {"input_ids": [5], "request_output_len": 1}.items()}
     with pytest.raises(RequestError, match=f"{name} has a batch of 2; send one prompt in a request"):
         RequestDecoder(INFO).decode(tensors | {name: np.concatenate([one, one])})
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[[8, 9], [3, -1]], [[8, 9], [2, 1]], [[8, 9], [1, 1]], [[8, 9], [0, 2]]],
+    ids=["beyond the ids", "descending", "an empty word", "an empty first word"],
+)
+def test_bad_words_with_ends_that_make_no_sense_are_refused(rows: list[list[int]]) -> None:
+    error = refusal(bad_words_list=rows)
+    assert error.facts["field"] == "bad_words"
+    assert "ascending ends" in error.message
+
+
+def test_bad_words_outside_the_vocabulary_are_refused() -> None:
+    assert refusal(bad_words_list=[[100], [1]]).message == "bad_words must be 0 to 99, the model's vocabulary; got 100"
+    assert decode(bad_words_list=[[100, 0], [-1, -1]]).sampling.bad_words == (), "padding is nobody's"
+
+
+def test_an_embedding_bias_may_be_short_and_neither_long_nor_infinite() -> None:
+    assert decode(embedding_bias=[0.0] * 100).sampling.embedding_bias is None
+    assert refusal(embedding_bias=[0.0] * 101).message == "embedding_bias has 101 weights; the model has 100 tokens"
+    assert refusal(embedding_bias=[math.nan]).message == "embedding_bias must be finite numbers"
 
 
 def test_an_empty_prompt_is_refused() -> None:
