@@ -102,9 +102,19 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
     Tensor(ensemble="lora_weights", data_type=FP16, dims=(-1, -1), engine="lora_weights", is_ragged=True),
     Tensor(ensemble="lora_config", data_type=INT32, dims=(-1, 3), engine="lora_config", is_ragged=True),
     Tensor(
-        ensemble="guided_decoding_guide_type", data_type=STRING, engine="guided_decoding_guide_type", is_ragged=True
+        ensemble="guided_decoding_guide_type",
+        data_type=STRING,
+        engine="guided_decoding_guide_type",
+        is_ragged=True,
+        field="guide_type",
     ),
-    Tensor(ensemble="guided_decoding_guide", data_type=STRING, engine="guided_decoding_guide", is_ragged=True),
+    Tensor(
+        ensemble="guided_decoding_guide",
+        data_type=STRING,
+        engine="guided_decoding_guide",
+        is_ragged=True,
+        field="guide",
+    ),
 )
 
 # preprocessing -> tensorrt_llm

@@ -18,6 +18,7 @@ from ensemble_configs.tensors import Tensor, inputs_of
 from serving.embedding_bias import sparse_bias
 from serving.engines.base import EngineInfo, SamplingParams
 from serving.engines.request_limits import unsupported_error
+from serving.guides import check_guide, guide_text
 from serving.stream_state import KEYS_PER_REQUEST
 from serving.word_lists import unpack_words
 
@@ -88,11 +89,13 @@ class RequestDecoder:
     def _sampling(self, values: dict[str, object]) -> SamplingParams:
         for field, value in values.items():
             if field not in self._info.supported and value != _DEFAULTS.get(field):
-                raise unsupported_error(field, value, self._info)
+                raise unsupported_error(field, value, self._info, name=_CLIENT_NAMES.get(field))
         end_id = values.get("end_id")
         if isinstance(end_id, int) and not -1 <= end_id < self._info.vocab_size:
             raise _out_of_range("end_id", end_id, f"-1 (none) to {self._info.vocab_size - 1}")
-        return SamplingParams(**values)  # type: ignore[arg-type]
+        params = SamplingParams(**values)  # type: ignore[arg-type]
+        check_guide(params)
+        return params
 
     def _check_lengths(self, request: DecodedRequest) -> DecodedRequest:
         ids, declared = request.options.input_ids, request.options.input_length
@@ -137,6 +140,8 @@ def _value(name: str, row: Tensor, array: npt.NDArray[np.generic], vocab_size: i
             return unpack_words(item.tolist(), "bad_words", vocab_size=vocab_size)
         case "embedding_bias":
             return sparse_bias(item, vocab_size=vocab_size) or None
+        case "guide_type" | "guide":
+            return guide_text(item[0], name)
         case _:
             return item.tobytes() if row.data_type == "TYPE_UINT8" else item.tolist()
 
@@ -198,6 +203,8 @@ def _ranges(struct: type[msgspec.Struct]) -> dict[str, msgspec.Meta]:
     return found
 
 
+# By field; of two names for one setting the newer, which comes first in the table.
+_CLIENT_NAMES = {row.field: row.ensemble for row in reversed(_ROWS.values()) if row.ensemble}
 _RANGES = _ranges(SamplingParams) | _ranges(ResponseOptions)
 _DEFAULTS = {
     field.name: field.default

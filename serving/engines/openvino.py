@@ -23,6 +23,13 @@ from serving.engines.base import (
     TokenChunk,
 )
 from serving.engines.model_folder import ModelFolder
+from serving.engines.openvino_guides import (
+    GUIDE_FIELDS,
+    TOKENIZER_FILE,
+    WITHOUT_TOKENIZER,
+    GuideCompiler,
+    refuse_unguidable,
+)
 from serving.engines.openvino_pipeline import (
     FINISH_REASONS,
     IGNORED,
@@ -60,10 +67,11 @@ class _Generation:
     def can_go_on(self) -> bool:
         """Whether it can be given to the pipeline again with its output so far as a part of the prompt.
 
-        These penalties look at what was generated, and the pipeline no longer knows which tokens that were.
+        A guide and these penalties look at what was generated, and the pipeline no longer knows which tokens that were.
         """
         sampling = self.request.sampling
-        return not self.output_ids or (sampling.presence_penalty == 0.0 and sampling.frequency_penalty == 0.0)
+        looks_back = sampling.presence_penalty or sampling.frequency_penalty or sampling.guide_type is not None
+        return not (self.output_ids and looks_back)
 
 
 class OpenVinoEngine(Engine):
@@ -82,6 +90,8 @@ class OpenVinoEngine(Engine):
                 value=spec.max_seq_len,
             )
         self._pipeline = load_pipeline(spec)
+        self._guides = GuideCompiler(model.dir, model.vocab_size)
+        has_guides = (model.dir / TOKENIZER_FILE).is_file()
         self._is_pipeline_empty = True
         self._waiting: deque[_Generation] = deque()
         self._running: dict[int, tuple[Handle, _Generation]] = {}
@@ -96,13 +106,14 @@ class OpenVinoEngine(Engine):
             kv_block_tokens=KV_BLOCK_TOKENS,
             num_kv_blocks=spec.num_kv_blocks,
             max_num_seqs=spec.max_num_seqs,
-            supported=SUPPORTED,
-            why_not=WHY_NOT,
+            supported=SUPPORTED | GUIDE_FIELDS if has_guides else SUPPORTED,
+            why_not=WHY_NOT | ({} if has_guides else dict.fromkeys(GUIDE_FIELDS, WITHOUT_TOKENIZER)),
         )
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request; the first step with room for it hands it to the pipeline."""
         refuse_unservable(request, self.info)
+        refuse_unguidable(request.sampling, self.info)
         self._waiting.append(_Generation(request, self._config(request.sampling)))
 
     def cancel(self, key: int) -> None:
@@ -155,11 +166,14 @@ class OpenVinoEngine(Engine):
         self._waiting.clear()
         with contextlib.suppress(RuntimeError):  # of a pipeline that is broken
             self._pipeline.step()
-        del self._pipeline
+        del self._pipeline, self._guides
         drop_signal_stack()
 
     def _config(self, sampling: SamplingParams) -> object:
-        return generation_config(sampling, end_ids=self.info.end_ids, vocab_size=self.info.vocab_size)
+        config = generation_config(sampling, end_ids=self.info.end_ids, vocab_size=self.info.vocab_size)
+        if sampling.guide_type is not None:
+            config.structured_output_config = self._guides.compile(sampling.guide_type, sampling.guide)
+        return config
 
     def _measure_used_blocks(self) -> int:
         return round(self._pipeline.get_metrics().cache_usage * self.info.num_kv_blocks / 100)

@@ -134,7 +134,9 @@ _NO_MASK = "the sampler of OpenVINO GenAI takes no mask or bias on logits; leave
 WHY_NOT = {"bad_words": _NO_MASK, "embedding_bias": _NO_MASK}
 
 
-def generation_config(sampling: SamplingParams, *, end_ids: Iterable[int], vocab_size: int) -> object:
+def generation_config(
+    sampling: SamplingParams, *, end_ids: Iterable[int], vocab_size: int
+) -> openvino_genai.GenerationConfig:
     """Our sampling parameters as a checked GenerationConfig.
 
     Args:

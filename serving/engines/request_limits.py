@@ -25,14 +25,19 @@ def refuse_unservable(request: GenerationRequest, info: EngineInfo) -> None:
     _refuse_length(len(request.input_ids), request.sampling.max_tokens, info)
 
 
-def unsupported_error(field: str, value: object, info: EngineInfo) -> RequestError:
-    """The refusal of a sampling parameter that the provider does not honour, with its reason where it has one."""
+def unsupported_error(field: str, value: object, info: EngineInfo, *, name: str | None = None) -> RequestError:
+    """The refusal of a sampling parameter that the provider does not honour, with its reason where it has one.
+
+    Args:
+        name: what the client calls it, if not as the field.
+    """
     why_not = info.why_not.get(field, "leave it out")
     short = value if len(str(value)) <= _MAX_SHOWN_CHARS else None
-    shown = field if short is None else f"{field} ({short})"
+    name = name or field
+    shown = name if short is None else f"{name} ({short})"
     return RequestError(
         f"{shown} is not supported by the provider {info.provider!r}; {why_not}",
-        field=field,
+        field=name,
         value=short,
         provider=info.provider,
     )

@@ -37,6 +37,8 @@ _HASHED = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 # What acts on the logits of `toy_logits`.
 _TOY = ("return_log_probs", "bad_words", "embedding_bias")
 _SUPPORTED = frozenset({"max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "end_id", *_HASHED, *_TOY})
+_NO_TEXT = "it makes token ids by a rule and knows no text that a guide could be about; leave it out"
+_WHY_NOT = {"guide_type": _NO_TEXT, "guide": _NO_TEXT}
 _DEFAULTS = SamplingParams(max_tokens=1)
 
 
@@ -94,6 +96,7 @@ class SimulatedEngine(Engine):
             num_kv_blocks=spec.num_kv_blocks,
             max_num_seqs=spec.max_num_seqs,
             supported=_SUPPORTED,
+            why_not=_WHY_NOT,
         )
 
     def add(self, request: GenerationRequest) -> None:

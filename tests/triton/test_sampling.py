@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a request may ask for of its sampling and its outputs, through the ensemble on the real server."""
 
+import re
 import time
 from collections.abc import Generator
 
@@ -119,3 +120,24 @@ def test_what_openvino_cannot_do_is_refused_with_its_name_and_the_reason(
     assert f"[INVALID_ARG field={field} " in str(failure.value)
     assert "provider=openvino]" in str(failure.value)
     assert "takes no mask or bias on logits" in str(failure.value)
+
+
+def test_a_guide_shapes_the_text_and_a_bad_one_fails_alone(openvino: RunningServer) -> None:
+    guided: dict[str, object] = {
+        "guided_decoding_guide_type": "regex",
+        "guided_decoding_guide": "(Rome|Madrid) [0-9]{3}",
+    }
+    [text] = texts(openvino, **guided)
+    assert re.fullmatch("(Rome|Madrid) [0-9]{3}", text)
+    assert "".join(texts(openvino, **guided, stream=True)) == text
+    with pytest.raises(StreamFailed) as failure:
+        list(stream(openvino.url, "ensemble", ASK | guided | {"guided_decoding_guide": "([a-z"}))
+    assert "[INVALID_ARG field=guided_decoding_guide] the guide is no regex that compiles" in str(failure.value)
+    assert texts(openvino, **guided) == [text]
+
+
+def test_the_simulated_engine_refuses_a_guide_and_says_why(simulated: RunningServer) -> None:
+    guided = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "a+"}
+    with pytest.raises(StreamFailed, match="knows no text that a guide could be about") as failure:
+        list(stream(simulated.url, "ensemble", ASK | guided))
+    assert "field=guided_decoding_guide_type value=regex provider=simulated]" in str(failure.value)

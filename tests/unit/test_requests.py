@@ -74,6 +74,8 @@ VALUES: dict[str, tuple[object, object]] = {
     "stop_words_list": ([[8, 9, 0], [1, 2, -1]], [[8, 9, 0], [1, 2, -1]]),
     "bad_words_list": ([[8, 9, 5, 0], [2, 3, -1, -1]], ((8, 9), (5,))),
     "embedding_bias": ([0.0, 1.5, 0.0, -2.0], {1: 1.5, 3: -2.0}),
+    "guided_decoding_guide_type": ([b"regex"], "regex"),
+    "guided_decoding_guide": ([b"a+"], "a+"),
     "stream_context": (list(b"\x92\x07\x90"), b"\x92\x07\x90"),
     "streaming": (True, True),
     "exclude_input_in_output": (True, True),
@@ -98,6 +100,13 @@ VALUES: dict[str, tuple[object, object]] = {
 }
 
 
+# What a tensor cannot be without.
+COMPANIONS: dict[str, dict[str, object]] = {
+    "guided_decoding_guide_type": {"guided_decoding_guide": [b"a+"]},
+    "guided_decoding_guide": {"guided_decoding_guide_type": [b"regex"]},
+}
+
+
 def test_the_table_below_knows_every_supported_tensor() -> None:
     assert set(VALUES) == set(SUPPORTED)
 
@@ -105,7 +114,7 @@ def test_the_table_below_knows_every_supported_tensor() -> None:
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_a_supported_tensor_is_read_into_its_field(name: str) -> None:
     value, expected = VALUES[name]
-    decoded = decode(**{name: value})
+    decoded = decode(**{name: value} | COMPANIONS.get(name, {}))
     field = SUPPORTED[name].field
     holder: msgspec.Struct = decoded.sampling if hasattr(decoded.sampling, field) else decoded.options
     found = getattr(holder, field)
@@ -243,6 +252,34 @@ def test_an_embedding_bias_may_be_short_and_neither_long_nor_infinite() -> None:
     assert refusal(embedding_bias=[math.nan]).message == "embedding_bias must be finite numbers"
 
 
+TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
+BAD_GUIDES: dict[str, tuple[dict[str, object], str, str]] = {
+    "no guide": ({TYPE: [b"regex"]}, GUIDE, "guided_decoding_guide_type regex needs a guide"),
+    "no type": ({GUIDE: [b"a+"]}, TYPE, "guided_decoding_guide needs guided_decoding_guide_type; send one of json, "),
+    "an unknown type": ({TYPE: [b"yaml"], GUIDE: [b"a"]}, TYPE, "must be one of json, json_schema, regex"),
+    "a guide for any JSON": (
+        {TYPE: [b"json"], GUIDE: [b"{}"]},
+        GUIDE,
+        "guided_decoding_guide_type json takes no guide",
+    ),
+    "not UTF-8": ({TYPE: [b"regex"], GUIDE: [b"\xff"]}, GUIDE, "is not UTF-8"),
+    "too long": ({TYPE: [b"regex"], GUIDE: [b"a" * 65537]}, GUIDE, "has 65537 characters; send at most 65536"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_GUIDES)
+def test_a_guide_that_says_nothing_clear_is_refused(name: str) -> None:
+    values, field, message = BAD_GUIDES[name]
+    error = refusal(**values)
+    assert error.facts["field"] == field
+    assert message in error.message
+
+
+def test_an_empty_guide_asks_for_nothing_and_any_json_needs_none() -> None:
+    assert decode(**{TYPE: [b""], GUIDE: [b""]}) == decode()
+    assert decode(**{TYPE: [b"json"], GUIDE: [b""]}).sampling.guide_type == "json"
+
+
 def test_an_empty_prompt_is_refused() -> None:
     assert refusal(input_ids=[]).message == "input_ids is empty; send at least one token"
     assert refusal(input_ids=None, input_lengths=None).message == "input_ids is empty; send at least one token"
@@ -285,10 +322,11 @@ def test_what_the_provider_does_not_honour_is_refused_naming_both(name: str) -> 
     if field == "max_tokens":
         return  # every provider honours it
     error = refusal(without, **{name: VALUES[name][0]})
-    assert error.facts["field"] == field
+    known_as = {"guide_type": "guided_decoding_guide_type", "guide": "guided_decoding_guide"}.get(field, field)
+    assert error.facts["field"] == known_as
     assert error.facts["provider"] == "toy"
     shown = error.facts["value"]
-    assert error.message == f"{field} ({shown}) is not supported by the provider 'toy'; leave it out"
+    assert error.message == f"{known_as} ({shown}) is not supported by the provider 'toy'; leave it out"
 
 
 def test_a_provider_may_say_why_it_cannot_and_what_to_do() -> None:
