@@ -3,7 +3,8 @@
 
 import re
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,3 +142,17 @@ def test_the_simulated_engine_refuses_a_guide_and_says_why(simulated: RunningSer
     with pytest.raises(StreamFailed, match="knows no text that a guide could be about") as failure:
         list(stream(simulated.url, "ensemble", ASK | guided))
     assert "field=guided_decoding_guide_type value=regex provider=simulated]" in str(failure.value)
+
+
+def test_a_draft_model_changes_nothing_but_what_it_saves(
+    openvino: RunningServer, start_server: Callable[..., RunningServer]
+) -> None:
+    models = Path(__file__).parents[2] / "examples/demo_model/openvino"
+    engine = {"provider": "openvino", "dir": str(models / "target"), "draft_dir": str(models / "draft")}
+    drafting = start_server(engine=engine | {"is_prefix_caching": False})
+    story = ASK | {"text_input": "Once upon a time", "max_tokens": 60}
+    [response] = stream(drafting.url, "ensemble", story | {"return_perf_metrics": True})
+    assert [response["text_output"][0].decode()] == texts(openvino, **story)
+    accepted, drafted = (int(response[name][0][0]) for name in ("total_accepted_draft_tokens", "total_draft_tokens"))
+    assert 20 < accepted <= drafted
+    assert response["acceptance_rate"][0][0] == pytest.approx(accepted / drafted)

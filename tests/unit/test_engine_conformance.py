@@ -28,7 +28,7 @@ def simulated(**changes: int) -> Engine:
     return create_engine(spec, clock=VirtualClock())
 
 
-def openvino(**changes: int) -> Engine:
+def openvino(**changes: object) -> Engine:
     spec = {"provider": "openvino", "dir": DEMO_MODEL, "num_threads": 1} | LIMITS | changes
     return create_engine(OpenVinoEngineSpec.model_validate(spec))
 
