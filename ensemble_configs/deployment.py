@@ -61,6 +61,29 @@ class OpenVinoEngineSpec(_EngineSpec):
     num_threads: Positive | None = Field(default=None, description="CPU threads; none: all cores")
     kv_cache_precision: Literal["auto", "u8", "u4", "f16", "bf16"] = "auto"
     is_prefix_caching: bool = Field(default=True, description="keep KV blocks of finished prompts for reuse")
+    draft_dir: Path | None = Field(default=None, description="folder of a small model that drafts tokens for this one")
+    max_ngram_size: Positive | None = Field(
+        default=None, description="draft what followed the last tokens, up to so many, earlier in the prompt"
+    )
+    num_assistant_tokens: Positive | None = Field(default=None, description="tokens to draft in a step; none: 4")
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens to draft in a step; 0 without speculative decoding."""
+        if self.draft_dir is None and self.max_ngram_size is None:
+            return 0
+        return self.num_assistant_tokens or 4
+
+    @model_validator(mode="after")
+    def _drafts_come_from_one_place(self) -> "OpenVinoEngineSpec":
+        if self.draft_dir is not None and self.max_ngram_size is not None:
+            raise ValueError("draft_dir and max_ngram_size exclude each other; keep one")
+        if self.draft_dir is not None and self.is_prefix_caching:
+            # OpenVINO 2026.4 breaks when sampling rejects a draft in a block that it has hashed for reuse.
+            raise ValueError("draft_dir needs is_prefix_caching: false")
+        if self.num_assistant_tokens is not None and not self.num_draft_tokens:
+            raise ValueError("num_assistant_tokens needs draft_dir or max_ngram_size")
+        return self
 
 
 class SimulatedEngineSpec(_EngineSpec):

@@ -79,17 +79,17 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
     _option("return_num_input_tokens", BOOL, field="return_num_input_tokens"),
     _option("return_num_output_tokens", BOOL, field="return_num_output_tokens"),
     _option("return_finish_reason", BOOL, field="return_finish_reason"),  # ours
-    _option("num_return_sequences", INT32, neutral=1),
+    _option("num_return_sequences", INT32, field="num_return_sequences"),
     _option("beam_width", INT32, neutral=1),
     _option("length_penalty", FP32, engine="len_penalty", neutral=1.0),
-    _option("repetition_penalty", FP32, neutral=1.0),
-    _option("presence_penalty", FP32, neutral=0.0),
-    _option("frequency_penalty", FP32, neutral=0.0),
-    _option("return_log_probs", BOOL, neutral=False),
+    _option("repetition_penalty", FP32, field="repetition_penalty"),
+    _option("presence_penalty", FP32, field="presence_penalty"),
+    _option("frequency_penalty", FP32, field="frequency_penalty"),
+    _option("return_log_probs", BOOL, field="return_log_probs"),
     _option("return_context_logits", BOOL, neutral=False),
     _option("return_generation_logits", BOOL, neutral=False),
-    _option("return_perf_metrics", BOOL, neutral=False),
-    _option("return_kv_cache_reuse_stats", BOOL, neutral=False),  # v0.16 to v0.18
+    _option("return_perf_metrics", BOOL, field="return_perf_metrics"),
+    _option("return_kv_cache_reuse_stats", BOOL, field="return_perf_metrics"),  # v0.16 to v0.18
     _option("prompt_vocab_size", INT32),
     _option("lora_task_id", UINT64),
     Tensor(
@@ -102,9 +102,19 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
     Tensor(ensemble="lora_weights", data_type=FP16, dims=(-1, -1), engine="lora_weights", is_ragged=True),
     Tensor(ensemble="lora_config", data_type=INT32, dims=(-1, 3), engine="lora_config", is_ragged=True),
     Tensor(
-        ensemble="guided_decoding_guide_type", data_type=STRING, engine="guided_decoding_guide_type", is_ragged=True
+        ensemble="guided_decoding_guide_type",
+        data_type=STRING,
+        engine="guided_decoding_guide_type",
+        is_ragged=True,
+        field="guide_type",
     ),
-    Tensor(ensemble="guided_decoding_guide", data_type=STRING, engine="guided_decoding_guide", is_ragged=True),
+    Tensor(
+        ensemble="guided_decoding_guide",
+        data_type=STRING,
+        engine="guided_decoding_guide",
+        is_ragged=True,
+        field="guide",
+    ),
 )
 
 # preprocessing -> tensorrt_llm
@@ -147,10 +157,24 @@ PROMPT_TENSORS: tuple[Tensor, ...] = (
         is_ragged=True,
         field="stream_context",
     ),  # ours
-    Tensor(preprocessing="BAD_WORDS_IDS", data_type=INT32, dims=(2, -1), engine="bad_words_list", is_ragged=True),
+    Tensor(
+        preprocessing="BAD_WORDS_IDS",
+        data_type=INT32,
+        dims=(2, -1),
+        engine="bad_words_list",
+        is_ragged=True,
+        field="bad_words",
+    ),
     Tensor(preprocessing="DECODER_INPUT_ID", data_type=INT32, dims=(-1,), engine="decoder_input_ids", is_ragged=True),
     Tensor(preprocessing="REQUEST_DECODER_INPUT_LEN", data_type=INT32, engine="decoder_input_lengths", is_scalar=True),
-    Tensor(preprocessing="EMBEDDING_BIAS", data_type=FP32, dims=(-1,), engine="embedding_bias", is_ragged=True),
+    Tensor(
+        preprocessing="EMBEDDING_BIAS",
+        data_type=FP32,
+        dims=(-1,),
+        engine="embedding_bias",
+        is_ragged=True,
+        field="embedding_bias",
+    ),
     Tensor(
         preprocessing="OUT_PROMPT_TABLE_EXTRA_IDS",
         data_type=UINT64,

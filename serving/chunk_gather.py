@@ -35,8 +35,7 @@ class ChunkGather:
         for chunk in chunks:
             earlier = waiting.setdefault(chunk.key, chunk)
             if earlier is not chunk and not _is_last(earlier):
-                earlier.token_ids += chunk.token_ids
-                earlier.finish_reason, earlier.error = chunk.finish_reason, chunk.error
+                _append(earlier, chunk)
         if not self._max_delay_s:
             self._waiting = {}
             return list(waiting.values())
@@ -66,6 +65,13 @@ class ChunkGather:
             self._last_sent_s.pop(chunk.key, None)
         else:
             self._last_sent_s[chunk.key] = now_s
+
+
+def _append(earlier: TokenChunk, chunk: TokenChunk) -> None:
+    earlier.token_ids += chunk.token_ids
+    earlier.finish_reason, earlier.error, earlier.perf = chunk.finish_reason, chunk.error, chunk.perf
+    if chunk.log_probs is not None:
+        earlier.log_probs = [*(earlier.log_probs or ()), *chunk.log_probs]
 
 
 def _is_last(chunk: TokenChunk) -> bool:

@@ -36,8 +36,9 @@ def serve_engine(engine: Engine, switchboard: Switchboard) -> None:
 def _obey(engine: Engine, command: GenerationRequest | int) -> TokenChunk | None:
     """Run a request, or stop the one of this key; the last chunk of a request that was refused or stopped."""
     if isinstance(command, int):
+        perf = engine.perf_of(command)
         engine.cancel(command)
-        return TokenChunk(command, [], FinishReason.CANCELLED)
+        return TokenChunk(command, [], FinishReason.CANCELLED, perf=perf)
     try:
         engine.add(command)
     except RequestError as exc:

@@ -23,6 +23,7 @@ from serving.engine_sources import EngineSource
 from serving.engines.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
 from serving.requests import DecodedRequest, RequestDecoder
 from serving.running_request import Reply, ReplySink, RunningRequest
+from serving.sequence_group import SequenceGroup, context_of, sampling_of
 from serving.stop_strings import check_stop_strings
 from serving.stream_state import Census, StreamContext, unpack_context
 
@@ -95,16 +96,12 @@ class GenerationService:
             self._stop(request_id, context)
             sink.send(Reply(token_ids=[], is_final=True))
             return
-        request = self._request(decoded, context)
-        excluded = decoded.options.exclude_input_in_output
-        if excluded is None:
-            excluded = self._release.responses.exclude_input_in_output
-        running = RunningRequest(sink, request_id, decoded.options, context, not excluded)
+        sequences, group = self._sequences(decoded, context, sink, request_id)
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
-            self._running[request.key] = running
-        self._submit(request, running)
+            self._running.update((request.key, running) for request, running in sequences)
+        self._submit_all(sequences, group)
 
     @property
     def info(self) -> EngineInfo:
@@ -130,12 +127,48 @@ class GenerationService:
         self._is_closed.set()
         self._engine.close()
 
-    def _request(self, decoded: DecodedRequest, context: StreamContext | None) -> GenerationRequest:
-        options = decoded.options
+    def _sequences(
+        self, decoded: DecodedRequest, context: StreamContext | None, sink: ReplySink, request_id: str
+    ) -> tuple[list[tuple[GenerationRequest, RunningRequest]], SequenceGroup | None]:
+        """What the engine is to generate for one request, and the group that shares its sink if that is several."""
+        options, num_sequences = decoded.options, decoded.options.num_return_sequences
         strings = context.stop_strings if context else self._stop_strings(options.stop_words_list)
-        return GenerationRequest(
-            key=next(self._keys), input_ids=options.input_ids, sampling=decoded.sampling, stop_strings=strings
-        )
+        is_excluded = options.exclude_input_in_output
+        if is_excluded is None:
+            is_excluded = self._release.responses.exclude_input_in_output
+        keys = [next(self._keys) for _ in range(num_sequences)]
+        group, sinks = None, [sink]
+        if num_sequences > 1:
+            group = SequenceGroup(sink, num_sequences, on_failure=lambda: self._orphans.extend(keys))
+            sinks = group.sinks
+        sequences = []
+        for index, (key, each) in enumerate(zip(keys, sinks, strict=True)):
+            sampling = sampling_of(decoded.sampling, index)
+            request = GenerationRequest(key=key, input_ids=options.input_ids, sampling=sampling, stop_strings=strings)
+            running = RunningRequest(
+                each,
+                request_id,
+                options,
+                context_of(context, index),
+                not is_excluded,
+                returns_log_probs=sampling.return_log_probs,
+                sequence_index=index,
+            )
+            sequences.append((request, running))
+        return sequences, group
+
+    def _submit_all(
+        self, sequences: list[tuple[GenerationRequest, RunningRequest]], group: SequenceGroup | None
+    ) -> None:
+        try:
+            for request, running in sequences:
+                self._submit(request, running)
+        except ServingError as exc:
+            if group is None:
+                raise
+            for request, _ in sequences:
+                self._pop(request.key)
+            group.fail(exc)  # not raised: another sequence may have replied
 
     def _submit(self, request: GenerationRequest, running: RunningRequest) -> None:
         try:

@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,14 +11,27 @@ import numpy.typing as npt
 from ensemble_configs.errors import RequestError
 from ensemble_configs.release import load_release
 from ensemble_configs.tensors import inputs_of
+from serving.embedding_bias import dense_bias
 from serving.required_tensors import check_required
 from serving.stop_strings import check_stop_strings
 from serving.stream_state import StreamContext, new_stream_key, pack
 from serving.tokenization import PromptTokenizer
+from serving.word_lists import bad_words_of, ids_of, pack_words
 
 # Contract inputs that this step passes on or uses; every other one is refused by the name the client knows, unless it
 # is empty text: upstream's own examples send `"bad_words": ""`.
-_SUPPORTED = frozenset({"QUERY", "REQUEST_OUTPUT_LEN", "STOP_WORDS_DICT", "END_ID", "PAD_ID"})
+_SUPPORTED = frozenset(
+    {
+        "QUERY",
+        "REQUEST_OUTPUT_LEN",
+        "STOP_WORDS_DICT",
+        "BAD_WORDS_DICT",
+        "EMBEDDING_BIAS_WORDS",
+        "EMBEDDING_BIAS_WEIGHTS",
+        "END_ID",
+        "PAD_ID",
+    }
+)
 _CLIENT_NAMES = {name: row.ensemble for name, row in inputs_of("preprocessing")}
 
 
@@ -36,8 +50,8 @@ class PromptStep:
         """The output tensors of one request, by name; ids are ``[1, n] int32``.
 
         Raises:
-            RequestError: an input is missing or unsupported, the prompt is empty, text is not UTF-8, a stop string
-                is bad, there is a batch.
+            RequestError: an input is missing or unsupported, the prompt is empty, text is not UTF-8, a stop string or
+                bias is bad, there is a batch.
         """
         check_required("preprocessing", tensors)
         for name, array in tensors.items():
@@ -60,30 +74,28 @@ class PromptStep:
             "REQUEST_OUTPUT_LEN": tensors["REQUEST_OUTPUT_LEN"],
             "STREAM_CONTEXT": pack(StreamContext(new_stream_key(), strings)),
         }
-        words = [word for word in map(self._ids_of_stop_word, strings) if word.size]
-        if words:
-            outputs["STOP_WORDS_IDS"] = _in_upstreams_form(words)
+        # One without ids (white space, in some vocabularies) is matched as text all the same.
+        stop_ids = [ids for ids in (ids_of(string, self._tokenizer) for string in strings) if ids.size]
+        if stop_ids:
+            outputs["STOP_WORDS_IDS"] = pack_words(stop_ids)
+        bad_ids = bad_words_of(_items(tensors, "BAD_WORDS_DICT"), self._tokenizer)
+        if bad_ids:
+            outputs["BAD_WORDS_IDS"] = pack_words(bad_ids)
+        bias = dense_bias(
+            _items(tensors, "EMBEDDING_BIAS_WORDS"), _items(tensors, "EMBEDDING_BIAS_WEIGHTS"), self._tokenizer
+        )
+        if bias is not None:
+            outputs["EMBEDDING_BIAS"] = bias
         for name, given in (("OUT_END_ID", "END_ID"), ("OUT_PAD_ID", "PAD_ID")):
             if given in tensors:
                 outputs[name] = tensors[given]
         return outputs
 
-    def _ids_of_stop_word(self, string: str) -> npt.NDArray[np.int32]:
-        try:
-            return self._tokenizer.encode(string, add_special_tokens=False)
-        except RequestError:  # white space has no ids in some vocabularies; as text it is matched all the same
-            return np.empty(0, dtype=np.int32)
+
+def _items(tensors: Mapping[str, npt.NDArray[np.generic]], name: str) -> list[Any]:
+    """The values of a tensor ``[1, n]``; none of one that was not sent."""
+    return tensors[name].reshape(-1).tolist() if name in tensors else []
 
 
 def _is_empty_text(array: npt.NDArray[np.generic]) -> bool:
     return array.dtype == np.object_ and not any(array.flat)
-
-
-def _in_upstreams_form(words: list[npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
-    """Words of ids as ``[1, 2, n]``: flat ids padded with 0; cumulative offsets padded with -1."""
-    ids = np.concatenate(words)
-    flat = np.zeros((1, 2, len(ids)), dtype=np.int32)
-    flat[0, 0] = ids
-    flat[0, 1] = -1
-    flat[0, 1, : len(words)] = np.cumsum([len(word) for word in words])
-    return flat

@@ -15,7 +15,12 @@ import numpy.typing as npt
 
 from ensemble_configs.errors import RequestError
 from ensemble_configs.tensors import Tensor, inputs_of
+from serving.embedding_bias import sparse_bias
 from serving.engines.base import EngineInfo, SamplingParams
+from serving.engines.request_limits import unsupported_error
+from serving.guides import check_guide, guide_text
+from serving.stream_state import KEYS_PER_REQUEST
+from serving.word_lists import unpack_words
 
 _ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm"))
 _SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
@@ -32,6 +37,8 @@ class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
     return_finish_reason: bool = False
+    return_perf_metrics: bool = False
+    num_return_sequences: Annotated[int, msgspec.Meta(ge=1, le=KEYS_PER_REQUEST)] = 1
     stop: bool = False
     stop_words_list: list[list[int]] | None = None  # [2, n]: flat ids; cumulative offsets, padded with -1
     stream_context: bytes | None = None
@@ -67,7 +74,8 @@ class RequestDecoder:
                 _refuse_unless_neutral(name, row, array)
                 continue
             target = sampling if row.field in _SAMPLING_FIELDS else options
-            value = _value(name, row, array)
+            value = _value(name, row, array, self._info.vocab_size)
+            _check_range(row.field, value)
             if row.field in target and target[row.field] != value:
                 raise RequestError(
                     f"{name}={value} contradicts the same setting under its other name ({target[row.field]}); send one",
@@ -82,18 +90,14 @@ class RequestDecoder:
 
     def _sampling(self, values: dict[str, object]) -> SamplingParams:
         for field, value in values.items():
-            _check_range(field, value)
             if field not in self._info.supported and value != _DEFAULTS.get(field):
-                raise RequestError(
-                    f"{field} is not supported by the provider {self._info.provider!r}; leave it out",
-                    field=field,
-                    value=value,
-                    provider=self._info.provider,
-                )
+                raise unsupported_error(field, value, self._info, name=_CLIENT_NAMES.get(field))
         end_id = values.get("end_id")
         if isinstance(end_id, int) and not -1 <= end_id < self._info.vocab_size:
             raise _out_of_range("end_id", end_id, f"-1 (none) to {self._info.vocab_size - 1}")
-        return SamplingParams(**values)  # type: ignore[arg-type]
+        params = SamplingParams(**values)  # type: ignore[arg-type]
+        check_guide(params)
+        return params
 
     def _check_lengths(self, request: DecodedRequest) -> DecodedRequest:
         ids, declared = request.options.input_ids, request.options.input_length
@@ -122,7 +126,7 @@ class RequestDecoder:
         return request
 
 
-def _value(name: str, row: Tensor, array: npt.NDArray[np.generic]) -> object:
+def _value(name: str, row: Tensor, array: npt.NDArray[np.generic], vocab_size: int) -> object:
     batch = array.shape[0] if array.ndim else 1
     if batch != 1:
         raise RequestError(
@@ -133,7 +137,15 @@ def _value(name: str, row: Tensor, array: npt.NDArray[np.generic]) -> object:
     if row.is_scalar:
         return _scalar(array)
     item = array[0]
-    return item.tobytes() if row.data_type == "TYPE_UINT8" else item.tolist()
+    match row.field:
+        case "bad_words":
+            return unpack_words(item.tolist(), "bad_words", vocab_size=vocab_size)
+        case "embedding_bias":
+            return sparse_bias(item, vocab_size=vocab_size) or None
+        case "guide_type" | "guide":
+            return guide_text(item[0], name)
+        case _:
+            return item.tobytes() if row.data_type == "TYPE_UINT8" else item.tolist()
 
 
 def _scalar(array: npt.NDArray[np.generic]) -> object:
@@ -153,30 +165,49 @@ def _refuse_unless_neutral(name: str, row: Tensor, array: npt.NDArray[np.generic
 
 
 def _check_range(field: str, value: object) -> None:
-    low, high = _RANGES.get(field, (None, None))
+    if not isinstance(value, int | float):
+        return
     if isinstance(value, float) and not math.isfinite(value):
         raise _out_of_range(field, value, "a finite number")
-    assert isinstance(value, int | float)
-    if (low is not None and value < low) or (high is not None and value > high):
-        raise _out_of_range(field, value, f"at least {low:g}" if high is None else f"{low:g} to {high:g}")
+    limits = _RANGES.get(field)
+    if limits is not None and not _is_inside(value, limits):
+        raise _out_of_range(field, value, _in_words(limits))
+
+
+def _is_inside(value: float, limits: msgspec.Meta) -> bool:
+    return (
+        (limits.ge is None or value >= limits.ge)
+        and (limits.gt is None or value > limits.gt)
+        and (limits.le is None or value <= limits.le)
+        and (limits.lt is None or value < limits.lt)
+    )
+
+
+def _in_words(limits: msgspec.Meta) -> str:
+    if limits.ge is not None and limits.le is not None:
+        return f"{limits.ge:g} to {limits.le:g}"
+    words = (("at least", limits.ge), ("above", limits.gt), ("at most", limits.le), ("below", limits.lt))
+    return " and ".join(f"{word} {limit:g}" for word, limit in words if limit is not None)
 
 
 def _out_of_range(field: str, value: object, allowed: str) -> RequestError:
     return RequestError(f"{field} must be {allowed}; got {value}", field=field, value=value)
 
 
-def _ranges() -> dict[str, tuple[float | None, float | None]]:
-    """``(ge, le)`` of every field of SamplingParams, from its own annotations."""
+def _ranges(struct: type[msgspec.Struct]) -> dict[str, msgspec.Meta]:
+    """The limits of every number among a struct's fields, from its own annotations."""
     found = {}
-    for field, hint in get_type_hints(SamplingParams, include_extras=True).items():
+    for field, hint in get_type_hints(struct, include_extras=True).items():
         for part in (hint, *get_args(hint)):
             for meta in get_args(part) if get_origin(part) is Annotated else ():
                 if isinstance(meta, msgspec.Meta):
-                    found[field] = (meta.ge, meta.le)
+                    found[field] = meta
     return found
 
 
-_RANGES = _ranges()
+# By field; of two names for one setting the newer, which comes first in the table.
+_CLIENT_NAMES = {row.field: row.ensemble for row in reversed(_ROWS.values()) if row.ensemble}
+_RANGES = _ranges(SamplingParams) | _ranges(ResponseOptions)
 _DEFAULTS = {
     field.name: field.default
     for field in msgspec.structs.fields(SamplingParams)

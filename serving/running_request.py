@@ -2,13 +2,14 @@
 """One request between its arrival and its last reply: from the engine's chunks to the contract's replies."""
 
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
 from ensemble_configs.errors import ServingError
-from serving.engines.base import FinishReason, TokenChunk
+from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
 from serving.requests import ResponseOptions
 from serving.stream_state import StreamContext, StreamState
 
@@ -22,6 +23,10 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     num_output_tokens: int | None = None  # generated tokens in this reply
     finish_reason: FinishReason | None = None  # with the last reply
     stream_state: StreamState | None = None
+    log_probs: list[float] | None = None  # of the generated tokens in this reply
+    cum_log_prob: float | None = None  # of all generated tokens up to here
+    sequence_index: int | None = None  # where a request has several
+    perf: PerfMetrics | None = None  # with the last reply
 
 
 class ReplySink(Protocol):
@@ -46,6 +51,8 @@ class RunningRequest:
     options: ResponseOptions
     context: StreamContext | None
     is_prompt_echoed: bool
+    returns_log_probs: bool = False
+    sequence_index: int = 0  # among those of one request; each has a stream of its own
     # How a cancelled request fails; None: it ends well, with what it has.
     cancel_error: ServingError | None = None
     is_ending: bool = False  # the engine has been asked to stop it
@@ -54,6 +61,9 @@ class RunningRequest:
     # Triton frees a request with its last response: to ask for its cancellation at that moment crashes the server.
     _sink_lock: threading.Lock = field(default_factory=threading.Lock)
     _held_ids: list[int] = field(default_factory=list)  # until the end, when not streaming
+    _held_log_probs: list[float] = field(default_factory=list)
+    _cum_log_prob: float = 0.0
+    _arrival_time_ns: int = field(default_factory=time.time_ns)
 
     def send(self, reply: Reply) -> None:
         """Hand a reply to the sink."""
@@ -79,16 +89,18 @@ class RunningRequest:
             return not self.is_over and self.sink.is_cancelled()
 
     def is_stream(self, key: int) -> bool:
-        """Whether it is the ensemble's stream of this name."""
-        return self.context is not None and self.context.key == key
+        """Whether it is the ensemble's stream of this name, or one of several of the same request."""
+        return self.context is not None and self.context.key - self.sequence_index == key
 
     def reply_to(self, chunk: TokenChunk) -> Reply | None:
         """The reply that a chunk without an error makes, if it makes one."""
         options, is_final = self.options, chunk.finish_reason is not None
-        token_ids = chunk.token_ids
+        token_ids, log_probs = chunk.token_ids, chunk.log_probs or []
+        self._cum_log_prob += sum(log_probs)
         if not options.is_streaming:
             self._held_ids += token_ids
-            token_ids = self._held_ids
+            self._held_log_probs += log_probs
+            token_ids, log_probs = self._held_ids, self._held_log_probs
             if not is_final:
                 return None
         prompt = options.input_ids if self.is_prompt_echoed and not options.is_streaming else []
@@ -99,7 +111,16 @@ class RunningRequest:
             num_output_tokens=len(token_ids) if options.return_num_output_tokens else None,
             finish_reason=chunk.finish_reason if options.return_finish_reason else None,
             stream_state=self._stream_state(is_final, len(prompt)),
+            log_probs=log_probs if self.returns_log_probs else None,
+            cum_log_prob=self._cum_log_prob if self.returns_log_probs else None,
+            perf=self._perf(chunk) if options.return_perf_metrics else None,
         )
+
+    def _perf(self, chunk: TokenChunk) -> PerfMetrics | None:
+        if chunk.perf is None:
+            return None
+        # The engine sees a request only when its step is over, which may take a while.
+        return msgspec.structs.replace(chunk.perf, arrival_time_ns=self._arrival_time_ns)
 
     def _stream_state(self, is_final: bool, num_prompt_tokens: int) -> StreamState | None:
         if self.context is None:

@@ -6,7 +6,7 @@ process, where a match stops the very next step. `postprocessing` follows the sa
 """
 
 from serving.detokenization import StopStringWatch, TextDecoder
-from serving.engines.base import Engine, EngineStats, FinishReason, GenerationRequest, TokenChunk
+from serving.engines.base import Engine, EngineStats, FinishReason, GenerationRequest, PerfMetrics, TokenChunk
 
 
 class StoppingEngine(Engine):
@@ -29,6 +29,10 @@ class StoppingEngine(Engine):
         self._watches.pop(key, None)
         self._engine.cancel(key)
 
+    def perf_of(self, key: int) -> PerfMetrics | None:
+        """As the engine's."""
+        return self._engine.perf_of(key)
+
     def step(self) -> list[TokenChunk]:
         """One iteration; chunks end with the token that completes a stop string."""
         chunks = self._engine.step()
@@ -40,9 +44,13 @@ class StoppingEngine(Engine):
             return chunk
         num_tokens = watch.tokens_until_stop(chunk.token_ids)
         if num_tokens is not None:
+            perf = chunk.perf
             if chunk.finish_reason is None:
+                perf = self._engine.perf_of(chunk.key)
                 self._engine.cancel(chunk.key)
-            chunk = TokenChunk(chunk.key, chunk.token_ids[:num_tokens], FinishReason.STOP_STRING)
+            log_probs = None if chunk.log_probs is None else chunk.log_probs[:num_tokens]
+            token_ids = chunk.token_ids[:num_tokens]
+            chunk = TokenChunk(chunk.key, token_ids, FinishReason.STOP_STRING, log_probs=log_probs, perf=perf)
         if chunk.finish_reason is not None or chunk.error is not None:
             del self._watches[chunk.key]
         return chunk

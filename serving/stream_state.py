@@ -46,12 +46,15 @@ class Census(msgspec.Struct, frozen=True, array_like=True, tag=1):
     lost_keys: tuple[int, ...] = ()
 
 
+# A request with several sequences has a stream for each: it owns so many names, from its key on.
+KEYS_PER_REQUEST = 128
+
 # Unique among the streams of every preprocessing process that may feed one detokenizer.
-_keys = itertools.count(secrets.randbits(62))
+_keys = itertools.count(secrets.randbits(55) * KEYS_PER_REQUEST, KEYS_PER_REQUEST)
 
 
 def new_stream_key() -> int:
-    """A name for a stream, used once."""
+    """The first of a request's names for its streams, used once."""
     return next(_keys)
 
 

@@ -42,7 +42,7 @@ class _TextSink:
     def __init__(self, sink: TensorSink, decoder: TextDecoder) -> None:
         self._sink = sink
         self._decoder = decoder
-        self._text: StreamText | None = None
+        self._texts: dict[int, StreamText] = {}  # of a request with several sequences, each has its own
         self.fail = sink.fail
         self.is_cancelled = sink.is_cancelled
 
@@ -51,9 +51,9 @@ class _TextSink:
         if state is None:  # the answer to a stop request
             text = ""
         else:
-            if self._text is None:
-                self._text = StreamText(self._decoder, state.stop_strings)
-            text = add_chunk(self._text, state, reply.token_ids)
+            if state.key not in self._texts:
+                self._texts[state.key] = StreamText(self._decoder, state.stop_strings)
+            text = add_chunk(self._texts[state.key], state, reply.token_ids)
         self._sink.send(text_tensors(reply, text), is_final=reply.is_final)
 
 

@@ -76,17 +76,20 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PerfMetrics(msgspec.Struct, frozen=True, array_like=True):
-    """What upstream tells of a request that asked for `return_perf_metrics`; times in ns of the system's clock."""
+    """What upstream tells of a request that asked for `return_perf_metrics`; times in ns of the system's clock.
+
+    None: the engine does not tell, and the client gets no such output.
+    """
 
     arrival_time_ns: int
     first_scheduled_time_ns: int
     first_token_time_ns: int
     last_token_time_ns: int
-    kv_cache_alloc_new_blocks: int = 0
-    kv_cache_reused_blocks: int = 0
-    kv_cache_alloc_total_blocks: int = 0
-    total_accepted_draft_tokens: int = 0
-    total_draft_tokens: int = 0
+    kv_cache_alloc_new_blocks: int | None = None
+    kv_cache_reused_blocks: int | None = None
+    kv_cache_alloc_total_blocks: int | None = None
+    total_accepted_draft_tokens: int | None = 0  # none without speculative decoding
+    total_draft_tokens: int | None = 0
 
 
 class TokenChunk(msgspec.Struct, array_like=True):
@@ -114,6 +117,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int
     max_num_seqs: int
     supported: frozenset[str]  # fields of SamplingParams that it honours; others are refused by name
+    why_not: dict[str, str] = {}  # the reason and the way out, for some of the others
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +146,10 @@ class Engine(ABC):
     @abstractmethod
     def cancel(self, key: int) -> None:
         """Stop a request and free its KV blocks within two steps. No chunk of it follows. Unknown keys are ignored."""
+
+    def perf_of(self, key: int) -> PerfMetrics | None:  # noqa: ARG002  an engine may know nothing
+        """What is known of a request that is about to be cancelled and has had a token; a last chunk has it anyway."""
+        return None
 
     @abstractmethod
     def step(self) -> list[TokenChunk]:

@@ -30,8 +30,8 @@ class ModelFolder(msgspec.Struct, frozen=True, kw_only=True):
     end_ids: tuple[int, ...]
 
 
-def load_model_folder(folder: Path, *, weights: str) -> ModelFolder:
-    """Read a model folder; `weights` is the file that makes it one.
+def load_model_folder(folder: Path, *, weights: str, field: str = "engine.dir") -> ModelFolder:
+    """Read a model folder; `weights` is the file that makes it one, `field` what names it in the deployment.
 
     Raises:
         SpecError: the folder or a file is missing, or does not say what it should.
@@ -39,8 +39,8 @@ def load_model_folder(folder: Path, *, weights: str) -> ModelFolder:
     for name in (weights, "config.json"):
         if not (folder / name).is_file():
             raise SpecError(
-                f"engine.dir: {folder} has no {name}; make the model with `make demo-model` or `trireme build`",
-                field="engine.dir",
+                f"{field}: {folder} has no {name}; make the model with `make demo-model` or `trireme build`",
+                field=field,
                 file=folder / name,
             )
     config = _load(folder / "config.json", _Config)

@@ -12,20 +12,38 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ensemble_configs.deployment import OpenVinoEngineSpec
-from ensemble_configs.errors import SpecError, Unavailable
-from serving.engines.base import Engine, EngineInfo, EngineStats, GenerationRequest, SamplingParams, TokenChunk
+from ensemble_configs.errors import RequestError, SpecError, Unavailable
+from serving.engines.base import (
+    Engine,
+    EngineInfo,
+    EngineStats,
+    GenerationRequest,
+    PerfMetrics,
+    SamplingParams,
+    TokenChunk,
+)
 from serving.engines.model_folder import ModelFolder
+from serving.engines.openvino_drafting import DraftCount, set_drafting, unsupported_with
+from serving.engines.openvino_guides import (
+    GUIDE_FIELDS,
+    TOKENIZER_FILE,
+    WITHOUT_TOKENIZER,
+    GuideCompiler,
+    refuse_unguidable,
+)
 from serving.engines.openvino_pipeline import (
     FINISH_REASONS,
     IGNORED,
     KV_BLOCK_TOKENS,
     SUPPORTED,
+    WHY_NOT,
     Handle,
     generation_config,
     load_pipeline,
     token_tensor,
 )
 from serving.engines.request_limits import refuse_unservable
+from serving.engines.request_times import RequestTimes
 from serving.engines.signal_stack import drop_signal_stack
 
 _MAX_DROPS = 8  # of the whole batch in a row, with no token in between; then its requests fail
@@ -38,12 +56,24 @@ class _Generation:
     request: GenerationRequest
     config: object
     output_ids: list[int] = field(default_factory=list)
+    times: RequestTimes = field(default_factory=RequestTimes)
+    drafts: DraftCount = field(default_factory=DraftCount)
     num_prefill_blocks: int = 0  # may still be taken by its prefill; none once a token has come
 
     @property
     def num_blocks(self) -> int:
         """KV blocks of all its tokens so far."""
         return -(-(len(self.request.input_ids) + len(self.output_ids)) // KV_BLOCK_TOKENS)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether it can be given to the pipeline again with its output so far as a part of the prompt.
+
+        A guide and these penalties look at what was generated, and the pipeline no longer knows which tokens that were.
+        """
+        sampling = self.request.sampling
+        looks_back = sampling.presence_penalty or sampling.frequency_penalty or sampling.guide_type is not None
+        return not (self.output_ids and looks_back)
 
 
 class OpenVinoEngine(Engine):
@@ -61,11 +91,17 @@ class OpenVinoEngine(Engine):
                 field="engine.max_seq_len",
                 value=spec.max_seq_len,
             )
+        self._spec = spec
         self._pipeline = load_pipeline(spec)
+        self._guides = GuideCompiler(model.dir, model.vocab_size)
+        why_not = unsupported_with(spec)
+        if not (model.dir / TOKENIZER_FILE).is_file():
+            why_not |= dict.fromkeys(GUIDE_FIELDS, WITHOUT_TOKENIZER)
         self._is_pipeline_empty = True
         self._waiting: deque[_Generation] = deque()
         self._running: dict[int, tuple[Handle, _Generation]] = {}
         self._num_used_blocks = 0
+        self._leaving: list[tuple[int, int]] = []  # blocks of cancelled requests, and the step that has freed them
         self._num_steps = 0
         self._num_drops = 0
         self.info = EngineInfo(
@@ -76,20 +112,30 @@ class OpenVinoEngine(Engine):
             kv_block_tokens=KV_BLOCK_TOKENS,
             num_kv_blocks=spec.num_kv_blocks,
             max_num_seqs=spec.max_num_seqs,
-            supported=SUPPORTED,
+            supported=(SUPPORTED | GUIDE_FIELDS) - why_not.keys(),
+            why_not=WHY_NOT | why_not,
         )
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request; the first step with room for it hands it to the pipeline."""
         refuse_unservable(request, self.info)
+        refuse_unguidable(request.sampling, self.info)
+        self._refuse_undraftable(request)
         self._waiting.append(_Generation(request, self._config(request.sampling)))
 
     def cancel(self, key: int) -> None:
         """Stop a request; the next step frees its blocks, and the one after it shows that in `stats`."""
         if running := self._running.pop(key, None):
-            running[0].cancel()
+            handle, generation = running
+            handle.cancel()
+            self._leaving.append((self._num_steps + 2, self._max_num_blocks(generation.request)))
         else:
             self._waiting = deque(waiting for waiting in self._waiting if waiting.request.key != key)
+
+    def perf_of(self, key: int) -> PerfMetrics | None:
+        """The times of a running request."""
+        running = self._running.get(key)
+        return self._perf(running[1]) if running else None
 
     def step(self) -> list[TokenChunk]:
         """Run one iteration of the pipeline and read what it made."""
@@ -100,6 +146,9 @@ class OpenVinoEngine(Engine):
         self._num_steps += 1
         chunks, dropped = self._read()
         self._is_pipeline_empty = not self._pipeline.has_non_finished_requests()
+        self._leaving = [
+            (step, n) for step, n in self._leaving if step > self._num_steps and not self._is_pipeline_empty
+        ]
         self._num_used_blocks = 0 if self._is_pipeline_empty else self._measure_used_blocks()
         if dropped:
             chunks += self._retry(dropped)
@@ -129,11 +178,29 @@ class OpenVinoEngine(Engine):
         self._waiting.clear()
         with contextlib.suppress(RuntimeError):  # of a pipeline that is broken
             self._pipeline.step()
-        del self._pipeline
+        del self._pipeline, self._guides
         drop_signal_stack()
 
     def _config(self, sampling: SamplingParams) -> object:
-        return generation_config(sampling, end_ids=self.info.end_ids, vocab_size=self.info.vocab_size)
+        config = generation_config(sampling, end_ids=self.info.end_ids, vocab_size=self.info.vocab_size)
+        set_drafting(config, self._spec)
+        if sampling.guide_type is not None:
+            config.structured_output_config = self._guides.compile(sampling.guide_type, sampling.guide)
+        return config
+
+    def _count_drafts(self, generation: _Generation, num_tokens: int) -> None:
+        if self._spec.num_draft_tokens and generation.output_ids:  # the first token comes from the prefill
+            generation.drafts.note_step(
+                num_tokens,
+                num_draft_tokens=self._spec.num_draft_tokens,
+                num_missing=generation.request.sampling.max_tokens - len(generation.output_ids),
+            )
+
+    def _perf(self, generation: _Generation) -> PerfMetrics | None:
+        drafts = generation.drafts
+        # A prompt may have nothing to look up: how often it had, OpenVINO does not tell.
+        num_offered = None if self._spec.max_ngram_size is not None else drafts.num_offered
+        return generation.times.perf(total_accepted_draft_tokens=drafts.num_accepted, total_draft_tokens=num_offered)
 
     def _measure_used_blocks(self) -> int:
         return round(self._pipeline.get_metrics().cache_usage * self.info.num_kv_blocks / 100)
@@ -145,6 +212,7 @@ class OpenVinoEngine(Engine):
             tokens = token_tensor(request.input_ids + generation.output_ids)
             handle = self._pipeline.add_request(request.key, tokens, generation.config)
             generation.num_prefill_blocks = generation.num_blocks
+            generation.times.note_scheduled()
             self._running[request.key] = (handle, generation)
             self._is_pipeline_empty = False
 
@@ -154,12 +222,38 @@ class OpenVinoEngine(Engine):
         Prefills that wait for each other's blocks would never end: OpenVINO preempts for decoding only, and prefix
         caching gives a request the blocks that it shares as soon as it is added.
         """
+        if self._spec.num_draft_tokens:
+            return self._has_room_to_the_end(generation)
         if not self._running:
             return True
         if len(self._running) == self.info.max_num_seqs:
             return False
         num_promised = sum(running.num_prefill_blocks + 1 for _, running in self._running.values())
         return self._num_used_blocks + num_promised + generation.num_blocks <= self.info.num_kv_blocks
+
+    def _max_num_blocks(self, request: GenerationRequest) -> int:
+        """KV blocks that a request may take until its end, with drafts behind it; its last token is never fed back."""
+        num_tokens = len(request.input_ids) + request.sampling.max_tokens - 1 + self._spec.num_draft_tokens
+        return -(-num_tokens // KV_BLOCK_TOKENS)
+
+    def _refuse_undraftable(self, request: GenerationRequest) -> None:
+        num_blocks, num_drafts = self._max_num_blocks(request), self._spec.num_draft_tokens
+        if num_drafts and num_blocks > self.info.num_kv_blocks:
+            max_tokens = request.sampling.max_tokens
+            raise RequestError(
+                f"{len(request.input_ids)} prompt tokens + max_tokens {max_tokens} + {num_drafts} drafts cannot fit "
+                f"the KV cache of {self.info.num_kv_blocks} blocks; ask for less or raise engine.num_kv_blocks",
+                field="max_tokens",
+                value=max_tokens,
+                num_kv_blocks=self.info.num_kv_blocks,
+            )
+
+    def _has_room_to_the_end(self, generation: _Generation) -> bool:
+        """Whether all that has begun can go on to its end beside it: what OpenVINO preempts while drafting is lost."""
+        num_promised = sum(self._max_num_blocks(running.request) for _, running in self._running.values())
+        num_leaving = sum(num_blocks for _, num_blocks in self._leaving)
+        num_blocks = num_promised + num_leaving + self._max_num_blocks(generation.request)
+        return len(self._running) < self.info.max_num_seqs and num_blocks <= self.info.num_kv_blocks
 
     def _read(self) -> tuple[list[TokenChunk], list[_Generation]]:
         """What the last step made, and which requests it dropped."""
@@ -182,24 +276,28 @@ class OpenVinoEngine(Engine):
                 del self._running[key]
             elif not token_ids:
                 continue
+            self._count_drafts(generation, len(token_ids))
             generation.output_ids += token_ids
             generation.num_prefill_blocks = self._num_drops = 0
-            return TokenChunk(key, token_ids, finish_reason)
+            generation.times.note_token()
+            log_probs = output.generated_log_probs if generation.request.sampling.return_log_probs else None
+            perf = None if finish_reason is None else self._perf(generation)
+            return TokenChunk(key, token_ids, finish_reason, log_probs=log_probs, perf=perf)
         return None
 
     def _retry(self, dropped: list[_Generation]) -> list[TokenChunk]:
         """Put dropped requests back to the front of the queue, to go on after their output so far.
 
         OpenVINO ends all requests with IGNORED when none can go on. Each of ours would fit alone, so that is a matter
-        of company: a cancelled request still holds the blocks that another one needs now.
+        of company: a cancelled request still holds the blocks that another one needs now. One that cannot go on fails.
         """
         self._num_drops += 1
         for generation in dropped:
             del self._running[generation.request.key]
-        if self._num_drops > _MAX_DROPS:
-            error = str(Unavailable("the KV cache is full and gives no room; try again", reason="kv_cache"))
-            return [TokenChunk(generation.request.key, [], error=error) for generation in dropped]
+        lost = [generation for generation in dropped if self._num_drops > _MAX_DROPS or not generation.can_go_on]
         for generation in reversed(dropped):
+            if generation in lost:
+                continue
             sampling, num_output_ids = generation.request.sampling, len(generation.output_ids)
             rest = msgspec.structs.replace(
                 sampling,
@@ -208,4 +306,5 @@ class OpenVinoEngine(Engine):
             )
             generation.config = self._config(rest)
             self._waiting.appendleft(generation)
-        return []
+        error = str(Unavailable("the KV cache is full and gives no room; try again", reason="kv_cache"))
+        return [TokenChunk(generation.request.key, [], error=error) for generation in lost]

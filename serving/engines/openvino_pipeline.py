@@ -15,6 +15,7 @@ import openvino_genai
 from ensemble_configs.deployment import OpenVinoEngineSpec
 from ensemble_configs.errors import RequestError, SpecError
 from serving.engines.base import FinishReason, SamplingParams
+from serving.engines.openvino_drafting import draft_properties, set_drafting
 
 # Fixed for the CPU, whatever the precision. Source: openvino.genai 2026.4, kv_cache_manager.hpp, cpu_block_size.
 KV_BLOCK_TOKENS = 32
@@ -31,6 +32,7 @@ class Output(Protocol):
     """What one sequence generated since the last read."""
 
     generated_ids: list[int]  # the end token included
+    generated_log_probs: list[float]  # one for each; zeros where not asked for
     finish_reason: _Enum
 
 
@@ -89,10 +91,12 @@ def load_pipeline(spec: OpenVinoEngineSpec) -> Pipeline:
     scheduler.dynamic_split_fuse = True  # chunked prefill beside decoding
     try:
         pipeline: Pipeline = openvino_genai.ContinuousBatchingPipeline(
-            str(spec.dir), scheduler, "CPU", _properties(spec)
+            str(spec.dir), scheduler, "CPU", _properties(spec) | draft_properties(spec, scheduler)
         )
         sampling = SamplingParams(max_tokens=1)
-        handle = pipeline.add_request(0, token_tensor([0]), generation_config(sampling, end_ids=(), vocab_size=1))
+        config = generation_config(sampling, end_ids=(), vocab_size=1)
+        set_drafting(config, spec)
+        handle = pipeline.add_request(0, token_tensor([0]), config)
         pipeline.step()
         handle.read()
     except (RuntimeError, MemoryError) as exc:
@@ -100,8 +104,8 @@ def load_pipeline(spec: OpenVinoEngineSpec) -> Pipeline:
     return pipeline
 
 
-def _properties(spec: OpenVinoEngineSpec) -> dict[str, str | int]:
-    properties: dict[str, str | int] = {}
+def _properties(spec: OpenVinoEngineSpec) -> dict[str, object]:
+    properties: dict[str, object] = {}
     if spec.num_threads is not None:
         properties |= {"INFERENCE_NUM_THREADS": spec.num_threads, "sampler_num_threads": spec.num_threads}
     if spec.kv_cache_precision != "auto":
@@ -123,11 +127,19 @@ _ROWS = (
     _Row("top_k", "top_k", unset=0),
     _Row("top_p", "top_p", unset=0.0),
     _Row("seed", "rng_seed"),
+    _Row("repetition_penalty", "repetition_penalty", is_for_greedy=True),
+    _Row("presence_penalty", "presence_penalty", is_for_greedy=True),
+    _Row("frequency_penalty", "frequency_penalty", is_for_greedy=True),
+    _Row("return_log_probs", "logprobs", unset=False, is_for_greedy=True),
 )
 SUPPORTED = frozenset({row.field for row in _ROWS} | {"end_id"})
+_NO_MASK = "the sampler of OpenVINO GenAI takes no mask or bias on logits; leave it out or serve with another provider"
+WHY_NOT = {"bad_words": _NO_MASK, "embedding_bias": _NO_MASK}
 
 
-def generation_config(sampling: SamplingParams, *, end_ids: Iterable[int], vocab_size: int) -> object:
+def generation_config(
+    sampling: SamplingParams, *, end_ids: Iterable[int], vocab_size: int
+) -> openvino_genai.GenerationConfig:
     """Our sampling parameters as a checked GenerationConfig.
 
     Args:

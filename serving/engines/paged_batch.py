@@ -21,6 +21,7 @@ class Sequence:
     min_num_tokens: int  # an end token counts from here on
     num_unprocessed: int = 0  # tokens of its prefill that are still to be computed
     num_blocks: int = 0  # none: it is waiting
+    num_allocated_blocks: int = 0  # since it came, those of a preempted computation included
     num_free_slots: int = 0  # tokens that still fit into its blocks
 
 
@@ -31,6 +32,7 @@ class PlannedStep:
     decoding: list[Sequence]  # one token each
     prefilled: list[Sequence]  # their prefill ends in this step: they get a token, too
     num_prefill_tokens: int
+    admitted: list[Sequence]  # their prefill begins in this step
 
 
 class PagedBatch:
@@ -69,15 +71,18 @@ class PagedBatch:
         """Choose the tokens of one step and give them their blocks: decoding first, prefill with what is left."""
         decoding = self._plan_decoding()
         prefilled: list[Sequence] = []
+        admitted: list[Sequence] = []
         budget = free_budget = self.max_num_batched_tokens - len(decoding)
         while free_budget and (sequence := self._prefilling or self._admit()):
+            if sequence is not self._prefilling:
+                admitted.append(sequence)
             num_tokens = min(sequence.num_unprocessed, free_budget)
             sequence.num_unprocessed -= num_tokens
             free_budget -= num_tokens
             self._prefilling = sequence if sequence.num_unprocessed else None
             if sequence.num_unprocessed == 0:
                 prefilled.append(sequence)
-        return PlannedStep(decoding, prefilled, budget - free_budget)
+        return PlannedStep(decoding, prefilled, budget - free_budget, admitted)
 
     def _plan_decoding(self) -> list[Sequence]:
         decoding: list[Sequence] = []
@@ -101,6 +106,7 @@ class PagedBatch:
                 return False
         self.num_free_blocks -= 1
         sequence.num_blocks += 1
+        sequence.num_allocated_blocks += 1
         sequence.num_free_slots = self._block_tokens
         return True
 
@@ -115,6 +121,7 @@ class PagedBatch:
         self.running.append(self.waiting.popleft())
         self.num_free_blocks -= num_blocks
         sequence.num_blocks = num_blocks
+        sequence.num_allocated_blocks += num_blocks
         sequence.num_free_slots = num_blocks * self._block_tokens - sequence.num_tokens
         sequence.num_unprocessed = sequence.num_tokens
         return sequence

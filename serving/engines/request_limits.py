@@ -9,6 +9,8 @@ import msgspec
 from ensemble_configs.errors import RequestError
 from serving.engines.base import EngineInfo, GenerationRequest, SamplingParams
 
+_MAX_SHOWN_CHARS = 60
+
 
 def refuse_unservable(request: GenerationRequest, info: EngineInfo) -> None:
     """Check a request against what the engine is.
@@ -23,6 +25,24 @@ def refuse_unservable(request: GenerationRequest, info: EngineInfo) -> None:
     _refuse_length(len(request.input_ids), request.sampling.max_tokens, info)
 
 
+def unsupported_error(field: str, value: object, info: EngineInfo, *, name: str | None = None) -> RequestError:
+    """The refusal of a sampling parameter that the provider does not honour, with its reason where it has one.
+
+    Args:
+        name: what the client calls it, if not as the field.
+    """
+    why_not = info.why_not.get(field, "leave it out")
+    short = value if len(str(value)) <= _MAX_SHOWN_CHARS else None
+    name = name or field
+    shown = name if short is None else f"{name} ({short})"
+    return RequestError(
+        f"{shown} is not supported by the provider {info.provider!r}; {why_not}",
+        field=name,
+        value=short,
+        provider=info.provider,
+    )
+
+
 def _refuse_unsupported(sampling: SamplingParams, info: EngineInfo) -> None:
     unsupported = [name for name in sampling.__struct_fields__ if name not in info.supported]
     if not unsupported:
@@ -31,12 +51,7 @@ def _refuse_unsupported(sampling: SamplingParams, info: EngineInfo) -> None:
     for name in unsupported:
         value = getattr(sampling, name)
         if value != defaults[name]:
-            raise RequestError(
-                f"{name} ({value}) is not supported by the provider {info.provider!r}; leave it out",
-                field=name,
-                value=value,
-                provider=info.provider,
-            )
+            raise unsupported_error(name, value, info)
 
 
 def _refuse_length(num_prompt_tokens: int, max_tokens: int, info: EngineInfo) -> None:

@@ -9,25 +9,58 @@ import itertools
 import random
 from array import array
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from ensemble_configs.deployment import SimulatedEngineSpec
-from ensemble_configs.errors import SpecError
+from ensemble_configs.errors import RequestError, SpecError
 from serving.engines.base import (
     Engine,
     EngineInfo,
     EngineStats,
     FinishReason,
     GenerationRequest,
+    PerfMetrics,
+    SamplingParams,
     TokenChunk,
 )
 from serving.engines.clock import Clock, Pace
 from serving.engines.paged_batch import PagedBatch, PlannedStep, Sequence
 from serving.engines.request_limits import refuse_unservable
+from serving.engines.request_times import RequestTimes
+from serving.engines.toy_logits import ToyTokens
 
 # Tokenizers keep their special tokens here; the hash never yields one, so that every output has a text.
 NUM_RESERVED_IDS = 16
 
-_SUPPORTED = frozenset({"max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "end_id"})
+# What changes the output of greedy generation too, by entering the hash.
+_HASHED = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+# What acts on the logits of `toy_logits`.
+_TOY = ("return_log_probs", "bad_words", "embedding_bias")
+_SUPPORTED = frozenset({"max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "end_id", *_HASHED, *_TOY})
+_NO_TEXT = "it makes token ids by a rule and knows no text that a guide could be about; leave it out"
+_WHY_NOT = {"guide_type": _NO_TEXT, "guide": _NO_TEXT}
+_DEFAULTS = SamplingParams(max_tokens=1)
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request and what is told of it at its end."""
+
+    sequence: Sequence
+    returns_log_probs: bool
+    times: RequestTimes = field(default_factory=RequestTimes)
+
+    def log_probs(self) -> list[float] | None:
+        """Of the token that was just taken; None: not asked for."""
+        tokens = self.sequence.tokens
+        return [tokens.log_prob] if self.returns_log_probs and isinstance(tokens, ToyTokens) else None
+
+    def perf(self) -> PerfMetrics | None:
+        """No block is ever reused: there is nothing in them."""
+        num_blocks = self.sequence.num_allocated_blocks
+        return self.times.perf(
+            kv_cache_alloc_new_blocks=num_blocks, kv_cache_reused_blocks=0, kv_cache_alloc_total_blocks=num_blocks
+        )
 
 
 class SimulatedEngine(Engine):
@@ -35,6 +68,7 @@ class SimulatedEngine(Engine):
 
     The model has no end token of its own (`info.end_ids` is empty): a request ends at `max_tokens`, or at the `end_id`
     that it names. `hash` honours sampling in that every parameter changes the output; `echo` has nothing to sample.
+    Bad words, embedding bias and log probabilities are those of `toy_logits`, in both modes.
     """
 
     def __init__(self, spec: SimulatedEngineSpec, clock: Clock) -> None:
@@ -51,7 +85,7 @@ class SimulatedEngine(Engine):
             num_blocks=spec.num_kv_blocks,
             block_tokens=spec.kv_block_tokens,
         )
-        self._sequences: dict[int, Sequence] = {}
+        self._sequences: dict[int, _Running] = {}
         self._num_steps = 0
         self.info = EngineInfo(
             provider=spec.provider,
@@ -62,6 +96,7 @@ class SimulatedEngine(Engine):
             num_kv_blocks=spec.num_kv_blocks,
             max_num_seqs=spec.max_num_seqs,
             supported=_SUPPORTED,
+            why_not=_WHY_NOT,
         )
 
     def add(self, request: GenerationRequest) -> None:
@@ -78,19 +113,26 @@ class SimulatedEngine(Engine):
             end_ids=frozenset(self.info.end_ids if sampling.end_id is None else (sampling.end_id,)),
             tokens=self._output_of(request),
         )
-        self._sequences[request.key] = sequence
+        self._sequences[request.key] = _Running(sequence, sampling.return_log_probs)
         self._batch.add(sequence)
 
     def cancel(self, key: int) -> None:
         """Stop a request; its blocks are free at once."""
-        if sequence := self._sequences.pop(key, None):
-            self._batch.remove(sequence)
+        if running := self._sequences.pop(key, None):
+            self._batch.remove(running.sequence)
+
+    def perf_of(self, key: int) -> PerfMetrics | None:
+        """Times and blocks of a running request."""
+        running = self._sequences.get(key)
+        return running.perf() if running else None
 
     def step(self) -> list[TokenChunk]:
         """Run one iteration of the batch, which lasts as long as the spec says."""
         if not self._sequences:
             return []
         step = self._batch.plan_step()
+        for sequence in step.admitted:
+            self._sequences[sequence.key].times.note_scheduled()
         self._num_steps += 1
         self._pace.spend_s(self._duration_s(step))
         return [self._next_token(sequence) for sequence in itertools.chain(step.decoding, step.prefilled)]
@@ -112,19 +154,25 @@ class SimulatedEngine(Engine):
         )
 
     def _next_token(self, sequence: Sequence) -> TokenChunk:
-        token_id = next(sequence.tokens)
+        running = self._sequences[sequence.key]
+        token_id = next(sequence.tokens, None)
+        if token_id is None:
+            self._forget(sequence)
+            refusal = RequestError("bad_words leave no token to go on with; send fewer", field="bad_words")
+            return TokenChunk(sequence.key, [], error=str(refusal))
+        running.times.note_token()
         is_end = token_id in sequence.end_ids and sequence.num_tokens >= sequence.min_num_tokens
         sequence.num_tokens += 1
-        if is_end:
-            return self._finish(sequence, token_id, FinishReason.STOP)
-        if sequence.num_tokens == sequence.max_num_tokens:
-            return self._finish(sequence, token_id, FinishReason.LENGTH)
-        return TokenChunk(sequence.key, [token_id])
+        chunk = TokenChunk(sequence.key, [token_id], log_probs=running.log_probs())
+        if is_end or sequence.num_tokens == sequence.max_num_tokens:
+            chunk.finish_reason = FinishReason.STOP if is_end else FinishReason.LENGTH
+            chunk.perf = running.perf()
+            self._forget(sequence)
+        return chunk
 
-    def _finish(self, sequence: Sequence, token_id: int, reason: FinishReason) -> TokenChunk:
+    def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.key]
         self._batch.remove(sequence)
-        return TokenChunk(sequence.key, [token_id], reason)
 
     def _duration_s(self, step: PlannedStep) -> float:
         spec = self._spec
@@ -133,13 +181,30 @@ class SimulatedEngine(Engine):
         return spec.step_ms * 1e-3 + (prefill_us + decode_us) * 1e-6
 
     def _output_of(self, request: GenerationRequest) -> Iterator[int]:
+        candidates = self._candidates_of(request)
+        sampling, vocab_size = request.sampling, self._spec.vocab_size
+        if not any(getattr(sampling, name) for name in _TOY):
+            return candidates
+        return ToyTokens(
+            candidates,
+            vocab=range(NUM_RESERVED_IDS, vocab_size),
+            vocab_size=vocab_size,
+            bias=sampling.embedding_bias or {},
+            bad_words=sampling.bad_words,
+            prompt=request.input_ids,
+        )
+
+    def _candidates_of(self, request: GenerationRequest) -> Iterator[int]:
         if self._spec.mode == "echo":
             return itertools.cycle(request.input_ids)
         sampling = request.sampling
-        how: tuple[float, ...] = (self._spec.seed,)
+        how: tuple[object, ...] = (self._spec.seed,)
         if not sampling.is_greedy:
             seed = self._seeds.getrandbits(64) if sampling.seed is None else sampling.seed
             how += (seed, sampling.temperature, sampling.top_k, sampling.top_p)
+        how += tuple(
+            (name, value) for name in _HASHED if (value := getattr(sampling, name)) != getattr(_DEFAULTS, name)
+        )
         return hash_tokens(_digest(how, request.input_ids), self._spec.vocab_size)
 
 
@@ -154,7 +219,7 @@ def hash_tokens(state: int, vocab_size: int) -> Iterator[int]:
         yield NUM_RESERVED_IDS + (state >> 33) % num_ids
 
 
-def _digest(how: tuple[float, ...], input_ids: Iterable[int]) -> int:
+def _digest(how: tuple[object, ...], input_ids: Iterable[int]) -> int:
     digest = hashlib.blake2b(repr(how).encode(), digest_size=8)
     digest.update(array("q", input_ids))
     return int.from_bytes(digest.digest(), "little")

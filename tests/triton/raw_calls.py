@@ -18,7 +18,11 @@ _DTYPES: dict[str, npt.DTypeLike] = {
     **dict.fromkeys(("max_tokens", "request_output_len", "REQUEST_OUTPUT_LEN", "min_tokens"), np.int32),
     **dict.fromkeys(("input_ids", "input_lengths", "end_id", "prompt_vocab_size"), np.int32),
     **dict.fromkeys(("top_k", "runtime_top_k", "beam_width", "num_return_sequences"), np.int32),
-    **dict.fromkeys(("top_p", "runtime_top_p", "temperature", "repetition_penalty"), np.float32),
+    **dict.fromkeys(("decoder_text_input", "embedding_bias_words"), np.object_),
+    **dict.fromkeys(("guided_decoding_guide_type", "guided_decoding_guide"), np.object_),
+    **dict.fromkeys(("embedding_bias_weights",), np.float32),
+    **dict.fromkeys(("top_p", "runtime_top_p", "temperature"), np.float32),
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), np.float32),
     **dict.fromkeys(("seed", "random_seed"), np.uint64),
 }
 

@@ -2,7 +2,7 @@
 """Tokens leave together where that costs nobody his first token."""
 
 from serving.chunk_gather import ChunkGather
-from serving.engines.base import FinishReason, TokenChunk
+from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
 
 
 class Clock:
@@ -22,6 +22,18 @@ def test_what_is_here_at_the_same_time_leaves_together_in_order() -> None:
     sent = gather.due([token(1, 10), token(2, 20), token(1, 11, FinishReason.LENGTH)])
     assert sent == [TokenChunk(1, [10, 11], FinishReason.LENGTH), TokenChunk(2, [20])]
     assert gather.due([]) == []
+
+
+def test_log_probabilities_go_with_their_tokens_and_the_last_chunk_keeps_what_it_tells() -> None:
+    perf = PerfMetrics(1, 2, 3, 4)
+    chunks = [
+        TokenChunk(1, [10], log_probs=[-1.0]),
+        TokenChunk(1, [11, 12], log_probs=[-2.0, -3.0]),
+        TokenChunk(1, [], FinishReason.CANCELLED, perf=perf),
+    ]
+    assert ChunkGather(max_delay_s=0).due(chunks) == [
+        TokenChunk(1, [10, 11, 12], FinishReason.CANCELLED, log_probs=[-1.0, -2.0, -3.0], perf=perf)
+    ]
 
 
 def test_what_the_engine_says_of_a_stream_that_has_ended_changes_its_end_no_more() -> None:

@@ -4,6 +4,7 @@
 import functools
 import itertools
 import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from ensemble_configs.deployment import OpenVinoEngineSpec, SimulatedEngineSpec
 from ensemble_configs.errors import RequestError
-from serving.engines.base import Engine, FinishReason, GenerationRequest, SamplingParams
+from serving.engines.base import Engine, FinishReason, GenerationRequest, PerfMetrics, SamplingParams
 from serving.engines.clock import VirtualClock
 from serving.engines.providers import create_engine
 
@@ -27,7 +28,7 @@ def simulated(**changes: int) -> Engine:
     return create_engine(spec, clock=VirtualClock())
 
 
-def openvino(**changes: int) -> Engine:
+def openvino(**changes: object) -> Engine:
     spec = {"provider": "openvino", "dir": DEMO_MODEL, "num_threads": 1} | LIMITS | changes
     return create_engine(OpenVinoEngineSpec.model_validate(spec))
 
@@ -56,6 +57,8 @@ class Output:
     finish_reason: FinishReason | None = None
     error: str | None = None
     num_chunks: int = 0
+    log_probs: list[float] = field(default_factory=list)
+    perf: PerfMetrics | None = None
 
     @property
     def is_done(self) -> bool:
@@ -93,7 +96,9 @@ class Session:
             assert not output.is_done, "a chunk after the last"
             assert chunk.token_ids or chunk.finish_reason or chunk.error, "an empty chunk"
             output.token_ids += chunk.token_ids
-            output.finish_reason, output.error = chunk.finish_reason, chunk.error
+            output.finish_reason, output.error, output.perf = chunk.finish_reason, chunk.error, chunk.perf
+            assert chunk.log_probs is None or len(chunk.log_probs) == len(chunk.token_ids)
+            output.log_probs += chunk.log_probs or []
             output.num_chunks += 1
         return tokens
 
@@ -307,6 +312,20 @@ def test_without_a_seed_every_request_is_sampled_anew(session: Session) -> None:
 
 
 @pytest.mark.parametrize(
+    "penalty",
+    [{"repetition_penalty": 1.8}, {"presence_penalty": 1.5}, {"frequency_penalty": 1.5}],
+    ids=["repetition", "presence", "frequency"],
+)
+@pytest.mark.parametrize("how", [{}, {"top_p": 0.95, "seed": 3}], ids=["greedy", "sampled"])
+def test_a_penalty_changes_the_output_and_the_same_penalty_in_the_same_way(
+    session: Session, penalty: dict[str, float], how: dict[str, float]
+) -> None:
+    without = session.tokens_of(prompt_of(12), 60, **how)
+    first, again = (session.tokens_of(prompt_of(12), 60, **how, **penalty) for _ in range(2))
+    assert without != first == again
+
+
+@pytest.mark.parametrize(
     "sampling",
     [{"temperature": 0.0, "top_p": 0.9}, {"top_k": 1, "temperature": 3.0}, {"temperature": 0.7}],
     ids=["temperature-0", "top-k-1", "neither-top-k-nor-top-p"],
@@ -314,6 +333,37 @@ def test_without_a_seed_every_request_is_sampled_anew(session: Session) -> None:
 def test_greedy_means_the_same_as_the_default(session: Session, sampling: dict[str, float]) -> None:
     prompt = prompt_of(12)
     assert session.tokens_of(prompt, 12, seed=5, **sampling) == session.tokens_of(prompt, 12)
+
+
+def test_every_token_has_a_log_probability_where_asked_for_and_the_tokens_are_the_same(session: Session) -> None:
+    plain = session.tokens_of(prompt_of(12), 20)
+    key = session.add(prompt_of(12), 20, return_log_probs=True)
+    output = session.drain()[key]
+    assert output.token_ids == plain
+    assert len(output.log_probs) == 20
+    assert all(-30 < log_prob <= 0 for log_prob in output.log_probs)
+    assert len({round(log_prob, 3) for log_prob in output.log_probs}) > 1
+
+
+def test_the_last_chunk_tells_when_what_happened(session: Session) -> None:
+    before_ns = time.time_ns()
+    key = session.add(prompt_of(12), 5)
+    perf = session.drain()[key].perf
+    assert perf is not None
+    times = [perf.arrival_time_ns, perf.first_scheduled_time_ns, perf.first_token_time_ns, perf.last_token_time_ns]
+    assert before_ns <= times[0] <= times[1] <= times[2] < times[3] <= time.time_ns()
+
+
+def test_what_is_known_of_a_running_request_can_be_asked_before_it_is_cancelled(session: Session) -> None:
+    key = session.add(prompt_of(12), 50)
+    assert session.engine.perf_of(key) is None
+    while not session.outputs[key].token_ids:
+        session.step()
+    perf = session.engine.perf_of(key)
+    assert perf is not None
+    assert perf.first_token_time_ns > 0
+    session.cancel(key)
+    assert session.engine.perf_of(key) is None
 
 
 # What it refuses

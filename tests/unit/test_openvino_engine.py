@@ -95,6 +95,16 @@ def test_an_end_id_outside_the_vocabulary_is_none_and_never_reaches_the_logits(e
     }
 
 
+def test_penalties_count_in_greedy_generation_too() -> None:
+    config = config_of(repetition_penalty=1.5, presence_penalty=-2.0, frequency_penalty=0.25)
+    assert attributes_of(config, "do_sample", "repetition_penalty", "presence_penalty", "frequency_penalty") == {
+        "do_sample": False,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -2.0,
+        "frequency_penalty": 0.25,
+    }
+
+
 # Loading
 
 

@@ -49,9 +49,9 @@ def test_decoding_comes_first_and_prefill_fills_the_rest_of_the_step() -> None:
     short, long = sequence(10, 5), sequence(20, 5)
     paged.add(short)
     paged.add(long)
-    assert run_step(paged) == PlannedStep([], [short], num_prefill_tokens=16)  # 10 of short, 6 of long
-    assert run_step(paged) == PlannedStep([short], [long], num_prefill_tokens=14)  # the other 14 of long
-    assert run_step(paged) == PlannedStep([short, long], [], num_prefill_tokens=0)
+    assert run_step(paged) == PlannedStep([], [short], 16, admitted=[short, long])  # 10 of short, 6 of long
+    assert run_step(paged) == PlannedStep([short], [long], 14, admitted=[])  # the other 14 of long
+    assert run_step(paged) == PlannedStep([short, long], [], 0, admitted=[])
 
 
 def test_a_prompt_longer_than_a_step_is_prefilled_in_chunks() -> None:

@@ -20,7 +20,8 @@ from serving.tokenization import PromptTokenizer
 
 PROMPTS = PromptTokenizer.from_spec(TokenizerSpec(dir=TOKENIZER, add_special_tokens=False))
 ROWS: dict[str, Tensor] = dict(inputs_of("preprocessing"))
-SUPPORTED = {"QUERY", "REQUEST_OUTPUT_LEN", "STOP_WORDS_DICT", "END_ID", "PAD_ID"}
+LISTS = {"STOP_WORDS_DICT", "BAD_WORDS_DICT", "EMBEDDING_BIAS_WORDS", "EMBEDDING_BIAS_WEIGHTS"}
+SUPPORTED = {"QUERY", "REQUEST_OUTPUT_LEN", "END_ID", "PAD_ID"} | LISTS
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 
@@ -89,6 +90,38 @@ def test_empty_stop_words_ask_for_nothing(step: PromptStep) -> None:
     assert unpack_context(outputs["STREAM_CONTEXT"].tobytes()).stop_strings == ()
 
 
+def weights(*values: float) -> npt.NDArray[np.generic]:
+    return np.array([values], dtype=np.float32)
+
+
+def test_bad_words_go_on_in_upstreams_form(step: PromptStep) -> None:
+    outputs = step.prepare(prompt(BAD_WORDS_DICT=words(b" red ball", b"", b"x")))
+    long, short = (PROMPTS.encode(text).tolist() for text in (" red ball", "x"))
+    ends = [len(long), len(long) + len(short)]
+    assert outputs["BAD_WORDS_IDS"].tolist() == [[long + short, ends + [-1] * (len(long) + len(short) - 2)]]
+    assert outputs["BAD_WORDS_IDS"].dtype == np.int32
+    assert "BAD_WORDS_IDS" not in step.prepare(prompt(BAD_WORDS_DICT=words(b"")))
+
+
+def test_every_token_of_a_biased_word_has_its_weight_and_weights_add_up(step: PromptStep) -> None:
+    outputs = step.prepare(
+        prompt(EMBEDDING_BIAS_WORDS=words(b" red ball", b"", b" ball"), EMBEDDING_BIAS_WEIGHTS=weights(1.5, 9.0, -0.25))
+    )
+    expected = np.zeros(PROMPTS.vocab_size, dtype=np.float32)
+    for token_id in PROMPTS.encode(" red ball"):
+        expected[token_id] += 1.5
+    for token_id in PROMPTS.encode(" ball"):
+        expected[token_id] -= 0.25
+    assert len(set(expected.tolist())) > 2
+    assert outputs["EMBEDDING_BIAS"].dtype == np.float32
+    assert outputs["EMBEDDING_BIAS"].tolist() == [expected.tolist()]
+
+
+def test_no_biased_word_asks_for_nothing(step: PromptStep) -> None:
+    for nothing in ({"EMBEDDING_BIAS_WORDS": words(b"")}, {"EMBEDDING_BIAS_WEIGHTS": np.zeros((1, 0))}):
+        assert "EMBEDDING_BIAS" not in step.prepare(prompt(**nothing))
+
+
 def test_end_and_pad_ids_pass_through_if_they_are_sent(step: PromptStep) -> None:
     given = np.array([[5]], dtype=np.int32)
     assert step.prepare(prompt(END_ID=given))["OUT_END_ID"].tolist() == [[5]]
@@ -114,6 +147,11 @@ def test_empty_text_asks_for_nothing_as_upstreams_own_examples_send_it(step: Pro
         step.prepare(prompt(**{name: words(b"", b"x")}))
 
 
+def test_a_bad_word_that_has_no_token_cannot_be_kept_out_and_is_refused() -> None:
+    with pytest.raises(RequestError, match="for which the tokenizer has no token"):
+        PromptStep(word_tokenizer()).prepare(prompt(b"a b", BAD_WORDS_DICT=words(b"\n")))
+
+
 def test_a_batch_of_prompts_is_refused_with_its_size(step: PromptStep) -> None:
     with pytest.raises(RequestError, match=r"text_input has a batch of 2; send one prompt in a request") as caught:
         step.prepare(prompt(b"a", b"b"))
@@ -127,6 +165,25 @@ def test_a_batch_of_prompts_is_refused_with_its_size(step: PromptStep) -> None:
         pytest.param(prompt(b"\xff"), "text_input is not UTF-8 at byte 0", id="not UTF-8"),
         pytest.param(prompt(STOP_WORDS_DICT=words(b"\xff")), r"stop_words\[0\] is not UTF-8", id="stop word"),
         pytest.param(prompt(STOP_WORDS_DICT=words(*(b"%d" % i for i in range(17)))), "has 17 strings", id="too many"),
+        pytest.param(prompt(BAD_WORDS_DICT=words(b"x", b"\xff")), r"bad_words\[1\] is not UTF-8", id="bad word"),
+        pytest.param(prompt(BAD_WORDS_DICT=words(*[b"x"] * 257)), "bad_words has 257 words", id="too many bad words"),
+        pytest.param(
+            prompt(EMBEDDING_BIAS_WORDS=words(b"\xff"), EMBEDDING_BIAS_WEIGHTS=weights(1)),
+            r"embedding_bias_words\[0\] is not UTF-8",
+            id="biased word",
+        ),
+        pytest.param(
+            prompt(EMBEDDING_BIAS_WORDS=words(b"a", b"b"), EMBEDDING_BIAS_WEIGHTS=weights(1)),
+            "embedding_bias_words has 2 words and embedding_bias_weights has 1",
+            id="a weight is missing",
+        ),
+        pytest.param(prompt(EMBEDDING_BIAS_WORDS=words(b"a")), "embedding_bias_weights has 0", id="no weights"),
+        pytest.param(prompt(EMBEDDING_BIAS_WEIGHTS=weights(1)), "embedding_bias_words has 0", id="no words"),
+        pytest.param(
+            prompt(EMBEDDING_BIAS_WORDS=words(b"a"), EMBEDDING_BIAS_WEIGHTS=weights(np.inf)),
+            "embedding_bias_weights must be finite",
+            id="infinite weight",
+        ),
         pytest.param(prompt(STOP_WORDS_DICT=words(b"x" * 1001)), "has 1001 characters", id="too long"),
     ],
 )

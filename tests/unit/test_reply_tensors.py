@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ensemble_configs.tensors import outputs_of
-from serving.engines.base import FinishReason
+from serving.engines.base import FinishReason, PerfMetrics
 from serving.reply_tensors import reply_tensors
 from serving.running_request import Reply
 from serving.stream_state import StreamState, unpack_state
@@ -17,6 +17,10 @@ EVERYTHING = Reply(
     num_output_tokens=2,
     finish_reason=FinishReason.STOP_STRING,
     stream_state=StreamState(9, True, ("stop",), 1),
+    log_probs=[-0.5, -1.5],
+    cum_log_prob=-2.0,
+    sequence_index=3,
+    perf=PerfMetrics(1, 2, 3, 2**62, 4, 1, 5, total_accepted_draft_tokens=6, total_draft_tokens=8),
 )
 
 
@@ -38,6 +42,25 @@ def test_what_was_asked_for_is_there() -> None:
     assert tensors["num_input_tokens"].tolist() == [[3]]
     assert tensors["num_output_tokens"].tolist() == [[2]]
     assert tensors["finish_reason"].tolist() == [[b"stop_string"]]
+    assert tensors["output_log_probs"].tolist() == [[[-0.5, -1.5]]]
+    assert tensors["cum_log_probs"].tolist() == [[-2.0]]
+    assert tensors["sequence_index"].tolist() == [[3]]
+    assert tensors["last_token_time_ns"].tolist() == [[2**62]]
+    assert tensors["kv_cache_reused_blocks"].tolist() == [[1]]
+    assert tensors["acceptance_rate"].tolist() == [[0.75]]
+
+
+def test_what_an_engine_does_not_know_of_its_performance_is_absent() -> None:
+    perf = PerfMetrics(1, 2, 3, 4, total_draft_tokens=None)
+    tensors = reply_tensors(Reply(token_ids=[], is_final=True, perf=perf))
+    assert not {name for name in tensors if name.startswith(("kv_cache", "acceptance", "total_draft"))}
+    assert tensors["arrival_time_ns"].tolist() == [[1]]
+    assert tensors["total_accepted_draft_tokens"].tolist() == [[0]]
+
+
+def test_no_draft_is_an_acceptance_rate_of_zero() -> None:
+    tensors = reply_tensors(Reply(token_ids=[], is_final=True, perf=PerfMetrics(1, 2, 3, 4)))
+    assert tensors["acceptance_rate"].tolist() == [[0.0]]
 
 
 def test_nothing_is_not_absent() -> None:
@@ -49,7 +72,13 @@ def test_nothing_is_not_absent() -> None:
 
 @pytest.mark.parametrize("reply", [EVERYTHING, Reply(token_ids=[], is_final=True)])
 def test_every_tensor_is_of_the_type_and_shape_that_the_contract_declares(reply: Reply) -> None:
-    types = {"TYPE_INT32": np.int32, "TYPE_UINT8": np.uint8, "TYPE_STRING": np.object_}
+    types = {
+        "TYPE_INT32": np.int32,
+        "TYPE_INT64": np.int64,
+        "TYPE_UINT8": np.uint8,
+        "TYPE_FP32": np.float32,
+        "TYPE_STRING": np.object_,
+    }
     declared = dict(outputs_of("tensorrt_llm"))
     for name, array in reply_tensors(reply).items():
         assert array.dtype == types[declared[name].data_type]

@@ -72,6 +72,10 @@ VALUES: dict[str, tuple[object, object]] = {
     "end_id": (42, 42),
     "pad_id": (2, 2),
     "stop_words_list": ([[8, 9, 0], [1, 2, -1]], [[8, 9, 0], [1, 2, -1]]),
+    "bad_words_list": ([[8, 9, 5, 0], [2, 3, -1, -1]], ((8, 9), (5,))),
+    "embedding_bias": ([0.0, 1.5, 0.0, -2.0], {1: 1.5, 3: -2.0}),
+    "guided_decoding_guide_type": ([b"regex"], "regex"),
+    "guided_decoding_guide": ([b"a+"], "a+"),
     "stream_context": (list(b"\x92\x07\x90"), b"\x92\x07\x90"),
     "streaming": (True, True),
     "exclude_input_in_output": (True, True),
@@ -80,12 +84,26 @@ VALUES: dict[str, tuple[object, object]] = {
     "runtime_top_p": (0.9, 0.9),
     "seed": (2**64 - 1, 2**64 - 1),
     "random_seed": (7, 7),
+    "repetition_penalty": (1.1, 1.1),
+    "presence_penalty": (-2.0, -2.0),
+    "frequency_penalty": (0.3, 0.3),
     "min_tokens": (3, 3),
     "min_length": (3, 3),
     "return_num_input_tokens": (True, True),
     "return_num_output_tokens": (True, True),
     "return_finish_reason": (True, True),
+    "num_return_sequences": (3, 3),
+    "return_log_probs": (True, True),
+    "return_perf_metrics": (True, True),
+    "return_kv_cache_reuse_stats": (True, True),
     "stop": (True, True),
+}
+
+
+# What a tensor cannot be without.
+COMPANIONS: dict[str, dict[str, object]] = {
+    "guided_decoding_guide_type": {"guided_decoding_guide": [b"a+"]},
+    "guided_decoding_guide": {"guided_decoding_guide_type": [b"regex"]},
 }
 
 
@@ -96,7 +114,7 @@ def test_the_table_below_knows_every_supported_tensor() -> None:
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_a_supported_tensor_is_read_into_its_field(name: str) -> None:
     value, expected = VALUES[name]
-    decoded = decode(**{name: value})
+    decoded = decode(**{name: value} | COMPANIONS.get(name, {}))
     field = SUPPORTED[name].field
     holder: msgspec.Struct = decoded.sampling if hasattr(decoded.sampling, field) else decoded.options
     found = getattr(holder, field)
@@ -136,7 +154,7 @@ def test_a_refused_option_is_called_as_the_client_of_the_ensemble_calls_it() -> 
 
 
 def test_the_value_in_a_refusal_is_the_one_that_was_sent() -> None:
-    assert refusal(repetition_penalty=1.1).facts["value"] == 1.1
+    assert refusal(len_penalty=1.1).facts["value"] == 1.1
 
 
 OUT_OF_RANGE = [
@@ -147,10 +165,16 @@ OUT_OF_RANGE = [
     ("runtime_top_p", -0.1, "top_p", "0 to 1"),
     ("runtime_top_p", 1.001, "top_p", "0 to 1"),
     ("min_tokens", -1, "min_tokens", "at least 0"),
+    ("num_return_sequences", 0, "num_return_sequences", "1 to 128"),
+    ("num_return_sequences", 129, "num_return_sequences", "1 to 128"),
+    ("repetition_penalty", 0.0, "repetition_penalty", "above 0"),
+    ("repetition_penalty", -1.0, "repetition_penalty", "above 0"),
+    ("presence_penalty", -2.1, "presence_penalty", "-2 to 2"),
+    ("frequency_penalty", 2.5, "frequency_penalty", "-2 to 2"),
     ("end_id", -2, "end_id", "-1 (none) to 99"),
     ("end_id", 100, "end_id", "-1 (none) to 99"),
     *((name, value, SUPPORTED[name].field, "a finite number")
-      for name in ("temperature", "runtime_top_p") for value in (math.nan, math.inf, -math.inf)),
+      for name in ("temperature", "runtime_top_p", "repetition_penalty") for value in (math.nan, math.inf, -math.inf)),
 ]  # fmt: skip
 
 
@@ -178,10 +202,16 @@ def test_a_value_out_of_range_is_refused_with_what_is_allowed(
         ("end_id", 0),
         ("end_id", 99),
         ("request_output_len", 1),
+        ("repetition_penalty", 1e-6),
+        ("presence_penalty", -2.0),
+        ("presence_penalty", 2.0),
+        ("num_return_sequences", 1),
+        ("num_return_sequences", 128),
     ],
 )
 def test_the_ends_of_a_range_are_inside_it(name: str, value: float) -> None:
-    assert getattr(decode(**{name: value}).sampling, SUPPORTED[name].field) == value
+    decoded = decode(**{name: value})
+    assert value in [getattr(holder, SUPPORTED[name].field, None) for holder in (decoded.sampling, decoded.options)]
 
 
 @pytest.mark.parametrize(("new", "old"), [("seed", "random_seed"), ("min_tokens", "min_length")])
@@ -198,6 +228,56 @@ def test_a_batch_is_refused_whichever_tensor_has_it(name: str) -> None:
     tensors = {n: array(n, v) for n, v in {"input_ids": [5], "request_output_len": 1}.items()}
     with pytest.raises(RequestError, match=f"{name} has a batch of 2; send one prompt in a request"):
         RequestDecoder(INFO).decode(tensors | {name: np.concatenate([one, one])})
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[[8, 9], [3, -1]], [[8, 9], [2, 1]], [[8, 9], [1, 1]], [[8, 9], [0, 2]]],
+    ids=["beyond the ids", "descending", "an empty word", "an empty first word"],
+)
+def test_bad_words_with_ends_that_make_no_sense_are_refused(rows: list[list[int]]) -> None:
+    error = refusal(bad_words_list=rows)
+    assert error.facts["field"] == "bad_words"
+    assert "ascending ends" in error.message
+
+
+def test_bad_words_outside_the_vocabulary_are_refused() -> None:
+    assert refusal(bad_words_list=[[100], [1]]).message == "bad_words must be 0 to 99, the model's vocabulary; got 100"
+    assert decode(bad_words_list=[[100, 0], [-1, -1]]).sampling.bad_words == (), "padding is nobody's"
+
+
+def test_an_embedding_bias_may_be_short_and_neither_long_nor_infinite() -> None:
+    assert decode(embedding_bias=[0.0] * 100).sampling.embedding_bias is None
+    assert refusal(embedding_bias=[0.0] * 101).message == "embedding_bias has 101 weights; the model has 100 tokens"
+    assert refusal(embedding_bias=[math.nan]).message == "embedding_bias must be finite numbers"
+
+
+TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
+BAD_GUIDES: dict[str, tuple[dict[str, object], str, str]] = {
+    "no guide": ({TYPE: [b"regex"]}, GUIDE, "guided_decoding_guide_type regex needs a guide"),
+    "no type": ({GUIDE: [b"a+"]}, TYPE, "guided_decoding_guide needs guided_decoding_guide_type; send one of json, "),
+    "an unknown type": ({TYPE: [b"yaml"], GUIDE: [b"a"]}, TYPE, "must be one of json, json_schema, regex"),
+    "a guide for any JSON": (
+        {TYPE: [b"json"], GUIDE: [b"{}"]},
+        GUIDE,
+        "guided_decoding_guide_type json takes no guide",
+    ),
+    "not UTF-8": ({TYPE: [b"regex"], GUIDE: [b"\xff"]}, GUIDE, "is not UTF-8"),
+    "too long": ({TYPE: [b"regex"], GUIDE: [b"a" * 65537]}, GUIDE, "has 65537 characters; send at most 65536"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_GUIDES)
+def test_a_guide_that_says_nothing_clear_is_refused(name: str) -> None:
+    values, field, message = BAD_GUIDES[name]
+    error = refusal(**values)
+    assert error.facts["field"] == field
+    assert message in error.message
+
+
+def test_an_empty_guide_asks_for_nothing_and_any_json_needs_none() -> None:
+    assert decode(**{TYPE: [b""], GUIDE: [b""]}) == decode()
+    assert decode(**{TYPE: [b"json"], GUIDE: [b""]}).sampling.guide_type == "json"
 
 
 def test_an_empty_prompt_is_refused() -> None:
@@ -242,9 +322,19 @@ def test_what_the_provider_does_not_honour_is_refused_naming_both(name: str) -> 
     if field == "max_tokens":
         return  # every provider honours it
     error = refusal(without, **{name: VALUES[name][0]})
-    assert error.facts["field"] == field
+    known_as = {"guide_type": "guided_decoding_guide_type", "guide": "guided_decoding_guide"}.get(field, field)
+    assert error.facts["field"] == known_as
     assert error.facts["provider"] == "toy"
-    assert error.message == f"{field} is not supported by the provider 'toy'; leave it out"
+    shown = error.facts["value"]
+    assert error.message == f"{known_as} ({shown}) is not supported by the provider 'toy'; leave it out"
+
+
+def test_a_provider_may_say_why_it_cannot_and_what_to_do() -> None:
+    without = msgspec.structs.replace(
+        INFO, supported=frozenset({"max_tokens"}), why_not={"seed": "it rolls its own dice; leave it out"}
+    )
+    error = refusal(without, seed=3)
+    assert error.message == "seed (3) is not supported by the provider 'toy'; it rolls its own dice; leave it out"
 
 
 def test_a_default_may_be_sent_to_a_provider_that_does_not_honour_it() -> None:

@@ -19,7 +19,7 @@ def engine_of(clock: VirtualClock | None = None, **spec: object) -> SimulatedEng
     )
 
 
-def request(key: int, input_ids: list[int], max_tokens: int = 8, **sampling: float) -> GenerationRequest:
+def request(key: int, input_ids: list[int], max_tokens: int = 8, **sampling: object) -> GenerationRequest:
     params = SamplingParams(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
     return GenerationRequest(key=key, input_ids=input_ids, sampling=params)
 
@@ -62,7 +62,18 @@ def test_hash_output_depends_on_prompt_and_spec_and_not_on_the_key() -> None:
     assert output_of(engine_of(seed=1), [1, 2, 3]) != base
 
 
-@pytest.mark.parametrize("change", [{"seed": 2}, {"temperature": 1.5}, {"top_k": 40}, {"top_p": 0.8}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 2},
+        {"temperature": 1.5},
+        {"top_k": 40},
+        {"top_p": 0.8},
+        {"repetition_penalty": 1.2},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": -0.1},
+    ],
+)
 def test_every_sampling_parameter_changes_the_output(change: dict[str, float]) -> None:
     base = SamplingParams(max_tokens=8, seed=1, top_p=0.9, top_k=50, temperature=1.0)
     outputs = [
@@ -99,3 +110,43 @@ def test_an_engine_that_costs_nothing_takes_no_time() -> None:
 def test_a_vocabulary_of_special_ids_alone_is_refused() -> None:
     with pytest.raises(SpecError, match=r"engine.vocab_size \(16\) must be above 16"):
         engine_of(vocab_size=16)
+
+
+def test_bad_words_and_bias_act_on_its_tokens() -> None:
+    base = output_of(engine_of(), [1, 2, 3])
+    banned = request(1, [1, 2, 3], bad_words=((base[3],), (base[0], base[1])))
+    [output] = outputs_of(engine_of(), banned)
+    assert output[0] == base[0]
+    assert output[1] != base[1]
+    assert base[3] not in output
+    forced = request(1, [1, 2, 3], embedding_bias={500: 100.0})
+    assert outputs_of(engine_of(mode="echo"), forced) == [[500] * 8]
+
+
+def test_a_request_that_bans_every_token_fails_alone() -> None:
+    engine = engine_of(vocab_size=18)
+    engine.add(request(1, [16], bad_words=((16,), (17,))))
+    engine.add(request(2, [16], 1))
+    failed, served = engine.step()
+    assert failed.error is not None
+    assert failed.error.startswith("[INVALID_ARG field=bad_words]")
+    assert served.finish_reason is FinishReason.LENGTH
+    assert not engine.has_work
+    assert engine.stats().num_used_kv_blocks == 0
+
+
+def test_blocks_that_are_taken_again_after_a_preemption_count_again() -> None:
+    requests = [request(key, [20 + key] * 30, 60) for key in range(8)]
+
+    def num_allocated(num_kv_blocks: int) -> int:
+        engine = engine_of(num_kv_blocks=num_kv_blocks)
+        for one in requests:
+            engine.add(one)
+        perfs = []
+        while engine.has_work:
+            perfs += [chunk.perf for chunk in engine.step() if chunk.perf]
+        assert len(perfs) == len(requests)
+        return sum(perf.kv_cache_alloc_total_blocks or 0 for perf in perfs)
+
+    assert num_allocated(100) == 8 * 6  # of 16 tokens, for 30 + 59: the last token is never fed back
+    assert num_allocated(12) > 8 * 6

@@ -13,6 +13,7 @@ from serving.engines.base import (
     EngineStats,
     FinishReason,
     GenerationRequest,
+    PerfMetrics,
     SamplingParams,
     TokenChunk,
 )
@@ -45,6 +46,9 @@ class ScriptedEngine(Engine):
 
     def cancel(self, key: int) -> None:
         self.calls.append(("cancel", key))
+
+    def perf_of(self, key: int) -> PerfMetrics:
+        return PerfMetrics(key, 2, 3, 4)
 
     def step(self) -> list[TokenChunk]:
         return self.steps.pop(0)
@@ -183,3 +187,25 @@ def test_a_refused_request_is_not_watched() -> None:
     with pytest.raises(RequestError):
         engine.add(request(1, "two", input_ids=()))
     assert engine.step() == [TokenChunk(1, tokens("two"))]
+
+
+def test_what_is_told_of_the_tokens_ends_with_the_last_of_them() -> None:
+    ids = PROMPTS.encode("one two three").tolist()
+    log_probs = [-float(i) for i in range(len(ids))]
+    engine = StoppingEngine(ScriptedEngine([TokenChunk(7, ids, log_probs=log_probs)]), DECODER)
+    sampling = SamplingParams(max_tokens=50)
+    engine.add(GenerationRequest(key=7, input_ids=[1], sampling=sampling, stop_strings=("two",)))
+    [chunk] = engine.step()
+    assert 0 < len(chunk.token_ids) < len(ids)
+    assert chunk.log_probs == log_probs[: len(chunk.token_ids)]
+    assert chunk.perf == PerfMetrics(7, 2, 3, 4)
+
+
+def test_the_engines_own_word_of_its_performance_counts_where_it_ended_itself() -> None:
+    ids = PROMPTS.encode("one two three").tolist()
+    own = PerfMetrics(1, 1, 1, 1)
+    engine = StoppingEngine(ScriptedEngine([TokenChunk(7, ids, FinishReason.LENGTH, perf=own)]), DECODER)
+    sampling = SamplingParams(max_tokens=50)
+    engine.add(GenerationRequest(key=7, input_ids=[1], sampling=sampling, stop_strings=("two",)))
+    [chunk] = engine.step()
+    assert (chunk.finish_reason, chunk.perf) == (FinishReason.STOP_STRING, own)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speculative decoding on OpenVINO: the same greedy text in fewer steps, and no request lost to it."""
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from test_engine_conformance import DEMO_MODEL, Session, openvino, prompt_of
+from tokenizers import Tokenizer
+
+from ensemble_configs.deployment import OpenVinoEngineSpec
+from ensemble_configs.errors import RequestError, SpecError
+from serving.engines.base import Engine, FinishReason, SamplingParams
+
+DRAFT = DEMO_MODEL.parent / "draft"
+TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL.parent.parent / "target/tokenizer.json"))
+KINDS: dict[str, dict[str, object]] = {
+    "draft model": {"draft_dir": DRAFT, "is_prefix_caching": False},
+    "prompt lookup": {"max_ngram_size": 3, "num_assistant_tokens": 4},
+}
+TEXTS = ["Once upon a time", "What is the capital of France?", "What is 23 + 45?", "red ball, blue ball, red ball,"]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Engine]:
+    engine = openvino()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    created = openvino(**KINDS[request.param])
+    yield created
+    created.close()
+
+
+@pytest.fixture(params=KINDS)
+def small(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """With room for 256 tokens."""
+    created = openvino(**KINDS[request.param] | {"num_kv_blocks": 8})
+    yield created
+    created.close()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("how", [{}, {"frequency_penalty": 1.0}], ids=["greedy", "with a penalty"])
+def test_greedy_output_is_what_it_is_without_drafts(
+    plain: Engine, engine: Engine, text: str, how: dict[str, float]
+) -> None:
+    prompt = TOKENIZER.encode(text).ids
+    drafted, alone = (Session(one).tokens_of(prompt, 60, end_id=None, **how) for one in (engine, plain))
+    assert drafted == alone
+
+
+def test_a_draft_model_takes_fewer_steps_and_its_tokens_are_counted() -> None:
+    engine = openvino(**KINDS["draft model"])
+    session = Session(engine)
+    num_before = engine.stats().num_steps
+    key = session.add(TOKENIZER.encode(TEXTS[0]).ids, 60)
+    output = session.drain()[key]
+    num_steps = engine.stats().num_steps - num_before
+    assert len(output.token_ids) == 60
+    assert num_steps < 40
+    assert output.perf is not None
+    accepted, drafted = output.perf.total_accepted_draft_tokens, output.perf.total_draft_tokens
+    assert accepted == 60 - output.num_chunks
+    assert drafted is not None
+    assert accepted <= drafted <= 4 * num_steps
+    engine.close()
+
+
+def test_how_many_tokens_were_looked_up_is_not_known_but_how_many_were_right() -> None:
+    engine = openvino(**KINDS["prompt lookup"])
+    session = Session(engine)
+    key = session.add(TOKENIZER.encode(TEXTS[3] * 3).ids, 60)
+    output = session.drain()[key]
+    assert output.perf is not None
+    assert output.perf.total_accepted_draft_tokens == 60 - output.num_chunks
+    assert output.perf.total_draft_tokens is None
+    engine.close()
+
+
+def test_every_token_of_a_step_has_its_log_probability(engine: Engine) -> None:
+    session = Session(engine)
+    key = session.add(TOKENIZER.encode(TEXTS[0]).ids, 40, return_log_probs=True)
+    output = session.drain()[key]
+    assert len(output.log_probs) == 40
+    assert all(-30 < log_prob <= 0 for log_prob in output.log_probs)
+
+
+def test_sampled_requests_beside_each_other_all_end(engine: Engine) -> None:
+    session = Session(engine)
+    keys = [session.add(prompt_of(12, i % 3), 24, top_p=0.95, temperature=1.5) for i in range(24)]
+    outputs = session.drain()
+    assert [len(outputs[key].token_ids) for key in keys] == [24] * 24
+
+
+def test_requests_that_come_and_go_in_a_full_kv_cache_are_not_lost(small: Engine) -> None:
+    session = Session(small)
+    rng = random.Random(0)
+    max_tokens_of: dict[int, int] = {}
+    for _ in range(30):
+        max_tokens = rng.randint(1, rng.choice([3, 60]))
+        key = session.add(prompt_of(rng.randint(1, 190), rng.randrange(6)), max_tokens)
+        max_tokens_of[key] = max_tokens
+        for _ in range(rng.choice([0, 1, 10])):
+            session.step()
+        running = [key for key, output in session.outputs.items() if not output.is_done]
+        if running and rng.random() < 0.4:
+            cancelled = rng.choice(running)
+            session.cancel(cancelled)
+            del max_tokens_of[cancelled]
+    outputs = session.drain()
+    assert {key: len(output.token_ids) for key, output in outputs.items()} == max_tokens_of
+    assert {output.finish_reason for output in outputs.values()} == {FinishReason.LENGTH}
+    assert small.stats().num_used_kv_blocks == 0
+
+
+def test_what_does_not_fit_with_its_drafts_is_refused(small: Engine) -> None:
+    session = Session(small)
+    assert len(session.tokens_of(prompt_of(200), 53)) == 53  # 200 + 52 + 4 = 256
+    with pytest.raises(RequestError, match=r"200 prompt tokens \+ max_tokens 54 \+ 4 drafts cannot fit"):
+        session.add(prompt_of(200), 54)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampling", "why_not"),
+    [
+        ("draft model", {"seed": 3, "top_p": 0.9}, "samples anew each time"),
+        ("prompt lookup", {"min_tokens": 3}, "takes end tokens that were looked up"),
+    ],
+)
+def test_what_drafting_breaks_is_refused_by_name(kind: str, sampling: dict[str, float], why_not: str) -> None:
+    engine = openvino(**KINDS[kind])
+    with pytest.raises(RequestError, match=why_not) as refusal:
+        Session(engine).add_params(prompt_of(4), SamplingParams(max_tokens=9, **sampling))  # type: ignore[arg-type]
+    assert refusal.value.facts["provider"] == "openvino"
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "finding"),
+    [
+        ({"draft_dir": DRAFT, "is_prefix_caching": False, "max_ngram_size": 3}, "exclude each other"),
+        ({"draft_dir": DRAFT}, "draft_dir needs is_prefix_caching: false"),
+        ({"num_assistant_tokens": 4}, "num_assistant_tokens needs draft_dir or max_ngram_size"),
+    ],
+)
+def test_a_deployment_that_does_not_fit_together_is_refused(changes: dict[str, object], finding: str) -> None:
+    with pytest.raises(ValidationError, match=finding):
+        OpenVinoEngineSpec.model_validate({"provider": "openvino", "dir": DEMO_MODEL} | changes)
+
+
+def test_a_draft_model_that_is_not_there_or_has_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"engine.draft_dir: .* has no openvino_model.xml"):
+        openvino(draft_dir=tmp_path, is_prefix_caching=False)
+    other = Path(shutil.copytree(DRAFT, tmp_path / "other"))
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"vocab_size": 5000}))
+    with pytest.raises(SpecError, match="has 5000 tokens and the model 4096") as refusal:
+        openvino(draft_dir=other, is_prefix_caching=False)
+    assert refusal.value.facts["field"] == "engine.draft_dir"
