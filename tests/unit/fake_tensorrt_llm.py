@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generated `tensorrt_llm` for tests: imported for as long as a block lasts, with model folders and a step by hand."""
+"""The generated `tensorrt_llm` for tests: there for as long as a block lasts, with model folders and a step by hand."""
 
 import contextlib
 import functools
