@@ -64,12 +64,16 @@ class Upstream:
         """A part of the LLM's arguments, by the name of its class.
 
         Raises:
-            SpecError: this version has no such class.
+            SpecError: this version has no such class, or refuses an argument.
         """
         make: Make | None = getattr(self.configs, name, None)
         if make is None:
             raise SpecError(f"TensorRT-LLM {self.version} has no {name}; install 1.2.1", field="engine.provider")
-        return make(**arguments)
+        try:
+            return make(**arguments)
+        except (TypeError, ValueError) as exc:
+            reason = " ".join(str(exc).split())
+            raise SpecError(f"TensorRT-LLM {self.version} refuses {name}: {reason}", field="engine") from exc
 
 
 def installed_version() -> str:
