@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trtllm_behaviour
 from fake_tensorrt_llm import fake_tensorrt_llm, write_checkpoint, write_engine
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from trtllm_behaviour import Executor
 
 from ensemble_configs.deployment import (
@@ -16,6 +16,7 @@ from ensemble_configs.deployment import (
     DraftTargetSpec,
     Eagle3Spec,
     EagleSpec,
+    EngineSpec,
     LookaheadSpec,
     LoraSpec,
     MedusaSpec,
@@ -45,10 +46,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def args_of(folders: Path, provider: str, settings: dict[str, object]) -> Any:
     """The arguments that upstream has made of a spec."""
     model = {"tensorrt": "engine", "pytorch": "checkpoint"}[provider]
-    spec_class = {"tensorrt": TensorRtEngineSpec, "pytorch": PyTorchEngineSpec}[provider]
     data: dict[str, object] = {"provider": provider, "dir": folders / model} | settings
+    spec = TypeAdapter[EngineSpec](EngineSpec).validate_python(data, context={"base_dir": folders})
     with fake_tensorrt_llm():
-        create_engine(spec_class.model_validate(data, context={"base_dir": folders})).close()  # type: ignore[arg-type]
+        create_engine(spec).close()
     return Executor.created[-1].args
 
 
