@@ -336,10 +336,13 @@ class Executor:
     def _run_free(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_shut_down or (self._running and not self.is_paced))
+                is_due = self._changed.wait_for(
+                    lambda: self._is_shut_down or (self._running and not self.is_paced), timeout=_ITERATION_S * 50
+                )
                 if self._is_shut_down:
                     return
-                self._iterate()
+                if is_due:
+                    self._iterate()
             time.sleep(_ITERATION_S)
 
     def _iterate(self) -> list[RequestOutput]:
