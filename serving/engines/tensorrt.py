@@ -48,8 +48,8 @@ def refuse_versions_without_engines(version: str) -> None:
     if major_minor >= _FIRST_WITHOUT_ENGINES:
         raise SpecError(
             f"engine.provider 'tensorrt' needs TensorRT-LLM before 1.3, which removed compiled engines; {version} is "
-            "installed. Serve the checkpoint with provider 'pytorch', or install tensorrt-llm==1.2.1, as in the "
-            "container nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3",
+            "installed. Serve the checkpoint with provider 'pytorch', or install tensorrt-llm==1.2.1, as in "
+            "NVIDIA's container tritonserver:26.07-trtllm-python-py3",
             field="engine.provider",
             value="tensorrt",
             version=version,
