@@ -149,7 +149,7 @@ def llm_arguments(spec: TrtLlmSpec, upstream: Upstream, *, kv_block_tokens: int)
     if spec.num_kv_blocks is not None:
         kv_cache["max_tokens"] = spec.num_kv_blocks * kv_block_tokens
     arguments = _arguments(spec, _LLM)
-    arguments["skip_tokenizer_init"] = spec.tokenizer_dir is None
+    arguments |= {"skip_tokenizer_init": spec.tokenizer_dir is None, "return_perf_metrics": True}
     arguments["scheduler_config"] = upstream.make_config("SchedulerConfig", **_arguments(spec, _SCHEDULER))
     if isinstance(spec, PyTorchEngineSpec):
         kv_cache |= _arguments(spec, _KV_CACHE_OF_PYTORCH)

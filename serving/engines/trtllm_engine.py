@@ -23,11 +23,13 @@ from serving.engines.base import (
     EngineStats,
     FinishReason,
     GenerationRequest,
+    PerfMetrics,
     SamplingParams,
     TokenChunk,
 )
 from serving.engines.event_loop_thread import EventLoopThread
 from serving.engines.request_limits import refuse_unservable
+from serving.engines.trtllm_perf import read_perf_metrics
 from serving.engines.trtllm_sampling import SamplingWords
 from serving.engines.trtllm_stats import NO_STATS, read_stats
 from serving.engines.trtllm_upstream import Completion, Llm, Result, Upstream
@@ -65,6 +67,7 @@ class _Event:
     log_probs: list[float] | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
+    perf: PerfMetrics | None = None
     failure: Exception | None = None
 
     @property
@@ -182,7 +185,7 @@ class TrtLlmEngine(Engine):
         chunk.token_ids += event.token_ids
         if event.log_probs is not None:
             chunk.log_probs = (chunk.log_probs or []) + event.log_probs
-        chunk.finish_reason, chunk.error = event.finish_reason, event.error
+        chunk.finish_reason, chunk.error, chunk.perf = event.finish_reason, event.error, event.perf
         if event.is_last:
             del self._requests[request.key]
 
@@ -240,7 +243,10 @@ class TrtLlmEngine(Engine):
             self._end_event(event, output, request)
         return event if token_ids or event.is_last else None
 
-    def _end_event(self, event: _Event, output: Completion, request: _Request) -> None:
+    @staticmethod
+    def _end_event(event: _Event, output: Completion, request: _Request) -> None:
+        if output.request_perf_metrics is not None:
+            event.perf = read_perf_metrics(output.request_perf_metrics)
         event.finish_reason = _FINISH_REASONS.get(output.finish_reason or "")
         if event.finish_reason is None:
             event.error = str(ServerError(f"TensorRT-LLM ended this request: {output.finish_reason}"))

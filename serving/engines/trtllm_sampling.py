@@ -146,7 +146,7 @@ class SamplingWords:
             value = getattr(sampling, row.field)
             if value != row.unset and (row.is_for_greedy or not is_greedy):
                 arguments[row.argument] = value
-        arguments["detokenize"] = False
+        arguments |= {"detokenize": False, "return_perf_metrics": True}
         if "min_tokens" in arguments:
             arguments["min_tokens"] = min(sampling.min_tokens, sampling.max_tokens)
         if is_greedy:

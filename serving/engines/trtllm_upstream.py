@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ensemble_configs.errors import SpecError
+from serving.engines.trtllm_perf import RequestPerfMetrics
 
 Make = Callable[..., object]
 
@@ -19,6 +20,7 @@ class Completion(Protocol):
     logprobs: Sequence[object]  # for each token a dict of Logprob by token id, or a float
     finish_reason: str | None  # stop, length, timeout, cancelled
     stop_reason: int | str | None  # which of `stop_token_ids`; None for `end_id`
+    request_perf_metrics: RequestPerfMetrics | None
 
 
 class Result(Protocol):

@@ -12,7 +12,9 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from serving.engines.paged_batch import PagedBatch, PlannedStep, Sequence
@@ -22,6 +24,7 @@ BLOCKS_OF_THE_GPU = 1024  # what the fake's memory fraction comes to
 DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_NUM_TOKENS = 2048, 8192
 _ITERATION_S = 0.001
 _TAKEN_TIMEOUT_S = 20.0
+_OUTPUTS = Path(__file__).parent / "trtllm_facts" / "outputs.json"
 
 
 class Unlisted:
@@ -102,7 +105,7 @@ class CompletionOutput:
         self.stop_reason: int | str | None = None
         self.generation_logits = None
         self.disaggregated_params = None
-        self.request_perf_metrics = None
+        self.request_perf_metrics: Any = None
 
 
 # On the class as well, where a real dataclass with slots has them.
@@ -195,10 +198,31 @@ class RequestOutput:
         self._is_done = True
 
 
+def _perf_metrics(running: "_Running", num_blocks: int) -> Any:
+    """What a request knows of itself at its end, under the names of the facts; the fake reuses and drafts nothing."""
+    names = json.loads(_OUTPUTS.read_text(encoding="utf-8"))["request_perf_metrics"]
+    metrics = SimpleNamespace(
+        **{
+            group: SimpleNamespace(**dict.fromkeys(names[group], 0))
+            for group in ("timing_metrics", "kv_cache_metrics", "speculative_decoding")
+        }
+    )
+    timing = metrics.timing_metrics
+    timing.arrival_time, timing.first_scheduled_time, timing.first_token_time = running.times
+    timing.last_token_time = _now()
+    metrics.kv_cache_metrics.num_total_allocated_blocks = metrics.kv_cache_metrics.num_new_allocated_blocks = num_blocks
+    return metrics
+
+
+def _now() -> timedelta:
+    return timedelta(seconds=time.monotonic())
+
+
 class _Running:
     def __init__(self, number: int, result: RequestOutput, params: Any, sequence: Sequence, error: type) -> None:
         self.number, self.result, self.params, self.sequence, self.error = number, result, params, sequence, error
         self.is_aborted = False
+        self.times = [_now()]  # of its arrival, first iteration and first token
 
 
 class Executor:
@@ -365,6 +389,8 @@ class Executor:
 
     def _next_token(self, running: _Running) -> None:
         sequence = running.sequence
+        if len(running.times) < 3:
+            running.times += [_now(), _now()]
         token = next(sequence.tokens)
         is_end = token in sequence.end_ids and sequence.num_tokens >= sequence.min_num_tokens
         sequence.num_tokens += 1
@@ -377,13 +403,17 @@ class Executor:
             self._deliver(running, self._grower(running, [token]))
 
     def _finish(self, running: _Running, tokens: list[int], reason: str, stop_reason: int | None = None) -> None:
+        num_blocks = running.sequence.num_blocks
         self._forget(running)
         grow = self._grower(running, tokens)
+        has_perf = running.params.return_perf_metrics and self.args.return_perf_metrics and len(running.times) == 3
+        perf = _perf_metrics(running, num_blocks) if has_perf else None
 
         def end() -> None:
             grow()
             running.result.outputs[0].finish_reason = reason
             running.result.outputs[0].stop_reason = stop_reason
+            running.result.outputs[0].request_perf_metrics = perf
             running.result.end()
 
         self._deliver(running, end)

@@ -5,7 +5,9 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_tensorrt_llm import fake_tensorrt_llm, write_checkpoint, write_engine
@@ -17,6 +19,7 @@ from ensemble_configs.errors import RequestError, ServerError, SpecError
 from serving.engines import trtllm_engine
 from serving.engines.base import Engine, FinishReason, GenerationRequest, SamplingParams, TokenChunk
 from serving.engines.providers import create_engine
+from serving.engines.trtllm_perf import read_perf_metrics
 from serving.engines.trtllm_stats import NO_STATS, IterationStats, read_stats
 
 
@@ -197,6 +200,37 @@ def test_an_end_token_that_upstream_keeps_to_itself_has_no_log_probability(make:
     assert chunk.token_ids == output[:4]
     assert chunk.log_probs is not None
     assert [math.isnan(value) for value in chunk.log_probs] == [False, False, False, True]
+
+
+def test_what_upstream_measured_comes_with_the_last_chunk_in_times_of_the_system_clock(make: Maker) -> None:
+    engine, executor = make()
+    executor.is_paced = True
+    before_ns = time.time_ns()
+    add(engine, 1, [20] * 40, max_tokens=2)
+    executor.iterate()
+    (first,) = engine.step()
+    executor.iterate()
+    (last,) = engine.step()
+    assert first.perf is None
+    assert last.perf is not None
+    perf = last.perf
+    times = [perf.arrival_time_ns, perf.first_scheduled_time_ns, perf.first_token_time_ns, perf.last_token_time_ns]
+    assert times == sorted(times)
+    assert before_ns - 1_000_000 <= times[0] <= times[3] <= time.time_ns() + 1_000_000  # two clocks, read in turn
+    assert (perf.kv_cache_alloc_total_blocks, perf.kv_cache_alloc_new_blocks, perf.kv_cache_reused_blocks) == (2, 2, 0)
+
+
+def test_each_measure_is_read_by_its_name() -> None:
+    timing = SimpleNamespace(**{f"{name}_time": timedelta(0) for name in ("arrival", "first_scheduled", "first_token")})
+    timing.last_token_time = timedelta(seconds=2)
+    kv_cache = SimpleNamespace(num_total_allocated_blocks=1, num_new_allocated_blocks=2, num_reused_blocks=3)
+    drafts = SimpleNamespace(total_accepted_draft_tokens=4, total_draft_tokens=5)
+    perf = read_perf_metrics(
+        SimpleNamespace(timing_metrics=timing, kv_cache_metrics=kv_cache, speculative_decoding=drafts)
+    )
+    assert perf.last_token_time_ns - perf.arrival_time_ns == 2_000_000_000
+    assert (perf.kv_cache_alloc_total_blocks, perf.kv_cache_alloc_new_blocks, perf.kv_cache_reused_blocks) == (1, 2, 3)
+    assert (perf.total_accepted_draft_tokens, perf.total_draft_tokens) == (4, 5)
 
 
 def test_a_cancelled_request_ends_upstream_and_says_nothing_more(make: Maker) -> None:
