@@ -94,6 +94,8 @@ LOOKAHEAD = (
     Row("ngram_size", "max_ngram_size"),
     Row("verification_set_size", "max_verification_set_size"),
 )
+# What a request samples with counts beside these drafts only if the engine is told so, in 1.2; later it always does.
+_SAMPLED_SPECULATION = {"mtp", "eagle3"}
 _SPECULATION: dict[str, tuple[str, tuple[Row, ...]]] = {  # by method: upstream's class, and its arguments
     "lookahead": ("LookaheadDecodingConfig", LOOKAHEAD),
     "medusa": (
@@ -162,7 +164,10 @@ def llm_arguments(spec: TrtLlmSpec, upstream: Upstream, *, kv_block_tokens: int)
         arguments |= {"enable_lora": True, "lora_config": _lora_config(spec.lora, upstream)}
     if spec.speculation is not None:
         name, rows = _SPECULATION[spec.speculation.method]
-        arguments["speculative_config"] = upstream.make_config(name, **_arguments(spec.speculation, rows))
+        speculation = _arguments(spec.speculation, rows)
+        if spec.speculation.method in _SAMPLED_SPECULATION:
+            speculation["allow_advanced_sampling"] = True
+        arguments["speculative_config"] = upstream.make_config(name, **speculation)
     return arguments
 
 

@@ -29,7 +29,7 @@ from serving.engines.base import (
 )
 from serving.engines.event_loop_thread import EventLoopThread
 from serving.engines.request_limits import refuse_unservable
-from serving.engines.trtllm_perf import read_perf_metrics
+from serving.engines.trtllm_perf import RequestPerfMetrics, read_perf_metrics
 from serving.engines.trtllm_sampling import SamplingWords
 from serving.engines.trtllm_stats import NO_STATS, read_stats
 from serving.engines.trtllm_upstream import Completion, Llm, Result, Upstream
@@ -56,6 +56,15 @@ class _Request:
     result: Result | None = None
     num_tokens: int = 0  # of its output that have been taken
     is_cancelled: bool = False
+    metrics: RequestPerfMetrics | None = None  # with its last output
+    last_token_time_ns: int = 0
+
+    @property
+    def perf(self) -> PerfMetrics | None:
+        """What is known of it so far."""
+        if self.metrics is None:
+            return None
+        return read_perf_metrics(self.metrics, last_token_time_ns=self.last_token_time_ns)
 
 
 @dataclass(slots=True)
@@ -160,6 +169,11 @@ class TrtLlmEngine(Engine):
             assert request.result is not None, "it was started"
             self._loop.call(request.result.abort)
 
+    def perf_of(self, key: int) -> PerfMetrics | None:
+        """What is known of a running request; None before its first token."""
+        request = self._requests.get(key)
+        return request.perf if request is not None else None
+
     def step(self) -> list[TokenChunk]:
         """Take what upstream has made since the last step, or makes in the next 2 ms."""
         if not self.has_work:
@@ -239,14 +253,14 @@ class TrtLlmEngine(Engine):
             log_probs = output.logprobs[request.num_tokens :]
             event.log_probs = [_log_prob(row, token) for row, token in zip(log_probs, token_ids, strict=True)]
         request.num_tokens += len(token_ids)
+        request.metrics, request.last_token_time_ns = output.request_perf_metrics, time.time_ns()
         if result.finished:
             self._end_event(event, output, request)
         return event if token_ids or event.is_last else None
 
     @staticmethod
     def _end_event(event: _Event, output: Completion, request: _Request) -> None:
-        if output.request_perf_metrics is not None:
-            event.perf = read_perf_metrics(output.request_perf_metrics)
+        event.perf = request.perf
         event.finish_reason = _FINISH_REASONS.get(output.finish_reason or "")
         if event.finish_reason is None:
             event.error = str(ServerError(f"TensorRT-LLM ended this request: {output.finish_reason}"))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ensemble_configs.deployment import PyTorchEngineSpec
+from ensemble_configs.deployment import EagleSpec, PyTorchEngineSpec
 from ensemble_configs.errors import RequestError
 from serving.engines.base import GenerationRequest, SamplingParams
 from serving.engines.trtllm_arguments import LOOKAHEAD, TrtLlmSpec
@@ -118,6 +118,7 @@ class SamplingWords:
             RequestError: a value that upstream cannot honour, though it honours the parameter.
         """
         sampling = request.sampling
+        self._refuse_sampling_beside_greedy_drafts(sampling)
         params = self._row_arguments(sampling) | self._end_arguments(sampling) | self._made_arguments(sampling)
         arguments: dict[str, object] = {
             "inputs": {"prompt_token_ids": request.input_ids},
@@ -129,6 +130,13 @@ class SamplingWords:
         if "priority" in self.supported and hasattr(sampling, "priority"):
             arguments["priority"] = sampling.priority
         return arguments
+
+    def _refuse_sampling_beside_greedy_drafts(self, sampling: SamplingParams) -> None:
+        speculation = self._spec.speculation
+        if isinstance(speculation, EagleSpec) and speculation.is_greedy_sampling and not sampling.is_greedy:
+            field = "top_p" if sampling.top_p > 0 else "top_k"
+            allowed = "greedy decoding; the engine's speculation.is_greedy_sampling is set"
+            raise self._refusal(field, getattr(sampling, field), allowed)
 
     def _checked(self, make: Callable[[], object]) -> object:
         try:

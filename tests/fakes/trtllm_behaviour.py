@@ -7,6 +7,7 @@ when the test says so, and returns when everything it made has been taken.
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import json
 import threading
@@ -198,8 +199,8 @@ class RequestOutput:
         self._is_done = True
 
 
-def _perf_metrics(running: "_Running", num_blocks: int) -> Any:
-    """What a request knows of itself at its end, under the names of the facts; the fake reuses and drafts nothing."""
+def _perf_metrics(running: "_Running", num_blocks: int, *, is_last: bool) -> Any:
+    """What a request knows of itself, under the names of the facts; the fake reuses and drafts nothing."""
     names = json.loads(_OUTPUTS.read_text(encoding="utf-8"))["request_perf_metrics"]
     metrics = SimpleNamespace(
         **{
@@ -209,7 +210,7 @@ def _perf_metrics(running: "_Running", num_blocks: int) -> Any:
     )
     timing = metrics.timing_metrics
     timing.arrival_time, timing.first_scheduled_time, timing.first_token_time = running.times
-    timing.last_token_time = _now()
+    timing.last_token_time = _now() if is_last else timedelta(0)
     metrics.kv_cache_metrics.num_total_allocated_blocks = metrics.kv_cache_metrics.num_new_allocated_blocks = num_blocks
     return metrics
 
@@ -403,17 +404,13 @@ class Executor:
             self._deliver(running, self._grower(running, [token]))
 
     def _finish(self, running: _Running, tokens: list[int], reason: str, stop_reason: int | None = None) -> None:
-        num_blocks = running.sequence.num_blocks
+        grow = self._grower(running, tokens, is_last=True)
         self._forget(running)
-        grow = self._grower(running, tokens)
-        has_perf = running.params.return_perf_metrics and self.args.return_perf_metrics and len(running.times) == 3
-        perf = _perf_metrics(running, num_blocks) if has_perf else None
 
         def end() -> None:
             grow()
             running.result.outputs[0].finish_reason = reason
             running.result.outputs[0].stop_reason = stop_reason
-            running.result.outputs[0].request_perf_metrics = perf
             running.result.end()
 
         self._deliver(running, end)
@@ -433,11 +430,14 @@ class Executor:
 
         return fail
 
-    @staticmethod
-    def _grower(running: _Running, tokens: list[int]) -> Callable[[], None]:
+    def _grower(self, running: _Running, tokens: list[int], *, is_last: bool = False) -> Callable[[], None]:
+        has_perf = running.params.return_perf_metrics and self.args.return_perf_metrics and len(running.times) == 3
+        perf = _perf_metrics(running, running.sequence.num_blocks, is_last=is_last) if has_perf else None
+
         def grow() -> None:
             output = running.result.outputs[0]
             output.token_ids.extend(tokens)
+            output.request_perf_metrics = perf
             if running.params.logprobs:
                 output.logprobs.extend(
                     {token: _Logprob(-token / 1000, 2), token + 1: _Logprob(-0.001, 1)} for token in tokens
@@ -446,12 +446,13 @@ class Executor:
         return grow
 
     def _tokens(self, prompt: list[int], params: Any) -> Iterator[int]:
-        how: tuple[object, ...] = ()
+        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        how: tuple[object, ...] = penalties
         is_greedy = params.top_k in (None, 1) and params.top_p in (None, 0.0)
         if not is_greedy:  # the same seed for everybody who names none
-            how = (params.seed or 0, params.temperature, params.top_k, params.top_p)
-        state = int.from_bytes(repr((how, prompt)).encode()[-4096:], "little") % (2**61 - 1)
-        return hash_tokens(state, self.vocab_size)
+            how += (params.seed or 0, params.temperature, params.top_k, params.top_p)
+        digest = hashlib.blake2b(repr((how, prompt)).encode(), digest_size=8).digest()
+        return hash_tokens(int.from_bytes(digest, "little"), self.vocab_size)
 
     def _tell_stats(self, step: PlannedStep) -> None:
         if not self._is_telling_stats:

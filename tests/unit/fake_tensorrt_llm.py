@@ -14,7 +14,8 @@ from types import ModuleType
 from trtllm_behaviour import Executor
 from trtllm_generator import write_fake
 
-from serving.engines.base import Engine, EngineStats, GenerationRequest, TokenChunk
+from serving.engines.base import Engine, EngineStats, GenerationRequest, PerfMetrics, TokenChunk
+from serving.engines.trtllm_engine import TrtLlmEngine
 
 VOCAB_SIZE = 4096
 
@@ -82,6 +83,7 @@ class SteppedEngine(Engine):
     """An engine on the fake whose upstream iterates once for each step, so that tests can count."""
 
     def __init__(self, engine: Engine, executor: Executor) -> None:
+        assert isinstance(engine, TrtLlmEngine)
         executor.is_paced = True
         self._engine = engine
         self.executor = executor
@@ -92,6 +94,9 @@ class SteppedEngine(Engine):
 
     def cancel(self, key: int) -> None:
         self._engine.cancel(key)
+
+    def perf_of(self, key: int) -> PerfMetrics | None:
+        return self._engine.perf_of(key)
 
     def step(self) -> list[TokenChunk]:
         self.executor.iterate()

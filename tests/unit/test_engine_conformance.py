@@ -43,7 +43,8 @@ def openvino(**changes: int) -> Engine:
 
 def tensorrt(**changes: int) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
-        spec = {"provider": "tensorrt", "dir": write_engine(Path(folder))} | LIMITS | changes
+        model = {"dir": write_engine(Path(folder)), "is_gathering_generation_logits": True}  # for log probabilities
+        spec = {"provider": "tensorrt"} | model | LIMITS | changes
         return stepped(TensorRtEngineSpec.model_validate(spec))
 
 

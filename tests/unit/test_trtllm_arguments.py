@@ -228,12 +228,18 @@ SPECULATION: dict[str, tuple[dict[str, object], str, dict[str, object]]] = {
             "use_relaxed_acceptance_for_thinking": True,
             "relaxed_topk": 3,
             "relaxed_delta": 0.2,
+            "allow_advanced_sampling": True,
         },
     ),
     "eagle3": (
         {"dir": "draft", "max_draft_len": 3, "is_one_model": False},
         "EagleDecodingConfig",
-        {"speculative_model": "{folders}/draft", "max_draft_len": 3, "eagle3_one_model": False},
+        {
+            "speculative_model": "{folders}/draft",
+            "max_draft_len": 3,
+            "eagle3_one_model": False,
+            "allow_advanced_sampling": True,
+        },
     ),
     "draft_target": (
         {"dir": "draft", "max_draft_len": 3},

@@ -19,6 +19,7 @@ from ensemble_configs.errors import RequestError, ServerError, SpecError
 from serving.engines import trtllm_engine
 from serving.engines.base import Engine, FinishReason, GenerationRequest, SamplingParams, TokenChunk
 from serving.engines.providers import create_engine
+from serving.engines.trtllm_engine import TrtLlmEngine
 from serving.engines.trtllm_perf import read_perf_metrics
 from serving.engines.trtllm_stats import NO_STATS, IterationStats, read_stats
 
@@ -30,8 +31,9 @@ class Maker:
         self._spec = {"provider": provider, "dir": folder}
         self.opened: list[Engine] = []
 
-    def __call__(self, **settings: object) -> tuple[Engine, Executor]:
+    def __call__(self, **settings: object) -> tuple[TrtLlmEngine, Executor]:
         engine = create_engine(TypeAdapter[EngineSpec](EngineSpec).validate_python(self._spec | settings))
+        assert isinstance(engine, TrtLlmEngine)
         self.opened.append(engine)
         return engine, Executor.created[-1]
 
@@ -212,6 +214,7 @@ def test_what_upstream_measured_comes_with_the_last_chunk_in_times_of_the_system
     executor.iterate()
     (last,) = engine.step()
     assert first.perf is None
+    assert engine.perf_of(1) is None, "it has ended"
     assert last.perf is not None
     perf = last.perf
     times = [perf.arrival_time_ns, perf.first_scheduled_time_ns, perf.first_token_time_ns, perf.last_token_time_ns]
@@ -220,13 +223,30 @@ def test_what_upstream_measured_comes_with_the_last_chunk_in_times_of_the_system
     assert (perf.kv_cache_alloc_total_blocks, perf.kv_cache_alloc_new_blocks, perf.kv_cache_reused_blocks) == (2, 2, 0)
 
 
+def test_what_is_known_of_a_running_request_can_be_asked(make: Maker) -> None:
+    engine, executor = make()
+    executor.is_paced = True
+    add(engine, 1, [20] * 40)
+    assert engine.perf_of(1) is None
+    before_ns = time.time_ns()
+    executor.iterate()
+    engine.step()
+    perf = engine.perf_of(1)
+    assert perf is not None
+    assert before_ns <= perf.last_token_time_ns <= time.time_ns()
+    assert perf.kv_cache_alloc_total_blocks == 2
+    engine.cancel(1)
+    assert engine.perf_of(1) is None
+
+
 def test_each_measure_is_read_by_its_name() -> None:
     timing = SimpleNamespace(**{f"{name}_time": timedelta(0) for name in ("arrival", "first_scheduled", "first_token")})
     timing.last_token_time = timedelta(seconds=2)
     kv_cache = SimpleNamespace(num_total_allocated_blocks=1, num_new_allocated_blocks=2, num_reused_blocks=3)
     drafts = SimpleNamespace(total_accepted_draft_tokens=4, total_draft_tokens=5)
     perf = read_perf_metrics(
-        SimpleNamespace(timing_metrics=timing, kv_cache_metrics=kv_cache, speculative_decoding=drafts)
+        SimpleNamespace(timing_metrics=timing, kv_cache_metrics=kv_cache, speculative_decoding=drafts),
+        last_token_time_ns=0,
     )
     assert perf.last_token_time_ns - perf.arrival_time_ns == 2_000_000_000
     assert (perf.kv_cache_alloc_total_blocks, perf.kv_cache_alloc_new_blocks, perf.kv_cache_reused_blocks) == (1, 2, 3)

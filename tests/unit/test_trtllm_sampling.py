@@ -243,6 +243,19 @@ def test_a_value_that_cannot_be_honoured_is_refused_with_field_and_provider(
     assert (refusal.value.facts["field"], refusal.value.facts["provider"]) == (field, "tensorrt")
 
 
+@pytest.mark.parametrize(("sampling", "field"), [({"top_p": 0.9}, "top_p"), ({"top_k": 5}, "top_k")])
+def test_sampling_beside_drafts_that_are_verified_greedily_is_refused(sampling: dict[str, Any], field: str) -> None:
+    greedy, sampled = (
+        words_of("tensorrt", speculation={"method": "eagle", "max_draft_len": 3, "is_greedy_sampling": is_greedy})
+        for is_greedy in (True, False)
+    )
+    with pytest.raises(RequestError, match="greedy decoding") as refusal:
+        call_of(greedy, **sampling)
+    assert refusal.value.facts["field"] == field
+    assert call_of(greedy, top_k=1)["sampling_params"].top_k == 1
+    assert getattr(call_of(sampled, **sampling)["sampling_params"], field) == sampling[field]
+
+
 def test_every_parameter_of_the_seam_is_honoured_by_an_engine_or_refused_with_a_reason(adapters: Path) -> None:
     honoured = words_of("tensorrt", adapters).supported | words_of("pytorch", adapters).supported
     assert honoured.isdisjoint(REFUSED)
