@@ -6,7 +6,7 @@ RUN = .venv/bin/python -m
 DEMO = ../../.tools/build-cpu/bin/python
 ADAPTERS = $(wildcard model_repository/*/1/model.py)
 
-.PHONY: help setup serve test unit triton-test soak lint format render bench docs demo-model lock clean
+.PHONY: help setup serve test unit triton-test soak lint format render bench docs demo-model lock trtllm-facts clean
 
 help: ## List the tasks
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -57,6 +57,9 @@ demo-model: ## Train, export and evaluate the demo model anew, in .tools/build-c
 lock: ## Write requirements/*.txt anew (ARGS=--upgrade takes the newest versions that the pins allow)
 	@$(SETUP) --only lock
 	$(or $(PYTHON),python3) scripts/lock.py $(ARGS)
+
+trtllm-facts: ## Compare tests/fakes/trtllm_facts with the installed TensorRT-LLM, in its container (ARGS="--write folder")
+	python3 scripts/trtllm_facts.py $(ARGS)
 
 clean: ## Remove what was generated; .venv and .tools stay
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -3,14 +3,20 @@
 
 import importlib.util
 
-from ensemble_configs.deployment import EngineSpec, OpenVinoEngineSpec, SimulatedEngineSpec
+from ensemble_configs.deployment import (
+    EngineSpec,
+    OpenVinoEngineSpec,
+    PyTorchEngineSpec,
+    SimulatedEngineSpec,
+    TensorRtEngineSpec,
+)
 from ensemble_configs.errors import SpecError
 from serving.engines.base import Engine
 from serving.engines.clock import Clock, WallClock
 from serving.engines.model_folder import load_model_folder
 
 # What `pip install "trireme[extra]"` brings, by the module that only this provider imports.
-_EXTRAS = {"openvino_genai": "serving"}
+_EXTRAS = {"openvino_genai": "serving", "tensorrt_llm": "build-trtllm"}
 
 
 def create_engine(spec: EngineSpec, *, clock: Clock | None = None) -> Engine:
@@ -25,6 +31,10 @@ def create_engine(spec: EngineSpec, *, clock: Clock | None = None) -> Engine:
     """
     if isinstance(spec, OpenVinoEngineSpec):
         return _openvino(spec)
+    if isinstance(spec, TensorRtEngineSpec):
+        return _tensorrt(spec)
+    if isinstance(spec, PyTorchEngineSpec):
+        return _pytorch(spec)
     return _simulated(spec, clock or WallClock())
 
 
@@ -34,6 +44,20 @@ def _openvino(spec: OpenVinoEngineSpec) -> Engine:
     from serving.engines.openvino import OpenVinoEngine  # noqa: PLC0415
 
     return OpenVinoEngine(spec, model)
+
+
+def _tensorrt(spec: TensorRtEngineSpec) -> Engine:
+    _require("tensorrt_llm", provider=spec.provider)
+    from serving.engines.tensorrt import load_tensorrt_engine  # noqa: PLC0415
+
+    return load_tensorrt_engine(spec)
+
+
+def _pytorch(spec: PyTorchEngineSpec) -> Engine:
+    _require("tensorrt_llm", provider=spec.provider)
+    from serving.engines.pytorch import load_pytorch_engine  # noqa: PLC0415
+
+    return load_pytorch_engine(spec, load_model_folder(spec.dir, weights="config.json"))
 
 
 def _simulated(spec: SimulatedEngineSpec, clock: Clock) -> Engine:

@@ -4,14 +4,23 @@
 import functools
 import itertools
 import random
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from fake_tensorrt_llm import SteppedEngine, fake_tensorrt_llm, write_checkpoint, write_engine
+from trtllm_behaviour import Executor
 
-from ensemble_configs.deployment import OpenVinoEngineSpec, SimulatedEngineSpec
+from ensemble_configs.deployment import (
+    EngineSpec,
+    OpenVinoEngineSpec,
+    PyTorchEngineSpec,
+    SimulatedEngineSpec,
+    TensorRtEngineSpec,
+)
 from ensemble_configs.errors import RequestError
 from serving.engines.base import Engine, FinishReason, GenerationRequest, PerfMetrics, SamplingParams
 from serving.engines.clock import VirtualClock
@@ -33,6 +42,27 @@ def openvino(**changes: object) -> Engine:
     return create_engine(OpenVinoEngineSpec.model_validate(spec))
 
 
+def tensorrt(**changes: int) -> Engine:
+    with tempfile.TemporaryDirectory() as folder:
+        model = {"dir": write_engine(Path(folder)), "is_gathering_generation_logits": True}  # for log probabilities
+        spec = {"provider": "tensorrt"} | model | LIMITS | changes
+        return stepped(TensorRtEngineSpec.model_validate(spec))
+
+
+def pytorch(**changes: int) -> Engine:
+    with tempfile.TemporaryDirectory() as folder:
+        # TorchSampler has no seeds; that it refuses them: test_trtllm_sampling.
+        spec = {"provider": "pytorch", "dir": write_checkpoint(Path(folder)), "sampler": "trtllm"} | LIMITS | changes
+        return stepped(PyTorchEngineSpec.model_validate(spec))
+
+
+def stepped(spec: EngineSpec) -> Engine:
+    """On the fake, which iterates once for each step; that ours waits for one that runs freely: test_trtllm_engine."""
+    with fake_tensorrt_llm():
+        engine = create_engine(spec)
+        return SteppedEngine(engine, Executor.created[-1])
+
+
 @dataclass(frozen=True)
 class Provider:
     """How a provider's engine is made for these tests."""
@@ -44,6 +74,8 @@ class Provider:
 PROVIDERS = [
     pytest.param(Provider(simulated, is_exact=True), id="simulated"),
     pytest.param(Provider(openvino, is_exact=False), id="openvino"),
+    pytest.param(Provider(tensorrt, is_exact=True), id="tensorrt"),
+    pytest.param(Provider(pytorch, is_exact=True), id="pytorch"),
 ]
 
 KEYS = itertools.count(1)

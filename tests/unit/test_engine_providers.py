@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from fake_tensorrt_llm import fake_tensorrt_llm, write_checkpoint, write_engine
 
-from ensemble_configs.deployment import OpenVinoEngineSpec, SimulatedEngineSpec
+from ensemble_configs.deployment import OpenVinoEngineSpec, PyTorchEngineSpec, SimulatedEngineSpec, TensorRtEngineSpec
 from ensemble_configs.errors import SpecError
 from serving.engines.clock import VirtualClock
 from serving.engines.model_folder import load_model_folder
 from serving.engines.providers import create_engine
+from serving.engines.tensorrt import refuse_versions_without_engines
 
 
 @pytest.fixture
@@ -51,6 +53,49 @@ def test_a_provider_that_is_not_installed_is_refused_with_what_to_install(
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(SpecError, match=r"pip install 'trireme\[serving\]'"):
         create_engine(OpenVinoEngineSpec(provider="openvino", dir=model_folder))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [TensorRtEngineSpec(provider="tensorrt", dir=Path("x")), PyTorchEngineSpec(provider="pytorch", dir=Path("x"))],
+    ids=["tensorrt", "pytorch"],
+)
+def test_without_tensorrt_llm_its_providers_are_refused_with_what_to_install(
+    spec: TensorRtEngineSpec | PyTorchEngineSpec,
+) -> None:
+    assert importlib.util.find_spec("tensorrt_llm") is None
+    with pytest.raises(
+        SpecError, match=r"'(tensorrt|pytorch)' needs tensorrt_llm, .* pip install 'trireme\[build-trtllm\]'"
+    ):
+        create_engine(spec)
+
+
+def test_a_tensorrt_llm_without_engines_is_refused_with_the_ways_out(tmp_path: Path) -> None:
+    spec = TensorRtEngineSpec(provider="tensorrt", dir=write_engine(tmp_path))
+    with fake_tensorrt_llm("1.3.0"), pytest.raises(SpecError) as refusal:
+        create_engine(spec)
+    for way in ("1.3.0 is installed", "provider 'pytorch'", "tensorrt-llm==1.2.1", "26.07-trtllm-python-py3"):
+        assert way in str(refusal.value)
+    assert (refusal.value.facts["field"], refusal.value.facts["value"]) == ("engine.provider", "tensorrt")
+
+
+@pytest.mark.parametrize("version", ["1.3.0", "1.3.0rc20", "1.10.0", "2.0"])
+def test_every_version_from_1_3_on_is_one_without_engines(version: str) -> None:
+    with pytest.raises(SpecError, match=r"before 1\.3"):
+        refuse_versions_without_engines(version)
+
+
+@pytest.mark.parametrize("version", ["1.2.1", "1.0.0", "1.2.0rc6"])
+def test_versions_before_1_3_have_engines(version: str) -> None:
+    refuse_versions_without_engines(version)
+
+
+def test_checkpoints_are_served_by_later_versions(tmp_path: Path) -> None:
+    spec = PyTorchEngineSpec(provider="pytorch", dir=write_checkpoint(tmp_path))
+    with fake_tensorrt_llm("1.3.0"):
+        engine = create_engine(spec)
+    assert engine.info.provider == "pytorch"
+    engine.close()
 
 
 @pytest.mark.parametrize("missing", ["openvino_model.xml", "config.json"])

@@ -7,26 +7,44 @@ from pathlib import Path
 import pytest
 
 from ensemble_configs.deployment import (
+    CacheTransceiverSpec,
     DeploymentSpec,
+    DraftTargetSpec,
+    EngineSpec,
+    LoraSpec,
+    MedusaSpec,
     OpenVinoEngineSpec,
+    PyTorchEngineSpec,
     ReleaseSpec,
     ResponseSpec,
     SimulatedEngineSpec,
+    TensorRtEngineSpec,
     TokenizerSpec,
 )
 from ensemble_configs.errors import SpecError
 from ensemble_configs.release import RELEASE_FILE, load_release, render_release
 
-ENGINES: list[SimulatedEngineSpec | OpenVinoEngineSpec] = [
+ENGINES: list[EngineSpec] = [
     SimulatedEngineSpec(provider="simulated", step_ms=2.5, mode="echo", vocab_size=300),
     OpenVinoEngineSpec(provider="openvino", dir=Path("/models/m"), num_threads=4, kv_cache_precision="u8"),
     OpenVinoEngineSpec(provider="openvino", dir=Path("/models/m")),
+    TensorRtEngineSpec(
+        provider="tensorrt",
+        dir=Path("/models/e"),
+        end_ids=(2, 3),
+        lora=LoraSpec(dir=Path("/models/lora"), target_modules=("attn_q",)),
+        speculation=MedusaSpec(method="medusa", max_draft_len=4, num_heads=4, choices=((0,), (0, 1))),
+    ),
+    PyTorchEngineSpec(
+        provider="pytorch",
+        dir=Path("/models/c"),
+        speculation=DraftTargetSpec(method="draft_target", dir=Path("/models/d"), max_draft_len=3),
+        cache_transceiver=CacheTransceiverSpec(backend="nixl"),
+    ),
 ]
 
 
-def deployment(
-    engine: SimulatedEngineSpec | OpenVinoEngineSpec, tokenizer: Path = Path("/models/tok")
-) -> DeploymentSpec:
+def deployment(engine: EngineSpec, tokenizer: Path = Path("/models/tok")) -> DeploymentSpec:
     return DeploymentSpec(
         name="test",
         release=3,
@@ -41,8 +59,8 @@ def write(folder: Path, spec: DeploymentSpec) -> None:
     (folder / RELEASE_FILE).write_text(render_release(spec, folder=folder))
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=["simulated", "openvino", "openvino defaults"])
-def test_a_release_reads_back_as_it_was(tmp_path: Path, engine: SimulatedEngineSpec | OpenVinoEngineSpec) -> None:
+@pytest.mark.parametrize("engine", ENGINES, ids=["simulated", "openvino", "openvino defaults", "tensorrt", "pytorch"])
+def test_a_release_reads_back_as_it_was(tmp_path: Path, engine: EngineSpec) -> None:
     spec = deployment(engine)
     write(tmp_path / "repo" / "3", spec)
     loaded = load_release(tmp_path / "repo" / "3")
@@ -56,6 +74,12 @@ def test_paths_are_relative_so_that_a_tree_can_move(tmp_path: Path) -> None:
     text = (tmp_path / "b" / "repo" / "3" / RELEASE_FILE).read_text()
     assert json.loads(text)["tokenizer"]["dir"] == "../../tok"
     assert load_release(tmp_path / "b" / "repo" / "3").tokenizer.dir == tmp_path / "b" / "tok"
+
+
+def test_paths_in_the_parts_of_an_engine_are_relative_as_well(tmp_path: Path) -> None:
+    for engine, part in ((ENGINES[3], "lora"), (ENGINES[4], "speculation")):
+        text = render_release(deployment(engine), folder=tmp_path)
+        assert json.loads(text)["engine"][part]["dir"].startswith("../")
 
 
 def test_what_is_not_set_is_not_in_the_file(tmp_path: Path) -> None:

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The provider `pytorch`: a checkpoint on TensorRT-LLM's PyTorch backend, 1.2 and later."""
+
+from ensemble_configs.deployment import PyTorchEngineSpec
+from ensemble_configs.errors import SpecError
+from serving.engines.base import Engine, EngineInfo
+from serving.engines.model_folder import ModelFolder
+from serving.engines.trtllm_arguments import llm_arguments
+from serving.engines.trtllm_engine import TrtLlmEngine
+from serving.engines.trtllm_sampling import SamplingWords
+from serving.engines.trtllm_upstream import load_upstream
+
+
+def load_pytorch_engine(spec: PyTorchEngineSpec, model: ModelFolder) -> Engine:
+    """Load a checkpoint.
+
+    Raises:
+        SpecError: the spec asks for more than the model has, or TensorRT-LLM cannot load it in this way.
+    """
+    if spec.max_seq_len > model.max_position_embeddings:
+        raise SpecError(
+            f"engine.max_seq_len ({spec.max_seq_len}) > max_position_embeddings ({model.max_position_embeddings}) "
+            f"of {model.dir}; lower it",
+            field="engine.max_seq_len",
+            value=spec.max_seq_len,
+        )
+    upstream = load_upstream("tensorrt_llm")
+    words = SamplingWords(spec, upstream, end_ids=model.end_ids, vocab_size=model.vocab_size)
+    info = EngineInfo(
+        provider=spec.provider,
+        vocab_size=model.vocab_size,
+        max_seq_len=spec.max_seq_len,
+        end_ids=model.end_ids,
+        kv_block_tokens=spec.kv_block_tokens,
+        num_kv_blocks=1,  # upstream tells how many there are
+        max_num_seqs=spec.max_num_seqs,
+        supported=words.supported,
+    )
+    arguments = llm_arguments(spec, upstream, kv_block_tokens=spec.kv_block_tokens)
+    return TrtLlmEngine(upstream, arguments, words, info)

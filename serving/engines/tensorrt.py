@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The provider `tensorrt`: a compiled engine on TensorRT-LLM before 1.3, which removed engines."""
+
+from ensemble_configs.deployment import TensorRtEngineSpec
+from ensemble_configs.errors import SpecError
+from serving.engines.base import Engine, EngineInfo
+from serving.engines.engine_folder import load_engine_folder
+from serving.engines.trtllm_arguments import llm_arguments
+from serving.engines.trtllm_engine import TrtLlmEngine
+from serving.engines.trtllm_sampling import SamplingWords
+from serving.engines.trtllm_upstream import installed_version, load_upstream
+
+_FIRST_WITHOUT_ENGINES = (1, 3)
+
+
+def load_tensorrt_engine(spec: TensorRtEngineSpec) -> Engine:
+    """Load a compiled engine on the GPUs that it was built for.
+
+    Raises:
+        SpecError: the folder holds no engine or one that does not fit the spec, the installed TensorRT-LLM is too new,
+            or it cannot load the engine.
+    """
+    folder = load_engine_folder(spec)
+    refuse_versions_without_engines(installed_version())
+    upstream = load_upstream("tensorrt_llm._tensorrt_engine")
+    words = SamplingWords(spec, upstream, end_ids=folder.end_ids, vocab_size=folder.vocab_size)
+    info = EngineInfo(
+        provider=spec.provider,
+        vocab_size=folder.vocab_size,
+        max_seq_len=spec.max_seq_len,
+        end_ids=folder.end_ids,
+        kv_block_tokens=folder.kv_block_tokens,
+        num_kv_blocks=1,  # upstream tells how many there are
+        max_num_seqs=spec.max_num_seqs,
+        supported=words.supported,
+    )
+    arguments = llm_arguments(spec, upstream, kv_block_tokens=folder.kv_block_tokens)
+    return TrtLlmEngine(upstream, arguments, words, info)
+
+
+def refuse_versions_without_engines(version: str) -> None:
+    """Check the version of TensorRT-LLM.
+
+    Raises:
+        SpecError: it is 1.3 or later.
+    """
+    major_minor = tuple(int(part) for part in version.split(".")[:2])
+    if major_minor >= _FIRST_WITHOUT_ENGINES:
+        raise SpecError(
+            f"engine.provider 'tensorrt' needs TensorRT-LLM before 1.3, which removed compiled engines; {version} is "
+            "installed. Serve the checkpoint with provider 'pytorch', or install tensorrt-llm==1.2.1, as in "
+            "NVIDIA's container tritonserver:26.07-trtllm-python-py3",
+            field="engine.provider",
+            value="tensorrt",
+            version=version,
+        )

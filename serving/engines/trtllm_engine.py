@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorRT-LLM's LLM API behind the seam, for compiled engines and for PyTorch alike.
+
+Upstream batches by itself, in processes of its own. One event loop makes all calls and follows every request; what it
+sees waits in a queue, and `step` takes what is there, waiting a little for the first.
+"""
+
+import asyncio
+import math
+import queue
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from ensemble_configs.errors import RequestError, ServerError, SpecError
+from serving.engines.base import (
+    Engine,
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    GenerationRequest,
+    PerfMetrics,
+    SamplingParams,
+    TokenChunk,
+)
+from serving.engines.event_loop_thread import EventLoopThread
+from serving.engines.request_limits import refuse_unservable
+from serving.engines.trtllm_perf import RequestPerfMetrics, read_perf_metrics
+from serving.engines.trtllm_sampling import SamplingWords
+from serving.engines.trtllm_stats import NO_STATS, read_stats
+from serving.engines.trtllm_upstream import Completion, Llm, Result, Upstream
+
+# How long a step may find nothing: as long as a new request or a cancel may wait behind it.
+_MAX_WAIT_S = 0.002
+_STATS_TIMEOUT_S = 2.0
+_STATS_PAUSE_S = 0.1
+_FIRST_TOKEN_S = 600.0
+_FIRST_STATS_S = 30.0
+
+Value = TypeVar("Value")
+
+_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """One request that upstream has."""
+
+    key: int
+    end_ids: tuple[int, ...]
+    has_log_probs: bool
+    result: Result | None = None
+    num_tokens: int = 0  # of its output that have been taken
+    is_cancelled: bool = False
+    metrics: RequestPerfMetrics | None = None  # with its last output
+    last_token_time_ns: int = 0
+
+    @property
+    def perf(self) -> PerfMetrics | None:
+        """What is known of it so far."""
+        if self.metrics is None:
+            return None
+        return read_perf_metrics(self.metrics, last_token_time_ns=self.last_token_time_ns)
+
+
+@dataclass(slots=True)
+class _Event:
+    """What one request made, or how it ended; `failure` is of the whole engine."""
+
+    request: _Request | None
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    perf: PerfMetrics | None = None
+    failure: Exception | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+
+class TrtLlmEngine(Engine):
+    """One LLM. A step of the seam is not an iteration of upstream, whose batch never waits for us.
+
+    Of the KV cache we know what upstream tells: the size after a first token, made at start, and what is used after
+    every iteration. Between iterations nothing is told, so without requests nothing counts as used.
+    """
+
+    def __init__(
+        self, upstream: Upstream, arguments: dict[str, object], words: SamplingWords, info: EngineInfo
+    ) -> None:
+        """Args: `arguments` make the LLM; of `info`, the KV cache is filled in from what upstream tells.
+
+        Raises:
+            SpecError: upstream cannot load the model in this way, or makes no token with it.
+        """
+        self._upstream = upstream
+        self._words = words
+        self._requests: dict[int, _Request] = {}
+        self._num_ending = 0  # cancelled, and not confirmed yet
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._stats = NO_STATS
+        self._loop = EventLoopThread("trtllm")
+        try:
+            self._llm = self._load(arguments)
+        except BaseException:
+            self._loop.close()
+            raise
+        self._loop.call(lambda: self._loop.spawn(self._follow_stats()))
+        self.info = info
+        try:
+            self._measure()
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, arguments: dict[str, object]) -> Llm:
+        try:
+            return self._loop.call(lambda: self._upstream.make_llm(**arguments))
+        except (AssertionError, ImportError, OSError, RuntimeError, TypeError, ValueError) as exc:
+            raise SpecError(
+                f"TensorRT-LLM {self._upstream.version} cannot load {arguments['model']}: {_one_line(exc)}",
+                field="engine",
+            ) from exc
+
+    def _measure(self) -> None:
+        """Generate one token, which loads what upstream loads late, and take the KV cache's size from the stats."""
+        self._start(GenerationRequest(key=-1, input_ids=[0], sampling=SamplingParams(max_tokens=1, end_id=-1)))
+        chunks = _wait_for(self.step, _FIRST_TOKEN_S, "no first token came")
+        if chunks[0].error is not None:
+            raise SpecError(f"the first token failed: {chunks[0].error}", field="engine")
+        stats = _wait_for(lambda: self._stats if self._stats.num_kv_blocks else None, _FIRST_STATS_S, "no stats came")
+        self.info = msgspec.structs.replace(
+            self.info, num_kv_blocks=stats.num_kv_blocks, kv_block_tokens=stats.kv_block_tokens
+        )
+
+    def add(self, request: GenerationRequest) -> None:
+        """Hand a request to upstream, which queues it."""
+        refuse_unservable(request, self.info)
+        self._start(request)
+
+    def _start(self, request: GenerationRequest) -> None:
+        arguments = self._words.call_arguments(request)
+        sampling = request.sampling
+        running = _Request(request.key, self._words.end_ids_of(sampling), sampling.return_log_probs)
+
+        def start() -> None:
+            running.result = self._llm.generate_async(**arguments)
+            self._loop.spawn(self._follow(running, running.result))
+
+        try:
+            self._loop.call(start)
+        except (TypeError, ValueError, self._upstream.request_error) as exc:
+            raise RequestError(
+                f"TensorRT-LLM refuses the request: {_one_line(exc)}", provider=self.info.provider
+            ) from exc
+        self._requests[request.key] = running
+
+    def cancel(self, key: int) -> None:
+        """Have upstream end a request; its blocks are free with the next iteration."""
+        if request := self._requests.pop(key, None):
+            request.is_cancelled = True
+            self._num_ending += 1
+            assert request.result is not None, "it was started"
+            self._loop.call(request.result.abort)
+
+    def perf_of(self, key: int) -> PerfMetrics | None:
+        """What is known of a running request; None before its first token."""
+        request = self._requests.get(key)
+        return request.perf if request is not None else None
+
+    def step(self) -> list[TokenChunk]:
+        """Take what upstream has made since the last step, or makes in the next 2 ms."""
+        if not self.has_work:
+            return []
+        chunks: dict[int, TokenChunk] = {}
+        with suppress(queue.Empty):
+            self._take(self._events.get(timeout=_MAX_WAIT_S), chunks)
+            while True:
+                self._take(self._events.get_nowait(), chunks)
+        return list(chunks.values())
+
+    def _take(self, event: _Event, chunks: dict[int, TokenChunk]) -> None:
+        if event.failure is not None:
+            raise ServerError(
+                f"TensorRT-LLM's executor broke: {_one_line(event.failure)}", reason="executor_died"
+            ) from event.failure
+        request = event.request
+        assert request is not None, "an event without a failure is of a request"
+        if request.is_cancelled:
+            self._num_ending -= event.is_last
+            return
+        chunk = chunks.setdefault(request.key, TokenChunk(request.key, []))
+        chunk.token_ids += event.token_ids
+        if event.log_probs is not None:
+            chunk.log_probs = (chunk.log_probs or []) + event.log_probs
+        chunk.finish_reason, chunk.error, chunk.perf = event.finish_reason, event.error, event.perf
+        if event.is_last:
+            del self._requests[request.key]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request runs or waits upstream, or upstream has not confirmed a cancel."""
+        return bool(self._requests) or self._num_ending > 0
+
+    def stats(self) -> EngineStats:
+        """Our requests, divided as upstream's last iteration says, and the blocks that it used."""
+        num_requests = len(self._requests)
+        num_running = min(self._stats.num_scheduled, num_requests)
+        return EngineStats(
+            num_running=num_running,
+            num_waiting=num_requests - num_running,
+            num_used_kv_blocks=self._stats.num_used_kv_blocks if self.has_work else 0,
+            num_kv_blocks=self.info.num_kv_blocks,
+            num_steps=self._stats.num_iterations,
+        )
+
+    def close(self) -> None:
+        """End what runs and upstream's processes."""
+        self._loop.call(self._end)
+        self._loop.close()
+
+    def _end(self) -> None:
+        for request in self._requests.values():
+            if request.result is not None:
+                request.result.abort()
+        self._llm.shutdown()
+
+    # In the event loop
+
+    async def _follow(self, request: _Request, result: Result) -> None:
+        try:
+            async for output in result:
+                if event := self._event_of(request, output):
+                    self._events.put(event)
+        except self._upstream.request_error as exc:
+            error = ServerError(f"TensorRT-LLM failed this request: {_one_line(exc)}")
+            self._events.put(_Event(request, error=str(error)))
+        except Exception as exc:  # whatever else it is, it is not of this request: the engine's process must end
+            self._events.put(_Event(None, failure=exc))
+
+    def _event_of(self, request: _Request, result: Result) -> _Event | None:
+        """What has come since the last one; None: nothing."""
+        output = result.outputs[0]
+        token_ids = output.token_ids[request.num_tokens :]
+        event = _Event(request, token_ids)
+        if request.has_log_probs:
+            log_probs = output.logprobs[request.num_tokens :]
+            event.log_probs = [_log_prob(row, token) for row, token in zip(log_probs, token_ids, strict=True)]
+        request.num_tokens += len(token_ids)
+        request.metrics, request.last_token_time_ns = output.request_perf_metrics, time.time_ns()
+        if result.finished:
+            self._end_event(event, output, request)
+        return event if token_ids or event.is_last else None
+
+    @staticmethod
+    def _end_event(event: _Event, output: Completion, request: _Request) -> None:
+        event.perf = request.perf
+        event.finish_reason = _FINISH_REASONS.get(output.finish_reason or "")
+        if event.finish_reason is None:
+            event.error = str(ServerError(f"TensorRT-LLM ended this request: {output.finish_reason}"))
+        elif event.finish_reason is FinishReason.STOP and not _ends_with(output.token_ids, request.end_ids):
+            # A compiled engine keeps the end token to itself; the seam has it in the output.
+            end_id = output.stop_reason if isinstance(output.stop_reason, int) else request.end_ids[0]
+            event.token_ids = [*event.token_ids, end_id]
+            if event.log_probs is not None:
+                event.log_probs.append(math.nan)  # upstream tells none for it
+
+    async def _follow_stats(self) -> None:
+        try:
+            while True:
+                started_s = time.monotonic()
+                async for row in self._llm.get_stats_async(timeout=_STATS_TIMEOUT_S):
+                    self._stats = read_stats(row)
+                # Until upstream collects stats, their iteration is empty and ends at once.
+                if time.monotonic() - started_s < _STATS_PAUSE_S:
+                    await asyncio.sleep(_STATS_PAUSE_S)
+        except Exception as exc:  # as in _follow
+            self._events.put(_Event(None, failure=exc))
+
+
+def _wait_for(look: Callable[[], Value | None], timeout_s: float, complaint: str) -> Value:
+    """The first true value that `look` gives."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        if value := look():
+            return value
+        time.sleep(_MAX_WAIT_S)
+    raise SpecError(f"TensorRT-LLM loaded the model, but {complaint} within {timeout_s:.0f} s", field="engine")
+
+
+def _ends_with(token_ids: list[int], end_ids: tuple[int, ...]) -> bool:
+    return bool(token_ids) and token_ids[-1] in end_ids
+
+
+def _log_prob(row: object, token_id: int) -> float:
+    """Of the chosen token, from a dict of all that are told, or from a float where only that one is."""
+    if not isinstance(row, dict):
+        assert isinstance(row, float)
+        return row
+    return float(row[token_id].logprob)
+
+
+def _one_line(exc: BaseException) -> str:
+    return " ".join(str(exc).split()) or repr(exc)

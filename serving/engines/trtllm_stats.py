@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What TensorRT-LLM tells of an iteration: the part of its stats that we show.
+
+Parts that do not apply are null or missing there.
+"""
+
+import msgspec
+
+
+class _KvCache(msgspec.Struct, rename="camel"):
+    max_num_blocks: int = 0
+    used_num_blocks: int = 0
+    tokens_per_block: int = 0
+
+
+class _InflightBatching(msgspec.Struct, rename="camel"):
+    num_scheduled_requests: int = 0
+
+
+class _Row(msgspec.Struct, rename="camel"):
+    iter: int = 0
+    kv_cache_stats: _KvCache | None = None
+    inflight_batching_stats: _InflightBatching | None = None
+
+
+class IterationStats(msgspec.Struct, frozen=True):
+    """One iteration."""
+
+    num_iterations: int
+    num_scheduled: int  # requests in its batch
+    num_used_kv_blocks: int
+    num_kv_blocks: int
+    kv_block_tokens: int
+
+
+NO_STATS = IterationStats(0, 0, 0, 0, 0)
+
+
+def read_stats(row: dict[str, object]) -> IterationStats:
+    """A row of `get_stats_async`.
+
+    Raises:
+        msgspec.ValidationError: a part has another type than upstream says.
+    """
+    stats = msgspec.convert(row, _Row)
+    kv_cache = stats.kv_cache_stats or _KvCache()
+    batching = stats.inflight_batching_stats or _InflightBatching()
+    return IterationStats(
+        num_iterations=stats.iter,
+        num_scheduled=batching.num_scheduled_requests,
+        num_used_kv_blocks=kv_cache.used_num_blocks,
+        num_kv_blocks=kv_cache.max_num_blocks,
+        kv_block_tokens=kv_cache.tokens_per_block,
+    )

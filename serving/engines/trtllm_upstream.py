@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of `tensorrt_llm` that we use, as types; loaded by name, since it is not there on most machines."""
+
+import importlib
+import inspect
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ensemble_configs.errors import SpecError
+from serving.engines.trtllm_perf import RequestPerfMetrics
+
+Make = Callable[..., object]
+
+
+class Completion(Protocol):
+    """CompletionOutput: what one sequence has so far; the lists grow in place."""
+
+    token_ids: list[int]
+    logprobs: Sequence[object]  # for each token a dict of Logprob by token id, or a float
+    finish_reason: str | None  # stop, length, timeout, cancelled
+    stop_reason: int | str | None  # which of `stop_token_ids`; None for `end_id`
+    request_perf_metrics: RequestPerfMetrics | None
+
+
+class Result(Protocol):
+    """RequestOutput: iterated asynchronously, it gives itself after every change."""
+
+    outputs: Sequence[Completion]
+    finished: bool
+
+    def abort(self) -> None:
+        """End it; its last change says `cancelled`."""
+
+    def __aiter__(self) -> AsyncIterator["Result"]: ...
+
+
+class Llm(Protocol):
+    """LLM, which batches in processes of its own."""
+
+    def generate_async(self, inputs: object, **arguments: object) -> Result:
+        """Queue a request; inside a running event loop."""
+
+    def get_stats_async(self, timeout: float) -> AsyncIterator[dict[str, object]]:
+        """One row an iteration, until none comes for `timeout` seconds."""
+
+    def shutdown(self) -> None:
+        """End its processes."""
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """One installation."""
+
+    version: str
+    make_llm: Callable[..., Llm]
+    make_sampling_params: Make
+    make_guided_decoding_params: Make
+    make_lora_request: Make
+    request_error: type[Exception]  # of one request; what else is raised means that the executor is broken
+    configs: object  # the module with KvCacheConfig and all other parts of the LLM's arguments
+    call_arguments: frozenset[str]  # that generate_async knows
+    sampling_arguments: frozenset[str]  # that SamplingParams knows
+
+    def make_config(self, name: str, **arguments: object) -> object:
+        """A part of the LLM's arguments, by the name of its class.
+
+        Raises:
+            SpecError: this version has no such class, or refuses an argument.
+        """
+        make: Make | None = getattr(self.configs, name, None)
+        if make is None:
+            raise SpecError(f"TensorRT-LLM {self.version} has no {name}; install 1.2.1", field="engine.provider")
+        try:
+            return make(**arguments)
+        except (TypeError, ValueError) as exc:
+            reason = " ".join(str(exc).split())
+            raise SpecError(f"TensorRT-LLM {self.version} refuses {name}: {reason}", field="engine") from exc
+
+
+def installed_version() -> str:
+    """The version of `tensorrt_llm`."""
+    return str(importlib.import_module("tensorrt_llm").__version__)
+
+
+def load_upstream(llm_module: str) -> Upstream:
+    """Import `tensorrt_llm`, which takes seconds; `llm_module` is where the wanted LLM is."""
+    llm = importlib.import_module(llm_module).LLM
+    sampling = importlib.import_module("tensorrt_llm.sampling_params")
+    executor = importlib.import_module("tensorrt_llm.executor")
+    return Upstream(
+        version=installed_version(),
+        make_llm=llm,
+        make_sampling_params=sampling.SamplingParams,
+        make_guided_decoding_params=sampling.GuidedDecodingParams,
+        make_lora_request=executor.LoRARequest,
+        request_error=executor.RequestError,
+        configs=importlib.import_module("tensorrt_llm.llmapi.llm_args"),
+        call_arguments=frozenset(inspect.signature(llm.generate_async).parameters),
+        sampling_arguments=frozenset(inspect.signature(sampling.SamplingParams).parameters),
+    )

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generated `tensorrt_llm` for tests: there for as long as a block lasts, with model folders and a step by hand."""
+
+import contextlib
+import functools
+import importlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from trtllm_behaviour import Executor
+from trtllm_generator import write_fake
+
+from serving.engines.base import Engine, EngineStats, GenerationRequest, PerfMetrics, TokenChunk
+from serving.engines.trtllm_engine import TrtLlmEngine
+
+VOCAB_SIZE = 4096
+
+
+@contextlib.contextmanager
+def fake_tensorrt_llm(version: str = "1.2.1") -> Iterator[ModuleType]:
+    """Make `import tensorrt_llm` find the fake of a version."""
+    folder, modules = _generated(version)
+    before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "tensorrt_llm"}
+    assert not before, "one version at a time"
+    sys.modules.update(modules)
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        yield importlib.import_module("tensorrt_llm")
+    finally:
+        sys.path.remove(folder)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tensorrt_llm"]:
+            modules[name] = sys.modules.pop(name)  # its classes are the same the next time
+
+
+@functools.cache
+def _generated(version: str) -> tuple[str, dict[str, ModuleType]]:
+    folder = tempfile.TemporaryDirectory(prefix="trireme-fake-tensorrt-llm-")
+    _FOLDERS.append(folder)
+    write_fake(Path(folder.name), version=version)
+    return folder.name, {}
+
+
+_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []  # removed with the process
+
+
+def write_engine(folder: Path, *, world_size: int = 1, tp_size: int = 1, **build: object) -> Path:
+    """A folder as trtllm-build leaves it, without weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    built = {
+        "max_input_len": 2048,
+        "max_seq_len": 2048,
+        "max_batch_size": 64,
+        "max_num_tokens": 8192,
+        "plugin_config": {"tokens_per_block": 32},
+    }
+    mapping = {"world_size": world_size, "tp_size": tp_size, "pp_size": world_size // tp_size}
+    config = {
+        "version": "1.2.1",
+        "pretrained_config": {"architecture": "LlamaForCausalLM", "vocab_size": VOCAB_SIZE, "mapping": mapping},
+        "build_config": built | build,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 3]}')
+    for rank in range(world_size):
+        (folder / f"rank{rank}.engine").touch()
+    return folder
+
+
+def write_checkpoint(folder: Path, **changes: object) -> Path:
+    """A folder as Hugging Face writes it, without weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 2048, "eos_token_id": 2} | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+class SteppedEngine(Engine):
+    """An engine on the fake whose upstream iterates once for each step, so that tests can count."""
+
+    def __init__(self, engine: Engine, executor: Executor) -> None:
+        assert isinstance(engine, TrtLlmEngine)
+        executor.is_paced = True
+        self._engine = engine
+        self.executor = executor
+        self.info = engine.info
+
+    def add(self, request: GenerationRequest) -> None:
+        self._engine.add(request)
+
+    def cancel(self, key: int) -> None:
+        self._engine.cancel(key)
+
+    def perf_of(self, key: int) -> PerfMetrics | None:
+        return self._engine.perf_of(key)
+
+    def step(self) -> list[TokenChunk]:
+        self.executor.iterate()
+        return self._engine.step()
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    def close(self) -> None:
+        self._engine.close()

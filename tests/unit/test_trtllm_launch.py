@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a server with an engine of several ranks is started, as text."""
+
+from pathlib import Path
+
+import pytest
+
+from ensemble_configs.deployment import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.errors import SpecError
+from serving.engines.trtllm_launch import Launcher, render_launch
+
+SERVE = ("trireme", "serve", "--deployment", "big.yaml")
+
+
+def pytorch(tp_size: int, pp_size: int = 1, gpus_per_node: int | None = None) -> PyTorchEngineSpec:
+    return PyTorchEngineSpec(
+        provider="pytorch", dir=Path("m"), tp_size=tp_size, pp_size=pp_size, gpus_per_node=gpus_per_node
+    )
+
+
+@pytest.mark.parametrize("tp_size", [1, 8])
+def test_on_one_node_the_server_starts_its_ranks_itself(tp_size: int) -> None:
+    assert render_launch(pytorch(tp_size), SERVE) == SERVE
+
+
+@pytest.mark.parametrize(
+    ("launcher", "expected"),
+    [
+        (
+            "srun",
+            "srun -N 2 --ntasks-per-node=8 --mpi=pmix trtllm-llmapi-launch trireme serve --deployment big.yaml",
+        ),
+        (
+            "mpirun",
+            "mpirun --allow-run-as-root -n 16 --map-by ppr:8:node "
+            "trtllm-llmapi-launch trireme serve --deployment big.yaml",
+        ),
+    ],
+)
+def test_over_two_nodes_a_launcher_starts_all_ranks(launcher: Launcher, expected: str) -> None:
+    spec = pytorch(8, pp_size=2, gpus_per_node=8)
+    assert " ".join(render_launch(spec, SERVE, num_nodes=2, launcher=launcher)) == expected
+
+
+def test_an_engine_in_leader_mode_has_all_its_ranks_from_the_launcher() -> None:
+    spec = TensorRtEngineSpec(provider="tensorrt", dir=Path("m"), tp_size=2, pp_size=2)
+    command = render_launch(spec, SERVE, launcher="mpirun")
+    assert command == (
+        "mpirun",
+        "--allow-run-as-root",
+        "-n",
+        "4",
+        "--map-by",
+        "ppr:4:node",
+        "trtllm-llmapi-launch",
+        *SERVE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "num_nodes", "launcher", "message"),
+    [
+        (pytorch(8, gpus_per_node=4), 2, None, "an engine on 2 nodes needs a launcher: srun or mpirun"),
+        (pytorch(8, gpus_per_node=8), 3, "srun", "8 ranks do not divide into 3 nodes"),
+        (pytorch(8, gpus_per_node=8), 2, "srun", r"engine.gpus_per_node \(8\) must be 4: 8 ranks on 2 nodes"),
+        (pytorch(8), 2, "mpirun", r"engine.gpus_per_node \(None\) must be 4"),
+    ],
+    ids=["no launcher", "ranks do not divide", "other nodes", "nodes unknown"],
+)
+def test_a_launch_that_cannot_be_is_refused(
+    spec: PyTorchEngineSpec, num_nodes: int, launcher: Launcher | None, message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        render_launch(spec, SERVE, num_nodes=num_nodes, launcher=launcher)

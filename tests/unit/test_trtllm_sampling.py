@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every sampling parameter reaches upstream's argument for it, or is refused by name."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_tensorrt_llm import VOCAB_SIZE, fake_tensorrt_llm
+from pydantic import TypeAdapter
+
+from ensemble_configs.deployment import EngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.errors import RequestError
+from serving.engines.base import EngineInfo, GenerationRequest, SamplingParams
+from serving.engines.request_limits import refuse_unservable
+from serving.engines.trtllm_sampling import REFUSED, SamplingWords
+from serving.engines.trtllm_upstream import Upstream, load_upstream
+
+END_IDS = (2, 3)
+FULL: dict[str, dict[str, object]] = {  # all that each provider can do
+    "tensorrt": {
+        "guided_decoding_backend": "xgrammar",
+        "tokenizer_dir": "tok",
+        "is_gathering_generation_logits": True,
+        "speculation": {"method": "lookahead", "window_size": 5, "ngram_size": 4, "verification_set_size": 3},
+    },
+    "pytorch": {"guided_decoding_backend": "xgrammar", "tokenizer_dir": "tok", "sampler": "trtllm"},
+    "pytorch, torch": {"sampler": "torch"},
+}
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of LoRA adapters with one for task 7."""
+    folder = tmp_path_factory.mktemp("lora")
+    (folder / "7").mkdir()
+    return folder
+
+
+def words_of(setup: str, adapters: Path | None = None, version: str = "1.2.1", **changes: Any) -> SamplingWords:
+    """The words of one of `FULL`, with LoRA where there are adapters."""
+    provider = setup.partition(",")[0]
+    data = {"provider": provider, "dir": "model"} | FULL[setup] | changes
+    if adapters is not None:
+        data["lora"] = {"dir": adapters}
+    spec = TypeAdapter[EngineSpec](EngineSpec).validate_python(data)
+    assert isinstance(spec, TensorRtEngineSpec | PyTorchEngineSpec)
+    return SamplingWords(spec, upstream_of(provider, version), end_ids=END_IDS, vocab_size=VOCAB_SIZE)
+
+
+def upstream_of(provider: str, version: str) -> Upstream:
+    with fake_tensorrt_llm(version):
+        return load_upstream({"tensorrt": "tensorrt_llm._tensorrt_engine", "pytorch": "tensorrt_llm"}[provider])
+
+
+def call_of(words: SamplingWords, **sampling: Any) -> dict[str, Any]:
+    """The call's arguments, after the check that every engine makes first."""
+    return call_with(words, SamplingParams(**{"max_tokens": 9} | sampling))
+
+
+def call_with(words: SamplingWords, sampling: SamplingParams) -> dict[str, Any]:
+    request = GenerationRequest(key=1, input_ids=[5, 6], sampling=sampling)
+    info = EngineInfo(
+        provider="trtllm", vocab_size=VOCAB_SIZE, max_seq_len=99, end_ids=END_IDS, kv_block_tokens=32,
+        num_kv_blocks=9, max_num_seqs=9, supported=words.supported,
+    )  # fmt: skip
+    refuse_unservable(request, info)
+    return words.call_arguments(request)
+
+
+SAMPLED = {"top_k": 5, "temperature": 0.5}
+ROWS = [
+    ({"max_tokens": 7}, {"max_tokens": 7}),
+    ({"min_tokens": 4}, {"min_tokens": 4}),
+    ({"min_tokens": 40}, {"min_tokens": 9}),
+    ({"top_k": 5}, {"top_k": 5}),
+    ({"top_p": 0.9}, {"top_p": 0.9, "top_k": None}),
+    (SAMPLED, {"top_k": 5, "temperature": 0.5}),
+    (SAMPLED | {"seed": 2**63}, {"seed": 2**63}),
+    ({"top_p": 0.9, "top_p_min": 0.1}, {"top_p_min": 0.1}),
+    ({"top_p": 0.9, "top_p_decay": 0.5}, {"top_p_decay": 0.5}),
+    ({"top_p": 0.9, "top_p_reset_id": 8}, {"top_p_reset_ids": 8}),
+    ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5, "top_k": 1}),
+    ({"presence_penalty": 0.5}, {"presence_penalty": 0.5}),
+    ({"frequency_penalty": -0.5}, {"frequency_penalty": -0.5}),
+    ({"bad_words": ((4,), (9,))}, {"bad_token_ids": [4, 9]}),
+    ({"return_log_probs": True}, {"logprobs": 1}),
+    ({}, {"end_id": 2, "pad_id": 2, "stop_token_ids": [3], "include_stop_str_in_output": True, "ignore_eos": False}),
+    ({"end_id": 8}, {"end_id": 8, "pad_id": 8, "stop_token_ids": None, "ignore_eos": False}),
+    ({"end_id": -1}, {"end_id": -1, "pad_id": 0, "stop_token_ids": None, "ignore_eos": True}),
+    ({}, {"top_k": 1, "top_p": None, "temperature": None, "seed": None, "detokenize": False, "n": 1, "logprobs": None}),
+    ({"temperature": 0.0, "top_p": 0.9, "seed": 4}, {"top_k": 1, "top_p": None, "temperature": None, "seed": None}),
+]
+
+
+@pytest.mark.parametrize("setup", ["tensorrt", "pytorch"])
+@pytest.mark.parametrize(("sampling", "expected"), ROWS, ids=lambda value: ",".join(value) if value else "nothing")
+def test_a_parameter_reaches_its_argument(setup: str, sampling: dict[str, Any], expected: dict[str, Any]) -> None:
+    params = call_of(words_of(setup), **sampling)["sampling_params"]
+    assert {name: getattr(params, name) for name in expected} == expected
+
+
+GUIDES = [
+    ("json", None, {"json_object": True}),
+    ("json_schema", '{"type": "object"}', {"json": '{"type": "object"}'}),
+    ("regex", "a+", {"regex": "a+"}),
+    ("ebnf_grammar", "root ::= 'a'", {"grammar": "root ::= 'a'"}),
+]
+
+
+@pytest.mark.parametrize("setup", ["tensorrt", "pytorch"])
+@pytest.mark.parametrize(("guide_type", "guide", "expected"), GUIDES)
+def test_a_guide_reaches_its_argument(
+    setup: str, guide_type: str, guide: str | None, expected: dict[str, object]
+) -> None:
+    params = call_of(words_of(setup), guide_type=guide_type, guide=guide)["sampling_params"]
+    assert {name: getattr(params.guided_decoding, name) for name in expected} == expected
+
+
+def test_a_structural_tag_is_for_pytorch_only() -> None:
+    guided = {"guide_type": "structural_tag", "guide": "{}"}
+    assert call_of(words_of("pytorch"), **guided)["sampling_params"].guided_decoding.structural_tag == "{}"
+    with pytest.raises(RequestError, match=r"guide_type \(structural_tag\) cannot be honoured .*'tensorrt'") as refusal:
+        call_of(words_of("tensorrt"), **guided)
+    assert refusal.value.facts["field"] == "guide_type"
+
+
+def test_lookahead_of_a_request_reaches_its_argument() -> None:
+    sampling = {"lookahead_window_size": 4, "lookahead_ngram_size": 3, "lookahead_verification_set_size": 2}
+    config = call_of(words_of("tensorrt"), **sampling)["sampling_params"].lookahead_config
+    assert (config.max_window_size, config.max_ngram_size, config.max_verification_set_size) == (4, 3, 2)
+
+
+@pytest.mark.parametrize("setup", ["tensorrt", "pytorch, torch"])
+def test_an_adapter_is_asked_for_by_its_task(setup: str, adapters: Path) -> None:
+    lora = call_of(words_of(setup, adapters), lora_task_id=7)["lora_request"]
+    assert (lora.lora_name, lora.lora_int_id, lora.lora_path) == ("7", 7, str(adapters / "7"))
+
+
+@pytest.mark.parametrize("setup", ["tensorrt", "pytorch", "pytorch, torch"])
+def test_a_bias_is_a_tensor_over_the_vocabulary(setup: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tensor:
+        def __init__(self, data: list[float], dtype: str) -> None:
+            self.data, self.dtype = data, dtype
+
+    Tensor.__module__, Tensor.__qualname__ = "torch", "Tensor"
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(tensor=Tensor, float32="float32"))
+    bias = call_of(words_of(setup), embedding_bias={3: 1.5, 5: -2.0})["sampling_params"].embedding_bias
+    assert bias.dtype == "float32"
+    assert len(bias.data) == VOCAB_SIZE
+    assert {i: value for i, value in enumerate(bias.data) if value} == {3: 1.5, 5: -2.0}
+
+
+def test_without_a_seed_each_request_gets_its_own() -> None:
+    words = words_of("tensorrt")
+    first, other = (call_of(words, **SAMPLED)["sampling_params"].seed for _ in range(2))
+    assert first != other
+
+
+def test_a_prompt_goes_as_token_ids_and_streams() -> None:
+    call = call_of(words_of("tensorrt"))
+    assert call["inputs"] == {"prompt_token_ids": [5, 6]}
+    assert call["streaming"] is True
+    assert call.keys() == {"inputs", "sampling_params", "streaming"}
+
+
+# What is refused
+
+
+NEVER: dict[str, object] = {
+    "return_context_logits": True,
+    "return_generation_logits": True,
+    "beam_width": 2,
+    "length_penalty": 0.5,
+    "early_stopping": True,
+    "beam_search_diversity_rate": 0.5,
+    "draft_input_ids": (1, 2),
+}
+UNSUPPORTED = [
+    *((setup, field, value) for setup in FULL for field, value in NEVER.items()),
+    ("pytorch, torch", "seed", 7),
+    ("pytorch, torch", "repetition_penalty", 1.5),
+    ("pytorch, torch", "presence_penalty", 0.5),
+    ("pytorch, torch", "frequency_penalty", 0.5),
+    ("pytorch, torch", "top_p_min", 0.5),
+    ("pytorch, torch", "top_p_decay", 0.5),
+    ("pytorch, torch", "top_p_reset_id", 5),
+    ("pytorch, torch", "bad_words", ((4,),)),
+    ("pytorch, torch", "guide_type", "json"),
+    ("pytorch", "lookahead_window_size", 3),
+    ("pytorch", "lora_task_id", 7),
+    ("tensorrt", "lora_task_id", 7),
+]
+
+
+@pytest.mark.parametrize(("setup", "field", "value"), UNSUPPORTED)
+def test_what_an_engine_cannot_do_is_refused_by_name(setup: str, field: str, value: object) -> None:
+    with pytest.raises(RequestError, match=rf"{field} \(.*\) is not supported by the provider") as refusal:
+        call_of(words_of(setup), **{field: value})
+    assert refusal.value.facts["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({"is_gathering_generation_logits": False}, {"return_log_probs"}),
+        ({"guided_decoding_backend": None, "tokenizer_dir": None}, {"guide", "guide_type"}),
+        (
+            {"speculation": None},
+            {"lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"},
+        ),
+    ],
+    ids=["generation logits", "guided decoding", "lookahead"],
+)
+def test_what_an_engine_was_not_set_up_for_is_not_supported(changes: dict[str, Any], fields: set[str]) -> None:
+    assert words_of("tensorrt").supported - words_of("tensorrt", **changes).supported == fields
+
+
+REFUSALS: list[tuple[dict[str, object], str, str]] = [
+    ({"bad_words": ((4, 5),)}, "bad_words", "only words of one token"),
+    ({"embedding_bias": {VOCAB_SIZE: 1.0}}, "embedding_bias", "token ids of 0 to 4095"),
+    ({"guide_type": "poem", "guide": "x"}, "guide_type", "json, json_schema, regex, ebnf_grammar"),
+    ({"guide_type": "regex"}, "guide", "a guide with guide_type regex"),
+    ({"guide_type": "json", "guide": "x"}, "guide", "none with guide_type json"),
+    ({"guide": "x"}, "guide_type", "json, json_schema"),
+    ({"lookahead_window_size": 3}, "lookahead_ngram_size", "a value, as the other two"),
+    (
+        {"lookahead_window_size": 6, "lookahead_ngram_size": 1, "lookahead_verification_set_size": 1},
+        "lookahead_window_size",
+        "at most 5, the engine's",
+    ),
+    ({"lora_task_id": 8}, "lora_task_id", "the number of a folder in engine.lora.dir"),
+]
+
+
+@pytest.mark.parametrize(("sampling", "field", "message"), REFUSALS, ids=lambda value: str(value)[:30])
+def test_a_value_that_cannot_be_honoured_is_refused_with_field_and_provider(
+    adapters: Path, sampling: dict[str, object], field: str, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message) as refusal:
+        call_of(words_of("tensorrt", adapters), **sampling)
+    assert (refusal.value.facts["field"], refusal.value.facts["provider"]) == (field, "tensorrt")
+
+
+@pytest.mark.parametrize(("sampling", "field"), [({"top_p": 0.9}, "top_p"), ({"top_k": 5}, "top_k")])
+def test_sampling_beside_drafts_that_are_verified_greedily_is_refused(sampling: dict[str, Any], field: str) -> None:
+    greedy, sampled = (
+        words_of("tensorrt", speculation={"method": "eagle", "max_draft_len": 3, "is_greedy_sampling": is_greedy})
+        for is_greedy in (True, False)
+    )
+    with pytest.raises(RequestError, match="greedy decoding") as refusal:
+        call_of(greedy, **sampling)
+    assert refusal.value.facts["field"] == field
+    assert call_of(greedy, top_k=1)["sampling_params"].top_k == 1
+    assert getattr(call_of(sampled, **sampling)["sampling_params"], field) == sampling[field]
+
+
+def test_every_parameter_of_the_seam_is_honoured_by_an_engine_or_refused_with_a_reason(adapters: Path) -> None:
+    honoured = words_of("tensorrt", adapters).supported | words_of("pytorch", adapters).supported
+    assert honoured.isdisjoint(REFUSED)
+    assert honoured | REFUSED.keys() == set(SamplingParams.__struct_fields__)
+    assert REFUSED.keys() == NEVER.keys()
+
+
+# What depends on the installed version
+
+
+class PrioritisedParams(SamplingParams, frozen=True, kw_only=True):
+    """Sampling as the seam may know it one day."""
+
+    priority: float = 0.5
+
+
+def test_a_priority_is_passed_on_where_the_installed_version_has_it_and_refused_where_not() -> None:
+    sampling = PrioritisedParams(max_tokens=1, priority=0.9)
+    assert call_with(words_of("pytorch", version="1.3.0"), sampling)["priority"] == 0.9
+    with pytest.raises(RequestError, match=r"priority \(0.9\) is not supported by the provider"):
+        call_with(words_of("pytorch"), sampling)
+
+
+@pytest.fixture
+def older() -> Upstream:
+    """An installation whose SamplingParams know no presence_penalty."""
+    upstream = upstream_of("tensorrt", "1.2.1")
+    arguments = upstream.sampling_arguments - {"presence_penalty"}
+    return Upstream(**{**vars(upstream), "sampling_arguments": arguments})
+
+
+def test_a_parameter_that_the_installed_version_lacks_is_not_supported(older: Upstream) -> None:
+    spec = TensorRtEngineSpec(provider="tensorrt", dir=Path("model"))
+    words = SamplingWords(spec, older, end_ids=END_IDS, vocab_size=VOCAB_SIZE)
+    assert words_of("tensorrt").supported - words.supported >= {"presence_penalty"}
+    with pytest.raises(RequestError, match="presence_penalty"):
+        call_of(words, presence_penalty=0.5)
