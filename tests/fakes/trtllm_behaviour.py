@@ -49,18 +49,6 @@ class Unstated:
         return self._words
 
 
-class _TensorType(type):
-    def __instancecheck__(cls, instance: object) -> bool:
-        return (type(instance).__module__, type(instance).__qualname__) == ("torch", "Tensor")
-
-
-class Tensor(metaclass=_TensorType):
-    """`torch.Tensor`, known by its name: torch is not installed here."""
-
-
-Tensor.__module__ = "torch"
-
-
 def check_instance(given: dict[str, Any], **classes: type) -> None:
     """Refuse arguments of another class."""
     for name, expected in classes.items():
