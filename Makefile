@@ -9,7 +9,7 @@ ADAPTERS = $(wildcard model_repository/*/1/model.py)
 .PHONY: help setup serve test unit triton-test soak lint format render bench docs demo-model lock trtllm-facts clean
 
 help: ## List the tasks
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
 
 setup: ## Make .venv and .tools/triton; instant when both are up to date
 	@$(SETUP)

@@ -6,7 +6,6 @@ sees waits in a queue, and `step` takes what is there, waiting a little for the 
 """
 
 import asyncio
-import math
 import queue
 import time
 from collections.abc import Callable
@@ -21,7 +20,6 @@ from serving.engines.base import (
     Engine,
     EngineInfo,
     EngineStats,
-    FinishReason,
     GenerationRequest,
     PerfMetrics,
     SamplingParams,
@@ -29,10 +27,10 @@ from serving.engines.base import (
 )
 from serving.engines.event_loop_thread import EventLoopThread
 from serving.engines.request_limits import refuse_unservable
-from serving.engines.trtllm_perf import RequestPerfMetrics, read_perf_metrics
+from serving.engines.trtllm_outputs import NewOutput, RunningRequest, UnreadableOutput
 from serving.engines.trtllm_sampling import SamplingWords
 from serving.engines.trtllm_stats import NO_STATS, read_stats
-from serving.engines.trtllm_upstream import Completion, Llm, Result, Upstream
+from serving.engines.trtllm_upstream import Llm, Result, Upstream
 
 # How long a step may find nothing: as long as a new request or a cancel may wait behind it.
 _MAX_WAIT_S = 0.002
@@ -43,45 +41,14 @@ _FIRST_STATS_S = 30.0
 
 Value = TypeVar("Value")
 
-_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """One request that upstream has."""
-
-    key: int
-    end_ids: tuple[int, ...]
-    has_log_probs: bool
-    result: Result | None = None
-    num_tokens: int = 0  # of its output that have been taken
-    is_cancelled: bool = False
-    metrics: RequestPerfMetrics | None = None  # with its last output
-    last_token_time_ns: int = 0
-
-    @property
-    def perf(self) -> PerfMetrics | None:
-        """What is known of it so far."""
-        if self.metrics is None:
-            return None
-        return read_perf_metrics(self.metrics, last_token_time_ns=self.last_token_time_ns)
-
 
 @dataclass(slots=True)
 class _Event:
-    """What one request made, or how it ended; `failure` is of the whole engine."""
+    """What one request made, or what broke the whole engine."""
 
-    request: _Request | None
-    token_ids: list[int] = field(default_factory=list)
-    log_probs: list[float] | None = None
-    finish_reason: FinishReason | None = None
-    error: str | None = None
-    perf: PerfMetrics | None = None
+    request: RunningRequest | None
+    output: NewOutput = field(default_factory=NewOutput)
     failure: Exception | None = None
-
-    @property
-    def is_last(self) -> bool:
-        return self.finish_reason is not None or self.error is not None
 
 
 class TrtLlmEngine(Engine):
@@ -101,7 +68,7 @@ class TrtLlmEngine(Engine):
         """
         self._upstream = upstream
         self._words = words
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, RunningRequest] = {}
         self._num_ending = 0  # cancelled, and not confirmed yet
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._stats = NO_STATS
@@ -147,7 +114,7 @@ class TrtLlmEngine(Engine):
     def _start(self, request: GenerationRequest) -> None:
         arguments = self._words.call_arguments(request)
         sampling = request.sampling
-        running = _Request(request.key, self._words.end_ids_of(sampling), sampling.return_log_probs)
+        running = RunningRequest(request.key, self._words.end_ids_of(sampling), sampling.return_log_probs)
 
         def start() -> None:
             running.result = self._llm.generate_async(**arguments)
@@ -192,15 +159,16 @@ class TrtLlmEngine(Engine):
             ) from event.failure
         request = event.request
         assert request is not None, "an event without a failure is of a request"
+        new = event.output
         if request.is_cancelled:
-            self._num_ending -= event.is_last
+            self._num_ending -= new.is_last
             return
         chunk = chunks.setdefault(request.key, TokenChunk(request.key, []))
-        chunk.token_ids += event.token_ids
-        if event.log_probs is not None:
-            chunk.log_probs = (chunk.log_probs or []) + event.log_probs
-        chunk.finish_reason, chunk.error, chunk.perf = event.finish_reason, event.error, event.perf
-        if event.is_last:
+        chunk.token_ids += new.token_ids
+        if new.log_probs is not None:
+            chunk.log_probs = (chunk.log_probs or []) + new.log_probs
+        chunk.finish_reason, chunk.error, chunk.perf = new.finish_reason, new.error, new.perf
+        if new.is_last:
             del self._requests[request.key]
 
     @property
@@ -233,43 +201,19 @@ class TrtLlmEngine(Engine):
 
     # In the event loop
 
-    async def _follow(self, request: _Request, result: Result) -> None:
+    async def _follow(self, request: RunningRequest, result: Result) -> None:
         try:
             async for output in result:
-                if event := self._event_of(request, output):
-                    self._events.put(event)
+                if new := request.read(output):
+                    self._events.put(_Event(request, new))
+        except UnreadableOutput as exc:
+            result.abort()
+            self._events.put(_Event(request, NewOutput(error=str(exc))))
         except self._upstream.request_error as exc:
             error = ServerError(f"TensorRT-LLM failed this request: {_one_line(exc)}")
-            self._events.put(_Event(request, error=str(error)))
+            self._events.put(_Event(request, NewOutput(error=str(error))))
         except Exception as exc:  # whatever else it is, it is not of this request: the engine's process must end
             self._events.put(_Event(None, failure=exc))
-
-    def _event_of(self, request: _Request, result: Result) -> _Event | None:
-        """What has come since the last one; None: nothing."""
-        output = result.outputs[0]
-        token_ids = output.token_ids[request.num_tokens :]
-        event = _Event(request, token_ids)
-        if request.has_log_probs:
-            log_probs = output.logprobs[request.num_tokens :]
-            event.log_probs = [_log_prob(row, token) for row, token in zip(log_probs, token_ids, strict=True)]
-        request.num_tokens += len(token_ids)
-        request.metrics, request.last_token_time_ns = output.request_perf_metrics, time.time_ns()
-        if result.finished:
-            self._end_event(event, output, request)
-        return event if token_ids or event.is_last else None
-
-    @staticmethod
-    def _end_event(event: _Event, output: Completion, request: _Request) -> None:
-        event.perf = request.perf
-        event.finish_reason = _FINISH_REASONS.get(output.finish_reason or "")
-        if event.finish_reason is None:
-            event.error = str(ServerError(f"TensorRT-LLM ended this request: {output.finish_reason}"))
-        elif event.finish_reason is FinishReason.STOP and not _ends_with(output.token_ids, request.end_ids):
-            # A compiled engine keeps the end token to itself; the seam has it in the output.
-            end_id = output.stop_reason if isinstance(output.stop_reason, int) else request.end_ids[0]
-            event.token_ids = [*event.token_ids, end_id]
-            if event.log_probs is not None:
-                event.log_probs.append(math.nan)  # upstream tells none for it
 
     async def _follow_stats(self) -> None:
         try:
@@ -292,18 +236,6 @@ def _wait_for(look: Callable[[], Value | None], timeout_s: float, complaint: str
             return value
         time.sleep(_MAX_WAIT_S)
     raise SpecError(f"TensorRT-LLM loaded the model, but {complaint} within {timeout_s:.0f} s", field="engine")
-
-
-def _ends_with(token_ids: list[int], end_ids: tuple[int, ...]) -> bool:
-    return bool(token_ids) and token_ids[-1] in end_ids
-
-
-def _log_prob(row: object, token_id: int) -> float:
-    """Of the chosen token, from a dict of all that are told, or from a float where only that one is."""
-    if not isinstance(row, dict):
-        assert isinstance(row, float)
-        return row
-    return float(row[token_id].logprob)
 
 
 def _one_line(exc: BaseException) -> str:

@@ -4,7 +4,6 @@
 `top_k` 0 and `top_p` 0 mean unset to both sides, and greedy is where neither is set.
 """
 
-import importlib
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -198,8 +197,7 @@ class SamplingWords:
         for token_id in bias:
             if not 0 <= token_id < self._vocab_size:
                 raise self._refusal("embedding_bias", token_id, f"token ids of 0 to {self._vocab_size - 1}")
-        torch = importlib.import_module("torch")  # upstream brings it
-        return torch.tensor([bias.get(i, 0.0) for i in range(self._vocab_size)], dtype=torch.float32)
+        return self._upstream.make_tensor([bias.get(i, 0.0) for i in range(self._vocab_size)])
 
     def _guide(self, sampling: SamplingParams) -> object:
         guide_type, guide = sampling.guide_type, sampling.guide

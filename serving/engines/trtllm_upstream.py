@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of `tensorrt_llm` that we use, as types; loaded by name, since it is not there on most machines."""
 
+import functools
 import importlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -57,6 +58,7 @@ class Upstream:
     make_sampling_params: Make
     make_guided_decoding_params: Make
     make_lora_request: Make
+    make_tensor: Callable[[list[float]], object]  # torch's, float32; upstream brings it
     request_error: type[Exception]  # of one request; what else is raised means that the executor is broken
     configs: object  # the module with KvCacheConfig and all other parts of the LLM's arguments
     call_arguments: frozenset[str]  # that generate_async knows
@@ -88,12 +90,14 @@ def load_upstream(llm_module: str) -> Upstream:
     llm = importlib.import_module(llm_module).LLM
     sampling = importlib.import_module("tensorrt_llm.sampling_params")
     executor = importlib.import_module("tensorrt_llm.executor")
+    torch = importlib.import_module("torch")
     return Upstream(
         version=installed_version(),
         make_llm=llm,
         make_sampling_params=sampling.SamplingParams,
         make_guided_decoding_params=sampling.GuidedDecodingParams,
         make_lora_request=executor.LoRARequest,
+        make_tensor=functools.partial(torch.tensor, dtype=torch.float32),
         request_error=executor.RequestError,
         configs=importlib.import_module("tensorrt_llm.llmapi.llm_args"),
         call_arguments=frozenset(inspect.signature(llm.generate_async).parameters),

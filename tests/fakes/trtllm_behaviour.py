@@ -49,18 +49,6 @@ class Unstated:
         return self._words
 
 
-class _TensorType(type):
-    def __instancecheck__(cls, instance: object) -> bool:
-        return (type(instance).__module__, type(instance).__qualname__) == ("torch", "Tensor")
-
-
-class Tensor(metaclass=_TensorType):
-    """`torch.Tensor`, known by its name: torch is not installed here."""
-
-
-Tensor.__module__ = "torch"
-
-
 def check_instance(given: dict[str, Any], **classes: type) -> None:
     """Refuse arguments of another class."""
     for name, expected in classes.items():
@@ -246,6 +234,8 @@ class Executor:
         )
         self.calls: list[dict[str, Any]] = []  # what generate_async was given
         self.is_end_token_kept = backend == "pytorch"
+        self.are_log_probs_of_all_tokens = backend == "pytorch"  # or of the last output's
+        self.is_without_log_probs = False
         self.failures: dict[int, str] = {}  # by first prompt token: requests that fail alone
         self.death: Exception | None = None
         self.is_paced = False  # iterations run only by `iterate`
@@ -438,7 +428,9 @@ class Executor:
             output = running.result.outputs[0]
             output.token_ids.extend(tokens)
             output.request_perf_metrics = perf
-            if running.params.logprobs:
+            if running.params.logprobs and not self.is_without_log_probs:
+                if not self.are_log_probs_of_all_tokens:
+                    output.logprobs.clear()
                 output.logprobs.extend(
                     {token: _Logprob(-token / 1000, 2), token + 1: _Logprob(-0.001, 1)} for token in tokens
                 )

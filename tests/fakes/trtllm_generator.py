@@ -66,6 +66,18 @@ class LLM:
 """
 
 
+_TORCH = """\
+class Tensor:
+    def __init__(self, data, dtype):
+        self.data, self.dtype = data, dtype
+
+float32 = "float32"
+
+def tensor(data, *, dtype):
+    return Tensor(data, dtype)
+"""
+
+
 def load_facts() -> dict[str, dict[str, Any]]:
     """The facts by file name."""
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FACTS.glob("*.json"))}
@@ -96,6 +108,7 @@ def write_fake(root: Path, *, version: str = "1.2.1") -> None:
     )
     if not is_1_3:
         sources["tensorrt_llm._tensorrt_engine"] = llm["tensorrt_llm._tensorrt_engine"]
+    sources["torch"] = _TORCH  # upstream brings it, and the facts name its Tensor
     for module, source in sources.items():
         path = root.joinpath(*module.split("."))
         is_package = any(other.startswith(f"{module}.") for other in sources)
@@ -138,7 +151,7 @@ def _names_in(fact: dict[str, Any]) -> Iterator[str]:
 
 def _unlisted(name: str) -> str:
     if name == "Tensor":
-        return "from trtllm_behaviour import Tensor\nclass torch: Tensor = Tensor\n"
+        return "import torch\n"
     return f"class {name}(behaviour.Unlisted): pass\n"
 
 

@@ -24,8 +24,7 @@ VOCAB_SIZE = 4096
 def fake_tensorrt_llm(version: str = "1.2.1") -> Iterator[ModuleType]:
     """Make `import tensorrt_llm` find the fake of a version."""
     folder, modules = _generated(version)
-    before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "tensorrt_llm"}
-    assert not before, "one version at a time"
+    assert not _names_of_the_fake(), "one version at a time"
     sys.modules.update(modules)
     sys.path.insert(0, folder)
     importlib.invalidate_caches()
@@ -33,8 +32,12 @@ def fake_tensorrt_llm(version: str = "1.2.1") -> Iterator[ModuleType]:
         yield importlib.import_module("tensorrt_llm")
     finally:
         sys.path.remove(folder)
-        for name in [name for name in sys.modules if name.partition(".")[0] == "tensorrt_llm"]:
+        for name in _names_of_the_fake():
             modules[name] = sys.modules.pop(name)  # its classes are the same the next time
+
+
+def _names_of_the_fake() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] in ("tensorrt_llm", "torch")]
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every setting of the two TensorRT-LLM providers reaches the argument of upstream that it is for."""
 
+import threading
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -397,8 +398,10 @@ def test_what_upstream_cannot_load_is_named(folders: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(trtllm_behaviour, "check_args", fail)
     message = r"TensorRT-LLM 1.2.1 cannot load .*checkpoint: CUDA out of memory: tried to allocate 2 GiB"
+    threads = set(threading.enumerate())
     with pytest.raises(SpecError, match=message):
         args_of(folders, "pytorch", {})
+    assert set(threading.enumerate()) == threads
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from serving.engines import trtllm_engine
 from serving.engines.base import Engine, FinishReason, GenerationRequest, SamplingParams, TokenChunk
 from serving.engines.providers import create_engine
 from serving.engines.trtllm_engine import TrtLlmEngine
+from serving.engines.trtllm_outputs import RunningRequest, UnreadableOutput
 from serving.engines.trtllm_perf import read_perf_metrics
 from serving.engines.trtllm_stats import NO_STATS, IterationStats, read_stats
 
@@ -182,8 +183,10 @@ def end_ids_of(engine: Engine, *end_ids: int) -> dict[str, object]:
     return {"dir": write_checkpoint(model.with_name("ends"), eos_token_id=list(end_ids))}
 
 
-def test_log_probabilities_are_of_the_chosen_tokens(make: Maker) -> None:
-    engine, _ = make(**log_probs_of(make))
+@pytest.mark.parametrize("are_of_all_tokens", [True, False])
+def test_log_probabilities_are_of_the_chosen_tokens(make: Maker, are_of_all_tokens: bool) -> None:
+    engine, executor = make(**log_probs_of(make))
+    executor.are_log_probs_of_all_tokens = are_of_all_tokens
     chunk = output_of(engine, [20, 21], return_log_probs=True)
     assert chunk.log_probs == [-token / 1000 for token in chunk.token_ids]
     assert output_of(engine, [20, 21]).log_probs is None
@@ -192,6 +195,34 @@ def test_log_probabilities_are_of_the_chosen_tokens(make: Maker) -> None:
 def log_probs_of(make: Maker) -> dict[str, object]:
     """The setting that log probabilities need."""
     return {"is_gathering_generation_logits": True} if make()[0].info.provider == "tensorrt" else {}
+
+
+def test_a_request_without_the_log_probabilities_that_it_asked_for_fails_alone(make: Maker) -> None:
+    engine, executor = make(**log_probs_of(make))
+    executor.is_without_log_probs = True
+    add(engine, 1, [20, 21], return_log_probs=True, max_tokens=1000)
+    add(engine, 2, [20, 21])
+    outputs = run(engine)
+    assert outputs[1].error is not None
+    assert "gave 0 log probabilities for 1 tokens" in outputs[1].error
+    assert len(outputs[2].token_ids) == 8
+    while executor.batch.running:  # it does not go on upstream
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("row", "expected"), [(-0.5, -0.5), ({7: SimpleNamespace(logprob=-0.25)}, -0.25)])
+def test_a_log_probability_is_a_float_or_one_of_several(row: object, expected: float) -> None:
+    output = SimpleNamespace(token_ids=[7], logprobs=[row], finish_reason=None, request_perf_metrics=None)
+    request = RunningRequest(1, (), has_log_probs=True)
+    new = request.read(SimpleNamespace(outputs=[output], finished=False))
+    assert new is not None
+    assert new.log_probs == [expected]
+
+
+def test_a_token_that_is_not_among_those_told_has_no_log_probability() -> None:
+    output = SimpleNamespace(token_ids=[7], logprobs=[{8: None}], finish_reason=None, request_perf_metrics=None)
+    with pytest.raises(UnreadableOutput, match="no log probability of token 7"):
+        RunningRequest(1, (), has_log_probs=True).read(SimpleNamespace(outputs=[output], finished=False))
 
 
 def test_an_end_token_that_upstream_keeps_to_itself_has_no_log_probability(make: Maker) -> None:

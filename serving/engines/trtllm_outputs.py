@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one request has made since it was last looked at, read from TensorRT-LLM's output, which grows in place."""
+
+import math
+import time
+from dataclasses import dataclass, field
+
+from ensemble_configs.errors import ServerError
+from serving.engines.base import FinishReason, PerfMetrics
+from serving.engines.trtllm_perf import RequestPerfMetrics, read_perf_metrics
+from serving.engines.trtllm_upstream import Completion, Result
+
+_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+class UnreadableOutput(ServerError):
+    """An output without something that was asked for; its request fails alone."""
+
+
+@dataclass(slots=True)
+class NewOutput:
+    """The news of one request; the last has a finish reason or an error."""
+
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    perf: PerfMetrics | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing follows."""
+        return self.finish_reason is not None or self.error is not None
+
+
+@dataclass(slots=True, eq=False)
+class RunningRequest:
+    """One request that upstream has."""
+
+    key: int
+    end_ids: tuple[int, ...]
+    has_log_probs: bool
+    result: Result | None = None
+    num_tokens: int = 0  # of its output that have been read
+    is_cancelled: bool = False
+    metrics: RequestPerfMetrics | None = None  # with its last output
+    last_token_time_ns: int = 0
+
+    @property
+    def perf(self) -> PerfMetrics | None:
+        """What is known of it so far."""
+        if self.metrics is None:
+            return None
+        return read_perf_metrics(self.metrics, last_token_time_ns=self.last_token_time_ns)
+
+    def read(self, result: Result) -> NewOutput | None:
+        """What has come since the last call; None: nothing.
+
+        Raises:
+            UnreadableOutput: a token has no log probability though they were asked for.
+        """
+        output = result.outputs[0]
+        new = NewOutput(output.token_ids[self.num_tokens :])
+        self.num_tokens += len(new.token_ids)
+        self.metrics, self.last_token_time_ns = output.request_perf_metrics, time.time_ns()
+        if self.has_log_probs and not self.is_cancelled:
+            new.log_probs = _log_probs(output, new.token_ids)
+        if result.finished:
+            self._end(new, output)
+        return new if new.token_ids or new.is_last else None
+
+    def _end(self, new: NewOutput, output: Completion) -> None:
+        new.perf = self.perf
+        new.finish_reason = _FINISH_REASONS.get(output.finish_reason or "")
+        if new.finish_reason is None:
+            new.error = str(ServerError(f"TensorRT-LLM ended this request: {output.finish_reason}"))
+        elif new.finish_reason is FinishReason.STOP and not self._has_end_token(output.token_ids):
+            # A compiled engine keeps the end token to itself; the seam has it in the output.
+            end_id = output.stop_reason if isinstance(output.stop_reason, int) else self.end_ids[0]
+            new.token_ids = [*new.token_ids, end_id]
+            if new.log_probs is not None:
+                new.log_probs.append(math.nan)  # upstream tells none for it
+
+    def _has_end_token(self, token_ids: list[int]) -> bool:
+        return bool(token_ids) and token_ids[-1] in self.end_ids
+
+
+def _log_probs(output: Completion, token_ids: list[int]) -> list[float]:
+    """Of the newest tokens. Upstream's list is of all tokens, or with an engine of those of the last output only."""
+    rows = output.logprobs[len(output.logprobs) - len(token_ids) :] if token_ids else []
+    if len(output.logprobs) < len(token_ids):
+        raise UnreadableOutput(
+            f"TensorRT-LLM gave {len(output.logprobs)} log probabilities for {len(token_ids)} tokens; "
+            "leave return_log_probs out",
+            field="return_log_probs",
+        )
+    return [_log_prob(row, token_id) for row, token_id in zip(rows, token_ids, strict=True)]
+
+
+def _log_prob(row: object, token_id: int) -> float:
+    """Of the chosen token, from a dict of all that are told, or from a float where only that one is."""
+    if isinstance(row, float):
+        return row
+    if not isinstance(row, dict) or token_id not in row:
+        raise UnreadableOutput(f"TensorRT-LLM gave no log probability of token {token_id}", field="return_log_probs")
+    return float(row[token_id].logprob)
