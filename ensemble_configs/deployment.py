@@ -45,17 +45,17 @@ class _BatchSpec(_Spec):
     max_seq_len: Positive = Field(default=2048, description="prompt and output together, tokens")
     max_num_seqs: Positive = Field(default=64, description="requests in one in-flight batch")
     max_num_batched_tokens: Positive = Field(default=512, description="tokens in one step; longer prompts are chunked")
+    watchdog_s: float = Field(
+        default=30.0,
+        ge=2,
+        description="an engine that is silent for so long is ended and started again; more than its longest step takes",
+    )
 
 
 class _EngineSpec(_BatchSpec):
     """What a provider needs to know whose KV cache is as large as it is told."""
 
     num_kv_blocks: Positive = Field(default=2048, description="KV cache blocks, shared by all requests")
-    watchdog_s: float = Field(
-        default=30.0,
-        ge=2,
-        description="an engine that is silent for so long is ended and started again; more than its longest step takes",
-    )
 
 
 class OpenVinoEngineSpec(_EngineSpec):

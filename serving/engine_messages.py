@@ -91,13 +91,19 @@ class Channel:
         if self._unread:
             messages, self._unread = self._unread, []
             return messages
-        if timeout_s is not None and not select.select([self._sock], [], [], timeout_s)[0]:
+        if timeout_s is not None and not self._has_arrived(timeout_s):
             return []
         while data := self._read(is_blocking=is_blocking):
             self._buffer += data
             if messages := self._take_frames():
                 return messages
         return []
+
+    def _has_arrived(self, timeout_s: float) -> bool:
+        try:
+            return bool(select.select([self._sock], [], [], timeout_s)[0])
+        except (OSError, ValueError) as exc:  # closed by another thread of ours
+            raise ChannelClosed(str(exc)) from exc
 
     def receive_one(self) -> object:
         """The next message, waiting for it; what came with it is left to `receive`.

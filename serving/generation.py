@@ -21,6 +21,7 @@ from serving.engine_client import EngineClient
 from serving.engine_messages import Step
 from serving.engine_sources import EngineSource
 from serving.engines.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
+from serving.request_metrics import RequestMetrics, RequestTimes
 from serving.requests import DecodedRequest, RequestDecoder
 from serving.running_request import Reply, ReplySink, RunningRequest
 from serving.sequence_group import SequenceGroup, context_of, sampling_of
@@ -45,6 +46,7 @@ class GenerationService:
         release: ReleaseSpec,
         source: EngineSource,
         *,
+        metrics: RequestMetrics,
         on_stats: Callable[[EngineStats], None] = lambda _: None,
         take_census: Callable[[Census], Iterable[int]] | None = None,
     ) -> None:
@@ -52,6 +54,7 @@ class GenerationService:
 
         Args:
             source: whose engine it is.
+            metrics: what each request lived through.
             on_stats: called after every step that is heard of.
             take_census: which of the streams with a context nobody reads, told by postprocessing. None: there is no
                 step behind this one, and each sink knows about its own client.
@@ -60,6 +63,7 @@ class GenerationService:
             ServingError: it cannot be loaded.
         """
         self._release = release
+        self._metrics = metrics
         self._on_stats = on_stats
         self._take_census = take_census
         self._text = TextDecoder.from_spec(release.tokenizer)
@@ -151,6 +155,7 @@ class GenerationService:
                 options,
                 context_of(context, index),
                 not is_excluded,
+                RequestTimes(self._metrics, len(options.input_ids), self.info.kv_block_tokens),
                 returns_log_probs=sampling.return_log_probs,
                 sequence_index=index,
             )
@@ -226,6 +231,7 @@ class GenerationService:
     def _take_chunk(self, chunk: TokenChunk, running: RunningRequest) -> None:
         if chunk.finish_reason is not None or chunk.error is not None:
             self._pop(chunk.key)
+        self._note(chunk, running)
         try:
             if chunk.error is not None:
                 self._fail(running, EngineRefusal(chunk.error))
@@ -236,6 +242,12 @@ class GenerationService:
         except Exception:  # one client's broken pipe must not end the reader of all
             _log.exception("a reply could not be sent; its request is ended")
             self._give_up(chunk.key, running)
+
+    def _note(self, chunk: TokenChunk, running: RunningRequest) -> None:
+        try:
+            running.times.note(chunk)
+        except Exception:  # what cannot be counted must not end the reader of all
+            _log.exception("a request could not be counted")
 
     def _reply(self, chunk: TokenChunk, running: RunningRequest) -> None:
         reply = running.reply_to(chunk)
@@ -272,6 +284,7 @@ class GenerationService:
         for running in lost:
             running.is_ending = True
             self._fail_if_possible(running, error)
+            self._note(TokenChunk(0, [], error=str(error)), running)
         idle = EngineStats(
             num_running=0, num_waiting=0, num_used_kv_blocks=0, num_kv_blocks=self.info.num_kv_blocks, num_steps=0
         )

@@ -2,7 +2,6 @@
 """One request between its arrival and its last reply: from the engine's chunks to the contract's replies."""
 
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,6 +9,7 @@ import msgspec
 
 from ensemble_configs.errors import ServingError
 from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
+from serving.request_metrics import RequestTimes
 from serving.requests import ResponseOptions
 from serving.stream_state import StreamContext, StreamState
 
@@ -51,6 +51,7 @@ class RunningRequest:
     options: ResponseOptions
     context: StreamContext | None
     is_prompt_echoed: bool
+    times: RequestTimes
     returns_log_probs: bool = False
     sequence_index: int = 0  # among those of one request; each has a stream of its own
     # How a cancelled request fails; None: it ends well, with what it has.
@@ -63,7 +64,6 @@ class RunningRequest:
     _held_ids: list[int] = field(default_factory=list)  # until the end, when not streaming
     _held_log_probs: list[float] = field(default_factory=list)
     _cum_log_prob: float = 0.0
-    _arrival_time_ns: int = field(default_factory=time.time_ns)
 
     def send(self, reply: Reply) -> None:
         """Hand a reply to the sink."""
@@ -120,7 +120,7 @@ class RunningRequest:
         if chunk.perf is None:
             return None
         # The engine sees a request only when its step is over, which may take a while.
-        return msgspec.structs.replace(chunk.perf, arrival_time_ns=self._arrival_time_ns)
+        return msgspec.structs.replace(chunk.perf, arrival_time_ns=self.times.arrival_ns)
 
     def _stream_state(self, is_final: bool, num_prompt_tokens: int) -> StreamState | None:
         if self.context is None:

@@ -187,15 +187,29 @@ class InferenceRequest:
 
 
 class Metric:
-    """One gauge of a family."""
+    """One gauge, counter or histogram of a family."""
 
-    def __init__(self, labels: Mapping[str, str]) -> None:
+    def __init__(self, labels: Mapping[str, str], buckets: list[float] | None = None) -> None:
         self.labels = dict(labels)
+        self.buckets = buckets
+        self.observed: list[float] = []
         self._value = 0.0
 
     def set(self, value: float) -> None:
         """Show this number."""
+        assert self.buckets is None
         self._value = float(value)
+
+    def increment(self, value: float) -> None:
+        """Show so much more."""
+        assert self.buckets is None
+        assert value >= 0
+        self._value += value
+
+    def observe(self, value: float) -> None:
+        """Count this value."""
+        assert self.buckets is not None
+        self.observed.append(float(value))
 
     def value(self) -> float:
         """What is shown."""
@@ -203,10 +217,11 @@ class Metric:
 
 
 class MetricFamily:
-    """Gauges of one name."""
+    """Metrics of one name."""
 
     COUNTER: ClassVar = 0
     GAUGE: ClassVar = 1
+    HISTOGRAM: ClassVar = 2
     # What the metrics page would show: the server drops a family that no model holds.
     shown: ClassVar[weakref.WeakSet["MetricFamily"]] = weakref.WeakSet()
 
@@ -215,9 +230,11 @@ class MetricFamily:
         self.metrics: list[Metric] = []
         self.shown.add(self)
 
-    def Metric(self, *, labels: Mapping[str, str]) -> Metric:  # noqa: N802  the stub's name
-        """A new gauge."""
-        self.metrics.append(Metric(labels))
+    def Metric(self, *, labels: Mapping[str, str], buckets: list[float] | None = None) -> Metric:  # noqa: N802  the stub's name
+        """A new one; of a histogram with the upper bounds of its buckets, ascending."""
+        assert (buckets is not None) == (self.kind == self.HISTOGRAM)
+        assert buckets is None or buckets == sorted(buckets)
+        self.metrics.append(Metric(labels, buckets))
         return self.metrics[-1]
 
 

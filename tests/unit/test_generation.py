@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 import pytest
+import triton_python_backend_utils as pb_utils
 from recording_sink import RecordingSink
 from simulated_release import TOKENIZER, write_release
 
@@ -25,6 +26,7 @@ from serving import engine_client
 from serving.engine_sources import OwnedEngine
 from serving.engines.base import EngineStats, FinishReason, GenerationRequest
 from serving.generation import GenerationService
+from serving.request_metrics import RequestMetrics
 from serving.running_request import Reply
 from serving.stream_state import Census, StreamContext, StreamState, new_stream_key, pack
 from serving.tokenization import PromptTokenizer
@@ -45,6 +47,7 @@ class Bench:
         self.service = GenerationService(
             load_release(release_dir),
             OwnedEngine(release_dir),
+            metrics=RequestMetrics(pb_utils.MetricFamily, model="tensorrt_llm", version="1"),
             on_stats=lambda stats: self.on_stats(stats),  # noqa: PLW0108  a test may change it
             take_census=self._count,
         )

@@ -4,10 +4,12 @@
 from collections.abc import Callable
 
 import pytest
+import triton_python_backend_utils as pb_utils
 from recording_sink import RecordingSink
 
 from ensemble_configs.errors import ServerError
 from serving.engines.base import FinishReason, TokenChunk
+from serving.request_metrics import RequestMetrics, RequestTimes
 from serving.requests import ResponseOptions
 from serving.running_request import Reply, RunningRequest
 from serving.stream_state import StreamContext, StreamState
@@ -16,9 +18,14 @@ LENGTH = FinishReason.LENGTH
 PROMPT = [1, 2, 3]
 
 
+def times() -> RequestTimes:
+    metrics = RequestMetrics(pb_utils.MetricFamily, model="tensorrt_llm", version="1")
+    return RequestTimes(metrics, num_prompt_tokens=3, kv_block_tokens=16)
+
+
 def running(*, context: StreamContext | None = None, is_prompt_echoed: bool = False, **options: bool) -> RunningRequest:
     given = ResponseOptions(input_ids=PROMPT, **options)  # type: ignore[arg-type]
-    return RunningRequest(RecordingSink(), "id", given, context, is_prompt_echoed)
+    return RunningRequest(RecordingSink(), "id", given, context, is_prompt_echoed, times())
 
 
 def replies(request: RunningRequest, *chunks: TokenChunk) -> list[Reply]:
@@ -121,7 +128,7 @@ def test_a_reply_that_could_not_be_sent_is_not_counted() -> None:
     def fail(_: Reply) -> None:
         raise OSError("no room")
 
-    request = RunningRequest(RecordingSink(before_send=fail), "", ResponseOptions(), None, False)
+    request = RunningRequest(RecordingSink(before_send=fail), "", ResponseOptions(), None, False, times())
     with pytest.raises(OSError, match="no room"):
         request.send(Reply(token_ids=[1], is_final=False))
     assert request.num_replies == 0

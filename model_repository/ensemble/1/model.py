@@ -9,6 +9,7 @@ from serving.engine_sources import SharedEngine
 from serving.generation import GenerationService
 from serving.lifeline import Lifeline, generation_handlers
 from serving.prompt_step import PromptStep
+from serving.request_metrics import RequestMetrics
 from serving.text_pipeline import TextPipeline
 from serving.triton_adapter import error_response, final_flag, guarded, release_folder
 
@@ -35,7 +36,8 @@ class TritonPythonModel:
         folder = release_folder(args)
         release = load_release(folder)
         prompt_step, decoder = PromptStep.from_release(folder), TextDecoder.from_spec(release.tokenizer)
-        self.service = GenerationService(release, SharedEngine(args["model_version"]))
+        metrics = RequestMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
+        self.service = GenerationService(release, SharedEngine(args["model_version"]), metrics=metrics)
         self.pipeline = TextPipeline(self.service, prompt_step, decoder)
         self.lifeline = Lifeline(args, generation_handlers(self.service))
 

@@ -10,6 +10,7 @@ from serving.engine_sources import EngineListener, OwnedEngine
 from serving.generation import GenerationService
 from serving.lifeline import Lifeline, generation_handlers
 from serving.reply_tensors import reply_tensors
+from serving.request_metrics import RequestMetrics
 from serving.triton_adapter import error_response, final_flag, guarded, release_folder
 
 
@@ -33,11 +34,14 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         folder = release_folder(args)
-        metrics = EngineMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
+        gauges = EngineMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
+        metrics = RequestMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
         release = load_release(folder)
         guests = EngineListener(args["model_version"])
         engine = OwnedEngine(folder, guests, watchdog_s=release.engine.watchdog_s)
-        self.service = GenerationService(release, engine, on_stats=metrics.update, take_census=take_census)
+        self.service = GenerationService(
+            release, engine, metrics=metrics, on_stats=gauges.update, take_census=take_census
+        )
         self.lifeline = Lifeline(args, generation_handlers(self.service))
 
     def execute(self, requests: list) -> None:

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What requests lived through, as Prometheus histograms and counters of one model version.
+
+Times are of this process, from a request's arrival to its tokens on their way out. The names follow vLLM's; the two
+token lengths are TensorRT-LLM's own. Each observation costs about 10 microseconds (a message to the server).
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
+
+_LATENCY_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
+_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_REQUEST_S = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 240.0, 480.0)
+_LENGTHS = (10.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 50000.0, 100000.0)  # tokens
+
+_HISTOGRAMS = {
+    "trireme_time_to_first_token_seconds": ("From a request's arrival to its first token", _LATENCY_S),
+    "trireme_inter_token_latency_seconds": ("Between two responses' tokens of a request", _TOKEN_S),
+    "trireme_time_per_output_token_seconds": ("Per request: mean time of a token after the first", _TOKEN_S),
+    "trireme_e2e_request_latency_seconds": ("From a request's arrival to its last token", _REQUEST_S),
+    "trireme_request_queue_time_seconds": ("From a request's arrival to its first step", _LATENCY_S),
+    "nv_llm_input_token_len": ("Prompt tokens of a request", _LENGTHS),
+    "nv_llm_output_token_len": ("Generated tokens of a request", _LENGTHS),
+}
+_COUNTERS = {
+    "trireme_prompt_tokens_total": "Prompt tokens of requests that ended",
+    "trireme_generation_tokens_total": "Generated tokens of requests that ended",
+    "trireme_cached_prompt_tokens_total": "Prompt tokens whose KV blocks were reused",
+    "trireme_draft_tokens_total": "Draft tokens that were verified",
+    "trireme_accepted_draft_tokens_total": "Draft tokens that were accepted",
+}
+# How a request ended beside a FinishReason.
+_ERROR = "error"
+
+
+class RequestMetrics:
+    """One for each model that takes requests; for one thread at a time."""
+
+    def __init__(self, metric_family: Any, *, model: str, version: str) -> None:
+        """Args: `metric_family` is `pb_utils.MetricFamily`."""
+        labels = {"model": model, "version": version}
+        kind = metric_family
+        histograms = {name: kind(name, text, kind.HISTOGRAM) for name, (text, _) in _HISTOGRAMS.items()}
+        counters = {name: kind(name, text, kind.COUNTER) for name, text in _COUNTERS.items()}
+        ends = kind("trireme_requests_total", "Requests that ended, by how", kind.COUNTER)
+        self._families = (*histograms.values(), *counters.values(), ends)  # Triton drops a family that nobody holds
+        self._histograms = {
+            name: family.Metric(labels=labels, buckets=list(_HISTOGRAMS[name][1]))
+            for name, family in histograms.items()
+        }
+        self._counters = {name: family.Metric(labels=labels) for name, family in counters.items()}
+        self._ends = {
+            reason: ends.Metric(labels=labels | {"finish_reason": reason}) for reason in (*FinishReason, _ERROR)
+        }
+
+    def observe(self, histogram: str, value: float) -> None:
+        """One value, in the unit that the name says."""
+        self._histograms[histogram].observe(value)
+
+    def count(self, counter: str, number: int) -> None:
+        """So many more."""
+        if number:
+            self._counters[counter].increment(number)
+
+    def count_end(self, reason: str) -> None:
+        """One more request that ended so."""
+        self._ends[reason].increment(1)
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """One request's times on their way into the metrics."""
+
+    metrics: RequestMetrics
+    num_prompt_tokens: int
+    kv_block_tokens: int
+    arrival_s: float = field(default_factory=time.monotonic)
+    arrival_ns: int = field(default_factory=time.time_ns)
+    num_tokens: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+
+    def note(self, chunk: TokenChunk) -> None:
+        """A chunk has come out of the engine."""
+        if chunk.token_ids:
+            self._note_tokens(len(chunk.token_ids))
+        if chunk.error is not None:
+            self._note_end(_ERROR, None)
+        elif chunk.finish_reason is not None:
+            self._note_end(chunk.finish_reason, chunk.perf)
+
+    def _note_tokens(self, count: int) -> None:
+        now_s = time.monotonic()
+        if self.num_tokens:
+            self.metrics.observe("trireme_inter_token_latency_seconds", now_s - self.last_s)
+        else:
+            self.metrics.observe("trireme_time_to_first_token_seconds", now_s - self.arrival_s)
+            self.first_s = now_s
+        self.num_tokens += count
+        self.last_s = now_s
+
+    def _note_end(self, reason: str, perf: PerfMetrics | None) -> None:
+        metrics = self.metrics
+        metrics.count_end(reason)
+        metrics.count("trireme_prompt_tokens_total", self.num_prompt_tokens)
+        metrics.count("trireme_generation_tokens_total", self.num_tokens)
+        metrics.observe("nv_llm_input_token_len", self.num_prompt_tokens)
+        metrics.observe("nv_llm_output_token_len", self.num_tokens)
+        if self.num_tokens:
+            metrics.observe("trireme_e2e_request_latency_seconds", self.last_s - self.arrival_s)
+        if self.num_tokens > 1:
+            tpot_s = (self.last_s - self.first_s) / (self.num_tokens - 1)
+            metrics.observe("trireme_time_per_output_token_seconds", tpot_s)
+        if perf is not None:
+            self._note_perf(perf)
+
+    def _note_perf(self, perf: PerfMetrics) -> None:
+        metrics = self.metrics
+        if perf.first_scheduled_time_ns:
+            queued_s = max(0, perf.first_scheduled_time_ns - self.arrival_ns) / 1e9
+            metrics.observe("trireme_request_queue_time_seconds", queued_s)
+        metrics.count("trireme_cached_prompt_tokens_total", (perf.kv_cache_reused_blocks or 0) * self.kv_block_tokens)
+        metrics.count("trireme_draft_tokens_total", perf.total_draft_tokens or 0)
+        metrics.count("trireme_accepted_draft_tokens_total", perf.total_accepted_draft_tokens or 0)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each request is counted once, with the times between its arrival and its tokens, under names that dashboards know."""
+
+import pytest
+import triton_python_backend_utils as pb_utils
+
+from serving import request_metrics
+from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
+from serving.request_metrics import RequestMetrics, RequestTimes
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time_ns(self) -> int:
+        return int(self.now_s * 1e9)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(request_metrics, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def metrics() -> RequestMetrics:
+    return RequestMetrics(pb_utils.MetricFamily, model="ensemble", version="2")
+
+
+def begin(metrics: RequestMetrics, clock: Clock) -> RequestTimes:
+    times = RequestTimes(metrics, num_prompt_tokens=7, kv_block_tokens=16)
+    times.arrival_s, times.arrival_ns = clock.monotonic(), clock.time_ns()
+    return times
+
+
+def observed(metrics: RequestMetrics) -> dict[str, list[float]]:
+    """What histograms saw, those that saw something."""
+    families: tuple[pb_utils.MetricFamily, ...] = metrics._families
+    found = {}
+    for family in families:
+        for metric in family.metrics:
+            assert {"model": "ensemble", "version": "2"}.items() <= metric.labels.items()
+            if metric.observed:
+                found[family.name] = metric.observed
+    return found
+
+
+def counted(metrics: RequestMetrics) -> dict[str, float]:
+    """What counters show, those above zero."""
+    families: tuple[pb_utils.MetricFamily, ...] = metrics._families
+    return {
+        family.name + metric.labels.get("finish_reason", ""): metric.value()
+        for family in families
+        for metric in family.metrics
+        if metric.value()
+    }
+
+
+def test_a_stream_leaves_its_latencies_and_its_tokens(clock: Clock, metrics: RequestMetrics) -> None:
+    times = begin(metrics, clock)
+    clock.now_s += 0.25
+    times.note(TokenChunk(1, [5]))
+    clock.now_s += 0.5
+    times.note(TokenChunk(1, [6, 7]))
+    clock.now_s += 0.25
+    times.note(TokenChunk(1, [8, 9], FinishReason.LENGTH))
+    assert observed(metrics) == {
+        "trireme_time_to_first_token_seconds": [0.25],
+        "trireme_inter_token_latency_seconds": [0.5, 0.25],
+        "trireme_time_per_output_token_seconds": [0.75 / 4],
+        "trireme_e2e_request_latency_seconds": [1.0],
+        "nv_llm_input_token_len": [7],
+        "nv_llm_output_token_len": [5],
+    }
+    assert counted(metrics) == {
+        "trireme_prompt_tokens_total": 7,
+        "trireme_generation_tokens_total": 5,
+        "trireme_requests_totallength": 1,
+    }
+
+
+def test_one_token_has_no_time_per_token(clock: Clock, metrics: RequestMetrics) -> None:
+    begin(metrics, clock).note(TokenChunk(1, [5], FinishReason.STOP))
+    assert "trireme_time_per_output_token_seconds" not in observed(metrics)
+
+
+def test_what_the_engine_tells_of_a_request_is_counted(clock: Clock, metrics: RequestMetrics) -> None:
+    times = begin(metrics, clock)
+    perf = PerfMetrics(
+        arrival_time_ns=0,
+        first_scheduled_time_ns=clock.time_ns() + 2_000_000_000,
+        first_token_time_ns=0,
+        last_token_time_ns=0,
+        kv_cache_reused_blocks=3,
+        total_accepted_draft_tokens=4,
+        total_draft_tokens=6,
+    )
+    times.note(TokenChunk(1, [5], FinishReason.LENGTH, perf=perf))
+    assert observed(metrics)["trireme_request_queue_time_seconds"] == [pytest.approx(2.0)]
+    assert counted(metrics)["trireme_cached_prompt_tokens_total"] == 48
+    assert counted(metrics)["trireme_draft_tokens_total"] == 6
+    assert counted(metrics)["trireme_accepted_draft_tokens_total"] == 4
+
+
+@pytest.mark.parametrize(
+    ("chunk", "reason"),
+    [
+        (TokenChunk(1, [], error="[INTERNAL] no"), "error"),
+        (TokenChunk(1, [], FinishReason.CANCELLED), "cancelled"),
+        (TokenChunk(1, [5], FinishReason.STOP_STRING), "stop_string"),
+    ],
+)
+def test_every_request_is_counted_by_how_it_ended(
+    clock: Clock, metrics: RequestMetrics, chunk: TokenChunk, reason: str
+) -> None:
+    begin(metrics, clock).note(chunk)
+    assert counted(metrics)["trireme_requests_total" + reason] == 1
