@@ -3,7 +3,6 @@
 
 import asyncio
 import itertools
-import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +16,7 @@ from running_server import RunningServer
 from test_cancellation import wait_until
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-SEED = int(os.environ.get("TRIREME_FUZZ_SEED", "20261120"))
+SEED = 20261120
 NUM_CALLERS = 24
 ANSWER_S = 60.0
 ENGINE = {"provider": "simulated", "step_ms": 1.0, "num_kv_blocks": 4096}
