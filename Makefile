@@ -26,7 +26,7 @@ unit: setup ## The tests that need no server; takes seconds
 triton-test: setup ## Only the tests on the real Triton
 	$(RUN) pytest -m "triton and not soak and not gpu" $(ARGS)
 
-soak: setup ## The full counts of the long checks; ten minutes
+soak: setup ## The full counts of the long checks; most of an hour
 	$(RUN) pytest -m soak --timeout 7200 $(ARGS)
 
 lint: setup ## ruff and mypy strict over everything

@@ -64,8 +64,8 @@ def _tensor(name: str, row: Tensor, dims: tuple[int, ...] | None = None) -> Mess
 
 def _input(name: str, row: Tensor, *, is_engine: bool = False, is_ragged: bool = False) -> Message:
     message = _tensor(name, row)
-    if is_engine and row.is_scalar:
-        message["reshape"] = {"shape": []}
+    # Upstream reshapes the engine step's scalars to []. We do not: Triton 2.51 then lets a batch of none through and
+    # dies of it (SIGSEGV). What a client may send is the same.
     # Ragged: chunks of different length go to the detokenizer in one batch.
     if is_ragged or (is_engine and row.is_ragged):
         message["allow_ragged_batch"] = True

@@ -28,7 +28,7 @@ class Tensor:
     engine: str = ""
     postprocessing: str = ""
     is_required: bool = False
-    # The engine's input is reshaped from [1] to [] (a scalar), as upstream's config does.
+    # One value for the engine step, whatever its shape.
     is_scalar: bool = False
     is_ragged: bool = False
     # The attribute of SamplingParams or ResponseOptions that the engine step reads it into.

@@ -66,6 +66,8 @@ class RequestDecoder:
         Raises:
             RequestError: names the field, its value and what is allowed.
         """
+        if "stop" in tensors and _value("stop", _ROWS["stop"], tensors["stop"], self._info.vocab_size):
+            return _stop_request(tensors)
         sampling: dict[str, object] = {}
         options: dict[str, object] = {}
         for name, array in tensors.items():
@@ -85,8 +87,9 @@ class RequestDecoder:
             target[row.field] = value
         if "max_tokens" not in sampling:  # Triton counts inputs, and an optional one makes up for it
             raise RequestError("request_output_len is missing; it is required", field="request_output_len")
-        decoded = DecodedRequest(sampling=self._sampling(sampling), options=msgspec.convert(options, ResponseOptions))
-        return decoded if decoded.options.stop else self._check_lengths(decoded)
+        return self._check_lengths(
+            DecodedRequest(sampling=self._sampling(sampling), options=msgspec.convert(options, ResponseOptions))
+        )
 
     def _sampling(self, values: dict[str, object]) -> SamplingParams:
         for field, value in values.items():
@@ -124,6 +127,15 @@ class RequestDecoder:
                 f"1 to {limit - len(ids)} for this prompt ({limit} tokens of prompt and output together)",
             )
         return request
+
+
+def _stop_request(tensors: Mapping[str, npt.NDArray[np.generic]]) -> DecodedRequest:
+    """Only whom it stops counts: upstream's client fills the rest with zeros and memory it has not initialized."""
+    context = tensors.get("stream_context")
+    return DecodedRequest(
+        sampling=SamplingParams(max_tokens=1),
+        options=ResponseOptions(stop=True, stream_context=None if context is None else context[0].tobytes()),
+    )
 
 
 def _value(name: str, row: Tensor, array: npt.NDArray[np.generic], vocab_size: int) -> object:

@@ -346,6 +346,7 @@ def test_a_stop_request_needs_no_sensible_prompt() -> None:
     # Upstream's clients send some ids with it, and some send none; only its id counts.
     assert decode(input_ids=[], stop=True).options.stop
     assert decode(input_ids=[100] * 20, request_output_len=1, stop=True).options.stop
+    assert decode(input_ids=[-7], input_lengths=0, request_output_len=0, stop=True).options.stop
     assert refusal(input_ids=[], stop=False).facts["field"] == "input_ids"
 
 

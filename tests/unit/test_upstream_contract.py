@@ -61,10 +61,9 @@ def test_a_client_of_upstream_need_send_nothing_more(model: str) -> None:
     assert required <= {name for name, tensor in CONTRACT[model]["inputs"].items() if not tensor["optional"]}
 
 
-def test_scalars_of_the_engine_step_are_reshaped_as_upstream_does() -> None:
-    reshaped = {tensor.name for tensor in config("tensorrt_llm").input if tensor.HasField("reshape")}
-    assert {"temperature", "runtime_top_p", "streaming", "input_lengths"} <= reshaped
-    assert "input_ids" not in reshaped
+def test_no_input_is_reshaped_for_a_batch_of_none_would_then_crash_triton() -> None:
+    for model in ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble"):
+        assert [tensor.name for tensor in config(model).input if tensor.HasField("reshape")] == []
 
 
 def test_every_ensemble_tensor_is_produced_once_before_it_is_read() -> None:

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client can do to Triton 2.51, and what is left of it: a short break, for `trireme serve` starts it again.
+
+With the header `triton_grpc_error: true`, two requests in one stream, the first answered with an error while the second
+runs: SIGSEGV. With JSON that is nested too deeply, over HTTP: the parser's stack overflows. With a tensor of no
+elements whose other dims are too many for numpy: the stub of the model that takes it aborts.
+
+If a test here fails because the server lives, the one in use does not have the fault any more: then the warning in
+docs/contract.md can go.
+"""
+
+import asyncio
+import queue
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import psutil
+import pytest
+import tritonclient.grpc as grpcclient
+from fuzzed_requests import Given, Sent
+from raw_calls import arrays, infer_inputs
+from running_server import PROJECT, RunningServer
+from test_cancellation import wait_until
+from test_fuzz import LOST, ask_grpc
+from tritonclient.grpc import service_pb2_grpc
+
+from clients.streaming import GenerateRequest, TritonClient
+
+SLOW = {"provider": "simulated", "step_ms": 20.0}
+HEADER = {"triton_grpc_error": "true"}
+WRONG: dict[str, object] = {"text_input": "hello", "max_tokens": 0, "stream": True}
+RIGHT: dict[str, object] = {"text_input": "hello", "max_tokens": 500, "stream": True}
+
+
+def send(server: RunningServer, requests: list[dict[str, object]]) -> list[object]:
+    """In one stream with the header; what comes until the stream fails."""
+    responses: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    with grpcclient.InferenceServerClient(server.url) as client:
+        client.start_stream(lambda result, error: responses.put((result, error)), headers=HEADER)
+        for tensors in requests:
+            client.async_stream_infer("ensemble", infer_inputs(arrays(tensors)))
+            if tensors is RIGHT:
+                assert responses.get(timeout=10)[1] is None  # it runs
+        errors: list[object] = []
+        while not errors:
+            _, error = responses.get(timeout=10)
+            errors = [error] if error is not None else []
+    return errors
+
+
+def test_the_header_crashes_the_server_and_it_is_back_by_itself(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(engine=SLOW)
+    triton = server.tritonserver()
+    send(server, [RIGHT, WRONG])
+    assert_it_died_and_is_back(server, triton)
+
+
+def assert_it_died_and_is_back(server: RunningServer, triton: psutil.Process) -> None:
+    wait_until(lambda: not triton.is_running(), 10)
+    wait_until(lambda: "ready again" in server.log(), 30)
+    assert "tritonserver ended by itself with status" in server.log()
+    with TritonClient(server.url) as client:
+        chunks = client.generate(GenerateRequest(text_input="hello", max_tokens=5, return_num_output_tokens=True))
+        assert sum(chunk.num_output_tokens or 0 for chunk in chunks) == 5
+
+
+EMPTY_AND_HUGE = Given("INT32", (1, 0, 2**62), b"")
+
+
+def test_a_tensor_without_elements_but_with_a_huge_dim_crashes_a_stub_and_it_is_back_by_itself(
+    start_server: Callable[..., RunningServer],
+) -> None:
+    server = start_server(engine=SLOW)
+    stub = server.stub("postprocessing")
+    kind, _ = asyncio.run(ask(server, Sent("postprocessing", {"TOKENS_BATCH": EMPTY_AND_HUGE})))
+    assert kind == LOST
+    wait_until(lambda: not stub.is_running(), 10)
+    wait_until(lambda: "ready again" in server.log(), 30)
+    assert "the process of model postprocessing died; starting it again" in server.log()
+
+
+def test_a_batch_of_none_is_refused(simulated: RunningServer) -> None:
+    # With upstream's `reshape` of the engine step's scalars it would be the end of the server.
+    none = Given("INT32", (0, 1), b"")
+    before = simulated.descendants()
+    sent = Sent("tensorrt_llm", {"input_lengths": none, "request_output_len": none})
+    assert asyncio.run(ask(simulated, sent))[0] == "failed"
+    assert simulated.descendants() == before
+
+
+async def ask(server: RunningServer, sent: Sent) -> tuple[str, str]:
+    async with grpc.aio.insecure_channel(server.url) as channel:
+        return await ask_grpc(service_pb2_grpc.GRPCInferenceServiceStub(channel), sent)
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm"])
+def test_deeply_nested_json_crashes_the_server_and_it_is_back_by_itself(
+    start_server: Callable[..., RunningServer], model: str
+) -> None:
+    server = start_server(engine=SLOW)
+    triton = server.tritonserver()
+    assert nested(server, model, 10_000) == 400
+    assert triton.is_running()
+    assert nested(server, model, 1_000_000) is None
+    assert_it_died_and_is_back(server, triton)
+
+
+def nested(server: RunningServer, model: str, depth: int) -> int | None:
+    """The status of the answer to a list in a list, `depth` of them; None: there was no answer."""
+    body = b'{"text_input": %s%s}' % (b"[" * depth, b"]" * depth)
+    request = urllib.request.Request(f"http://127.0.0.1:{server.http_port}/v2/models/{model}/generate", data=body)
+    try:
+        urllib.request.urlopen(request, timeout=20).close()
+    except urllib.error.HTTPError as exc:
+        exc.close()
+        return exc.code
+    except OSError:
+        return None
+    return 200
+
+
+def test_one_request_in_a_stream_with_the_header_is_safe(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(engine=SLOW)
+    before = server.descendants()
+    for _ in range(20):
+        [error] = send(server, [WRONG])
+        assert "INVALID_ARG" in str(error)
+    assert server.descendants() == before
+
+
+@pytest.mark.parametrize("room", ["clients", "benchmarks"])
+def test_no_client_of_ours_sends_it(room: str) -> None:
+    sources = [path for path in Path(PROJECT / room).rglob("*.py") if "triton_grpc_error" in path.read_text()]
+    assert sources == []
