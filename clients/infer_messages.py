@@ -12,7 +12,7 @@ import msgspec
 from tritonclient.grpc import service_pb2
 
 from ensemble_configs.errors import RequestError, ServerError
-from ensemble_configs.tensors import BOOL, FP32, INT32, INT64, STRING, UINT64, Tensor, inputs_of
+from ensemble_configs.tensors import BOOL, FP32, INT32, INT64, STRING, UINT64, Tensor, inputs_of, outputs_of
 
 # tritonclient's generated messages: `Any` ends here and in the two functions that are given one.
 InferRequest = Any
@@ -20,6 +20,8 @@ StreamResponse = Any
 
 _FORMATS = {BOOL: "<?", INT32: "<i", INT64: "<q", UINT64: "<Q", FP32: "<f"}
 _FINAL = "triton_final_response"
+_OUTPUTS = dict(outputs_of("ensemble"))
+_PERF = tuple(name for name in _OUTPUTS if name.startswith(("kv_cache", "total_", "acceptance")) or "_time_ns" in name)
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +39,22 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float | None = None
     seed: int | None = None
     min_tokens: int | None = None
+    num_return_sequences: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    bad_words: tuple[str, ...] | None = None
+    embedding_bias_words: tuple[str, ...] | None = None
+    embedding_bias_weights: tuple[float, ...] | None = None
+    guided_decoding_guide_type: str | None = None
+    guided_decoding_guide: str | None = None
+    lora_task_id: int | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    return_log_probs: bool | None = None
+    return_perf_metrics: bool | None = None
+    return_context_logits: bool | None = None  # the server's to refuse: no chunk has logits
+    return_generation_logits: bool | None = None
     return_num_input_tokens: bool | None = None
     return_num_output_tokens: bool | None = None
     return_finish_reason: bool | None = None
@@ -51,6 +69,10 @@ class GenerateChunk(msgspec.Struct, frozen=True, gc=False):
     num_output_tokens: int | None  # of this chunk
     is_final: bool
     received_ns: int  # monotonic clock
+    sequence_index: int | None = None  # where the request has several
+    log_probs: tuple[float, ...] | None = None  # of this chunk's tokens
+    cum_log_prob: float | None = None  # of all tokens up to here
+    perf: dict[str, float] | None = None  # with the last chunk, by the outputs' names
 
 
 _ROWS = tuple((name, row) for name, row in inputs_of("ensemble") if name in GenerateRequest.__struct_fields__)
@@ -124,6 +146,10 @@ def decode_chunk(message: StreamResponse, *, is_final: bool, received_ns: int) -
             num_output_tokens=_count(raw.get("num_output_tokens")),
             is_final=is_final,
             received_ns=received_ns,
+            sequence_index=_count(raw.get("sequence_index")),
+            log_probs=_numbers("output_log_probs", raw.get("output_log_probs")),
+            cum_log_prob=_number("cum_log_probs", raw.get("cum_log_probs")),
+            perf={name: _one(name, raw[name]) for name in _PERF if name in raw} if "arrival_time_ns" in raw else None,
         )
     except ValueError as exc:
         raise ServerError(f"the server sent a response that is not of the serving contract: {exc}") from exc
@@ -136,6 +162,26 @@ def _text(raw: bytes | None) -> str | None:
     if len(raw) < 4 or int.from_bytes(raw[:4], "little") != len(raw) - 4:
         raise ValueError(f"a text tensor of {len(raw)} bytes does not hold exactly one text")
     return raw[4:].decode()
+
+
+def _numbers(name: str, raw: bytes | None) -> tuple[float, ...] | None:
+    if raw is None:
+        return None
+    try:
+        return tuple(number for (number,) in struct.iter_unpack(_FORMATS[_OUTPUTS[name].data_type], raw))
+    except struct.error as exc:
+        raise ValueError(f"{name} has {len(raw)} bytes") from exc
+
+
+def _number(name: str, raw: bytes | None) -> float | None:
+    return None if raw is None else _one(name, raw)
+
+
+def _one(name: str, raw: bytes) -> float:
+    numbers = _numbers(name, raw)
+    if not numbers or len(numbers) > 1:
+        raise ValueError(f"{name} has {len(raw)} bytes instead of one number")
+    return numbers[0]
 
 
 def _count(raw: bytes | None) -> int | None:

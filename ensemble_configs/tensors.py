@@ -3,7 +3,8 @@
 
 The names, types and dims are those of NVIDIA's `inflight_batcher_llm`, both generations of names; rows marked "ours"
 are additions that a client of upstream never sees. `config.pbtxt` files are rendered from these rows, the adapters
-decode by them, and a tensor that has no `field` and no `neutral` value is refused by name (`serving.requests`).
+decode by them, and a tensor that has no `field` is refused by name, as one whose field the provider does not honour
+(`serving.requests`).
 
 A new sampling parameter is one row here with a `field`, and that field on `serving.engines.base.SamplingParams`.
 
@@ -33,8 +34,6 @@ class Tensor:
     is_ragged: bool = False
     # The attribute of SamplingParams or ResponseOptions that the engine step reads it into.
     field: str = ""
-    # A value that asks for nothing: accepted although the tensor is not supported, for clients that always send it.
-    neutral: bool | int | float | None = None
     # Where the step that makes it declares other dims than the one that reads it.
     producer_dims: tuple[int, ...] | None = None
 
@@ -43,16 +42,18 @@ class Tensor:
         return str(getattr(self, {"tensorrt_llm": "engine"}.get(model, model)))
 
 
-def _option(name: str, data_type: str, *, engine: str = "", field: str = "", neutral: float | None = None) -> Tensor:
+def _option(name: str, data_type: str, *, engine: str = "", field: str = "") -> Tensor:
     """A scalar that the client may send and the engine step reads."""
-    return Tensor(
-        data_type=data_type, ensemble=name, engine=engine or name, is_scalar=True, field=field, neutral=neutral
-    )
+    return Tensor(data_type=data_type, ensemble=name, engine=engine or name, is_scalar=True, field=field)
 
 
-def _engine_only(name: str, data_type: str, dims: tuple[int, ...] = (1,), *, is_ragged: bool = True) -> Tensor:
+def _engine_only(
+    name: str, data_type: str, dims: tuple[int, ...] = (1,), *, is_ragged: bool = True, field: str = ""
+) -> Tensor:
     """An input that upstream offers to direct callers of `tensorrt_llm` alone."""
-    return Tensor(data_type=data_type, dims=dims, engine=name, is_ragged=is_ragged, is_scalar=not is_ragged)
+    return Tensor(
+        data_type=data_type, dims=dims, engine=name, is_ragged=is_ragged, is_scalar=not is_ragged, field=field
+    )
 
 
 # client -> ensemble -> preprocessing and/or tensorrt_llm
@@ -80,18 +81,18 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
     _option("return_num_output_tokens", BOOL, field="return_num_output_tokens"),
     _option("return_finish_reason", BOOL, field="return_finish_reason"),  # ours
     _option("num_return_sequences", INT32, field="num_return_sequences"),
-    _option("beam_width", INT32, neutral=1),
-    _option("length_penalty", FP32, engine="len_penalty", neutral=1.0),
+    _option("beam_width", INT32, field="beam_width"),
+    _option("length_penalty", FP32, engine="len_penalty", field="length_penalty"),
     _option("repetition_penalty", FP32, field="repetition_penalty"),
     _option("presence_penalty", FP32, field="presence_penalty"),
     _option("frequency_penalty", FP32, field="frequency_penalty"),
     _option("return_log_probs", BOOL, field="return_log_probs"),
-    _option("return_context_logits", BOOL, neutral=False),
-    _option("return_generation_logits", BOOL, neutral=False),
+    _option("return_context_logits", BOOL, field="return_context_logits"),
+    _option("return_generation_logits", BOOL, field="return_generation_logits"),
     _option("return_perf_metrics", BOOL, field="return_perf_metrics"),
     _option("return_kv_cache_reuse_stats", BOOL, field="return_perf_metrics"),  # v0.16 to v0.18
     _option("prompt_vocab_size", INT32),
-    _option("lora_task_id", UINT64),
+    _option("lora_task_id", UINT64, field="lora_task_id"),
     Tensor(
         ensemble="prompt_embedding_table",
         data_type=FP16,
@@ -189,14 +190,14 @@ ENGINE_ONLY_INPUTS: tuple[Tensor, ...] = (
     Tensor(engine="stop", data_type=BOOL, is_scalar=True, field="stop"),
     _engine_only("encoder_input_features", FP16, (-1, -1)),
     _engine_only("encoder_output_lengths", INT32, is_ragged=False),
-    _engine_only("draft_input_ids", INT32, (-1,)),
+    _engine_only("draft_input_ids", INT32, (-1,), field="draft_input_ids"),
     _engine_only("draft_logits", FP32, (-1, -1)),
     _engine_only("draft_acceptance_threshold", FP32, is_ragged=False),
-    _engine_only("runtime_top_p_min", FP32, is_ragged=False),
-    _engine_only("runtime_top_p_decay", FP32, is_ragged=False),
-    _engine_only("runtime_top_p_reset_ids", INT32, is_ragged=False),
-    _engine_only("early_stopping", BOOL, is_ragged=False),
-    _engine_only("beam_search_diversity_rate", FP32, is_ragged=False),
+    _engine_only("runtime_top_p_min", FP32, is_ragged=False, field="top_p_min"),
+    _engine_only("runtime_top_p_decay", FP32, is_ragged=False, field="top_p_decay"),
+    _engine_only("runtime_top_p_reset_ids", INT32, is_ragged=False, field="top_p_reset_id"),
+    _engine_only("early_stopping", BOOL, is_ragged=False, field="early_stopping"),
+    _engine_only("beam_search_diversity_rate", FP32, is_ragged=False, field="beam_search_diversity_rate"),
     _engine_only("cross_attention_mask", BOOL, (-1, -1)),
     Tensor(engine="mrope_rotary_cos_sin", data_type=FP32, dims=(-1,)),
     Tensor(engine="mrope_position_deltas", data_type=INT64),
@@ -208,9 +209,9 @@ ENGINE_ONLY_INPUTS: tuple[Tensor, ...] = (
     _engine_only("retention_token_range_durations_ms", INT32, (-1,)),
     _engine_only("retention_decode_priority", INT32),
     _engine_only("retention_decode_duration_ms", INT32),
-    _engine_only("lookahead_window_size", INT32),
-    _engine_only("lookahead_ngram_size", INT32),
-    _engine_only("lookahead_verification_set_size", INT32),
+    _engine_only("lookahead_window_size", INT32, field="lookahead_window_size"),
+    _engine_only("lookahead_ngram_size", INT32, field="lookahead_ngram_size"),
+    _engine_only("lookahead_verification_set_size", INT32, field="lookahead_verification_set_size"),
 )
 
 # tensorrt_llm -> postprocessing

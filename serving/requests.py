@@ -2,7 +2,7 @@
 """A request to the engine step, from named arrays to typed values; what is unsupported or out of range is refused.
 
 Driven by the rows of `ensemble_configs.tensors`: what a row's `field` names is read into `SamplingParams` or
-`ResponseOptions` below; a row without one is refused by name unless it holds the value that asks for nothing.
+`ResponseOptions` below; a row without one is refused by name.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ensemble_configs.errors import RequestError
-from ensemble_configs.tensors import Tensor, inputs_of
+from ensemble_configs.tensors import STRING, Tensor, inputs_of
 from serving.embedding_bias import sparse_bias
 from serving.engines.base import EngineInfo, SamplingParams
 from serving.engines.request_limits import unsupported_error
@@ -73,8 +73,7 @@ class RequestDecoder:
         for name, array in tensors.items():
             row = _ROWS[name]
             if not row.field:
-                _refuse_unless_neutral(name, row, array)
-                continue
+                raise _unsupported_tensor(name, row, array, self._info)
             target = sampling if row.field in _SAMPLING_FIELDS else options
             value = _value(name, row, array, self._info.vocab_size)
             _check_range(row.field, value)
@@ -92,13 +91,20 @@ class RequestDecoder:
         )
 
     def _sampling(self, values: dict[str, object]) -> SamplingParams:
-        for field, value in values.items():
+        if values.get("top_p_reset_id") == -1:
+            del values["top_p_reset_id"]
+        for field in (name for name in SamplingParams.__struct_fields__ if name in values):  # not as they were sent
+            value = values[field]
             if field not in self._info.supported and value != _DEFAULTS.get(field):
                 raise unsupported_error(field, value, self._info, name=_CLIENT_NAMES.get(field))
-        end_id = values.get("end_id")
-        if isinstance(end_id, int) and not -1 <= end_id < self._info.vocab_size:
-            raise _out_of_range("end_id", end_id, f"-1 (none) to {self._info.vocab_size - 1}")
         params = SamplingParams(**values)  # type: ignore[arg-type]
+        for field in ("end_id", "top_p_reset_id"):
+            token_id = values.get(field)
+            if isinstance(token_id, int) and not -1 <= token_id < self._info.vocab_size:
+                raise _out_of_range(field, token_id, f"-1 (none) to {self._info.vocab_size - 1}")
+        for token_id in params.draft_input_ids:
+            if not 0 <= token_id < self._info.vocab_size:
+                raise _out_of_range("draft_input_ids", token_id, f"0 to {self._info.vocab_size - 1}")
         check_guide(params)
         return params
 
@@ -146,7 +152,7 @@ def _value(name: str, row: Tensor, array: npt.NDArray[np.generic], vocab_size: i
             field=name,
             value=batch,
         )
-    if row.is_scalar:
+    if row.is_scalar or (row.dims == (1,) and row.data_type != STRING):
         return _scalar(array)
     item = array[0]
     match row.field:
@@ -154,6 +160,8 @@ def _value(name: str, row: Tensor, array: npt.NDArray[np.generic], vocab_size: i
             return unpack_words(item.tolist(), "bad_words", vocab_size=vocab_size)
         case "embedding_bias":
             return sparse_bias(item, vocab_size=vocab_size) or None
+        case "draft_input_ids":
+            return tuple(item.tolist())
         case "guide_type" | "guide":
             return guide_text(item[0], name)
         case _:
@@ -166,14 +174,16 @@ def _scalar(array: npt.NDArray[np.generic]) -> object:
     return float(str(scalar)) if scalar.dtype == np.float32 else scalar.item()
 
 
-def _refuse_unless_neutral(name: str, row: Tensor, array: npt.NDArray[np.generic]) -> None:
-    if row.neutral is not None and bool(np.all(array == row.neutral)):
-        return
+def _unsupported_tensor(name: str, row: Tensor, array: npt.NDArray[np.generic], info: EngineInfo) -> RequestError:
     field = row.ensemble or name
     shown = field if field == name else f"{field} ({name})"
     value = _scalar(array) if array.size == 1 and array.dtype != np.object_ else None
-    allowed = f"; only {row.neutral} is accepted" if row.neutral is not None else "; leave it out"
-    raise RequestError(f"{shown} is not supported{allowed}", field=field, value=value)
+    return RequestError(
+        f"{shown} is not supported by the provider {info.provider!r}; leave it out",
+        field=field,
+        value=value,
+        provider=info.provider,
+    )
 
 
 def _check_range(field: str, value: object) -> None:

@@ -134,7 +134,23 @@ _ROWS = (
 )
 SUPPORTED = frozenset({row.field for row in _ROWS} | {"end_id"})
 _NO_MASK = "the sampler of OpenVINO GenAI takes no mask or bias on logits; leave it out or serve with another provider"
-WHY_NOT = {"bad_words": _NO_MASK, "embedding_bias": _NO_MASK}
+_NO_BEAMS = "OpenVINO GenAI gives beams only at their end; ask for num_return_sequences instead"
+_NO_LOGITS = "OpenVINO GenAI keeps its logits to itself; return_log_probs gives those of the chosen tokens"
+_NO_DECAY = "OpenVINO GenAI keeps top_p as it is; leave it out"
+_DRAFTS = "drafts are the deployment's business: engine.draft_dir or engine.max_ngram_size; leave it out"
+WHY_NOT = (
+    dict.fromkeys(("bad_words", "embedding_bias"), _NO_MASK)
+    | dict.fromkeys(("beam_width", "length_penalty", "early_stopping", "beam_search_diversity_rate"), _NO_BEAMS)
+    | dict.fromkeys(("return_context_logits", "return_generation_logits"), _NO_LOGITS)
+    | dict.fromkeys(("top_p_min", "top_p_decay", "top_p_reset_id"), _NO_DECAY)
+    | dict.fromkeys(
+        ("draft_input_ids", "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"), _DRAFTS
+    )
+    | {
+        "lora_task_id": "OpenVINO GenAI has one set of adapters for all requests of a pipeline; merge the adapter into "
+        "a model and serve that"
+    }
+)
 
 
 def generation_config(

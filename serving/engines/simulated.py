@@ -34,11 +34,24 @@ NUM_RESERVED_IDS = 16
 
 # What changes the output of greedy generation too, by entering the hash.
 _HASHED = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_HASHED_SAMPLED = ("top_p_min", "top_p_decay", "top_p_reset_id")
 # What acts on the logits of `toy_logits`.
 _TOY = ("return_log_probs", "bad_words", "embedding_bias")
-_SUPPORTED = frozenset({"max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "end_id", *_HASHED, *_TOY})
+_SUPPORTED = frozenset(
+    {"max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "end_id"}.union(
+        _HASHED, _HASHED_SAMPLED, _TOY
+    )
+)
 _NO_TEXT = "it makes token ids by a rule and knows no text that a guide could be about; leave it out"
-_WHY_NOT = {"guide_type": _NO_TEXT, "guide": _NO_TEXT}
+_NO_BEAMS = "it follows one sequence of a request; ask for num_return_sequences instead"
+_NO_LOGITS = "it has no logits of every token to return; leave it out"
+_WHY_NOT = {
+    "guide_type": _NO_TEXT,
+    "guide": _NO_TEXT,
+    "return_context_logits": _NO_LOGITS,
+    "return_generation_logits": _NO_LOGITS,
+    "lora_task_id": "it has no weights that an adapter could change; leave it out",
+} | dict.fromkeys(("beam_width", "length_penalty", "early_stopping", "beam_search_diversity_rate"), _NO_BEAMS)
 _DEFAULTS = SamplingParams(max_tokens=1)
 
 
@@ -201,10 +214,8 @@ class SimulatedEngine(Engine):
         how: tuple[object, ...] = (self._spec.seed,)
         if not sampling.is_greedy:
             seed = self._seeds.getrandbits(64) if sampling.seed is None else sampling.seed
-            how += (seed, sampling.temperature, sampling.top_k, sampling.top_p)
-        how += tuple(
-            (name, value) for name in _HASHED if (value := getattr(sampling, name)) != getattr(_DEFAULTS, name)
-        )
+            how += (seed, sampling.temperature, sampling.top_k, sampling.top_p, *_asked_for(sampling, _HASHED_SAMPLED))
+        how += _asked_for(sampling, _HASHED)
         return hash_tokens(_digest(how, request.input_ids), self._spec.vocab_size)
 
 
@@ -217,6 +228,12 @@ def hash_tokens(state: int, vocab_size: int) -> Iterator[int]:
     while True:
         state = (state * 6364136223846793005 + 1442695040888963407) & 0xFFFF_FFFF_FFFF_FFFF
         yield NUM_RESERVED_IDS + (state >> 33) % num_ids
+
+
+def _asked_for(sampling: SamplingParams, names: Iterable[str]) -> tuple[object, ...]:
+    """Those of the parameters that are not at their defaults, with their names."""
+    values = ((name, getattr(sampling, name)) for name in names)
+    return tuple((name, value) for name, value in values if value != getattr(_DEFAULTS, name))
 
 
 def _digest(how: tuple[object, ...], input_ids: Iterable[int]) -> int:

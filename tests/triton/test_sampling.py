@@ -11,7 +11,9 @@ import pytest
 from raw_calls import Array, StreamFailed, stream
 from running_server import RunningServer
 from test_cancellation import wait_until
-from test_ensemble import ASK, texts
+from test_ensemble import ASK, PROMPT, texts
+
+from clients.streaming import GenerateRequest, TritonClient
 
 
 @pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
@@ -156,3 +158,31 @@ def test_a_draft_model_changes_nothing_but_what_it_saves(
     accepted, drafted = (int(response[name][0][0]) for name in ("total_accepted_draft_tokens", "total_draft_tokens"))
     assert 20 < accepted <= drafted
     assert response["acceptance_rate"][0][0] == pytest.approx(accepted / drafted)
+
+
+def test_our_own_client_gives_what_was_asked_for_as_typed_values(openvino: RunningServer) -> None:
+    request = GenerateRequest(
+        text_input=PROMPT,
+        max_tokens=4,
+        stream=True,
+        top_p=0.9,
+        seed=3,
+        num_return_sequences=2,
+        frequency_penalty=0.5,
+        return_log_probs=True,
+        return_num_output_tokens=True,
+        return_perf_metrics=True,
+    )
+    with TritonClient(openvino.url) as client:
+        chunks = list(client.generate(request))
+    assert {chunk.sequence_index for chunk in chunks} == {0, 1}
+    assert all(len(chunk.log_probs or ()) == chunk.num_output_tokens for chunk in chunks)
+    for index in (0, 1):
+        own = [chunk for chunk in chunks if chunk.sequence_index == index]
+        log_probs = [log_prob for chunk in own for log_prob in chunk.log_probs or ()]
+        assert own[-1].cum_log_prob == pytest.approx(sum(log_probs), abs=1e-4)
+        assert [chunk.perf is not None for chunk in own] == [*[False] * (len(own) - 1), True]
+    perf = chunks[-1].perf
+    assert perf is not None
+    assert perf["arrival_time_ns"] < perf["last_token_time_ns"]
+    assert perf["total_draft_tokens"] == 0

@@ -116,7 +116,9 @@ def test_what_was_asked_for_has_upstreams_shapes(ensemble: EnsembleByHand, model
         pytest.param(
             {"max_tokens": array(4000, np.int32)}, "INVALID_ARG", "[INVALID_ARG field=max_tokens", id="too long"
         ),
-        pytest.param({"beam_width": array(2, np.int32)}, "INVALID_ARG", "only 1 is accepted", id="unsupported"),
+        pytest.param(
+            {"beam_width": array(2, np.int32)}, "INVALID_ARG", "beam_width (2) is not supported", id="unsupported"
+        ),
         pytest.param(
             {"pad_id": array(2, np.int32), "end_id": array(-2, np.int32)}, "INVALID_ARG", "end_id", id="end_id"
         ),

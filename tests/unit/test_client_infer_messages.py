@@ -7,14 +7,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tritonclient.grpc import InferInput
+from tritonclient.grpc import InferInput, service_pb2
 
-from clients.infer_messages import GenerateRequest, encode_request
-from ensemble_configs.errors import RequestError
+from clients.infer_messages import GenerateRequest, decode_chunk, encode_request
+from ensemble_configs.errors import RequestError, ServerError
 from ensemble_configs.tensors import CLIENT_INPUTS, inputs_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
-OLD_NAMES = {"random_seed", "min_length"}  # of upstream's older clients; ours sends the new ones
+OLD_NAMES = {
+    "random_seed",
+    "min_length",
+    "return_kv_cache_reuse_stats",
+}  # of upstream's older clients; ours sends the new ones
 
 
 def encode(request: GenerateRequest) -> Any:
@@ -101,3 +105,14 @@ def test_a_value_that_its_tensor_cannot_hold_is_refused_by_name(field: str, valu
         encode(GenerateRequest(**fields))
 
     assert caught.value.facts["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("output", "raw"), [("cum_log_probs", b""), ("cum_log_probs", bytes(8)), ("output_log_probs", bytes(3))]
+)
+def test_numbers_of_the_wrong_size_are_no_response_of_the_contract(output: str, raw: bytes) -> None:
+    message = service_pb2.ModelStreamInferResponse()
+    message.infer_response.outputs.add(name=output)
+    message.infer_response.raw_output_contents.append(raw)
+    with pytest.raises(ServerError, match=rf"{output} has {len(raw)} bytes"):
+        decode_chunk(message, is_final=False, received_ns=0)

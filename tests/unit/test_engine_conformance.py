@@ -413,6 +413,34 @@ def test_a_parameter_that_the_engine_does_not_know_is_refused_by_name(session: S
     assert refusal.value.facts["field"] == "num_beams"
 
 
+ASKED: dict[str, object] = {
+    "top_p_min": 0.1, "top_p_decay": 0.5, "top_p_reset_id": 5, "bad_words": ((5,),), "embedding_bias": {5: 1.0},
+    "return_context_logits": True, "return_generation_logits": True, "beam_width": 2, "length_penalty": 0.5,
+    "early_stopping": True, "beam_search_diversity_rate": 0.5, "guide_type": "json", "guide": "{}", "lora_task_id": 1,
+    "draft_input_ids": (5,), "lookahead_window_size": 2, "lookahead_ngram_size": 2,
+    "lookahead_verification_set_size": 2, "repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1,
+    "return_log_probs": True, "temperature": 0.5, "top_k": 5, "top_p": 0.5, "seed": 5, "min_tokens": 2, "end_id": 5,
+}  # fmt: skip
+
+
+def test_the_table_above_has_every_sampling_parameter() -> None:
+    assert ASKED.keys() | {"max_tokens"} == set(SamplingParams.__struct_fields__)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_parameter_is_either_honoured_or_refused_with_its_name_and_the_providers(session: Session, name: str) -> None:
+    sampling = SamplingParams(max_tokens=2, **{name: ASKED[name]})  # type: ignore[arg-type]
+    if name in session.engine.info.supported:
+        key = session.add_params(prompt_of(4), sampling)
+        assert session.drain()[key].token_ids
+        return
+    with pytest.raises(RequestError) as refusal:
+        session.add_params(prompt_of(4), sampling)
+    assert refusal.value.facts["field"] == name
+    assert refusal.value.facts["provider"] == session.engine.info.provider
+    assert "; " in refusal.value.message, "what to do"
+
+
 def test_a_parameter_that_asks_for_nothing_is_accepted(session: Session) -> None:
     key = session.add_params(prompt_of(4), FutureParams(max_tokens=2, end_id=-1))
     assert len(session.drain()[key].token_ids) == 2

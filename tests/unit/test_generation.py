@@ -212,7 +212,8 @@ def test_stop_strings_come_with_the_context_of_an_ensemble(echo: Bench) -> None:
     assert [state.stop_strings for state in states if state] == [("three",), *[()] * (len(states) - 1)]
 
 
-def test_a_receiver_that_falls_behind_gets_fewer_and_larger_replies(echo: Bench) -> None:
+def test_a_receiver_that_falls_behind_gets_fewer_and_larger_replies(make: Make) -> None:
+    bench = make(mode="echo", step_ms=2.0)  # not all at once, however busy the machine
     first = threading.Event()
 
     def stumble_once(_: Reply) -> None:
@@ -220,7 +221,7 @@ def test_a_receiver_that_falls_behind_gets_fewer_and_larger_replies(echo: Bench)
             first.set()
             time.sleep(0.2)
 
-    sink = echo.start_into(RecordingSink(before_send=stumble_once), request_output_len=60).wait()
+    sink = bench.start_into(RecordingSink(before_send=stumble_once), request_output_len=60).wait()
     assert sink.token_ids == [20, 21] * 30
     assert len(sink.replies) < 50
     assert max(len(reply.token_ids) for reply in sink.replies) > 10

@@ -17,7 +17,6 @@ from serving.requests import DecodedRequest, RequestDecoder, ResponseOptions
 ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm"))
 SUPPORTED = {name: row for name, row in ROWS.items() if row.field}
 UNSUPPORTED = {name: row for name, row in ROWS.items() if not row.field}
-NEUTRAL = {name: row for name, row in UNSUPPORTED.items() if row.neutral is not None}
 
 DTYPES: dict[str, type[np.generic]] = {
     "TYPE_BOOL": np.bool_,
@@ -74,6 +73,20 @@ VALUES: dict[str, tuple[object, object]] = {
     "stop_words_list": ([[8, 9, 0], [1, 2, -1]], [[8, 9, 0], [1, 2, -1]]),
     "bad_words_list": ([[8, 9, 5, 0], [2, 3, -1, -1]], ((8, 9), (5,))),
     "embedding_bias": ([0.0, 1.5, 0.0, -2.0], {1: 1.5, 3: -2.0}),
+    "beam_width": (4, 4),
+    "len_penalty": (0.5, 0.5),
+    "early_stopping": (False, False),
+    "beam_search_diversity_rate": (0.5, 0.5),
+    "return_context_logits": (True, True),
+    "return_generation_logits": (True, True),
+    "lora_task_id": (2**64 - 1, 2**64 - 1),
+    "draft_input_ids": ([5, 99], (5, 99)),
+    "runtime_top_p_min": (0.1, 0.1),
+    "runtime_top_p_decay": (0.9, 0.9),
+    "runtime_top_p_reset_ids": (7, 7),
+    "lookahead_window_size": ([3], 3),
+    "lookahead_ngram_size": ([4], 4),
+    "lookahead_verification_set_size": ([5], 5),
     "guided_decoding_guide_type": ([b"regex"], "regex"),
     "guided_decoding_guide": ([b"a+"], "a+"),
     "stream_context": (list(b"\x92\x07\x90"), b"\x92\x07\x90"),
@@ -138,23 +151,22 @@ def test_an_unsupported_tensor_is_refused_by_name(name: str) -> None:
     error = refusal(**{name: value})
     assert error.facts["field"] == (row.ensemble or name)
     assert f"{row.ensemble or name}" in error.message
-    assert "not supported" in error.message
-    assert ("leave it out" if row.neutral is None else f"only {row.neutral} is accepted") in error.message
+    assert "is not supported by the provider 'toy'; leave it out" in error.message
+    assert error.facts["provider"] == "toy"
 
 
-@pytest.mark.parametrize("name", NEUTRAL)
-def test_the_value_that_asks_for_nothing_is_accepted(name: str) -> None:
-    assert decode(**{name: NEUTRAL[name].neutral}) == decode()
+BARE = msgspec.structs.replace(INFO, supported=frozenset({"max_tokens"}))
 
 
 def test_a_refused_option_is_called_as_the_client_of_the_ensemble_calls_it() -> None:
-    error = refusal(len_penalty=2.0)
+    error = refusal(BARE, len_penalty=2.0)
     assert error.facts["field"] == "length_penalty"
-    assert error.message == "length_penalty (len_penalty) is not supported; only 1.0 is accepted"
+    assert error.message == "length_penalty (2.0) is not supported by the provider 'toy'; leave it out"
 
 
 def test_the_value_in_a_refusal_is_the_one_that_was_sent() -> None:
-    assert refusal(len_penalty=1.1).facts["value"] == 1.1
+    assert refusal(prompt_vocab_size=7).facts["value"] == 7
+    assert refusal(BARE, repetition_penalty=1.1).facts["value"] == 1.1
 
 
 OUT_OF_RANGE = [
@@ -165,6 +177,12 @@ OUT_OF_RANGE = [
     ("runtime_top_p", -0.1, "top_p", "0 to 1"),
     ("runtime_top_p", 1.001, "top_p", "0 to 1"),
     ("min_tokens", -1, "min_tokens", "at least 0"),
+    ("beam_width", 0, "beam_width", "at least 1"),
+    ("lookahead_window_size", [0], "lookahead_window_size", "at least 1"),
+    ("runtime_top_p_decay", 0.0, "top_p_decay", "above 0 and at most 1"),
+    ("runtime_top_p_min", 1.5, "top_p_min", "0 to 1"),
+    ("runtime_top_p_reset_ids", 100, "top_p_reset_id", "-1 (none) to 99"),
+    ("draft_input_ids", [5, 100], "draft_input_ids", "0 to 99"),
     ("num_return_sequences", 0, "num_return_sequences", "1 to 128"),
     ("num_return_sequences", 129, "num_return_sequences", "1 to 128"),
     ("repetition_penalty", 0.0, "repetition_penalty", "above 0"),
@@ -183,9 +201,10 @@ def test_a_value_out_of_range_is_refused_with_what_is_allowed(
     name: str, value: float, field: str, allowed: str
 ) -> None:
     error = refusal(**{name: value})
-    assert error.message == f"{field} must be {allowed}; got {value}"
+    shown = value[-1] if isinstance(value, list) else value
+    assert error.message == f"{field} must be {allowed}; got {shown}"
     assert error.facts["field"] == field
-    assert str(error.facts["value"]) == str(value)  # as text: NaN is not itself
+    assert str(error.facts["value"]) == str(shown)  # as text: NaN is not itself
 
 
 @pytest.mark.parametrize(
@@ -275,6 +294,11 @@ def test_a_guide_that_says_nothing_clear_is_refused(name: str) -> None:
     assert message in error.message
 
 
+def test_of_two_parameters_that_are_not_supported_the_same_one_is_named_in_whatever_order_they_came() -> None:
+    first, second = ({"seed": 3, "len_penalty": 2.0}, {"len_penalty": 2.0, "seed": 3})
+    assert refusal(BARE, **first).facts == refusal(BARE, **second).facts
+
+
 def test_an_empty_guide_asks_for_nothing_and_any_json_needs_none() -> None:
     assert decode(**{TYPE: [b""], GUIDE: [b""]}) == decode()
     assert decode(**{TYPE: [b"json"], GUIDE: [b""]}).sampling.guide_type == "json"
@@ -338,8 +362,16 @@ def test_a_provider_may_say_why_it_cannot_and_what_to_do() -> None:
 
 
 def test_a_default_may_be_sent_to_a_provider_that_does_not_honour_it() -> None:
-    bare = msgspec.structs.replace(INFO, supported=frozenset({"max_tokens"}))
-    assert decode(bare, temperature=1.0, runtime_top_k=0, runtime_top_p=0.0, min_tokens=0) == decode(bare)
+    # As upstream's clients always do: beam_width 1, for one.
+    asking_for_nothing = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
+    names = {
+        name: asking_for_nothing[row.field]
+        for name, row in SUPPORTED.items()
+        if row.is_scalar and isinstance(asking_for_nothing.get(row.field), int | float)
+    }
+    assert len(names) > 12
+    assert decode(BARE, **names) == decode(BARE)
+    assert decode(BARE, runtime_top_p_reset_ids=-1) == decode(BARE)
 
 
 def test_a_stop_request_needs_no_sensible_prompt() -> None:

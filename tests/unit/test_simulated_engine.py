@@ -72,6 +72,9 @@ def test_hash_output_depends_on_prompt_and_spec_and_not_on_the_key() -> None:
         {"repetition_penalty": 1.2},
         {"presence_penalty": 0.1},
         {"frequency_penalty": -0.1},
+        {"top_p_min": 0.1},
+        {"top_p_decay": 0.9},
+        {"top_p_reset_id": 17},
     ],
 )
 def test_every_sampling_parameter_changes_the_output(change: dict[str, float]) -> None:

@@ -271,6 +271,7 @@ def _with_folders(value: object, folders: Path) -> object:
 def test_no_setting_is_without_a_case() -> None:
     tested = {case[0] for case in COMMON}
     elsewhere = {"provider", "dir", "tp_size", "pp_size", "tokenizer_dir", "guided_decoding_backend", "speculation"}
+    elsewhere.add("watchdog_s")  # for the process around the engine
     assert set(TensorRtEngineSpec.model_fields) == tested | {case[0] for case in TENSORRT} | elsewhere | {"end_ids"}
     assert set(PyTorchEngineSpec.model_fields) == tested | {case[0] for case in PYTORCH} | elsewhere | {
         "ep_size",
