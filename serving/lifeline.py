@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ensemble_configs.errors import Unavailable
+from serving.orphan_watch import end_with_server
 from serving.run_dir import RUN_DIR_VARIABLE
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Lifeline:
 
     def __init__(self, args: Mapping[str, str], handlers: Mapping[str, Handler]) -> None:
         """Args: `args` are Triton's to `initialize`; `handlers` by operation, with ``status`` for all others."""
+        end_with_server()
         self._handlers = handlers
         self._listener: socket.socket | None = None
         run_dir = os.environ.get(RUN_DIR_VARIABLE)

@@ -167,8 +167,9 @@ def _has_living_member(group: int) -> bool:
 
 
 def _end_with_parent() -> None:
-    # In the child: if we are killed, the server must not live on with nobody to drain it.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    # In the child: if we are killed, the server must not live on with nobody to drain it. Not SIGTERM: with streams
+    # running it may crash while it stops (it frees what the stubs still use), and hang in its own signal handler.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _reachable(host: str) -> str:

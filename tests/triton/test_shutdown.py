@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import psutil
 import pytest
-from raw_calls import StreamFailed, stream
+from raw_calls import StreamFailed, engine_request, stream
 from running_server import RunningServer
 
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.errors import Unavailable
+from serving.server.shared_memory import remove_dead_regions
 
 StartServer = Callable[..., RunningServer]
 
@@ -117,12 +118,21 @@ def test_a_server_whose_stub_is_dead_is_stopped_all_the_same(start_server: Start
     assert_nothing_left(processes, server)
 
 
-def test_a_killed_parent_takes_the_server_with_it(start_server: StartServer) -> None:
+def test_a_killed_parent_takes_the_server_with_it_though_streams_run(start_server: StartServer) -> None:
     server = start_server(engine=SLOW)
     processes = server.descendants()
+    running = [
+        stream(server.url, model, {"text_input": "hello", "max_tokens": 1500, "stream": True})
+        for model in ("ensemble", "ensemble_graph")
+    ]
+    running.append(stream(server.url, "tensorrt_llm", engine_request([7] * 40, 1500)))
+    for responses in running:
+        next(responses)
     server.process.kill()
     server.process.wait()
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 10
     while [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
         assert time.monotonic() < deadline_s, "processes are left"
         time.sleep(0.1)
+    remove_dead_regions()  # as the next server does when it starts
+    assert server.shared_memory() == []

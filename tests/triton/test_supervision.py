@@ -9,13 +9,12 @@ from typing import Self
 
 import psutil
 import pytest
-from raw_calls import StreamFailed, engine_request, stream
+from raw_calls import StreamFailed, stream
 from running_server import SHARED_MEMORY, RunningServer
 from test_cancellation import wait_until
 
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.errors import Unavailable
-from serving.server.shared_memory import remove_dead_regions
 
 StartServer = Callable[..., RunningServer]
 
@@ -175,18 +174,3 @@ def test_the_next_start_removes_the_shared_memory_of_a_killed_server_and_of_no_o
     assert set(alive.shared_memory()) >= regions
     with TritonClient(alive.url) as client:
         assert sum(chunk.num_output_tokens or 0 for chunk in client.generate(ASK)) == 3
-
-
-def test_the_shared_memory_of_a_server_that_outlives_its_parent_is_left_while_it_lives(
-    start_server: StartServer,
-) -> None:
-    server = start_server(engine=SLOW)
-    triton = server.tritonserver()
-    running = stream(server.url, "tensorrt_llm", engine_request([7] * 40, 1500))
-    next(running)  # Triton waits for it, up to its exit timeout
-    regions = server.shared_memory()
-    server.process.kill()
-    server.process.wait()
-    remove_dead_regions()  # as the next server does when it starts
-    assert server.shared_memory() == regions
-    wait_until(lambda: not triton.is_running() or triton.status() == psutil.STATUS_ZOMBIE, 30)
