@@ -34,6 +34,7 @@ _log = logging.getLogger("trireme.generation")
 # census.
 _CANCEL_CHECK_S = 0.04
 _CENSUS_S = 0.08
+_METRICS_S = 0.25
 
 _CLIENT_GONE = RequestCancelled("the client went away or cancelled the request")
 
@@ -80,7 +81,7 @@ class GenerationService:
         self._engine = EngineClient(source, on_steps=self._take_steps, on_death=self._fail_all)
         self._decoder = RequestDecoder(self._engine.start())
         self._is_closed = threading.Event()
-        watches = [(self._cancel_abandoned, _CANCEL_CHECK_S)]
+        watches = [(self._cancel_abandoned, _CANCEL_CHECK_S), (metrics.flush, _METRICS_S)]
         if take_census is not None:
             watches.append((self._cancel_unread, _CENSUS_S))
         for watch, period_s in watches:

@@ -40,6 +40,7 @@ def begin(metrics: RequestMetrics, clock: Clock) -> RequestTimes:
 
 def observed(metrics: RequestMetrics) -> dict[str, list[float]]:
     """What histograms saw, those that saw something."""
+    metrics.flush()
     families: tuple[pb_utils.MetricFamily, ...] = metrics._families
     found = {}
     for family in families:
@@ -52,6 +53,7 @@ def observed(metrics: RequestMetrics) -> dict[str, list[float]]:
 
 def counted(metrics: RequestMetrics) -> dict[str, float]:
     """What counters show, those above zero."""
+    metrics.flush()
     families: tuple[pb_utils.MetricFamily, ...] = metrics._families
     return {
         family.name + metric.labels.get("finish_reason", ""): metric.value()
@@ -82,6 +84,11 @@ def test_a_stream_leaves_its_latencies_and_its_tokens(clock: Clock, metrics: Req
         "trireme_generation_tokens_total": 5,
         "trireme_requests_totallength": 1,
     }
+
+
+def test_nothing_is_sent_to_the_server_for_a_single_response(clock: Clock, metrics: RequestMetrics) -> None:
+    begin(metrics, clock).note(TokenChunk(1, [5]))
+    assert not any(metric.observed for metric in metrics._histograms.values())
 
 
 def test_one_token_has_no_time_per_token(clock: Clock, metrics: RequestMetrics) -> None:
