@@ -48,6 +48,14 @@ def guarded(respond: Callable[[Any], Any], request: Any) -> Any:
         return error_response(ServerError("unexpected error; the server's log has the traceback"))
 
 
+def start_each(start: Callable[[Any], Any], requests: list[Any]) -> None:
+    """`start(request)` for each of a decoupled model's requests; what it raises is the request's only response."""
+    for request in requests:
+        refusal = guarded(start, request)
+        if refusal is not None:
+            request.get_response_sender().send(refusal, flags=final_flag())
+
+
 def release_folder(args: Mapping[str, str]) -> Path:
     """The version folder of the model that Triton initializes with `args`."""
     return Path(args["model_repository"]) / args["model_version"]

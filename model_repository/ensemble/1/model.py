@@ -11,7 +11,7 @@ from serving.lifeline import Lifeline, generation_handlers
 from serving.prompt_step import PromptStep
 from serving.request_metrics import RequestMetrics
 from serving.text_pipeline import TextPipeline
-from serving.triton_adapter import error_response, final_flag, guarded, release_folder
+from serving.triton_adapter import error_response, final_flag, release_folder, start_each
 
 
 class TritonSink:
@@ -42,10 +42,7 @@ class TritonPythonModel:
         self.lifeline = Lifeline(args, generation_handlers(self.service))
 
     def execute(self, requests: list) -> None:
-        for request in requests:
-            refusal = guarded(self._start, request)
-            if refusal is not None:
-                request.get_response_sender().send(refusal, flags=final_flag())
+        start_each(self._start, requests)
 
     def _start(self, request) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
