@@ -20,7 +20,7 @@ serve: setup ## Render the default deployment and serve it on Triton until Ctrl-
 test: setup ## The whole suite, real Triton included (ARGS="-k stop_words")
 	$(RUN) pytest $(ARGS)
 
-unit: setup ## The tests that need no server; takes seconds
+unit: setup ## The tests that need no server; a minute
 	$(RUN) pytest -m "not triton and not soak and not gpu" $(ARGS)
 
 triton-test: setup ## Only the tests on the real Triton
