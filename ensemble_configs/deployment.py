@@ -6,32 +6,19 @@ has a default of its own.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from ensemble_configs.engine_specs import EngineSpec
 from ensemble_configs.errors import SpecError
+from ensemble_configs.spec import Port, Positive, Spec
 
-Port = Annotated[int, Field(ge=1, le=65535)]
-Positive = Annotated[int, Field(ge=1)]
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class _Spec(BaseModel):
-    """Frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @field_validator("*", mode="after")
-    @classmethod
-    def _resolve_paths(cls, value: object, info: ValidationInfo) -> object:
-        # Relative paths are meant from the file that names them, wherever the command is run.
-        base = (info.context or {}).get("base_dir")
-        return (base / value).resolve() if base is not None and isinstance(value, Path) else value
-
-
-class TokenizerSpec(_Spec):
+class TokenizerSpec(Spec):
     """The tokenizer of both ends of the ensemble."""
 
     dir: Path = Field(description="folder with tokenizer.json")
@@ -39,263 +26,7 @@ class TokenizerSpec(_Spec):
     skip_special_tokens: bool = Field(default=True, description="leave special tokens out of the text")
 
 
-class _BatchSpec(_Spec):
-    """What every provider needs to know."""
-
-    max_seq_len: Positive = Field(default=2048, description="prompt and output together, tokens")
-    max_num_seqs: Positive = Field(default=64, description="requests in one in-flight batch")
-    max_num_batched_tokens: Positive = Field(default=512, description="tokens in one step; longer prompts are chunked")
-    watchdog_s: float = Field(
-        default=30.0,
-        ge=2,
-        description="an engine that is silent for so long is ended and started again; more than its longest step takes",
-    )
-
-
-class _EngineSpec(_BatchSpec):
-    """What a provider needs to know whose KV cache is as large as it is told."""
-
-    num_kv_blocks: Positive = Field(default=2048, description="KV cache blocks, shared by all requests")
-
-
-class OpenVinoEngineSpec(_EngineSpec):
-    """OpenVINO GenAI continuous batching on the CPU."""
-
-    provider: Literal["openvino"]
-    dir: Path = Field(description="folder with openvino_model.xml")
-    num_threads: Positive | None = Field(default=None, description="CPU threads; none: all cores")
-    kv_cache_precision: Literal["auto", "u8", "u4", "f16", "bf16"] = "auto"
-    is_prefix_caching: bool = Field(default=True, description="keep KV blocks of finished prompts for reuse")
-    draft_dir: Path | None = Field(default=None, description="folder of a small model that drafts tokens for this one")
-    max_ngram_size: Positive | None = Field(
-        default=None, description="draft what followed the last tokens, up to so many, earlier in the prompt"
-    )
-    num_assistant_tokens: Positive | None = Field(default=None, description="tokens to draft in a step; none: 4")
-
-    @property
-    def num_draft_tokens(self) -> int:
-        """Tokens to draft in a step; 0 without speculative decoding."""
-        if self.draft_dir is None and self.max_ngram_size is None:
-            return 0
-        return self.num_assistant_tokens or 4
-
-    @model_validator(mode="after")
-    def _drafts_come_from_one_place(self) -> "OpenVinoEngineSpec":
-        if self.draft_dir is not None and self.max_ngram_size is not None:
-            raise ValueError("draft_dir and max_ngram_size exclude each other; keep one")
-        if self.draft_dir is not None and self.is_prefix_caching:
-            # OpenVINO 2026.4 breaks when sampling rejects a draft in a block that it has hashed for reuse.
-            raise ValueError("draft_dir needs is_prefix_caching: false")
-        if self.num_assistant_tokens is not None and not self.num_draft_tokens:
-            raise ValueError("num_assistant_tokens needs draft_dir or max_ngram_size")
-        return self
-
-
-class SimulatedEngineSpec(_EngineSpec):
-    """A deterministic engine with a real paged-KV scheduler and no model: time is a formula, tokens are a hash."""
-
-    provider: Literal["simulated"]
-    mode: Literal["hash", "echo"] = Field(default="hash", description="echo: the output is the prompt, over and over")
-    vocab_size: Positive = 4096
-    kv_block_tokens: Positive = 16
-    seed: int = 0
-    step_ms: float = Field(default=1.0, ge=0, description="a step's fixed time")
-    prefill_us_per_token: float = Field(default=20.0, ge=0)
-    decode_us_per_seq: float = Field(default=50.0, ge=0)
-
-
-class LookaheadSpec(_Spec):
-    """Lookahead decoding: n-grams guessed by the model itself; an engine built for it."""
-
-    method: Literal["lookahead"]
-    window_size: Positive
-    ngram_size: Positive
-    verification_set_size: Positive
-
-
-class MedusaSpec(_Spec):
-    """Medusa heads in the engine."""
-
-    method: Literal["medusa"]
-    max_draft_len: Positive
-    num_heads: Positive
-    choices: tuple[tuple[int, ...], ...] | None = Field(default=None, description="tree of drafts; none: the engine's")
-
-
-class EagleSpec(_Spec):
-    """EAGLE-1 or -2, built into the engine."""
-
-    method: Literal["eagle"]
-    max_draft_len: Positive
-    num_layers: Positive | None = None
-    choices: tuple[tuple[int, ...], ...] | None = Field(default=None, description="tree of drafts; none: the engine's")
-    is_greedy_sampling: bool = True
-    posterior_threshold: float | None = Field(default=None, ge=0, le=1)
-    is_dynamic_tree: bool = False
-    dynamic_tree_max_top_k: Positive | None = None
-
-
-class NGramSpec(_Spec):
-    """Drafts looked up in the prompt and the output so far."""
-
-    method: Literal["ngram"]
-    max_draft_len: Positive
-    max_matching_ngram_size: Positive
-    is_keeping_all: bool = Field(default=True, description="keep every match of an n-gram, not one")
-    is_using_oldest: bool = Field(default=True, description="take the oldest match first")
-    is_public_pool: bool = Field(default=True, description="requests share their n-grams")
-
-
-class MtpSpec(_Spec):
-    """Multi-token prediction layers of the model itself (DeepSeek)."""
-
-    method: Literal["mtp"]
-    num_nextn_predict_layers: Positive = 1
-    is_vanilla: bool = False
-    is_relaxed_for_thinking: bool = Field(default=False, description="accept near misses while the model thinks")
-    relaxed_top_k: Positive = 1
-    relaxed_delta: float = Field(default=0.0, ge=0)
-
-
-class Eagle3Spec(_Spec):
-    """EAGLE-3 with a draft checkpoint."""
-
-    method: Literal["eagle3"]
-    dir: Path = Field(description="folder of the draft checkpoint")
-    max_draft_len: Positive
-    is_one_model: bool = Field(default=True, description="draft and target run as one model")
-
-
-class DraftTargetSpec(_Spec):
-    """A smaller model drafts."""
-
-    method: Literal["draft_target"]
-    dir: Path = Field(description="folder of the draft checkpoint")
-    max_draft_len: Positive
-
-
-class LoraSpec(_Spec):
-    """Low-rank adapters, chosen by request."""
-
-    dir: Path = Field(description="holds one adapter folder for each task id, named by the number")
-    max_rank: Positive = 64
-    target_modules: tuple[str, ...] = Field(default=(), description="attn_q, attn_k, ...; none: the adapters' own")
-    max_device_adapters: Positive | None = None
-    max_host_adapters: Positive | None = None
-
-
-class CacheTransceiverSpec(_Spec):
-    """How KV blocks travel between the servers of the prefill and of the decode phase."""
-
-    backend: Literal["default", "ucx", "nixl", "mooncake", "mpi"] = "default"
-    max_buffer_tokens: Positive | None = None
-    transfer_timeout_ms: Positive | None = None
-
-
-class _TrtLlmSpec(_BatchSpec):
-    """What both providers of TensorRT-LLM need to know; parallel sizes are of the whole engine, over all nodes."""
-
-    tp_size: Positive = Field(default=1, description="tensor parallel")
-    pp_size: Positive = Field(default=1, description="pipeline parallel")
-    gpus_per_node: Positive | None = Field(default=None, description="none: as many as this machine has")
-    num_kv_blocks: Positive | None = Field(default=None, description="none: what the memory fraction holds")
-    free_gpu_memory_fraction: float = Field(default=0.9, gt=0, le=1, description="of the free memory, for the KV cache")
-    host_cache_bytes: int = Field(
-        default=0, ge=0, description="host memory that KV blocks move to before they are lost"
-    )
-    is_block_reuse: bool = Field(default=True, description="keep KV blocks of finished prompts for reuse")
-    is_partial_block_reuse: bool = True
-    max_attention_window: tuple[Positive, ...] | None = Field(
-        default=None, description="tokens, layer by layer, repeated"
-    )
-    sink_tokens: Positive | None = Field(default=None, description="tokens that stay in a sliding window")
-    is_chunked_prefill: bool = Field(
-        default=True, description="prefill beside decoding, max_num_batched_tokens at most"
-    )
-    capacity_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict", "static_batch"] = "guaranteed_no_evict"
-    context_chunking_policy: Literal["first_come_first_served", "equal_progress"] | None = None
-    tokenizer_dir: Path | None = Field(default=None, description="for guided decoding: its grammars are of characters")
-    lora: LoraSpec | None = None
-
-    def _require_tokenizer(self, guided_decoding_backend: str | None) -> None:
-        if (guided_decoding_backend is None) != (self.tokenizer_dir is None):
-            raise ValueError("guided_decoding_backend and tokenizer_dir go together; set both or none")
-
-
-class TensorRtEngineSpec(_TrtLlmSpec):
-    """A compiled TensorRT-LLM engine; TensorRT-LLM before 1.3."""
-
-    provider: Literal["tensorrt"]
-    dir: Path = Field(description="engine folder: config.json and rank0.engine, rank1.engine, ...")
-    end_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
-        default=None, description="end tokens; none: those in a generation_config.json beside the engine"
-    )
-    guided_decoding_backend: Literal["xgrammar"] | None = None
-    is_gathering_generation_logits: bool = Field(
-        default=False, description="needed for return_log_probs, by an engine built with it"
-    )
-    speculation: Annotated[LookaheadSpec | MedusaSpec | EagleSpec, Field(discriminator="method")] | None = None
-
-    @property
-    def world_size(self) -> int:
-        """GPUs of one engine."""
-        return self.tp_size * self.pp_size
-
-    @model_validator(mode="after")
-    def _guides_have_a_tokenizer(self) -> "TensorRtEngineSpec":
-        self._require_tokenizer(self.guided_decoding_backend)
-        return self
-
-
-class PyTorchEngineSpec(_TrtLlmSpec):
-    """A checkpoint on TensorRT-LLM's PyTorch backend."""
-
-    provider: Literal["pytorch"]
-    dir: Path = Field(description="checkpoint folder: config.json and safetensors, quantized or not")
-    ep_size: Positive | None = Field(
-        default=None, description="expert parallel, within tp_size; none: upstream's choice"
-    )
-    moe_tp_size: Positive | None = Field(default=None, description="tensor parallel of the experts")
-    cp_size: Positive = Field(default=1, description="context parallel")
-    is_attention_dp: bool = Field(default=False, description="attention by data parallel ranks, not tensor parallel")
-    kv_cache_dtype: Literal["auto", "fp8", "nvfp4"] = "auto"
-    kv_block_tokens: Positive = 32
-    sampler: Literal["torch", "trtllm"] = Field(
-        default="torch", description="trtllm knows seeds and penalties, and no speculation"
-    )
-    moe_backend: Literal["cutlass", "cutedsl", "wideep", "trtllm", "deepgemm", "vanilla", "triton"] = "cutlass"
-    is_cuda_graph: bool = True
-    is_overlap_scheduler: bool = True
-    guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = None
-    speculation: Annotated[NGramSpec | MtpSpec | Eagle3Spec | DraftTargetSpec, Field(discriminator="method")] | None = (
-        None
-    )
-    cache_transceiver: CacheTransceiverSpec | None = None
-
-    @property
-    def world_size(self) -> int:
-        """GPUs of one engine."""
-        return self.tp_size * self.pp_size * self.cp_size
-
-    @model_validator(mode="after")
-    def _parts_fit(self) -> "PyTorchEngineSpec":
-        self._require_tokenizer(self.guided_decoding_backend)
-        if self.sampler == "trtllm" and self.speculation is not None:
-            raise ValueError("sampler trtllm knows no speculation; use sampler torch")
-        if self.tp_size % ((self.ep_size or 1) * (self.moe_tp_size or 1)):
-            raise ValueError(
-                f"ep_size ({self.ep_size or 1}) * moe_tp_size ({self.moe_tp_size or 1}) "
-                f"must divide tp_size ({self.tp_size})"
-            )
-        return self
-
-
-EngineSpec = Annotated[
-    OpenVinoEngineSpec | SimulatedEngineSpec | TensorRtEngineSpec | PyTorchEngineSpec, Field(discriminator="provider")
-]
-
-
-class TritonSpec(_Spec):
+class TritonSpec(Spec):
     """The server around the models; ports may be overridden on the command line."""
 
     host: str = Field(default="127.0.0.1", description="address to listen on")
@@ -332,7 +63,7 @@ class TritonSpec(_Spec):
         return self
 
 
-class ResponseSpec(_Spec):
+class ResponseSpec(Spec):
     """Defaults of requests that do not say."""
 
     exclude_input_in_output: bool = Field(
@@ -348,7 +79,7 @@ class ResponseSpec(_Spec):
     )
 
 
-class ReleaseSpec(_Spec):
+class ReleaseSpec(Spec):
     """What may differ between two releases that one server holds: `<version>/release.json`."""
 
     release: Positive

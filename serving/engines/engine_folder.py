@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ensemble_configs.deployment import TensorRtEngineSpec
+from ensemble_configs.engine_specs import TensorRtEngineSpec
 from ensemble_configs.errors import SpecError
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ensemble_configs.deployment import OpenVinoEngineSpec
+from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import RequestError, SpecError, Unavailable
 from serving.engines.base import (
     Engine,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import openvino_genai
 
-from ensemble_configs.deployment import OpenVinoEngineSpec
+from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import SpecError
 from serving.engines.model_folder import load_model_folder
 

@@ -12,7 +12,7 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from ensemble_configs.deployment import OpenVinoEngineSpec
+from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import RequestError, SpecError
 from serving.engines.base import FinishReason, SamplingParams
 from serving.engines.openvino_drafting import draft_properties, set_drafting

@@ -3,7 +3,7 @@
 
 import importlib.util
 
-from ensemble_configs.deployment import (
+from ensemble_configs.engine_specs import (
     EngineSpec,
     OpenVinoEngineSpec,
     PyTorchEngineSpec,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The provider `pytorch`: a checkpoint on TensorRT-LLM's PyTorch backend, 1.2 and later."""
 
-from ensemble_configs.deployment import PyTorchEngineSpec
+from ensemble_configs.engine_specs import PyTorchEngineSpec
 from ensemble_configs.errors import SpecError
 from serving.engines.base import Engine, EngineInfo
 from serving.engines.model_folder import ModelFolder

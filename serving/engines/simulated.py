@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ensemble_configs.deployment import SimulatedEngineSpec
+from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.errors import RequestError, SpecError
 from serving.engines.base import (
     Engine,

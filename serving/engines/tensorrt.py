@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The provider `tensorrt`: a compiled engine on TensorRT-LLM before 1.3, which removed engines."""
 
-from ensemble_configs.deployment import TensorRtEngineSpec
+from ensemble_configs.engine_specs import TensorRtEngineSpec
 from ensemble_configs.errors import SpecError
 from serving.engines.base import Engine, EngineInfo
 from serving.engines.engine_folder import load_engine_folder

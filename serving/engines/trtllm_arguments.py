@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from ensemble_configs.deployment import LoraSpec, PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.engine_specs import LoraSpec, PyTorchEngineSpec, TensorRtEngineSpec
 from serving.engines.trtllm_upstream import Upstream
 
 TrtLlmSpec = TensorRtEngineSpec | PyTorchEngineSpec

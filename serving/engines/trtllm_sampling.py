@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ensemble_configs.deployment import EagleSpec, PyTorchEngineSpec
+from ensemble_configs.engine_specs import EagleSpec, PyTorchEngineSpec
 from ensemble_configs.errors import RequestError
 from serving.engines.base import GenerationRequest, SamplingParams
 from serving.engines.trtllm_arguments import LOOKAHEAD, TrtLlmSpec

@@ -3,7 +3,8 @@
 
 import socket
 
-from ensemble_configs.deployment import DeploymentSpec, OpenVinoEngineSpec, TritonSpec
+from ensemble_configs.deployment import DeploymentSpec, TritonSpec
+from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import SpecError
 
 

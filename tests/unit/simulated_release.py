@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from ensemble_configs.deployment import DeploymentSpec, ResponseSpec, SimulatedEngineSpec, TokenizerSpec
+from ensemble_configs.deployment import DeploymentSpec, ResponseSpec, TokenizerSpec
+from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.repository import write_repository
 
 TOKENIZER = Path(__file__).resolve().parent.parent.parent / "examples" / "demo_model" / "target"

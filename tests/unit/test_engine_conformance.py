@@ -14,7 +14,7 @@ import pytest
 from fake_tensorrt_llm import SteppedEngine, fake_tensorrt_llm, write_checkpoint, write_engine
 from trtllm_behaviour import Executor
 
-from ensemble_configs.deployment import (
+from ensemble_configs.engine_specs import (
     EngineSpec,
     OpenVinoEngineSpec,
     PyTorchEngineSpec,

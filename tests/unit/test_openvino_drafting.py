@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from test_engine_conformance import DEMO_MODEL, Session, openvino, prompt_of
 from tokenizers import Tokenizer
 
-from ensemble_configs.deployment import OpenVinoEngineSpec
+from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import RequestError, SpecError
 from serving.engines.base import Engine, FinishReason, SamplingParams
 

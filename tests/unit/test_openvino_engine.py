@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.deployment import OpenVinoEngineSpec
+from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import SpecError
 from serving.engines import openvino_pipeline
 from serving.engines.base import Engine, GenerationRequest, SamplingParams, TokenChunk
@@ -217,7 +217,7 @@ def test_a_signal_after_the_engine_is_closed_does_not_end_the_process() -> None:
     program = f"""
 import signal, sys
 from pathlib import Path
-from ensemble_configs.deployment import OpenVinoEngineSpec
+from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from serving.engines.providers import create_engine
 signal.signal(signal.SIGALRM, lambda *_: print("handled", flush=True))
 create_engine(OpenVinoEngineSpec(provider="openvino", dir=Path({str(DEMO_MODEL)!r}))).close()

@@ -12,7 +12,7 @@ import openvino_genai
 import pytest
 from tokenizers import Tokenizer
 
-from ensemble_configs.deployment import OpenVinoEngineSpec
+from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import RequestError
 from serving.engines import openvino_pipeline
 from serving.engines.base import Engine, FinishReason, GenerationRequest, SamplingParams

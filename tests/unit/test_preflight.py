@@ -8,14 +8,8 @@ from pathlib import Path
 import pytest
 from simulated_release import TOKENIZER
 
-from ensemble_configs.deployment import (
-    DeploymentSpec,
-    EngineSpec,
-    OpenVinoEngineSpec,
-    SimulatedEngineSpec,
-    TokenizerSpec,
-    TritonSpec,
-)
+from ensemble_configs.deployment import DeploymentSpec, TokenizerSpec, TritonSpec
+from ensemble_configs.engine_specs import EngineSpec, OpenVinoEngineSpec, SimulatedEngineSpec
 from ensemble_configs.errors import SpecError
 from serving.server.preflight import check
 

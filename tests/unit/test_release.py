@@ -6,20 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.deployment import (
+from ensemble_configs.deployment import DeploymentSpec, ReleaseSpec, ResponseSpec, TokenizerSpec
+from ensemble_configs.engine_specs import (
     CacheTransceiverSpec,
-    DeploymentSpec,
     DraftTargetSpec,
     EngineSpec,
     LoraSpec,
     MedusaSpec,
     OpenVinoEngineSpec,
     PyTorchEngineSpec,
-    ReleaseSpec,
-    ResponseSpec,
     SimulatedEngineSpec,
     TensorRtEngineSpec,
-    TokenizerSpec,
 )
 from ensemble_configs.errors import SpecError
 from ensemble_configs.release import RELEASE_FILE, load_release, render_release

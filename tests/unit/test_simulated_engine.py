@@ -6,7 +6,7 @@ import itertools
 import msgspec
 import pytest
 
-from ensemble_configs.deployment import SimulatedEngineSpec
+from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.errors import SpecError
 from serving.engines.base import FinishReason, GenerationRequest, SamplingParams
 from serving.engines.clock import VirtualClock

@@ -12,7 +12,7 @@ from fake_tensorrt_llm import fake_tensorrt_llm, write_checkpoint, write_engine
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from trtllm_behaviour import Executor
 
-from ensemble_configs.deployment import (
+from ensemble_configs.engine_specs import (
     CacheTransceiverSpec,
     DraftTargetSpec,
     Eagle3Spec,

@@ -14,7 +14,7 @@ from fake_tensorrt_llm import fake_tensorrt_llm, write_checkpoint, write_engine
 from pydantic import TypeAdapter
 from trtllm_behaviour import Executor
 
-from ensemble_configs.deployment import EngineSpec
+from ensemble_configs.engine_specs import EngineSpec
 from ensemble_configs.errors import RequestError, ServerError, SpecError
 from serving.engines import trtllm_engine
 from serving.engines.base import Engine, FinishReason, GenerationRequest, SamplingParams, TokenChunk

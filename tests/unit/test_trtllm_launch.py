@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.deployment import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.errors import SpecError
 from serving.engines.trtllm_launch import Launcher, render_launch
 

@@ -12,7 +12,8 @@ from fake_tensorrt_llm import write_checkpoint, write_engine
 from pydantic import TypeAdapter
 from simulated_release import TOKENIZER
 
-from ensemble_configs.deployment import DeploymentSpec, EngineSpec, TokenizerSpec
+from ensemble_configs.deployment import DeploymentSpec, TokenizerSpec
+from ensemble_configs.engine_specs import EngineSpec
 from ensemble_configs.errors import ServerError, Unavailable
 from ensemble_configs.repository import write_repository
 from serving.engine_client import EngineClient

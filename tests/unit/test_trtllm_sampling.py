@@ -8,7 +8,7 @@ import pytest
 from fake_tensorrt_llm import VOCAB_SIZE, fake_tensorrt_llm
 from pydantic import TypeAdapter
 
-from ensemble_configs.deployment import EngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.engine_specs import EngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.errors import RequestError
 from serving.engines.base import EngineInfo, GenerationRequest, SamplingParams
 from serving.engines.request_limits import refuse_unservable
