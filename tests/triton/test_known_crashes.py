@@ -2,8 +2,9 @@
 """What a client can do to Triton 2.51, and what is left of it: a short break, for `trireme serve` starts it again.
 
 With the header `triton_grpc_error: true`, two requests in one stream, the first answered with an error while the second
-runs: SIGSEGV. With JSON that is nested too deeply, over HTTP: the parser's stack overflows. With a tensor of no
-elements whose other dims are too many for numpy: the stub of the model that takes it aborts.
+runs: SIGSEGV; seldom one request alone that is answered with an error. With JSON that is nested too deeply, over HTTP:
+the parser's stack overflows. With a tensor of no elements whose other dims are too many for numpy: the stub of the
+model that takes it aborts.
 
 If a test here fails because the server lives, the one in use does not have the fault any more: then the warning in
 docs/contract.md can go.
@@ -27,6 +28,7 @@ from running_server import PROJECT, RunningServer
 from test_cancellation import wait_until
 from test_fuzz import LOST, ask_grpc
 from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import InferenceServerException
 
 from clients.streaming import GenerateRequest, TritonClient
 
@@ -42,7 +44,10 @@ def send(server: RunningServer, requests: list[dict[str, object]]) -> list[objec
     with grpcclient.InferenceServerClient(server.url) as client:
         client.start_stream(lambda result, error: responses.put((result, error)), headers=HEADER)
         for tensors in requests:
-            client.async_stream_infer("ensemble", infer_inputs(arrays(tensors)))
+            try:
+                client.async_stream_infer("ensemble", infer_inputs(arrays(tensors)))
+            except InferenceServerException as exc:  # the stream has failed before it could be used
+                return [exc]
             if tensors is RIGHT:
                 assert responses.get(timeout=10)[1] is None  # it runs
         errors: list[object] = []
@@ -123,13 +128,17 @@ def nested(server: RunningServer, model: str, depth: int) -> int | None:
     return 200
 
 
-def test_one_request_in_a_stream_with_the_header_is_safe(start_server: Callable[..., RunningServer]) -> None:
+def test_one_request_in_a_stream_with_the_header_is_answered_or_ends_the_server_which_is_then_back_by_itself(
+    start_server: Callable[..., RunningServer],
+) -> None:
     server = start_server(engine=SLOW)
-    before = server.descendants()
+    triton = server.tritonserver()
     for _ in range(20):
         [error] = send(server, [WRONG])
-        assert "INVALID_ARG" in str(error)
-    assert server.descendants() == before
+        if "INVALID_ARG" not in str(error):  # seldom, and more often on a busy machine
+            assert_it_died_and_is_back(server, triton)
+            return
+    assert triton.is_running()
 
 
 @pytest.mark.parametrize("room", ["clients", "benchmarks"])
