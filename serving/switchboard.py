@@ -5,6 +5,7 @@ own.
 
 import selectors
 import socket
+import time
 from dataclasses import dataclass, field
 
 import msgspec
@@ -13,6 +14,7 @@ from serving.engine_messages import Cancel, Channel, ChannelClosed, Command, Rea
 from serving.engines.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
 
 HEARTBEAT_S = 1.0  # the owner hears at least so often from an engine that is well
+STATS_S = 0.05  # and while it works, of what it holds
 
 
 @dataclass(eq=False)
@@ -37,8 +39,8 @@ class Switchboard:
         self._selector = selectors.DefaultSelector()
         self._callers: dict[int, tuple[_Caller, int]] = {}  # and their own key, by the engine's
         self._talkers: set[_Caller] = set()  # with chunks to be sent
-        self._let_in_guests: set[_Caller] = set()
         self._last_key = 0
+        self._owner_heard_s = float("-inf")
         self._owner = self._welcome(owner, is_owner=True)
         if guests is not None:
             guests.setblocking(False)
@@ -60,9 +62,10 @@ class Switchboard:
         return commands
 
     def send(self, chunks: list[TokenChunk], stats: EngineStats) -> None:
-        """Give everybody the chunks of his requests; a guest hears of every step while it has any, the owner always.
+        """Give everybody the chunks of his requests.
 
-        A step without a chunk of theirs matters to them too: it is when tokens that wait for others are looked at.
+        The owner hears of a step without a chunk of its own too, for the gauges: of one in `STATS_S`, and of the end
+        of all work.
 
         Raises:
             ChannelClosed: the owner is gone.
@@ -75,15 +78,24 @@ class Switchboard:
                 del self._callers[chunk.key], caller.engine_keys[key]
             chunk.key = key
             self._put(chunk, caller)
-        hearers = {self._owner, *self._talkers, *(guest for guest in self._let_in_guests if guest.engine_keys)}
-        self._talkers.clear()
-        for caller in hearers:
+        if self._is_owner_due(stats):
+            self._talkers.add(self._owner)
+        talkers, self._talkers = self._talkers, set()
+        for caller in talkers:
             step, caller.chunks = Step(caller.chunks, stats), []
             try:
                 caller.channel.send(step)
             except ChannelClosed:  # of a guest: its end is read where its commands are
                 if caller.is_owner:
                     raise
+
+    def _is_owner_due(self, stats: EngineStats) -> bool:
+        now_s = time.monotonic()
+        is_busy = bool(stats.num_running or stats.num_waiting)
+        if is_busy and now_s < self._owner_heard_s + STATS_S:
+            return False
+        self._owner_heard_s = now_s
+        return True
 
     def close(self) -> None:
         """Hang up on everybody."""
@@ -104,7 +116,7 @@ class Switchboard:
             return
         sock.setblocking(True)
         try:
-            self._let_in_guests.add(self._welcome(Channel(sock, Command), is_owner=False))
+            self._welcome(Channel(sock, Command), is_owner=False)
         except ChannelClosed:
             sock.close()
 
@@ -139,7 +151,6 @@ class Switchboard:
 
     def _forget(self, guest: _Caller) -> list[GenerationRequest | int]:
         """A guest is gone: stop what it asked for, and nobody is told."""
-        self._let_in_guests.discard(guest)
         self._selector.unregister(guest.channel)
         guest.channel.close()
         return list(guest.engine_keys.values())

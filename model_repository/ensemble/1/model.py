@@ -37,7 +37,8 @@ class TritonPythonModel:
         release = load_release(folder)
         prompt_step, decoder = PromptStep.from_release(folder), TextDecoder.from_spec(release.tokenizer)
         metrics = RequestMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
-        self.service = GenerationService(release, SharedEngine(args["model_version"]), metrics=metrics)
+        engine = SharedEngine(args["model_version"])
+        self.service = GenerationService(release, engine, metrics=metrics, client_check_s=0.12)
         self.pipeline = TextPipeline(self.service, prompt_step, decoder)
         self.lifeline = Lifeline(args, generation_handlers(self.service))
 
