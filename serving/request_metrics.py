@@ -78,9 +78,12 @@ class RequestMetrics:
         while self._observed:
             histogram, value = self._observed.popleft()
             histogram.observe(value)
+        totals: dict[Any, int] = {}
         while self._counted:
             counter, number = self._counted.popleft()
-            counter.increment(number)
+            totals[counter] = totals.get(counter, 0) + number
+        for counter, total in totals.items():
+            counter.increment(total)
 
 
 @dataclass(slots=True)
