@@ -2,6 +2,7 @@
 """The numerator: the same requests through the whole ensemble on Triton, over gRPC."""
 
 import asyncio
+import contextlib
 import socket
 import subprocess
 import sys
@@ -44,18 +45,18 @@ class ThroughEnsemble:
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 raise SystemExit("the server did not become ready")
             time.sleep(0.2)
-        self._streams = Http2Streams(self._url)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._streams.close()
         self._process.terminate()
         self._process.wait()
         self._folder.cleanup()
 
     def run(self, ask: Ask) -> Run:
         """All requests at once, to their last token."""
-        seen = self._streams.run([self._message(prompt, ask.output_tokens) for prompt in ask.prompts])
+        # Anew for each run, and before its clock starts: the server hangs up on one that is silent between two runs.
+        with contextlib.closing(Http2Streams(self._url)) as streams:
+            seen = streams.run([self._message(prompt, ask.output_tokens) for prompt in ask.prompts])
         arrivals_s = [[time_s - seen.start_s for time_s in _arrivals_s(received)] for received in seen.received]
         return Run.of(arrivals_s, num_tokens=ask.output_tokens * len(ask.prompts), client_cpu_s=seen.cpu_s)
 

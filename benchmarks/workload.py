@@ -82,8 +82,8 @@ class PromptMaker:
 
     def _prompt(self) -> str:
         while True:
-            text = " ".join(self._rng.choices(WORDS, k=self._input_tokens))
-            while (extra := len(self._tokenizer.encode(text)) - self._input_tokens) > 0:
-                text = " ".join(text.split(" ")[:-extra])
-            if extra == 0:
-                return text
+            words = self._rng.choices(WORDS, k=self._input_tokens)
+            while (length := len(self._tokenizer.encode(" ".join(words)))) > self._input_tokens:
+                words.pop()
+            if length == self._input_tokens:
+                return " ".join(words)
