@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resident memory of a server, process by process."""
 
-import psutil
 from running_server import RunningServer
 
 _MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble")
