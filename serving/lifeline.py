@@ -81,6 +81,8 @@ class Lifeline:
                 return
             try:
                 self._answer(connection)
+            except ConnectionError:
+                _log.info("who asked on the lifeline has gone before the answer")  # it waits only so long
             except Exception:
                 _log.exception("a question on the lifeline could not be answered")
 

@@ -113,6 +113,11 @@ def add_chunk(text: StreamText, state: StreamState, token_ids: list[int]) -> str
 
 def _beams(tokens: npt.NDArray[np.generic], lengths: npt.NDArray[np.generic] | None) -> list[list[int]]:
     """The token ids of each beam of each request, without padding."""
+    if tokens.ndim != 3:  # Triton's stub drops the batch dimension of a batch of none
+        raise RequestError(
+            f"TOKENS_BATCH has the shape {list(tokens.shape)}; send [batch, beams, tokens], none of them 0",
+            field="TOKENS_BATCH",
+        )
     beams: list[list[int]] = [beam for request in tokens.tolist() for beam in request]
     if lengths is None:
         return beams
