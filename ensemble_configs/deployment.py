@@ -79,13 +79,25 @@ class ResponseSpec(Spec):
     )
 
 
+class BlsSpec(Spec):
+    """What `tensorrt_llm_bls` does in another way than `ensemble`."""
+
+    accumulate_tokens: bool = Field(
+        default=False, description="upstream's name: each response of a stream holds its whole text so far"
+    )
+
+
 class ReleaseSpec(Spec):
     """What may differ between two releases that one server holds: `<version>/release.json`."""
 
     release: Positive
     tokenizer: TokenizerSpec
     engine: EngineSpec
+    draft_engine: EngineSpec | None = Field(
+        default=None, description="drafts for requests with num_draft_tokens; for an engine that verifies drafts"
+    )
     responses: ResponseSpec = ResponseSpec()
+    bls: BlsSpec = BlsSpec()
 
 
 class DeploymentSpec(ReleaseSpec):

@@ -18,7 +18,7 @@ from ensemble_configs.tensors import (
     outputs_of,
 )
 
-PYTHON_MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble")
+PYTHON_MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
 GRAPH = "ensemble_graph"  # the first three as Triton's own ensemble
 MODELS = (*PYTHON_MODELS, GRAPH)
 
@@ -43,6 +43,7 @@ def render_configs(spec: DeploymentSpec, *, source: str) -> dict[str, str]:
         # `dynamic_batching { preserve_ordering }` a cancelled chunk can hold up those of all streams for ever.
         "postprocessing": _python_model(spec, "postprocessing"),
         "ensemble": _python_model(spec, "ensemble") | _DECOUPLED,
+        "tensorrt_llm_bls": _python_model(spec, "tensorrt_llm_bls") | _DECOUPLED,
         GRAPH: _graph(spec),
     }
     return {name: f"{GENERATED}{source} by make render\n{to_pbtxt(message)}" for name, message in messages.items()}

@@ -202,6 +202,11 @@ class EngineListener:
         self._socket.close()
 
 
+def has_engine(version: str) -> bool:
+    """Whether the models of this version are loaded, or being loaded."""
+    return _address(version).exists()
+
+
 def _address(version: str) -> Path:
     return run_dir() / f"engine-{version}"
 

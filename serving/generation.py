@@ -176,7 +176,7 @@ class GenerationService:
 
     def _submit(self, request: GenerationRequest, running: RunningRequest) -> None:
         try:
-            self._engine.submit(request)
+            self._engine.submit(request, request_id=running.request_id)
         except Exception:
             if self._pop(request.key) is not None:  # else the engine's death has already been told to the sink
                 running.disown()
@@ -192,7 +192,10 @@ class GenerationService:
         return check_stop_strings(self._text.decode(ids[start:end]) for start, end in itertools.pairwise([0, *offsets]))
 
     def _stop(self, request_id: str, context: StreamContext | None) -> None:
-        """The contract's stop request: it ends the running request of the same id with what it has."""
+        """The contract's stop request: it ends the running request of the same id with what it has.
+
+        Whichever model the request came through: upstream's clients send theirs to `tensorrt_llm`.
+        """
         if not request_id and context is None:
             raise RequestError("a stop request needs the request id of the request to stop", field="request_id")
         self._cancel(
@@ -203,6 +206,8 @@ class GenerationService:
             ],
             None,
         )
+        if context is None:
+            self._engine.stop_elsewhere(request_id)
 
     def _cancel(self, running: Iterable[tuple[int, RunningRequest]], error: ServingError | None) -> None:
         for key, request in running:

@@ -25,9 +25,9 @@ def reply_tensors(reply: Reply) -> dict[str, npt.NDArray[np.generic]]:
     return tensors | result_tensors(reply)
 
 
-def text_tensors(reply: Reply, text: str) -> dict[str, npt.NDArray[np.generic]]:
-    """``text_output [1]``, UTF-8, and what was asked for."""
-    return {"text_output": np.array([text.encode()], dtype=np.object_), **result_tensors(reply)}
+def text_tensors(reply: Reply, text: bytes) -> dict[str, npt.NDArray[np.generic]]:
+    """``text_output [1]`` and what was asked for. Args: `text` is UTF-8."""
+    return {"text_output": np.array([text], dtype=np.object_), **result_tensors(reply)}
 
 
 def result_tensors(reply: Reply) -> dict[str, npt.NDArray[np.generic]]:

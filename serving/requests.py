@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ensemble_configs.errors import RequestError
-from ensemble_configs.tensors import STRING, Tensor, inputs_of
+from ensemble_configs.tensors import BLS_INPUTS, STRING, Tensor, inputs_of, named_at
 from serving.embedding_bias import sparse_bias
 from serving.engines.base import EngineInfo, SamplingParams
 from serving.engines.request_limits import unsupported_error
@@ -22,7 +22,7 @@ from serving.guides import check_guide, guide_text
 from serving.stream_state import KEYS_PER_REQUEST
 from serving.word_lists import unpack_words
 
-_ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm"))
+_ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm") + named_at("tensorrt_llm_bls", BLS_INPUTS))
 _SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
 
 
@@ -61,7 +61,8 @@ class RequestDecoder:
         """Check and convert one request.
 
         Args:
-            tensors: by the names of `tensorrt_llm`'s inputs; a scalar is ``[1] `` (reshaped), others ``[1, *dims]``.
+            tensors: by the names of `tensorrt_llm`'s inputs, or of those that only `tensorrt_llm_bls` has; a scalar is
+                ``[1] `` (reshaped), others ``[1, *dims]``.
 
         Raises:
             RequestError: names the field, its value and what is allowed.
@@ -179,7 +180,7 @@ def _unsupported_tensor(name: str, row: Tensor, array: npt.NDArray[np.generic], 
     shown = field if field == name else f"{field} ({name})"
     value = _scalar(array) if array.size == 1 and array.dtype != np.object_ else None
     return RequestError(
-        f"{shown} is not supported by the provider {info.provider!r}; leave it out",
+        f"{shown} is not supported by the provider {info.provider!r}; {row.why_not or 'leave it out'}",
         field=field,
         value=value,
         provider=info.provider,

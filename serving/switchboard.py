@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from serving.engine_messages import Cancel, Channel, ChannelClosed, Command, Ready, Step, Submit
+from serving.engine_messages import Cancel, Channel, ChannelClosed, Command, Ready, Step, Stop, Submit
 from serving.engines.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
 
 HEARTBEAT_S = 1.0  # the owner hears at least so often from an engine that is well
@@ -25,6 +25,13 @@ class _Caller:
     chunks: list[TokenChunk] = field(default_factory=list)  # to be sent
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    caller: _Caller
+    key: int  # the caller's own
+    request_id: str  # the client's; may be empty or used twice
+
+
 class Switchboard:
     """The channels of an engine's process; for its one thread. Requests go in and chunks come out by the engine's keys.
 
@@ -37,7 +44,7 @@ class Switchboard:
         self._info = info
         self._guests = guests
         self._selector = selectors.DefaultSelector()
-        self._callers: dict[int, tuple[_Caller, int]] = {}  # and their own key, by the engine's
+        self._requests: dict[int, _Request] = {}  # by the engine's key
         self._talkers: set[_Caller] = set()  # with chunks to be sent
         self._last_key = 0
         self._owner_heard_s = float("-inf")
@@ -71,11 +78,12 @@ class Switchboard:
             ChannelClosed: the owner is gone.
         """
         for chunk in chunks:
-            if chunk.key not in self._callers:  # stopped twice: by its caller, and by the end of its caller
+            request = self._requests.get(chunk.key)
+            if request is None:  # stopped twice: by its caller, and by the end of its caller or by its request id
                 continue
-            caller, key = self._callers[chunk.key]
+            caller, key = request.caller, request.key
             if chunk.finish_reason is not None or chunk.error is not None:
-                del self._callers[chunk.key], caller.engine_keys[key]
+                del self._requests[chunk.key], caller.engine_keys[key]
             chunk.key = key
             self._put(chunk, caller)
         if self._is_owner_due(stats):
@@ -133,20 +141,26 @@ class Switchboard:
             if caller.is_owner:
                 raise
             return self._forget(caller)
-        return [translated for command in commands if (translated := self._translate(command, caller)) is not None]
+        return [translated for command in commands for translated in self._translate(command, caller)]
 
-    def _translate(self, command: object, caller: _Caller) -> GenerationRequest | int | None:
+    def _translate(self, command: object, caller: _Caller) -> list[GenerationRequest | int]:
         match command:
-            case Submit(request):
+            case Submit(request, request_id):
                 self._last_key += 1
-                self._callers[self._last_key] = (caller, request.key)
+                self._requests[self._last_key] = _Request(caller, request.key, request_id)
                 caller.engine_keys[request.key] = self._last_key
-                return msgspec.structs.replace(request, key=self._last_key)
+                return [msgspec.structs.replace(request, key=self._last_key)]
             case Cancel(key):
                 if key not in caller.engine_keys:  # it has just ended, or never was
                     self._put(TokenChunk(key, [], FinishReason.CANCELLED), caller)
-                    return None
-                return caller.engine_keys[key]
+                    return []
+                return [caller.engine_keys[key]]
+            case Stop(request_id):
+                return [
+                    key
+                    for key, request in self._requests.items()
+                    if request.request_id == request_id and request.caller is not caller
+                ]
         raise AssertionError(f"not a command: {command!r}")
 
     def _forget(self, guest: _Caller) -> list[GenerationRequest | int]:

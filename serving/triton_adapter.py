@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from ensemble_configs.errors import ServerError, ServingError
@@ -54,6 +56,23 @@ def start_each(start: Callable[[Any], Any], requests: list[Any]) -> None:
         refusal = guarded(start, request)
         if refusal is not None:
             request.get_response_sender().send(refusal, flags=final_flag())
+
+
+class TensorSink:
+    """The responses to one request of a decoupled model, from named arrays."""
+
+    def __init__(self, request: Any) -> None:
+        self._sender = request.get_response_sender()
+        self.is_cancelled = self._sender.is_cancelled
+
+    def send(self, tensors: Mapping[str, npt.NDArray[np.generic]], *, is_final: bool) -> None:
+        """One response."""
+        response = pb_utils.InferenceResponse([pb_utils.Tensor(*named) for named in tensors.items()])
+        self._sender.send(response, flags=final_flag() if is_final else 0)
+
+    def fail(self, error: ServingError) -> None:
+        """The last response, instead of a final one."""
+        self._sender.send(error_response(error), flags=final_flag())
 
 
 def release_folder(args: Mapping[str, str]) -> Path:

@@ -56,6 +56,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     guide: str | None = None  # the schema, expression or grammar
     lora_task_id: int | None = None
     draft_input_ids: tuple[int, ...] = ()  # to be verified, not generated
+    num_draft_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0  # to draft at a time; 0: as the deployment says
+    use_draft_logits: bool = False  # verify drafts by their probabilities, not by their ids
     lookahead_window_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     lookahead_ngram_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     lookahead_verification_set_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -73,6 +75,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     input_ids: list[int]
     sampling: SamplingParams
     stop_strings: tuple[str, ...] = ()  # matched by the engine loop, not by the engine
+    # So many at the end of `input_ids` are output: the request goes on where an earlier one ended. An engine that
+    # verifies drafts honours it in all that looks at the output alone, such as penalties and seeds.
+    num_output_ids: int = 0
 
 
 class PerfMetrics(msgspec.Struct, frozen=True, array_like=True):

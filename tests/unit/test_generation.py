@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,7 @@ ENDLESS = 2000  # tokens; 40 s when slow
 class Bench:
     """A service and what it told beside its replies."""
 
-    def __init__(self, folder: Path, engine: Mapping[str, object], **responses: object) -> None:
+    def __init__(self, folder: Path, engine: Mapping[str, object], **responses: Any) -> None:
         self.stats: list[EngineStats] = []
         self.on_stats: Callable[[EngineStats], None] = self.stats.append
         self.censuses: list[Census] = []

@@ -206,7 +206,7 @@ class Service:
 
 def test_the_engine_step_can_be_asked_to_drain_and_to_cancel() -> None:
     service = Service()
-    handlers = generation_handlers(service)  # type: ignore[arg-type]
+    handlers = generation_handlers(service)
     assert [json.loads(json.dumps(handlers[name]())) for name in ("status", "drain", "cancel")] == [
         {"num_streams": 2}
     ] * 3

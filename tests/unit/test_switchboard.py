@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from serving.engine_messages import Cancel, Channel, ChannelClosed, Ready, Report, Step, Submit
+from serving.engine_messages import Cancel, Channel, ChannelClosed, Ready, Report, Step, Stop, Submit
 from serving.engine_messages import Command as Commands
 from serving.engines.base import (
     EngineInfo,
@@ -58,9 +58,9 @@ class Line:
         assert guest.receive(is_blocking=True) == [Ready(INFO)]
         return guest
 
-    def submit(self, caller: Channel, key: int) -> int:
+    def submit(self, caller: Channel, key: int, request_id: str = "") -> int:
         """The engine's key of a new request."""
-        caller.send(Submit(request(key)))
+        caller.send(Submit(request(key), request_id))
         [given] = self.switchboard.receive(is_blocking=True)
         assert isinstance(given, GenerationRequest)
         assert given.input_ids == [key]
@@ -128,6 +128,16 @@ def test_a_request_is_stopped_by_its_own_caller_only(line: Line) -> None:
     assert guest.receive(is_blocking=True) == [Step([TokenChunk(7, [], FinishReason.CANCELLED)], STATS)]
     line.owner.send(Cancel(7))
     assert line.switchboard.receive(is_blocking=True) == [of_owner]
+
+
+def test_a_clients_request_id_stops_what_the_other_callers_have_under_it(line: Line) -> None:
+    guest, other = line.call(), line.call()
+    line.submit(line.owner, 1, "a")  # of the one that asks, and stopped by it
+    line.submit(guest, 1, "b")
+    line.submit(guest, 2)
+    named = [line.submit(guest, 3, "a"), line.submit(guest, 4, "a"), line.submit(other, 1, "a")]
+    line.owner.send(Stop("a"))
+    assert line.switchboard.receive(is_blocking=True) == named
 
 
 def test_a_guest_that_goes_takes_its_requests_with_it_and_nothing_else(line: Line) -> None:
