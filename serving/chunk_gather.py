@@ -13,7 +13,7 @@ from serving.engines.base import TokenChunk
 
 
 class ChunkGather:
-    """The chunks of all streams on their way out; for one thread. What waits is looked at whenever the engine steps.
+    """The chunks of all streams on their way out; for one thread, which asks `due` again when `wait_s` has passed.
 
     Args:
         max_delay_s: no chunk waits longer for its successors.
@@ -46,6 +46,13 @@ class ChunkGather:
             del waiting[chunk.key]
             self._note_sent(chunk, now_s)
         return due
+
+    def wait_s(self) -> float | None:
+        """How long until the next chunk is due, if nothing comes before; None: none waits."""
+        if not self._waiting:
+            return None
+        oldest_s = min(self._last_sent_s[key] for key in self._waiting)
+        return max(0.0, oldest_s + self._delay_s() - self._now_s())
 
     def clear(self) -> None:
         """Forget everything: the engine is gone."""

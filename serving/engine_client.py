@@ -7,6 +7,7 @@ Triton can neither end the streams of a dead stub nor start it again, so what ma
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from ensemble_configs.errors import Unavailable
@@ -25,8 +26,10 @@ class EngineClient:
 
     Args:
         source: where engines come from.
-        on_steps: every report that has arrived, oldest first; a slow receiver gets several at once.
+        on_steps: every report that has arrived, oldest first; a slow receiver gets several at once, and none at all
+            means that `wait_s` has passed.
         on_death: the engine died; every request that was submitted before this call is lost.
+        wait_s: asked before each wait for reports: how long it may last.
     """
 
     def __init__(
@@ -35,10 +38,12 @@ class EngineClient:
         *,
         on_steps: Callable[[list[Step]], None],
         on_death: Callable[[Unavailable], None],
+        wait_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._source = source
         self._on_steps = on_steps
         self._on_death = on_death
+        self._wait_s = wait_s
         self._send_lock = threading.Lock()  # one message after the other
         self._is_closing = threading.Event()
         self._channel: Channel | None = None  # None: no engine is ready
@@ -94,18 +99,37 @@ class EngineClient:
                 ) from exc
 
     def _read_forever(self) -> None:
+        heard_s = time.monotonic()
         while (channel := self._channel) is not None and not self._is_closing.is_set():
             try:
-                reports = channel.receive(is_blocking=True, timeout_s=self._source.watchdog_s)
+                reports = self._receive(channel, heard_s)
             except ChannelClosed:
                 self._lose(Unavailable("the engine died; it is being restarted", reason="engine_died"))
+            except TimeoutError:
+                text = f"the engine was silent for {self._source.watchdog_s:g} s; it is being restarted"
+                self._lose(Unavailable(text, reason="engine_hung"))
             else:
-                if reports:
-                    self._take(reports)
-                else:
-                    text = f"the engine was silent for {self._source.watchdog_s:g} s; it is being restarted"
-                    self._lose(Unavailable(text, reason="engine_hung"))
+                self._take(reports)
+                if not reports:
+                    continue
+            heard_s = time.monotonic()
         self._hang_up()  # on an engine that became ready while close() hung up on the one before
+
+    def _receive(self, channel: Channel, heard_s: float) -> list[object]:
+        """What has arrived; empty if nothing has, and `wait_s` is over.
+
+        Raises:
+            TimeoutError: nothing has arrived for `watchdog_s`.
+        """
+        wait_s, watchdog_s = self._wait_s(), self._source.watchdog_s
+        if watchdog_s is None:
+            return channel.receive(is_blocking=True, timeout_s=wait_s)
+        silence_s = max(0.0, heard_s + watchdog_s - time.monotonic())
+        is_last_wait = wait_s is None or wait_s >= silence_s
+        reports = channel.receive(is_blocking=True, timeout_s=silence_s if is_last_wait else wait_s)
+        if is_last_wait and not reports:
+            raise TimeoutError
+        return reports
 
     def _lose(self, error: Unavailable) -> None:
         self._disconnect()  # before the death is told: what is submitted from now on is refused, not lost
@@ -121,7 +145,7 @@ class EngineClient:
         for report in reports:
             if isinstance(report, Broken):
                 _log.error("engine: %s", report.error)
-        if steps:
+        if steps or not reports:
             self._on_steps(steps)
 
     def _restart(self) -> None:

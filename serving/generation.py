@@ -78,7 +78,9 @@ class GenerationService:
             max_delay_s=release.responses.max_chunk_delay_ms / 1000,
             target_per_s=release.responses.target_chunks_per_s,
         )
-        self._engine = EngineClient(source, on_steps=self._take_steps, on_death=self._fail_all)
+        self._engine = EngineClient(
+            source, on_steps=self._take_steps, on_death=self._fail_all, wait_s=self._gather.wait_s
+        )
         self._decoder = RequestDecoder(self._engine.start())
         self._is_closed = threading.Event()
         watches = [(self._cancel_abandoned, _CANCEL_CHECK_S), (metrics.flush, _METRICS_S)]
@@ -227,7 +229,8 @@ class GenerationService:
             running = self._running.get(chunk.key)
             if running is not None:
                 self._take_chunk(chunk, running)
-        self._tell_stats(steps[-1].stats)
+        if steps:
+            self._tell_stats(steps[-1].stats)
 
     def _take_chunk(self, chunk: TokenChunk, running: RunningRequest) -> None:
         if chunk.finish_reason is not None or chunk.error is not None:

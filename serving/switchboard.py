@@ -37,7 +37,6 @@ class Switchboard:
         self._selector = selectors.DefaultSelector()
         self._callers: dict[int, tuple[_Caller, int]] = {}  # and their own key, by the engine's
         self._talkers: set[_Caller] = set()  # with chunks to be sent
-        self._let_in_guests: set[_Caller] = set()
         self._last_key = 0
         self._owner = self._welcome(owner, is_owner=True)
         if guests is not None:
@@ -60,9 +59,7 @@ class Switchboard:
         return commands
 
     def send(self, chunks: list[TokenChunk], stats: EngineStats) -> None:
-        """Give everybody the chunks of his requests; a guest hears of every step while it has any, the owner always.
-
-        A step without a chunk of theirs matters to them too: it is when tokens that wait for others are looked at.
+        """Give everybody the chunks of his requests; the owner hears of every step, a guest of those with chunks of it.
 
         Raises:
             ChannelClosed: the owner is gone.
@@ -75,7 +72,7 @@ class Switchboard:
                 del self._callers[chunk.key], caller.engine_keys[key]
             chunk.key = key
             self._put(chunk, caller)
-        hearers = {self._owner, *self._talkers, *(guest for guest in self._let_in_guests if guest.engine_keys)}
+        hearers = {self._owner, *self._talkers}
         self._talkers.clear()
         for caller in hearers:
             step, caller.chunks = Step(caller.chunks, stats), []
@@ -104,7 +101,7 @@ class Switchboard:
             return
         sock.setblocking(True)
         try:
-            self._let_in_guests.add(self._welcome(Channel(sock, Command), is_owner=False))
+            self._welcome(Channel(sock, Command), is_owner=False)
         except ChannelClosed:
             sock.close()
 
@@ -139,7 +136,6 @@ class Switchboard:
 
     def _forget(self, guest: _Caller) -> list[GenerationRequest | int]:
         """A guest is gone: stop what it asked for, and nobody is told."""
-        self._let_in_guests.discard(guest)
         self._selector.unregister(guest.channel)
         guest.channel.close()
         return list(guest.engine_keys.values())

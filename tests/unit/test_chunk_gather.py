@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens leave together where that costs nobody his first token."""
 
+import pytest
+
 from serving.chunk_gather import ChunkGather
 from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
 
@@ -77,13 +79,22 @@ def test_streams_that_have_ended_delay_nobody() -> None:
     assert gather.due([token(0, 2)]) == [TokenChunk(0, [2])]
 
 
-def test_tokens_of_a_stream_that_makes_no_more_leave_with_a_later_step() -> None:
+def test_it_says_when_the_oldest_waiting_tokens_are_due_and_no_others_leave_before() -> None:
     clock = Clock()
     gather = ChunkGather(max_delay_s=0.010, now_s=clock)
+    assert gather.wait_s() is None
     gather.due([token(1, 10)])
-    assert gather.due([token(1, 11)]) == []
-    clock.now_s += 0.011
+    assert gather.wait_s() is None, "what has left waits no more"
+    clock.now_s += 0.004
+    gather.due([token(2, 20)])
+    clock.now_s += 0.004
+    assert gather.due([token(1, 11), token(2, 21)]) == []
+    assert gather.wait_s() == pytest.approx(0.002)
+    clock.now_s += 0.0021
     assert gather.due([]) == [TokenChunk(1, [11])]
+    assert gather.wait_s() == pytest.approx(0.0039)
+    clock.now_s += 1
+    assert gather.wait_s() == 0
 
 
 def test_nothing_is_kept_of_a_stream_that_has_ended_or_an_engine_that_died() -> None:
