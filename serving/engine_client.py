@@ -115,15 +115,15 @@ class EngineClient:
                     self._take(reports)
                 else:
                     text = f"the engine was silent for {self._source.watchdog_s:g} s; it is being restarted"
-                    self._lose(Unavailable(text, reason="engine_hung"))
+                    self._lose(Unavailable(text, reason="engine_hung"), ends_itself=False)
         self._hang_up()  # on an engine that became ready while close() hung up on the one before
 
-    def _lose(self, error: Unavailable) -> None:
+    def _lose(self, error: Unavailable, *, ends_itself: bool = True) -> None:
         self._disconnect()  # before the death is told: what is submitted from now on is refused, not lost
         if not self._is_closing.is_set():
             _log.error("%s", error.message)
             self._on_death(error)
-        self._source.discard(has_served=True)
+        self._source.discard(ends_itself=ends_itself)
         if not self._is_closing.is_set():
             self._restart()
 
@@ -149,7 +149,7 @@ class EngineClient:
                 return
 
     def _hang_up(self) -> None:
-        self._source.discard(has_served=self._disconnect())
+        self._source.discard(ends_itself=self._disconnect())
 
     def _disconnect(self) -> bool:
         """Whether there was a connection."""

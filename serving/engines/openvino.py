@@ -23,7 +23,7 @@ from serving.engines.base import (
     TokenChunk,
 )
 from serving.engines.model_folder import ModelFolder
-from serving.engines.openvino_drafting import DraftCount, set_drafting, unsupported_with
+from serving.engines.openvino_drafting import DraftCount, refuse_undraftable, set_drafting, unsupported_with
 from serving.engines.openvino_guides import (
     GUIDE_FIELDS,
     TOKENIZER_FILE,
@@ -120,7 +120,8 @@ class OpenVinoEngine(Engine):
         """Queue a request; the first step with room for it hands it to the pipeline."""
         refuse_unservable(request, self.info)
         refuse_unguidable(request.sampling, self.info)
-        self._refuse_undraftable(request)
+        refuse_undraftable(request.sampling, self._spec)
+        self._refuse_too_long_to_draft(request)
         self._waiting.append(_Generation(request, self._config(request.sampling)))
 
     def cancel(self, key: int) -> None:
@@ -236,7 +237,7 @@ class OpenVinoEngine(Engine):
         num_tokens = len(request.input_ids) + request.sampling.max_tokens - 1 + self._spec.num_draft_tokens
         return -(-num_tokens // KV_BLOCK_TOKENS)
 
-    def _refuse_undraftable(self, request: GenerationRequest) -> None:
+    def _refuse_too_long_to_draft(self, request: GenerationRequest) -> None:
         num_blocks, num_drafts = self._max_num_blocks(request), self._spec.num_draft_tokens
         if num_drafts and num_blocks > self.info.num_kv_blocks:
             max_tokens = request.sampling.max_tokens
@@ -253,7 +254,19 @@ class OpenVinoEngine(Engine):
         num_promised = sum(self._max_num_blocks(running.request) for _, running in self._running.values())
         num_leaving = sum(num_blocks for _, num_blocks in self._leaving)
         num_blocks = num_promised + num_leaving + self._max_num_blocks(generation.request)
-        return len(self._running) < self.info.max_num_seqs and num_blocks <= self.info.num_kv_blocks
+        is_there_a_seat = len(self._running) < self.info.max_num_seqs and num_blocks <= self.info.num_kv_blocks
+        return is_there_a_seat and (self._spec.draft_dir is None or self._has_room_in_a_step(generation))
+
+    def _has_room_in_a_step(self, generation: _Generation) -> bool:
+        """Whether its whole prefill goes into the step that all others take part in, or it is alone.
+
+        With a draft model, OpenVINO 2026.4 gives wrong tokens where a prefill in company takes several steps.
+        """
+        num_tokens = len(generation.request.input_ids)
+        for _, running in self._running.values():
+            is_in_prefill = running.num_prefill_blocks > 0
+            num_tokens += len(running.request.input_ids) if is_in_prefill else 1 + self._spec.num_draft_tokens
+        return not self._running or num_tokens <= self._spec.max_num_batched_tokens
 
     def _read(self) -> tuple[list[TokenChunk], list[_Generation]]:
         """What the last step made, and which requests it dropped."""

@@ -2,10 +2,14 @@
 """Speculative decoding in OpenVINO's words: tokens proposed by a small model or looked up in the prompt, then verified.
 
 Set for the whole engine by its deployment: OpenVINO wants the same of every request. What is accepted is what the model
-would have chosen, so that greedy output stays as it was; sampled output follows another path than without.
+would have chosen, so that greedy output stays as it was. Tokens that were looked up are accepted where they equal what
+the model has just sampled, which keeps its distribution. What a draft model has sampled is not: OpenVINO 2026.4 weighs
+the draft's probability against that of another token (`validate_candidate` in its sampler.cpp), so that all but the
+first token follow the draft. Hence a sampled request is refused there: OpenVINO serves none without drafting.
 
-OpenVINO 2026.4 loses requests that it preempts while it drafts: `openvino` admits only what fits to its end. While a
-long prompt is in its prefill, a pipeline with a draft model makes no tokens for the others.
+OpenVINO 2026.4 loses requests that it preempts while it drafts: `openvino` admits only what fits to its end. With a
+draft model it makes no tokens for the others while a prompt is in its prefill, and wrong ones where several steps of
+prefill are shared: `openvino` admits a prompt when one step has room for all of it, and a longer one alone.
 """
 
 from dataclasses import dataclass
@@ -14,7 +18,8 @@ from pathlib import Path
 import openvino_genai
 
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
-from ensemble_configs.errors import SpecError
+from ensemble_configs.errors import RequestError, SpecError
+from serving.engines.base import SamplingParams
 from serving.engines.model_folder import load_model_folder
 
 
@@ -42,11 +47,22 @@ def set_drafting(config: openvino_genai.GenerationConfig, spec: OpenVinoEngineSp
 
 def unsupported_with(spec: OpenVinoEngineSpec) -> dict[str, str]:
     """The sampling parameters that do not go together with the deployment's drafting, and why."""
-    if spec.draft_dir is not None:
-        return {"seed": "with a draft model OpenVINO samples anew each time; leave it out"}
     if spec.max_ngram_size is not None:
         return {"min_tokens": "OpenVINO takes end tokens that were looked up, whatever their number; leave it out"}
     return {}
+
+
+def refuse_undraftable(sampling: SamplingParams, spec: OpenVinoEngineSpec) -> None:
+    """Raises: RequestError: it is to be sampled, with a draft model, which would change what comes out how often."""
+    if spec.draft_dir is not None and not sampling.is_greedy:
+        field = "top_k" if sampling.top_k else "top_p"
+        raise RequestError(
+            "with a draft model OpenVINO GenAI samples from another distribution than the model's; send top_k 1, or "
+            "serve without engine.draft_dir",
+            field=field,
+            value=getattr(sampling, field),
+            provider=spec.provider,
+        )
 
 
 @dataclass(slots=True)

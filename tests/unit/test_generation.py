@@ -820,3 +820,13 @@ def test_a_cancelled_request_tells_what_it_took(slow: Bench) -> None:
 
 def test_nobody_is_told_of_performance_who_did_not_ask(echo: Bench) -> None:
     assert {reply.perf for reply in echo.start().wait().replies} == {None}
+
+
+def test_tokens_that_wait_leave_in_time_although_the_engine_stands_still(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"step_ms": 5.0}, max_chunk_delay_ms=1000)
+    sink = bench.start_endless()
+    wait_until(lambda: bench.stats[-1].num_steps >= 3)
+    os.kill(bench.engine_pid, signal.SIGSTOP)
+    wait_until(lambda: len(sink.token_ids) == bench.stats[-1].num_steps)  # a step makes a token
+    os.kill(bench.engine_pid, signal.SIGCONT)
+    bench.service.close()
