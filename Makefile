@@ -50,6 +50,10 @@ bench: setup ## Measure what the ensemble costs over the engine alone
 bench-tools: setup ## Install perf_analyzer and genai-perf, NVIDIA's load generators (0.9 GB) in .tools
 	@$(SETUP) --only genai-perf
 
+bench-model: ## Build the 125M model of random weights that the benchmarks use; two minutes
+	@$(SETUP) --only build-cpu
+	.tools/build-cpu/bin/python benchmarks/random_model/build.py $(ARGS)
+
 docs: setup ## Check every link between the documents
 	$(RUN) scripts.check_links
 

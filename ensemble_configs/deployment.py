@@ -70,7 +70,9 @@ class ResponseSpec(Spec):
         default=False, description="upstream's default: a whole response has the prompt"
     )
     max_chunk_delay_ms: float = Field(
-        default=0.0, ge=0, description="how long tokens may wait to leave together; a stream's first token never waits"
+        default=10.0,
+        ge=0,
+        description="how long tokens may wait to leave together; the first and the last of a stream never do",
     )
     target_chunks_per_s: float = Field(
         default=0.0,
