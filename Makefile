@@ -6,7 +6,7 @@ RUN = .venv/bin/python -m
 DEMO = ../../.tools/build-cpu/bin/python
 ADAPTERS = $(wildcard model_repository/*/1/model.py)
 
-.PHONY: help setup serve test unit triton-test soak lint format render bench bench-tools docs demo-model lock trtllm-facts clean
+.PHONY: help setup serve test unit triton-test soak lint format render bench bench-model bench-tools docs demo-model lock trtllm-facts clean
 
 help: ## List the tasks
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
