@@ -78,6 +78,7 @@ class AsyncTritonClient:
         *,
         model: str = "ensemble",
         model_version: str = "",
+        release: int | None = None,
         request_id: str | None = None,
         timeout_s: float | None = None,
         idle_timeout_s: float | None = IDLE_TIMEOUT_S,
@@ -88,6 +89,7 @@ class AsyncTritonClient:
         the request on the server; leave a loop early under `contextlib.aclosing`, as `break` alone closes nothing.
 
         Args:
+            release: that serves the request, whichever version of `tensorrt_llm_bls` takes it. None: that version's.
             request_id: unique among running requests; None: a new one.
             timeout_s: for the whole request. None: no limit.
             idle_timeout_s: for the wait for one response, the first included. None: no limit. The reader's own time
@@ -101,7 +103,11 @@ class AsyncTritonClient:
             ServerError: anything else.
         """
         message = encode_request(
-            request, model=model, model_version=model_version, request_id=request_id or uuid.uuid4().hex
+            request,
+            model=model,
+            model_version=model_version,
+            request_id=request_id or uuid.uuid4().hex,
+            release=release,
         )
         call = self._stub.ModelStreamInfer(timeout=timeout_s)
         silence = SilenceWatch(call, idle_timeout_s)

@@ -83,6 +83,9 @@ class SimulatedEngineSpec(_EngineSpec):
     step_ms: float = Field(default=1.0, ge=0, description="a step's fixed time")
     prefill_us_per_token: float = Field(default=20.0, ge=0)
     decode_us_per_seq: float = Field(default=50.0, ge=0)
+    error_rate: float = Field(
+        default=0.0, ge=0, le=1, description="share of tokens that differ from those of the same engine without errors"
+    )
 
 
 class LookaheadSpec(Spec):

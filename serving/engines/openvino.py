@@ -23,7 +23,13 @@ from serving.engines.base import (
     TokenChunk,
 )
 from serving.engines.model_folder import ModelFolder
-from serving.engines.openvino_drafting import DraftCount, refuse_undraftable, set_drafting, unsupported_with
+from serving.engines.openvino_drafting import (
+    DraftCount,
+    num_drafts_of,
+    refuse_undraftable,
+    set_drafting,
+    unsupported_with,
+)
 from serving.engines.openvino_guides import (
     GUIDE_FIELDS,
     TOKENIZER_FILE,
@@ -184,17 +190,19 @@ class OpenVinoEngine(Engine):
 
     def _config(self, sampling: SamplingParams) -> object:
         config = generation_config(sampling, end_ids=self.info.end_ids, vocab_size=self.info.vocab_size)
-        set_drafting(config, self._spec)
+        set_drafting(config, self._spec, sampling)
         if sampling.guide_type is not None:
             config.structured_output_config = self._guides.compile(sampling.guide_type, sampling.guide)
         return config
 
     def _count_drafts(self, generation: _Generation, num_tokens: int) -> None:
-        if self._spec.num_draft_tokens and generation.output_ids:  # the first token comes from the prefill
+        sampling = generation.request.sampling
+        num_drafts = num_drafts_of(sampling, self._spec)
+        if num_drafts and generation.output_ids:  # the first token comes from the prefill
             generation.drafts.note_step(
                 num_tokens,
-                num_draft_tokens=self._spec.num_draft_tokens,
-                num_missing=generation.request.sampling.max_tokens - len(generation.output_ids),
+                num_draft_tokens=num_drafts,
+                num_missing=sampling.max_tokens - len(generation.output_ids),
             )
 
     def _perf(self, generation: _Generation) -> PerfMetrics | None:
@@ -234,11 +242,12 @@ class OpenVinoEngine(Engine):
 
     def _max_num_blocks(self, request: GenerationRequest) -> int:
         """KV blocks that a request may take until its end, with drafts behind it; its last token is never fed back."""
-        num_tokens = len(request.input_ids) + request.sampling.max_tokens - 1 + self._spec.num_draft_tokens
+        sampling = request.sampling
+        num_tokens = len(request.input_ids) + sampling.max_tokens - 1 + num_drafts_of(sampling, self._spec)
         return -(-num_tokens // KV_BLOCK_TOKENS)
 
     def _refuse_too_long_to_draft(self, request: GenerationRequest) -> None:
-        num_blocks, num_drafts = self._max_num_blocks(request), self._spec.num_draft_tokens
+        num_blocks, num_drafts = self._max_num_blocks(request), num_drafts_of(request.sampling, self._spec)
         if num_drafts and num_blocks > self.info.num_kv_blocks:
             max_tokens = request.sampling.max_tokens
             raise RequestError(

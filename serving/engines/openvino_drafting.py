@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speculative decoding in OpenVINO's words: tokens proposed by a small model or looked up in the prompt, then verified.
 
-Set for the whole engine by its deployment: OpenVINO wants the same of every request. What is accepted is what the model
-would have chosen, so that greedy output stays as it was. Tokens that were looked up are accepted where they equal what
+Set up for the whole engine by its deployment: OpenVINO then drafts for every request, as many tokens as that one asks
+for. What is accepted is what the model would have chosen, so that greedy output stays as it was. Tokens that were looked up are accepted where they equal what
 the model has just sampled, which keeps its distribution. What a draft model has sampled is not: OpenVINO 2026.4 weighs
 the draft's probability against that of another token (`validate_candidate` in its sampler.cpp), so that all but the
 first token follow the draft. Hence a sampled request is refused there: OpenVINO serves none without drafting.
@@ -37,10 +37,15 @@ def draft_properties(spec: OpenVinoEngineSpec, scheduler: openvino_genai.Schedul
     return {"draft_model": openvino_genai.draft_model(spec.draft_dir, "CPU", scheduler_config=scheduler)}
 
 
-def set_drafting(config: openvino_genai.GenerationConfig, spec: OpenVinoEngineSpec) -> None:
+def num_drafts_of(sampling: SamplingParams, spec: OpenVinoEngineSpec) -> int:
+    """Tokens that a step drafts for a request: its own wish, or the deployment's; 0 without speculative decoding."""
+    return (sampling.num_draft_tokens or spec.num_draft_tokens) if spec.num_draft_tokens else 0
+
+
+def set_drafting(config: openvino_genai.GenerationConfig, spec: OpenVinoEngineSpec, sampling: SamplingParams) -> None:
     """Have a request take part; without drafting nothing is set."""
-    if spec.num_draft_tokens:
-        config.num_assistant_tokens = spec.num_draft_tokens
+    if num_drafts := num_drafts_of(sampling, spec):
+        config.num_assistant_tokens = num_drafts
     if spec.max_ngram_size is not None:
         config.max_ngram_size = spec.max_ngram_size
 
@@ -49,7 +54,7 @@ def unsupported_with(spec: OpenVinoEngineSpec) -> dict[str, str]:
     """The sampling parameters that do not go together with the deployment's drafting, and why."""
     if spec.max_ngram_size is not None:
         return {"min_tokens": "OpenVINO takes end tokens that were looked up, whatever their number; leave it out"}
-    return {}
+    return {"num_draft_tokens": "nothing drafts here; set engine.draft_dir or engine.max_ngram_size, or leave it out"}
 
 
 def refuse_undraftable(sampling: SamplingParams, spec: OpenVinoEngineSpec) -> None:

@@ -16,6 +16,7 @@ from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import RequestError, SpecError
 from serving.engines.base import FinishReason, SamplingParams
 from serving.engines.openvino_drafting import draft_properties, set_drafting
+from serving.engines.request_limits import NO_DRAFT_LOGITS
 
 # Fixed for the CPU, whatever the precision. Source: openvino.genai 2026.4, kv_cache_manager.hpp, cpu_block_size.
 KV_BLOCK_TOKENS = 32
@@ -95,7 +96,7 @@ def load_pipeline(spec: OpenVinoEngineSpec) -> Pipeline:
         )
         sampling = SamplingParams(max_tokens=1)
         config = generation_config(sampling, end_ids=(), vocab_size=1)
-        set_drafting(config, spec)
+        set_drafting(config, spec, sampling)
         handle = pipeline.add_request(0, token_tensor([0]), config)
         pipeline.step()
         handle.read()
@@ -132,7 +133,7 @@ _ROWS = (
     _Row("frequency_penalty", "frequency_penalty", is_for_greedy=True),
     _Row("return_log_probs", "logprobs", unset=False, is_for_greedy=True),
 )
-SUPPORTED = frozenset({row.field for row in _ROWS} | {"end_id"})
+SUPPORTED = frozenset({row.field for row in _ROWS} | {"end_id", "num_draft_tokens"})
 _NO_MASK = "the sampler of OpenVINO GenAI takes no mask or bias on logits; leave it out or serve with another provider"
 _NO_BEAMS = "OpenVINO GenAI gives beams only at their end; ask for num_return_sequences instead"
 _NO_LOGITS = "OpenVINO GenAI keeps its logits to itself; return_log_probs gives those of the chosen tokens"
@@ -147,8 +148,9 @@ WHY_NOT = (
         ("draft_input_ids", "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"), _DRAFTS
     )
     | {
+        "use_draft_logits": NO_DRAFT_LOGITS,
         "lora_task_id": "OpenVINO GenAI has one set of adapters for all requests of a pipeline; merge the adapter into "
-        "a model and serve that"
+        "a model and serve that",
     }
 )
 

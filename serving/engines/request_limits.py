@@ -10,11 +10,8 @@ from ensemble_configs.errors import RequestError
 from serving.engines.base import EngineInfo, GenerationRequest, SamplingParams
 
 _MAX_SHOWN_CHARS = 60
-# For providers that give no reason of their own.
-_WHY_NOT = {
-    "num_draft_tokens": "nothing drafts for it in this deployment (draft_engine); leave it out",
-    "use_draft_logits": "drafts are verified by their ids alone, which keeps the answer exact; leave it out",
-}
+# Why no provider honours `use_draft_logits`.
+NO_DRAFT_LOGITS = "drafts are verified by their ids alone, which keeps the answer exact; leave it out"
 
 
 def refuse_unservable(request: GenerationRequest, info: EngineInfo) -> None:
@@ -36,7 +33,7 @@ def unsupported_error(field: str, value: object, info: EngineInfo, *, name: str 
     Args:
         name: what the client calls it, if not as the field.
     """
-    why_not = info.why_not.get(field) or _WHY_NOT.get(field, "leave it out")
+    why_not = info.why_not.get(field, "leave it out")
     short = value if len(str(value)) <= _MAX_SHOWN_CHARS else None
     name = name or field
     shown = name if short is None else f"{name} ({short})"

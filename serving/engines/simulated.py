@@ -25,8 +25,9 @@ from serving.engines.base import (
 )
 from serving.engines.clock import Clock, Pace
 from serving.engines.paged_batch import PagedBatch, PlannedStep, Sequence
-from serving.engines.request_limits import refuse_unservable
+from serving.engines.request_limits import NO_DRAFT_LOGITS, refuse_unservable
 from serving.engines.request_times import RequestTimes
+from serving.engines.simulated_drafts import verified, with_errors
 from serving.engines.toy_logits import ToyTokens
 
 # Tokenizers keep their special tokens here; the hash never yields one, so that every output has a text.
@@ -38,7 +39,7 @@ _HASHED_SAMPLED = ("top_p_min", "top_p_decay", "top_p_reset_id")
 # What acts on the logits of `toy_logits`.
 _TOY = ("return_log_probs", "bad_words", "embedding_bias")
 _SUPPORTED = frozenset(
-    {"max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "end_id"}.union(
+    {"max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "end_id", "draft_input_ids"}.union(
         _HASHED, _HASHED_SAMPLED, _TOY
     )
 )
@@ -51,6 +52,8 @@ _WHY_NOT = {
     "return_context_logits": _NO_LOGITS,
     "return_generation_logits": _NO_LOGITS,
     "lora_task_id": "it has no weights that an adapter could change; leave it out",
+    "num_draft_tokens": "nothing drafts for it; name a draft_engine in the deployment, or leave it out",
+    "use_draft_logits": NO_DRAFT_LOGITS,
 } | dict.fromkeys(("beam_width", "length_penalty", "early_stopping", "beam_search_diversity_rate"), _NO_BEAMS)
 _DEFAULTS = SamplingParams(max_tokens=1)
 
@@ -61,18 +64,36 @@ class _Running:
 
     sequence: Sequence
     returns_log_probs: bool
+    draft_ids: tuple[int, ...] = ()  # part of its prefill, until they are verified
+    num_drafts: int = 0
+    num_accepted: int = 0
     times: RequestTimes = field(default_factory=RequestTimes)
 
-    def log_probs(self) -> list[float] | None:
-        """Of the token that was just taken; None: not asked for."""
-        tokens = self.sequence.tokens
-        return [tokens.log_prob] if self.returns_log_probs and isinstance(tokens, ToyTokens) else None
+    def next_tokens(self) -> Iterator[int]:
+        """The tokens of a step: one, or with the drafts that are verified now several. `num_tokens` is the caller's."""
+        draft_ids, self.draft_ids = self.draft_ids, ()
+        sequence = self.sequence
+        sequence.num_tokens -= len(draft_ids)
+        sequence.num_free_slots += len(draft_ids)
+        for index, token_id in enumerate(verified(sequence.tokens, draft_ids)):
+            sequence.num_free_slots -= index > 0  # the one before was a draft, and is in the KV cache
+            self.num_accepted += token_id in draft_ids[index : index + 1]
+            yield token_id
+
+    def log_prob(self) -> float:
+        """Of the token that was just taken, where it was asked for."""
+        assert isinstance(self.sequence.tokens, ToyTokens), "who asks for log probabilities gets toy logits"
+        return self.sequence.tokens.log_prob
 
     def perf(self) -> PerfMetrics | None:
         """No block is ever reused: there is nothing in them."""
         num_blocks = self.sequence.num_allocated_blocks
         return self.times.perf(
-            kv_cache_alloc_new_blocks=num_blocks, kv_cache_reused_blocks=0, kv_cache_alloc_total_blocks=num_blocks
+            kv_cache_alloc_new_blocks=num_blocks,
+            kv_cache_reused_blocks=0,
+            kv_cache_alloc_total_blocks=num_blocks,
+            total_accepted_draft_tokens=self.num_accepted,
+            total_draft_tokens=self.num_drafts,
         )
 
 
@@ -81,7 +102,8 @@ class SimulatedEngine(Engine):
 
     The model has no end token of its own (`info.end_ids` is empty): a request ends at `max_tokens`, or at the `end_id`
     that it names. `hash` honours sampling in that every parameter changes the output; `echo` has nothing to sample.
-    Bad words, embedding bias and log probabilities are those of `toy_logits`, in both modes.
+    Bad words, embedding bias and log probabilities are those of `toy_logits`, in both modes. Drafts are part of the
+    prefill, at whose end they are verified.
     """
 
     def __init__(self, spec: SimulatedEngineSpec, clock: Clock) -> None:
@@ -118,15 +140,18 @@ class SimulatedEngine(Engine):
         if not self._sequences:
             self._pace.restart()
         sampling, num_prompt_tokens = request.sampling, len(request.input_ids)
+        draft_ids = sampling.draft_input_ids[: sampling.max_tokens - 1]  # one token is always its own
         sequence = Sequence(
             key=request.key,
-            num_tokens=num_prompt_tokens,
+            num_tokens=num_prompt_tokens + len(draft_ids),
             max_num_tokens=num_prompt_tokens + sampling.max_tokens,
             min_num_tokens=num_prompt_tokens + sampling.min_tokens,
             end_ids=frozenset(self.info.end_ids if sampling.end_id is None else (sampling.end_id,)),
             tokens=self._output_of(request),
         )
-        self._sequences[request.key] = _Running(sequence, sampling.return_log_probs)
+        self._sequences[request.key] = _Running(
+            sequence, sampling.return_log_probs, draft_ids, num_drafts=len(draft_ids)
+        )
         self._batch.add(sequence)
 
     def cancel(self, key: int) -> None:
@@ -148,7 +173,7 @@ class SimulatedEngine(Engine):
             self._sequences[sequence.key].times.note_scheduled()
         self._num_steps += 1
         self._pace.spend_s(self._duration_s(step))
-        return [self._next_token(sequence) for sequence in itertools.chain(step.decoding, step.prefilled)]
+        return [self._next_tokens(sequence) for sequence in itertools.chain(step.decoding, step.prefilled)]
 
     @property
     def has_work(self) -> bool:
@@ -166,19 +191,24 @@ class SimulatedEngine(Engine):
             num_kv_blocks=batch.num_blocks,
         )
 
-    def _next_token(self, sequence: Sequence) -> TokenChunk:
+    def _next_tokens(self, sequence: Sequence) -> TokenChunk:
         running = self._sequences[sequence.key]
-        token_id = next(sequence.tokens, None)
-        if token_id is None:
+        chunk = TokenChunk(sequence.key, [], log_probs=[] if running.returns_log_probs else None)
+        for token_id in running.next_tokens():
+            is_end = token_id in sequence.end_ids and sequence.num_tokens >= sequence.min_num_tokens
+            sequence.num_tokens += 1
+            chunk.token_ids.append(token_id)
+            if chunk.log_probs is not None:
+                chunk.log_probs.append(running.log_prob())
+            if is_end or sequence.num_tokens == sequence.max_num_tokens:
+                chunk.finish_reason = FinishReason.STOP if is_end else FinishReason.LENGTH
+                break
+        if not chunk.token_ids:
             self._forget(sequence)
             refusal = RequestError("bad_words leave no token to go on with; send fewer", field="bad_words")
             return TokenChunk(sequence.key, [], error=str(refusal))
         running.times.note_token()
-        is_end = token_id in sequence.end_ids and sequence.num_tokens >= sequence.min_num_tokens
-        sequence.num_tokens += 1
-        chunk = TokenChunk(sequence.key, [token_id], log_probs=running.log_probs())
-        if is_end or sequence.num_tokens == sequence.max_num_tokens:
-            chunk.finish_reason = FinishReason.STOP if is_end else FinishReason.LENGTH
+        if chunk.finish_reason is not None:
             chunk.perf = running.perf()
             self._forget(sequence)
         return chunk
@@ -194,29 +224,39 @@ class SimulatedEngine(Engine):
         return spec.step_ms * 1e-3 + (prefill_us + decode_us) * 1e-6
 
     def _output_of(self, request: GenerationRequest) -> Iterator[int]:
-        candidates = self._candidates_of(request)
-        sampling, vocab_size = request.sampling, self._spec.vocab_size
+        """What follows the output that the request brings along."""
+        num_prompt_tokens = len(request.input_ids) - request.num_output_ids
+        tokens = self._whole_output_of(request.input_ids[:num_prompt_tokens], request.sampling)
+        for _ in range(request.num_output_ids):
+            next(tokens, None)
+        return tokens
+
+    def _whole_output_of(self, prompt: list[int], sampling: SamplingParams) -> Iterator[int]:
+        vocab_size = self._spec.vocab_size
+        vocab = range(NUM_RESERVED_IDS, vocab_size)
+        candidates = self._candidates_of(prompt, sampling)
+        if self._spec.error_rate:
+            candidates = with_errors(candidates, self._spec.error_rate, vocab)
         if not any(getattr(sampling, name) for name in _TOY):
             return candidates
         return ToyTokens(
             candidates,
-            vocab=range(NUM_RESERVED_IDS, vocab_size),
+            vocab=vocab,
             vocab_size=vocab_size,
             bias=sampling.embedding_bias or {},
             bad_words=sampling.bad_words,
-            prompt=request.input_ids,
+            prompt=prompt,
         )
 
-    def _candidates_of(self, request: GenerationRequest) -> Iterator[int]:
+    def _candidates_of(self, prompt: list[int], sampling: SamplingParams) -> Iterator[int]:
         if self._spec.mode == "echo":
-            return itertools.cycle(request.input_ids)
-        sampling = request.sampling
+            return itertools.cycle(prompt)
         how: tuple[object, ...] = (self._spec.seed,)
         if not sampling.is_greedy:
             seed = self._seeds.getrandbits(64) if sampling.seed is None else sampling.seed
             how += (seed, sampling.temperature, sampling.top_k, sampling.top_p, *_asked_for(sampling, _HASHED_SAMPLED))
         how += _asked_for(sampling, _HASHED)
-        return hash_tokens(_digest(how, request.input_ids), self._spec.vocab_size)
+        return hash_tokens(_digest(how, prompt), self._spec.vocab_size)
 
 
 def hash_tokens(state: int, vocab_size: int) -> Iterator[int]:

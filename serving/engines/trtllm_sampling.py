@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ensemble_configs.engine_specs import EagleSpec, PyTorchEngineSpec
 from ensemble_configs.errors import RequestError
 from serving.engines.base import GenerationRequest, SamplingParams
+from serving.engines.request_limits import NO_DRAFT_LOGITS
 from serving.engines.trtllm_arguments import LOOKAHEAD, TrtLlmSpec
 from serving.engines.trtllm_upstream import Upstream
 
@@ -64,6 +65,8 @@ REFUSED = {
     "early_stopping": "it is of beams",
     "beam_search_diversity_rate": "it is of beams",
     "draft_input_ids": "the LLM API takes no drafts from outside; the executor's own bindings did",
+    "use_draft_logits": NO_DRAFT_LOGITS,
+    "num_draft_tokens": "the LLM API takes a draft's length when it loads a model: engine.speculation; leave it out",
 }
 
 _LOOKAHEAD_FIELDS = {f"lookahead_{row.field}": row.argument for row in LOOKAHEAD}

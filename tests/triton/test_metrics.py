@@ -9,7 +9,10 @@ from test_cancellation import wait_until
 ASK: dict[str, object] = {"text_input": "What is the capital of France?", "max_tokens": 12, "stream": True}
 
 
-@pytest.mark.parametrize(("asked", "counted_at"), [("ensemble", "ensemble"), ("ensemble_graph", "tensorrt_llm")])
+@pytest.mark.parametrize(
+    ("asked", "counted_at"),
+    [(name, name) for name in ("ensemble", "tensorrt_llm_bls")] + [("ensemble_graph", "tensorrt_llm")],
+)
 def test_a_request_is_counted_once_with_its_tokens_and_latencies(
     simulated: RunningServer, asked: str, counted_at: str
 ) -> None:

@@ -15,10 +15,11 @@ from test_cancellation import wait_until
 
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.errors import Unavailable
+from ensemble_configs.model_configs import PYTHON_MODELS
 
 StartServer = Callable[..., RunningServer]
 
-MODELS = ["preprocessing", "tensorrt_llm", "postprocessing", "ensemble"]
+MODELS = PYTHON_MODELS
 SLOW = {"provider": "simulated", "step_ms": 20.0}
 ASK = GenerateRequest(text_input="hello", max_tokens=3, return_num_output_tokens=True)
 

@@ -405,10 +405,16 @@ def test_a_request_that_was_ended_before_the_engine_knew_it_does_not_run_on(
     for end in endings:
         sink = RecordingSink()
 
-        def submit_late(given: GenerationRequest, end: Callable[[], None] = end, sink: RecordingSink = sink) -> None:
+        def submit_late(
+            given: GenerationRequest,
+            end: Callable[[], None] = end,
+            sink: RecordingSink = sink,
+            *,
+            request_id: str,
+        ) -> None:
             end()
             sink.wait()
-            submit(given)
+            submit(given, request_id=request_id)
 
         monkeypatch.setattr(bench.service._engine, "submit", submit_late)
         bench.start_into(sink, request_output_len=ENDLESS)
@@ -420,7 +426,7 @@ def test_a_request_that_was_ended_before_the_engine_knew_it_does_not_run_on(
 def test_a_request_that_cannot_be_handed_over_is_the_callers_to_answer_and_nobody_elses(
     slow: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OverflowError("cannot be encoded")
 
     sink = RecordingSink()
@@ -444,7 +450,7 @@ def test_a_request_that_was_refused_is_not_polled_behind_its_refusal(
         polls.release()
         time.sleep(0.1)
 
-    def refuse(_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         for _ in range(2):  # the second round of the watcher has begun: its list has both
             assert polls.acquire(timeout=5)
         raise Unavailable("no engine")

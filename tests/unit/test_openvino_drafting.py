@@ -101,6 +101,27 @@ def test_a_draft_model_takes_fewer_steps_and_its_tokens_are_counted() -> None:
     engine.close()
 
 
+def test_each_request_says_how_many_tokens_are_drafted_for_it() -> None:
+    engine = openvino(**KINDS["draft model"])
+    session = Session(engine)
+    prompt = TOKENIZER.encode(TEXTS[1] * 3).ids
+    keys = {num: session.add(prompt, 40, num_draft_tokens=num) for num in (1, 8)}
+    outputs = session.drain()
+    for num, key in keys.items():
+        perf = outputs[key].perf
+        assert perf is not None
+        assert perf.total_accepted_draft_tokens == 40 - outputs[key].num_chunks
+        assert perf.total_draft_tokens is not None
+        assert perf.total_draft_tokens <= num * (outputs[key].num_chunks - 1)
+    assert outputs[keys[8]].num_chunks < outputs[keys[1]].num_chunks
+    engine.close()
+
+
+def test_without_drafting_a_number_of_drafts_is_refused(plain: Engine) -> None:
+    with pytest.raises(RequestError, match=r"field=num_draft_tokens value=3 provider=openvino.*engine.draft_dir"):
+        Session(plain).add(prompt_of(4), 4, num_draft_tokens=3)
+
+
 def test_how_many_tokens_were_looked_up_is_not_known_but_how_many_were_right() -> None:
     engine = openvino(**KINDS["prompt lookup"])
     session = Session(engine)

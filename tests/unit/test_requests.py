@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from ensemble_configs.errors import RequestError
-from ensemble_configs.tensors import Tensor, inputs_of
+from ensemble_configs.tensors import BLS_INPUTS, Tensor, inputs_of, named_at
 from serving.engines.base import EngineInfo, SamplingParams
 from serving.requests import DecodedRequest, RequestDecoder, ResponseOptions
 
-ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm"))
+ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm") + named_at("tensorrt_llm_bls", BLS_INPUTS))
 SUPPORTED = {name: row for name, row in ROWS.items() if row.field}
 UNSUPPORTED = {name: row for name, row in ROWS.items() if not row.field}
 
@@ -81,6 +81,8 @@ VALUES: dict[str, tuple[object, object]] = {
     "return_generation_logits": (True, True),
     "lora_task_id": (2**64 - 1, 2**64 - 1),
     "draft_input_ids": ([5, 99], (5, 99)),
+    "num_draft_tokens": (5, 5),
+    "use_draft_logits": (True, True),
     "runtime_top_p_min": (0.1, 0.1),
     "runtime_top_p_decay": (0.9, 0.9),
     "runtime_top_p_reset_ids": (7, 7),
@@ -151,7 +153,7 @@ def test_an_unsupported_tensor_is_refused_by_name(name: str) -> None:
     error = refusal(**{name: value})
     assert error.facts["field"] == (row.ensemble or name)
     assert f"{row.ensemble or name}" in error.message
-    assert "is not supported by the provider 'toy'; leave it out" in error.message
+    assert f"is not supported by the provider 'toy'; {row.why_not or 'leave it out'}" in error.message
     assert error.facts["provider"] == "toy"
 
 
@@ -182,6 +184,7 @@ OUT_OF_RANGE = [
     ("runtime_top_p_decay", 0.0, "top_p_decay", "above 0 and at most 1"),
     ("runtime_top_p_min", 1.5, "top_p_min", "0 to 1"),
     ("runtime_top_p_reset_ids", 100, "top_p_reset_id", "-1 (none) to 99"),
+    ("num_draft_tokens", -1, "num_draft_tokens", "at least 0"),
     ("draft_input_ids", [5, 100], "draft_input_ids", "0 to 99"),
     ("num_return_sequences", 0, "num_return_sequences", "1 to 128"),
     ("num_return_sequences", 129, "num_return_sequences", "1 to 128"),

@@ -168,6 +168,8 @@ NEVER: dict[str, object] = {
     "early_stopping": True,
     "beam_search_diversity_rate": 0.5,
     "draft_input_ids": (1, 2),
+    "num_draft_tokens": 3,
+    "use_draft_logits": True,
 }
 UNSUPPORTED = [
     *((setup, field, value) for setup in FULL for field, value in NEVER.items()),
