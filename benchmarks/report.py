@@ -29,13 +29,18 @@ def median_with_interval(values: Sequence[float]) -> dict[str, float]:
 
 
 def environment(*, triton_http: str) -> dict[str, object]:
-    """Machine, versions, commit and date. Load tells whether the machine was quiet.
+    """That of an engine, and the version of the server that was measured.
 
     Args:
-        triton_http: ``host:port`` of the server that was measured.
+        triton_http: its ``host:port``.
     """
     with urllib.request.urlopen(f"http://{triton_http}/v2", timeout=5) as response:
         triton_version = json.load(response)["version"]
+    return engine_environment() | {"triton": triton_version}
+
+
+def engine_environment() -> dict[str, object]:
+    """Machine, versions, commit and date. Load tells whether the machine was quiet."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD")
@@ -45,7 +50,6 @@ def environment(*, triton_http: str) -> dict[str, object]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "load_1min": os.getloadavg()[0],
         "python": platform.python_version(),
-        "triton": triton_version,
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
 

@@ -22,7 +22,7 @@ class ThroughEnsemble:
     def __init__(self, deployment: Path) -> None:
         ports = _free_ports(3)
         self.http = f"127.0.0.1:{ports[0]}"
-        self._url = f"127.0.0.1:{ports[1]}"
+        self.url = f"127.0.0.1:{ports[1]}"
         options = zip(("--http-port", "--grpc-port", "--metrics-port"), map(str, ports), strict=True)
         command = [sys.executable, "-m", "trireme", "serve", "--deployment", str(deployment)]
         self._process = subprocess.Popen([*command, *(part for option in options for part in option)])
@@ -44,11 +44,11 @@ class ThroughEnsemble:
         return asyncio.run(self._run(ask))
 
     async def _is_ready(self) -> bool:
-        async with AsyncTritonClient(self._url) as client:
+        async with AsyncTritonClient(self.url) as client:
             return await client.is_ready()
 
     async def _run(self, ask: Ask) -> Run:
-        async with AsyncTritonClient(self._url) as client:
+        async with AsyncTritonClient(self.url) as client:
             await client.is_ready()  # the connection is made before the clock starts
             start_s = time.perf_counter()
             results = await asyncio.gather(*(_read(client, ask, prompt) for prompt in ask.prompts))

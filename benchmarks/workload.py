@@ -62,6 +62,7 @@ class PromptMaker:
         while True:
             text = " ".join(self._rng.choices(WORDS, k=self._input_tokens))
             while (extra := len(self._tokenizer.encode(text)) - self._input_tokens) > 0:
-                text = " ".join(text.split(" ")[:-extra])
+                # A word has one to three tokens: taking more at a time would overshoot in a long prompt.
+                text = " ".join(text.split(" ")[: -max(1, extra // 3)])
             if extra == 0:
                 return text
