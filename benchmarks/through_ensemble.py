@@ -29,7 +29,7 @@ class ThroughEnsemble:
     def __init__(self, spec: DeploymentSpec, *, model: str = "ensemble") -> None:
         ports = _free_ports(3)
         self.http = f"127.0.0.1:{ports[0]}"
-        self._url = f"127.0.0.1:{ports[1]}"
+        self.url = f"127.0.0.1:{ports[1]}"
         self._model = model
         self._spec = spec
         self._folder = tempfile.TemporaryDirectory()
@@ -55,7 +55,7 @@ class ThroughEnsemble:
     def run(self, ask: Ask) -> Run:
         """All requests at once, to their last token."""
         # Anew for each run, and before its clock starts: the server hangs up on one that is silent between two runs.
-        with contextlib.closing(Http2Streams(self._url)) as streams:
+        with contextlib.closing(Http2Streams(self.url)) as streams:
             seen = streams.run([self._message(prompt, ask.output_tokens) for prompt in ask.prompts])
         arrivals_s = [[time_s - seen.start_s for time_s in _arrivals_s(received)] for received in seen.received]
         return Run.of(arrivals_s, num_tokens=ask.output_tokens * len(ask.prompts), client_cpu_s=seen.cpu_s)
@@ -74,7 +74,7 @@ class ThroughEnsemble:
         return bytes(message.SerializeToString())
 
     async def _is_ready(self) -> bool:
-        async with AsyncTritonClient(self._url) as client:
+        async with AsyncTritonClient(self.url) as client:
             return await client.is_ready()
 
 

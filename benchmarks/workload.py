@@ -83,7 +83,7 @@ class PromptMaker:
     def _prompt(self) -> str:
         while True:
             words = self._rng.choices(WORDS, k=self._input_tokens)
-            while (length := len(self._tokenizer.encode(" ".join(words)))) > self._input_tokens:
-                words.pop()
-            if length == self._input_tokens:
+            while (extra := len(self._tokenizer.encode(" ".join(words))) - self._input_tokens) > 0:
+                del words[-max(1, extra // 4) :]  # a word has up to four tokens: none too many at a time
+            if extra == 0:
                 return " ".join(words)

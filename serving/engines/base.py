@@ -133,6 +133,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_used_kv_blocks: int
     num_kv_blocks: int
     num_steps: int
+    num_preemptions: int | None = None  # in the engine's life; None: it does not tell
 
 
 class Engine(ABC):

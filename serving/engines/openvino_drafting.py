@@ -2,10 +2,11 @@
 """Speculative decoding in OpenVINO's words: tokens proposed by a small model or looked up in the prompt, then verified.
 
 Set up for the whole engine by its deployment: OpenVINO then drafts for every request, as many tokens as that one asks
-for. What is accepted is what the model would have chosen, so that greedy output stays as it was. Tokens that were looked up are accepted where they equal what
-the model has just sampled, which keeps its distribution. What a draft model has sampled is not: OpenVINO 2026.4 weighs
-the draft's probability against that of another token (`validate_candidate` in its sampler.cpp), so that all but the
-first token follow the draft. Hence a sampled request is refused there: OpenVINO serves none without drafting.
+for. What is accepted is what the model would have chosen, so that greedy output stays as it was. Tokens that were
+looked up are accepted where they equal what the model has just sampled, which keeps its distribution. What a draft
+model has sampled is not: OpenVINO 2026.4 weighs the draft's probability against that of another token
+(`validate_candidate` in its sampler.cpp), so that all but the first token follow the draft. Hence a sampled request is
+refused there: OpenVINO serves none without drafting.
 
 OpenVINO 2026.4 loses requests that it preempts while it drafts: `openvino` admits only what fits to its end. With a
 draft model it makes no tokens for the others while a prompt is in its prefill, and wrong ones where several steps of
