@@ -23,6 +23,7 @@ class MixedLoad:
         self._url = url
         self._rng = random.Random(seed)
         self.outcomes: Counter[str] = Counter()
+        self.num_responses = 0
 
     def run(self, num_requests: int) -> None:
         """Returns when each had its answer, its error or its cancellation."""
@@ -41,8 +42,11 @@ class MixedLoad:
             self.outcomes[way.__name__.strip("_")] += 1
 
     async def _read(self, client: AsyncTritonClient) -> None:
-        chunks = [chunk async for chunk in client.generate(self._request())]
-        assert chunks[-1].is_final
+        is_final = False
+        async for chunk in client.generate(self._request()):
+            self.num_responses += 1
+            is_final = chunk.is_final
+        assert is_final
 
     async def _be_refused(self, client: AsyncTritonClient) -> None:
         with pytest.raises(RequestError, match="top_p"):
@@ -55,7 +59,7 @@ class MixedLoad:
     async def _leave(self, client: AsyncTritonClient) -> None:
         async with contextlib.aclosing(client.generate(self._request())) as chunks:
             for _ in range(self._rng.randrange(1, 10)):
-                await anext(chunks, None)
+                self.num_responses += await anext(chunks, None) is not None
 
     async def _lose_patience(self, _: AsyncTritonClient) -> None:
         """On a connection of its own, which goes too."""

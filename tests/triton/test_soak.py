@@ -15,9 +15,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-from running_server import RunningServer
+from mixed_load import MixedLoad
+from resident_memory import resident_mib
+from running_server import PROJECT, RunningServer
 from test_cancellation import (
     DIRECT,
     KILLED_CLIENT,
@@ -32,10 +33,12 @@ from test_shutdown import assert_nothing_left, interrupt_while_streaming
 from benchmarks.report import environment, write_result
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.errors import Unavailable
-from ensemble_configs.model_configs import PYTHON_MODELS
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
+OPENVINO = {"provider": "openvino", "dir": str(PROJECT / "examples/demo_model/openvino/target")}
+# Triton 2.51 by itself, for each streamed response: 5.5 bytes (test_plain_triton.py).
+KEPT_FOR_A_RESPONSE_BYTES = 7
 FAST = {"provider": "simulated", "step_ms": 1.0, "num_kv_blocks": 4096}
 
 
@@ -46,20 +49,6 @@ def figures(simulated: RunningServer) -> Iterator[dict[str, object]]:
     found: dict[str, object] = {}
     yield found
     write_result("soak", {"benchmark": "soak", "figures": found, "environment": where})
-
-
-def memory_mib(server: RunningServer) -> dict[str, float]:
-    """Resident memory of the server and its children, by what each of them is."""
-    found = {}
-    for process in server.descendants():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            command = " ".join(process.cmdline())
-            name = next(
-                (m for m in PYTHON_MODELS if f"/{m}/1/model.py" in command),
-                "engine" if "engine_process" in command else process.name(),
-            )
-            found[name] = process.memory_info().rss / 2**20
-    return found
 
 
 async def leave_early(client: AsyncTritonClient, one: GenerateRequest, after_chunks: int, model: str) -> None:
@@ -88,7 +77,7 @@ def test_a_hundred_rounds_of_64_streams_with_clients_that_leave(
     for index in range(100):
         asyncio.run(one_round())
         if index in {19, 99}:
-            memory.append(memory_mib(server))
+            memory.append(resident_mib(server))
     wait_until(lambda: server.used_kv_blocks() == 0, 10)
     figures[f"streams of {model}"] = {
         "rounds": 100,
@@ -101,6 +90,30 @@ def test_a_hundred_rounds_of_64_streams_with_clients_that_leave(
     for name, before in memory[0].items():
         allowed = 1.1 * before + (kept_by_triton_mib if name == "tritonserver" else 0.0)
         assert memory[1][name] < allowed, f"{name} grows: {memory}"
+
+
+@pytest.mark.parametrize("provider", ["simulated", "openvino"])
+def test_memory_is_flat_from_request_2000_to_20000(
+    start_server: Callable[..., RunningServer], figures: dict[str, object], provider: str
+) -> None:
+    engines: dict[str, dict[str, object]] = {"simulated": FAST, "openvino": OPENVINO}
+    server = start_server(engine=engines[provider])
+    load = MixedLoad(server.url, seed=11)
+    memory = {}
+    for upto in (2_000, 5_000, 10_000, 20_000):
+        load.run(upto - load.outcomes.total())
+        wait_until(lambda: server.num_streams() == 0 and server.used_kv_blocks() == 0, 10)
+        memory[upto] = resident_mib(server)
+    figures[f"memory on {provider}"] = {
+        "outcomes": load.outcomes,
+        "responses": load.num_responses,
+        "rss_mib_after_requests": memory,
+    }
+    allowed = dict.fromkeys(memory[2_000], 0.0) | {
+        "tritonserver": KEPT_FOR_A_RESPONSE_BYTES * load.num_responses / 2**20
+    }
+    for name, before in memory[2_000].items():
+        assert memory[20_000][name] < 1.02 * before + allowed[name], f"{name} grows: {memory}"
 
 
 def test_two_hundred_killed_clients_of_the_engine_step(
