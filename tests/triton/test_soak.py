@@ -36,7 +36,7 @@ from ensemble_configs.errors import Unavailable
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
-OPENVINO = {"provider": "openvino", "dir": str(PROJECT / "examples/demo_model/openvino/target")}
+OPENVINO: dict[str, object] = {"provider": "openvino", "dir": str(PROJECT / "examples/demo_model/openvino/target")}
 # Triton 2.51 by itself, for each streamed response: 5.5 bytes (test_plain_triton.py).
 KEPT_FOR_A_RESPONSE_BYTES = 7
 FAST = {"provider": "simulated", "step_ms": 1.0, "num_kv_blocks": 4096}
