@@ -451,7 +451,7 @@ def test_a_request_that_was_refused_is_not_polled_behind_its_refusal(
         time.sleep(0.1)
 
     def refuse(*_: object, **__: object) -> None:
-        for _ in range(2):  # the second round of the watcher has begun: its list has both
+        for _round in range(2):  # the second round of the watcher has begun: its list has both
             assert polls.acquire(timeout=5)
         raise Unavailable("no engine")
 
