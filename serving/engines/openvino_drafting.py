@@ -55,6 +55,8 @@ def unsupported_with(spec: OpenVinoEngineSpec) -> dict[str, str]:
     """The sampling parameters that do not go together with the deployment's drafting, and why."""
     if spec.max_ngram_size is not None:
         return {"min_tokens": "OpenVINO takes end tokens that were looked up, whatever their number; leave it out"}
+    if spec.draft_dir is not None:
+        return {}
     return {"num_draft_tokens": "nothing drafts here; set engine.draft_dir or engine.max_ngram_size, or leave it out"}
 
 
