@@ -273,8 +273,9 @@ class OpenVinoEngine(Engine):
         """
         num_tokens = len(generation.request.input_ids)
         for _, running in self._running.values():
+            request = running.request
             is_in_prefill = running.num_prefill_blocks > 0
-            num_tokens += len(running.request.input_ids) if is_in_prefill else 1 + self._spec.num_draft_tokens
+            num_tokens += len(request.input_ids) if is_in_prefill else 1 + num_drafts_of(request.sampling, self._spec)
         return not self._running or num_tokens <= self._spec.max_num_batched_tokens
 
     def _read(self) -> tuple[list[TokenChunk], list[_Generation]]:
