@@ -163,7 +163,7 @@ def test_a_long_prompt_is_prefilled_beside_streams_that_all_get_a_token_in_every
         engine.add(request(key, [20], 100))
     engine.step()
     engine.add(request(99, [20] * 1000, 1))
-    steps = []
+    steps: list[tuple[list[int], float]] = []
     while not steps or 99 not in steps[-1][0]:
         start_s = clock.now_s()
         keys = sorted(chunk.key for chunk in engine.step())
