@@ -48,6 +48,7 @@ from serving.engines.openvino_pipeline import (
     load_pipeline,
     token_tensor,
 )
+from serving.engines.openvino_shared_blocks import EarlierPrompts
 from serving.engines.request_limits import refuse_unservable
 from serving.engines.request_times import RequestTimes
 from serving.engines.signal_stack import drop_signal_stack
@@ -65,6 +66,12 @@ class _Generation:
     times: RequestTimes = field(default_factory=RequestTimes)
     drafts: DraftCount = field(default_factory=DraftCount)
     num_prefill_blocks: int = 0  # may still be taken by its prefill; none once a token has come
+    continued: frozenset[int] | None = None  # earlier prompts that it goes on from; None: not looked for yet
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens so far; given to the pipeline again, they are the prompt."""
+        return self.request.input_ids + self.output_ids
 
     @property
     def num_blocks(self) -> int:
@@ -107,6 +114,7 @@ class OpenVinoEngine(Engine):
         self._waiting: deque[_Generation] = deque()
         self._running: dict[int, tuple[Handle, _Generation]] = {}
         self._num_used_blocks = 0
+        self._earlier = EarlierPrompts(spec.num_kv_blocks + spec.max_num_seqs)
         self._leaving: list[tuple[int, int]] = []  # blocks of cancelled requests, and the step that has freed them
         self._num_steps = 0
         self._num_drops = 0
@@ -215,11 +223,11 @@ class OpenVinoEngine(Engine):
         return round(self._pipeline.get_metrics().cache_usage * self.info.num_kv_blocks / 100)
 
     def _admit(self) -> None:
-        while self._waiting and self._has_room_for(self._waiting[0]):
+        while self._waiting and self._has_room_for(self._waiting[0]) and self._may_begin(self._waiting[0]):
             generation = self._waiting.popleft()
             request = generation.request
-            tokens = token_tensor(request.input_ids + generation.output_ids)
-            handle = self._pipeline.add_request(request.key, tokens, generation.config)
+            handle = self._pipeline.add_request(request.key, token_tensor(generation.token_ids), generation.config)
+            self._earlier.note(generation.token_ids)
             generation.num_prefill_blocks = generation.num_blocks
             generation.times.note_scheduled()
             self._running[request.key] = (handle, generation)
@@ -239,6 +247,17 @@ class OpenVinoEngine(Engine):
             return False
         num_promised = sum(running.num_prefill_blocks + 1 for _, running in self._running.values())
         return self._num_used_blocks + num_promised + generation.num_blocks <= self.info.num_kv_blocks
+
+    def _may_begin(self, generation: _Generation) -> bool:
+        """Whether nothing that is in its prefill goes on from the same earlier prompt (`openvino_shared_blocks`)."""
+        if not self._spec.is_prefix_caching:
+            return True
+        if generation.continued is None:
+            generation.continued = self._earlier.continued_by(generation.token_ids)
+        return not any(
+            running.num_prefill_blocks and running.continued and running.continued & generation.continued
+            for _, running in self._running.values()
+        )
 
     def _max_num_blocks(self, request: GenerationRequest) -> int:
         """KV blocks that a request may take until its end, with drafts behind it; its last token is never fed back."""
@@ -297,6 +316,7 @@ class OpenVinoEngine(Engine):
             finish_reason = FINISH_REASONS[output.finish_reason.value]
             if finish_reason is not None:
                 del self._running[key]
+                self._earlier.note(generation.request.input_ids)
             elif not token_ids:
                 continue
             self._count_drafts(generation, len(token_ids))
@@ -328,6 +348,7 @@ class OpenVinoEngine(Engine):
                 min_tokens=max(0, sampling.min_tokens - num_output_ids),
             )
             generation.config = self._config(rest)
+            generation.continued = None
             self._waiting.appendleft(generation)
         error = str(Unavailable("the KV cache is full and gives no room; try again", reason="kv_cache"))
         return [TokenChunk(generation.request.key, [], error=error) for generation in lost]

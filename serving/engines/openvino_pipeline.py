@@ -80,7 +80,7 @@ IGNORED: object = openvino_genai.GenerationStatus.IGNORED
 
 
 def load_pipeline(spec: OpenVinoEngineSpec) -> Pipeline:
-    """Load and compile the model, and allocate its KV cache by running one token; needs no tokenizer in the folder.
+    """Load and compile the model, and allocate its KV cache by running a block of tokens; needs no tokenizer there.
 
     Raises:
         SpecError: OpenVINO cannot load the model, or not in this way.
@@ -99,8 +99,10 @@ def load_pipeline(spec: OpenVinoEngineSpec) -> Pipeline:
         sampling = SamplingParams(max_tokens=1)
         config = generation_config(sampling, end_ids=(), vocab_size=1)
         set_drafting(config, spec, sampling)
-        handle = pipeline.add_request(0, token_tensor([0]), config)
-        pipeline.step()
+        # A whole block: prefix caching would share a part of one with the first requests (`openvino_shared_blocks`).
+        handle = pipeline.add_request(0, token_tensor([0] * KV_BLOCK_TOKENS), config)
+        while pipeline.has_non_finished_requests():
+            pipeline.step()
         handle.read()
     except (RuntimeError, MemoryError) as exc:
         raise SpecError(f"OpenVINO cannot load {spec.dir}: {last_line(exc)}", field="engine.dir") from exc
