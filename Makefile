@@ -45,7 +45,8 @@ render: setup ## Write the generated files of the default deployment again (ARGS
 bench: setup ## Measure what the ensemble costs over the engine alone
 	$(RUN) benchmarks.ensemble_overhead $(ARGS)
 
-docs: setup ## Check every link between the documents
+docs: setup ## Write the conformance table again and check every link between the documents
+	$(RUN) serving.contract_table
 	$(RUN) scripts.check_links
 
 demo-model: ## Train, export and evaluate the demo model anew, in .tools/build-cpu

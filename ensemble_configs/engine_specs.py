@@ -186,6 +186,8 @@ class _TrtLlmSpec(_BatchSpec):
     context_chunking_policy: Literal["first_come_first_served", "equal_progress"] | None = None
     tokenizer_dir: Path | None = Field(default=None, description="for guided decoding: its grammars are of characters")
     lora: LoraSpec | None = None
+    cache_transceiver: CacheTransceiverSpec | None = None
+    max_beam_width: Positive = Field(default=1, description="beams that a request may search with")
 
     def _require_tokenizer(self, guided_decoding_backend: str | None) -> None:
         if (guided_decoding_backend is None) != (self.tokenizer_dir is None):
@@ -202,7 +204,11 @@ class TensorRtEngineSpec(_TrtLlmSpec):
     )
     guided_decoding_backend: Literal["xgrammar"] | None = None
     is_gathering_generation_logits: bool = Field(
-        default=False, description="needed for return_log_probs, by an engine built with it"
+        default=False,
+        description="needed for return_log_probs and return_generation_logits, by an engine built with it",
+    )
+    is_gathering_context_logits: bool = Field(
+        default=False, description="needed for return_context_logits, by an engine built with it"
     )
     speculation: Annotated[LookaheadSpec | MedusaSpec | EagleSpec, Field(discriminator="method")] | None = None
 
@@ -240,7 +246,6 @@ class PyTorchEngineSpec(_TrtLlmSpec):
     speculation: Annotated[NGramSpec | MtpSpec | Eagle3Spec | DraftTargetSpec, Field(discriminator="method")] | None = (
         None
     )
-    cache_transceiver: CacheTransceiverSpec | None = None
 
     @property
     def world_size(self) -> int:

@@ -18,7 +18,7 @@ from serving.generation import GenerationService
 from serving.prompt_step import PromptStep
 from serving.reply_tensors import text_tensors
 from serving.running_request import Reply
-from serving.text_step import add_chunk
+from serving.text_step import add_chunk, beam_texts
 
 Tensors = Mapping[str, npt.NDArray[np.generic]]
 
@@ -49,12 +49,14 @@ class _TextSink:
     def send(self, reply: Reply) -> None:
         state = reply.stream_state
         if state is None:  # the answer to a stop request
-            text = ""
+            texts = [""]
+        elif reply.beams is not None:
+            texts = beam_texts(self._decoder, state, [beam.token_ids for beam in reply.beams])
         else:
             if state.key not in self._texts:
                 self._texts[state.key] = StreamText(self._decoder, state.stop_strings)
-            text = add_chunk(self._texts[state.key], state, reply.token_ids)
-        self._sink.send(text_tensors(reply, text), is_final=reply.is_final)
+            texts = [add_chunk(self._texts[state.key], state, reply.token_ids)]
+        self._sink.send(text_tensors(reply, texts), is_final=reply.is_final)
 
 
 class TextPipeline:

@@ -40,15 +40,6 @@ def set_drafting(config: openvino_genai.GenerationConfig, spec: OpenVinoEngineSp
         config.max_ngram_size = spec.max_ngram_size
 
 
-def unsupported_with(spec: OpenVinoEngineSpec) -> dict[str, str]:
-    """The sampling parameters that do not go together with the deployment's drafting, and why."""
-    if spec.draft_dir is not None:
-        return {"seed": "with a draft model OpenVINO samples anew each time; leave it out"}
-    if spec.max_ngram_size is not None:
-        return {"min_tokens": "OpenVINO takes end tokens that were looked up, whatever their number; leave it out"}
-    return {}
-
-
 @dataclass(slots=True)
 class DraftCount:
     """Draft tokens of one request, by our own count: OpenVINO has none for a single request.

@@ -151,11 +151,13 @@ class InferenceRequest:
         requested_output_names: Sequence[str],
         model_name: str,
         request_id: str = "",
+        parameters: str = "",
     ) -> None:
         self._inputs = list(inputs)
         self._requested_output_names = list(requested_output_names)
         self._model_name = model_name
         self._request_id = request_id
+        self._parameters = parameters
         self._sender = ResponseSender()
 
     def inputs(self) -> list[Tensor]:
@@ -169,6 +171,10 @@ class InferenceRequest:
     def request_id(self) -> str:
         """The client's; may be empty."""
         return self._request_id
+
+    def parameters(self) -> str:
+        """The client's, as JSON; may be empty."""
+        return self._parameters
 
     def get_response_sender(self) -> ResponseSender:
         """Always the same one."""
