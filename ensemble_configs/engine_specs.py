@@ -36,6 +36,9 @@ class OpenVinoEngineSpec(_EngineSpec):
     num_threads: Positive | None = Field(default=None, description="CPU threads; none: all cores")
     kv_cache_precision: Literal["auto", "u8", "u4", "f16", "bf16"] = "auto"
     is_prefix_caching: bool = Field(default=True, description="keep KV blocks of finished prompts for reuse")
+    lora_file: Path | None = Field(
+        default=None, description="a low-rank adapter (safetensors, as PEFT writes it) for all requests"
+    )
     draft_dir: Path | None = Field(default=None, description="folder of a small model that drafts tokens for this one")
     max_ngram_size: Positive | None = Field(
         default=None, description="draft what followed the last tokens, up to so many, earlier in the prompt"

@@ -112,6 +112,11 @@ def _properties(spec: OpenVinoEngineSpec) -> dict[str, object]:
         properties |= {"INFERENCE_NUM_THREADS": spec.num_threads, "sampler_num_threads": spec.num_threads}
     if spec.kv_cache_precision != "auto":
         properties["KV_CACHE_PRECISION"] = spec.kv_cache_precision
+    if spec.lora_file is not None:
+        # Static: the adapter of a pipeline is one for all its requests anyway, and so it costs least.
+        adapter = openvino_genai.Adapter(str(spec.lora_file))
+        mode = openvino_genai.AdapterConfig.Mode.MODE_STATIC
+        properties["adapters"] = openvino_genai.AdapterConfig(adapter, mode=mode)
     return properties
 
 

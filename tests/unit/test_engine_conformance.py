@@ -135,7 +135,7 @@ class Session:
             output.finish_reason, output.error, output.perf = chunk.finish_reason, chunk.error, chunk.perf
             assert chunk.log_probs is None or len(chunk.log_probs) == len(chunk.token_ids)
             output.log_probs += chunk.log_probs or []
-            output.beams = chunk.extras and chunk.extras.beams
+            output.beams = None if chunk.extras is None else chunk.extras.beams
             output.num_chunks += 1
         return tokens
 
