@@ -25,6 +25,7 @@ from serving.stream_state import KEYS_PER_REQUEST
 from serving.word_lists import unpack_words
 
 _ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm"))
+_MAX_LOGITS_BYTES = 1 << 28  # of one response
 _ONE_PROMPT = "send one prompt in a request, they are batched in flight"
 _SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
 
@@ -98,6 +99,7 @@ class RequestDecoder:
             sampling=self._sampling(sampling, names), options=msgspec.convert(options, ResponseOptions)
         )
         _check_beams(request)
+        _check_logits(request, self._info.vocab_size)
         return self._check_lengths(request)
 
     def _sampling(self, values: dict[str, object], names: Mapping[str, str]) -> SamplingParams:
@@ -197,6 +199,23 @@ def _scalar(array: npt.NDArray[np.generic]) -> object:
 # For the documents: what goes for every engine, and the output that is never there.
 CONDITIONS = {"beam_width": "without `stream`, `top_k` and `top_p`"}
 NEVER_TOLD = {"batch_index": _ONE_PROMPT}
+
+
+def _check_logits(request: DecodedRequest, vocab_size: int) -> None:
+    """Logits are large: for a vocabulary of 100,000, a megabyte is two tokens."""
+    sampling, num_rows = request.sampling, 0
+    if sampling.return_context_logits:
+        num_rows += len(request.options.input_ids)
+    if sampling.return_generation_logits:
+        num_rows += sampling.beam_width * sampling.max_tokens
+    limit = _MAX_LOGITS_BYTES // (4 * vocab_size)
+    if num_rows > limit:
+        raise RequestError(
+            f"logits of {num_rows} tokens, all beams together, are more than a response may hold ({limit}); ask for "
+            "fewer tokens or beams",
+            field="max_tokens",
+            value=sampling.max_tokens,
+        )
 
 
 def _check_beams(request: DecodedRequest) -> None:

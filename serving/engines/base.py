@@ -14,7 +14,7 @@ import msgspec
 from serving.engines.model_inputs import ModelInputs
 from serving.engines.packed_array import PackedArray
 
-MAX_BEAM_WIDTH = 128
+MAX_BEAM_WIDTH = 32  # more would hold up everybody else
 
 
 class FinishReason(enum.StrEnum):

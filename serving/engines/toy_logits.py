@@ -62,15 +62,12 @@ class ToyTokens:
 
     def best(self, count: int) -> list[tuple[int, float]]:
         """The most likely tokens of the next position with their log probabilities; none where all are banned."""
-        candidate = self._candidate_here()
-        banned = self._banned()
-        logits = {token_id: bias for token_id, bias in self._bias.items() if token_id not in banned}
-        if candidate not in banned:
-            logits[candidate] = logits.get(candidate, 0.0) + peak(candidate)
+        candidate, banned, logits = self._logits_here()
         for neighbour in self._neighbours(candidate, banned, count):
             logits.setdefault(neighbour, 0.0)
-        num_others = self._vocab_size - len(banned | logits.keys())
-        norm = _log_sum_exp(logits.values(), num_zeros=num_others) if logits else 0.0
+        if not logits:
+            return []
+        norm = self._norm(banned, logits)
         order = sorted(logits, key=lambda token_id: (-logits[token_id], (token_id - candidate) % self._vocab_size))
         return [(token_id, logits[token_id] - norm) for token_id in order[:count]]
 
@@ -78,15 +75,34 @@ class ToyTokens:
         """Take a draft as the next token if it is what would come, or, with its probability there, likely enough.
 
         Args:
+            draft_id: the token.
             draft_prob: that the draft's model gave it.
             threshold: the token's own probability must be at least this part of `draft_prob`.
         """
-        best = dict(self.best(1 if draft_prob is None else self._vocab_size))
-        log_prob = best.get(draft_id)
-        if log_prob is None or (draft_prob is not None and math.exp(log_prob) < threshold * draft_prob):
+        _, banned, logits = self._logits_here()
+        if draft_id in banned:
             return False
-        self._take(draft_id, log_prob)
-        return True
+        log_prob = logits.get(draft_id, 0.0) - self._norm(banned, logits)
+        if draft_prob is None:
+            is_accepted = draft_id in dict(self.best(1))
+        else:
+            is_accepted = math.exp(log_prob) >= threshold * draft_prob
+        if is_accepted:
+            self._take(draft_id, log_prob)
+        return is_accepted
+
+    def _logits_here(self) -> tuple[int, set[int], dict[int, float]]:
+        """The candidate, what is banned, and the logits that are not 0, with the bias."""
+        candidate = self._candidate_here()
+        banned = self._banned()
+        logits = {token_id: bias for token_id, bias in self._bias.items() if token_id not in banned}
+        if candidate not in banned:
+            logits[candidate] = logits.get(candidate, 0.0) + peak(candidate)
+        return candidate, banned, logits
+
+    def _norm(self, banned: set[int], logits: Mapping[int, float]) -> float:
+        num_others = self._vocab_size - len(banned | logits.keys())
+        return _log_sum_exp(logits.values(), num_zeros=num_others)
 
     def fork(self, token_id: int, log_prob: float) -> "ToyTokens":
         """A copy that has taken a token, behind the same candidates; see `SharedCandidates`."""
@@ -163,5 +179,5 @@ def logits_of(candidates: Iterable[int], vocab_size: int) -> PackedArray:
 
 
 def _log_sum_exp(logits: Collection[float], *, num_zeros: int) -> float:
-    highest = max(0.0, *logits)
+    highest = max((0.0, *logits))
     return highest + math.log(math.fsum(math.exp(x - highest) for x in logits) + num_zeros * math.exp(-highest))

@@ -205,14 +205,14 @@ OUT_OF_RANGE = [
     ("runtime_top_p", -0.1, "top_p", "0 to 1"),
     ("runtime_top_p", 1.001, "top_p", "0 to 1"),
     ("min_tokens", -1, "min_tokens", "at least 0"),
-    ("beam_width", 0, "beam_width", "1 to 128"),
+    ("beam_width", 0, "beam_width", "1 to 32"),
     ("lookahead_window_size", [0], "lookahead_window_size", "at least 1"),
     ("runtime_top_p_decay", 0.0, "top_p_decay", "above 0 and at most 1"),
     ("runtime_top_p_min", 1.5, "top_p_min", "0 to 1"),
     ("runtime_top_p_reset_ids", 100, "top_p_reset_id", "-1 (none) to 99"),
     ("draft_input_ids", [5, 100], "draft_input_ids", "0 to 99, the model's vocabulary"),
-    ("num_return_sequences", 0, "num_return_sequences", "1 to 128"),
-    ("num_return_sequences", 129, "num_return_sequences", "1 to 128"),
+    ("num_return_sequences", 0, "num_return_sequences", "1 to 32"),
+    ("num_return_sequences", 129, "num_return_sequences", "1 to 32"),
     ("repetition_penalty", 0.0, "repetition_penalty", "above 0"),
     ("repetition_penalty", -1.0, "repetition_penalty", "above 0"),
     ("presence_penalty", -2.1, "presence_penalty", "-2 to 2"),
@@ -433,7 +433,7 @@ MISFITS: list[tuple[dict[str, object], str, str]] = [
     ({"beam_width": 2, "streaming": True}, "beam_width", "does not go with stream"),
     ({"beam_width": 2, "runtime_top_k": 5}, "beam_width", "does not go with top_k or top_p"),
     ({"beam_width": 2, "num_return_sequences": 3}, "num_return_sequences", "1 to 2, the beams"),
-    ({"beam_width": 129}, "beam_width", "1 to 128"),
+    ({"beam_width": 129}, "beam_width", "1 to 32"),
 ]
 
 
@@ -442,6 +442,19 @@ def test_parts_that_do_not_fit_are_refused_by_name(values: dict[str, object], fi
     error = refusal(**values)
     assert error.facts["field"] == field
     assert allowed in error.message
+
+
+def test_more_logits_than_a_response_may_hold_are_refused() -> None:
+    roomy = msgspec.structs.replace(INFO, vocab_size=100_000, max_seq_len=2000)  # 400 kB a token, 256 MiB in all
+    assert decode(roomy, return_generation_logits=True, request_output_len=671).sampling.max_tokens == 671
+    error = refusal(roomy, return_generation_logits=True, request_output_len=672)
+    assert error.facts["field"] == "max_tokens"
+    assert "logits of 672 tokens" in error.message
+    assert (
+        "logits of 800 tokens"
+        in refusal(roomy, return_generation_logits=True, beam_width=2, request_output_len=400).message
+    )
+    assert "logits of 700 tokens" in refusal(roomy, return_context_logits=True, input_ids=[5] * 700).message
 
 
 def test_an_empty_range_list_asks_for_nothing_and_false_needs_no_encoder() -> None:
