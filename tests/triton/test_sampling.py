@@ -140,7 +140,12 @@ def test_a_guide_shapes_the_text_and_a_bad_one_fails_alone(openvino: RunningServ
 
 
 def test_beams_of_a_model_come_the_best_first(openvino: RunningServer, model: str) -> None:
-    search = {"beam_width": 3, "length_penalty": 0.0, "return_log_probs": True, "max_tokens": 12}
+    search = {
+        "beam_width": 3,
+        "length_penalty": np.array([[0.0]], dtype=np.float32),
+        "return_log_probs": True,
+        "max_tokens": 12,
+    }
     [response] = stream(openvino.url, model, ASK | search)
     assert response["text_output"].shape == (3,)
     assert len({text.decode() for text in response["text_output"]}) > 1
