@@ -6,7 +6,7 @@ RUN = .venv/bin/python -m
 DEMO = ../../.tools/build-cpu/bin/python
 ADAPTERS = $(wildcard model_repository/*/1/model.py)
 
-.PHONY: help setup serve test unit triton-test soak lint format render bench docs demo-model lock trtllm-facts clean
+.PHONY: help setup serve test unit triton-test soak lint format render bench bench-model bench-tools docs demo-model lock trtllm-facts clean
 
 help: ## List the tasks
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
@@ -18,15 +18,17 @@ serve: setup ## Render the default deployment and serve it on Triton until Ctrl-
 	.venv/bin/trireme serve $(ARGS)
 
 test: setup ## The whole suite, real Triton included (ARGS="-k stop_words")
+	@$(SETUP) --only perf-analyzer
 	$(RUN) pytest $(ARGS)
 
 unit: setup ## The tests that need no server; a minute
 	$(RUN) pytest -m "not triton and not soak and not gpu" $(ARGS)
 
 triton-test: setup ## Only the tests on the real Triton
+	@$(SETUP) --only perf-analyzer
 	$(RUN) pytest -m "triton and not soak and not gpu" $(ARGS)
 
-soak: setup ## The full counts of the long checks; most of an hour
+soak: setup bench-tools ## The full counts of the long checks; most of an hour
 	$(RUN) pytest -m soak --timeout 7200 $(ARGS)
 
 lint: setup ## ruff and mypy strict over everything
@@ -44,6 +46,13 @@ render: setup ## Write the generated files of the default deployment again (ARGS
 
 bench: setup ## Measure what the ensemble costs over the engine alone
 	$(RUN) benchmarks.ensemble_overhead $(ARGS)
+
+bench-tools: setup ## Install perf_analyzer and genai-perf, NVIDIA's load generators (0.9 GB) in .tools
+	@$(SETUP) --only genai-perf
+
+bench-model: ## Build the 125M model of random weights that the benchmarks use; two minutes
+	@$(SETUP) --only build-cpu
+	.tools/build-cpu/bin/python benchmarks/random_model/build.py $(ARGS)
 
 docs: setup ## Write the conformance table again and check every link between the documents
 	$(RUN) serving.contract_table

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the ensemble costs: tokens/s and TTFT through it over gRPC beside the same engine in-process, as ratios.
 
-`make bench`, or `python -m benchmarks.ensemble_overhead --help`. Both sides are up during the whole run and asked in
-turn; the order within a pair alternates.
+`make bench`, or `python -m benchmarks.ensemble_overhead --help`. All sides are up during the whole run and asked in
+turn; the order within a round alternates. Where the deployment lets tokens wait for each other, a third side is the
+ensemble with one response for each token that the sender is free for: what the delay costs in ITL, and saves.
 """
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -18,9 +20,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.report import environment, median_with_interval, write_result
-from benchmarks.through_ensemble import ThroughEnsemble
+from benchmarks.through_ensemble import ThroughEnsemble, with_responses
 from benchmarks.workload import Ask, PromptMaker, Run
-from ensemble_configs.deployment import load_deployment
+from ensemble_configs.deployment import ResponseSpec, load_deployment
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
 from serving.tokenization import PromptTokenizer
 
@@ -30,7 +32,7 @@ Side = Callable[[Ask], Run]
 def main(
     deployment: Annotated[Path, typer.Option(help="Deployment file.")] = DEFAULT_DEPLOYMENT,
     requests: Annotated[str, typer.Option(help="Requests at a time, separated by commas.")] = "1,4,16,64",
-    pairs: Annotated[int, typer.Option(help="Pairs of runs for each number of requests.", min=1)] = 9,
+    pairs: Annotated[int, typer.Option(help="Rounds of runs for each number of requests.", min=1)] = 9,
     input_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.", min=8)] = 64,
     output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=1)] = 64,
     seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 1,
@@ -40,18 +42,19 @@ def main(
     """Measure and print; takes a few minutes."""
     spec = load_deployment(deployment)
     maker = PromptMaker(PromptTokenizer.from_spec(spec.tokenizer), input_tokens=input_tokens, seed=seed)
-    command = [sys.executable, "-m", "benchmarks.in_process", str(deployment)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as child, ThroughEnsemble(deployment) as ensemble:
-        sides = {"ensemble": ensemble.run, "in_process": lambda ask: _ask_child(child, ask)}
+    with contextlib.ExitStack() as stack:
+        ensemble = stack.enter_context(ThroughEnsemble(spec))
+        sides: dict[str, Side] = {"ensemble": ensemble.run, "in_process": stack.enter_context(_in_process(deployment))}
+        if spec.responses.max_chunk_delay_ms:
+            prompt = with_responses(spec, ResponseSpec(max_chunk_delay_ms=0), suffix="prompt")
+            sides["no_delay"] = stack.enter_context(ThroughEnsemble(prompt)).run
         rows = _measure(sides, maker, [int(part) for part in requests.split(",")], pairs, output_tokens)
         where = environment(triton_http=ensemble.http)
-        assert child.stdin is not None
-        child.stdin.close()
     result: dict[str, object] = {
         "benchmark": "ensemble_overhead",
         "deployment": spec.name,
         "engine": spec.engine.model_dump(mode="json", exclude={"dir"}),
+        "responses": spec.responses.model_dump(mode="json"),
         "input_tokens": input_tokens,
         "output_tokens": output_tokens,
         "pairs": pairs,
@@ -68,7 +71,7 @@ def main(
 
 def _measure(
     sides: dict[str, Side], maker: PromptMaker, counts: list[int], pairs: int, output_tokens: int
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     rows = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(counts) * (pairs + 1))
@@ -85,52 +88,76 @@ def _measure(
     return rows
 
 
-def _ask_child(child: subprocess.Popen[bytes], ask: Ask) -> Run:
-    assert child.stdin is not None
-    assert child.stdout is not None
-    child.stdin.write(msgspec.json.encode(ask) + b"\n")
-    child.stdin.flush()
-    return msgspec.json.decode(child.stdout.readline(), type=Run)
+@contextlib.contextmanager
+def _in_process(deployment: Path) -> Iterator[Side]:
+    command = [sys.executable, "-m", "benchmarks.in_process", str(deployment)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        questions, answers = child.stdin, child.stdout
+
+        def ask_child(ask: Ask) -> Run:
+            questions.write(msgspec.json.encode(ask) + b"\n")
+            questions.flush()
+            return msgspec.json.decode(answers.readline(), type=Run)
+
+        yield ask_child
+        questions.close()
 
 
-def _row(count: int, runs: dict[str, list[Run]]) -> dict[str, object]:
-    matched = list(zip(runs["ensemble"], runs["in_process"], strict=True))
-    return {
-        "requests": count,
-        "ensemble_tokens_per_s": median_with_interval([run.tokens_per_s for run in runs["ensemble"]]),
-        "in_process_tokens_per_s": median_with_interval([run.tokens_per_s for run in runs["in_process"]]),
-        "throughput_ratio": median_with_interval([ours.tokens_per_s / alone.tokens_per_s for ours, alone in matched]),
-        "ensemble_ttft_ms": median_with_interval([run.ttft_ms for run in runs["ensemble"]]),
-        "in_process_ttft_ms": median_with_interval([run.ttft_ms for run in runs["in_process"]]),
-        "added_ttft_ms": median_with_interval([ours.ttft_ms - alone.ttft_ms for ours, alone in matched]),
-    }
+def _row(count: int, runs: dict[str, list[Run]]) -> dict[str, Any]:
+    row: dict[str, Any] = {"requests": count}
+    for side, of_side in runs.items():
+        row[side] = {
+            name: median_with_interval([getattr(run, name) for run in of_side]) for name in Run.__struct_fields__
+        }
+    alone = runs["in_process"]
+    for side in runs.keys() - {"in_process"}:
+        pairs = list(zip(runs[side], alone, strict=True))
+        row[f"{side}_ratio"] = median_with_interval([ours.tokens_per_s / one.tokens_per_s for ours, one in pairs])
+        row[f"{side}_added_ttft_ms"] = median_with_interval([ours.ttft_ms - one.ttft_ms for ours, one in pairs])
+    return row
 
 
-def _table(rows: list[dict[str, object]]) -> Table:
-    table = Table(title="through the ensemble over gRPC, beside the same engine in-process")
-    for column in ("requests", "tokens/s", "in-process", "ratio (90 %)", "TTFT ms", "in-process", "added ms (90 %)"):
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="through the ensemble over gRPC, beside the same engine in-process; medians, 90 % intervals")
+    for column in (
+        "requests",
+        "side",
+        "tokens/s",
+        "ratio",
+        "TTFT ms",
+        "added ms",
+        "ITL p50 / p99 ms",
+        "tokens/response",
+        "client us/response",
+    ):
         table.add_column(column, justify="right")
     for row in rows:
-        table.add_row(
-            str(row["requests"]),
-            f"{_value(row, 'ensemble_tokens_per_s'):.0f}",
-            f"{_value(row, 'in_process_tokens_per_s'):.0f}",
-            _with_interval(row, "throughput_ratio", 2),
-            f"{_value(row, 'ensemble_ttft_ms'):.1f}",
-            f"{_value(row, 'in_process_ttft_ms'):.1f}",
-            _with_interval(row, "added_ttft_ms", 1),
-        )
+        for side in ("ensemble", "no_delay", "in_process"):
+            if side in row:
+                table.add_row(str(row["requests"]), side, *_cells(row, side))
+        table.add_section()
     return table
 
 
-def _value(row: dict[str, object], name: str, part: str = "median") -> float:
-    figures = row[name]
-    assert isinstance(figures, dict)
-    return float(figures[part])
+def _cells(row: dict[str, Any], side: str) -> list[str]:
+    median = {name: figures["median"] for name, figures in row[side].items()}
+    return [
+        f"{median['tokens_per_s']:.0f}",
+        _with_interval(row.get(f"{side}_ratio"), 2),
+        f"{median['ttft_ms']:.1f}",
+        _with_interval(row.get(f"{side}_added_ttft_ms"), 1),
+        f"{median['itl_p50_ms']:.1f} / {median['itl_p99_ms']:.1f}",
+        f"{median['tokens_per_response']:.2f}",
+        f"{median['client_cpu_us']:.0f}",
+    ]
 
 
-def _with_interval(row: dict[str, object], name: str, digits: int) -> str:
-    median, low, high = (f"{_value(row, name, part):.{digits}f}" for part in ("median", "low", "high"))
+def _with_interval(figures: dict[str, float] | None, digits: int) -> str:
+    if figures is None:
+        return ""
+    median, low, high = (f"{figures[part]:.{digits}f}" for part in ("median", "low", "high"))
     return f"{median} ({low} to {high})"
 
 

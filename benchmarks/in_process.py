@@ -6,7 +6,6 @@ its process does nothing else: `python -m benchmarks.in_process DEPLOYMENT`, one
 """
 
 import itertools
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -36,23 +35,23 @@ class InProcess:
         sampling = SamplingParams(max_tokens=ask.output_tokens, min_tokens=ask.output_tokens, end_id=-1)
         start_s = time.perf_counter()
         texts: dict[int, StreamText] = {}
-        first_s: dict[int, float] = {}
+        arrivals_s: dict[int, list[float]] = {}
         for prompt in ask.prompts:
             key = next(self._keys)
             texts[key] = StreamText(self._decoder)
+            arrivals_s[key] = []
             input_ids = self._tokenizer.encode(prompt).tolist()
             self._engine.add(GenerationRequest(key=key, input_ids=input_ids, sampling=sampling))
         num_tokens, num_running = 0, len(texts)
         while num_running:
             for chunk in self._engine.step():
-                first_s.setdefault(chunk.key, time.perf_counter() - start_s)
                 texts[chunk.key].push(chunk.token_ids)
                 num_tokens += len(chunk.token_ids)
                 if chunk.finish_reason is not None:
                     texts[chunk.key].finish()
                     num_running -= 1
-        seconds = time.perf_counter() - start_s
-        return Run(tokens_per_s=num_tokens / seconds, ttft_ms=1000 * statistics.median(first_s.values()))
+                arrivals_s[chunk.key].append(time.perf_counter() - start_s)
+        return Run.of(list(arrivals_s.values()), num_tokens=num_tokens)
 
 
 def main() -> None:

@@ -28,14 +28,12 @@ def median_with_interval(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": low, "high": high}
 
 
-def environment(*, triton_http: str) -> dict[str, object]:
+def environment(*, triton_http: str | None = None) -> dict[str, object]:
     """Machine, versions, commit and date. Load tells whether the machine was quiet.
 
     Args:
-        triton_http: ``host:port`` of the server that was measured.
+        triton_http: ``host:port`` of the server that was measured; None: there was none.
     """
-    with urllib.request.urlopen(f"http://{triton_http}/v2", timeout=5) as response:
-        triton_version = json.load(response)["version"]
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD")
@@ -45,7 +43,7 @@ def environment(*, triton_http: str) -> dict[str, object]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "load_1min": os.getloadavg()[0],
         "python": platform.python_version(),
-        "triton": triton_version,
+        "triton": None if triton_http is None else _triton_version(triton_http),
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
 
@@ -56,6 +54,11 @@ def write_result(name: str, result: dict[str, object]) -> Path:
     path = RESULTS / f"{name}_{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
+
+
+def _triton_version(triton_http: str) -> str:
+    with urllib.request.urlopen(f"http://{triton_http}/v2", timeout=5) as response:
+        return str(json.load(response)["version"])
 
 
 def _cpu_model() -> str:

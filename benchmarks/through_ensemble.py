@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numerator: the same requests through the whole ensemble on Triton, over gRPC, by the project's own client."""
+"""The numerator: the same requests through the whole ensemble on Triton, over gRPC."""
 
 import asyncio
+import contextlib
 import socket
-import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Self
 
+import yaml
+from tritonclient.grpc import service_pb2
+
+from benchmarks.http2_streams import Http2Streams, Received
 from benchmarks.workload import Ask, Run
+from clients.infer_messages import decode_chunk, encode_request, is_final_response
 from clients.streaming import AsyncTritonClient, GenerateRequest
+from ensemble_configs.deployment import DeploymentSpec, ResponseSpec
 
 _READY_S = 120.0
 
@@ -19,15 +26,20 @@ _READY_S = 120.0
 class ThroughEnsemble:
     """`trireme serve` in a child process; ready when entered."""
 
-    def __init__(self, deployment: Path) -> None:
+    def __init__(self, spec: DeploymentSpec, *, model: str = "ensemble") -> None:
         ports = _free_ports(3)
         self.http = f"127.0.0.1:{ports[0]}"
-        self._url = f"127.0.0.1:{ports[1]}"
-        options = zip(("--http-port", "--grpc-port", "--metrics-port"), map(str, ports), strict=True)
-        command = [sys.executable, "-m", "trireme", "serve", "--deployment", str(deployment)]
-        self._process = subprocess.Popen([*command, *(part for option in options for part in option)])
+        self.url = f"127.0.0.1:{ports[1]}"
+        self._model = model
+        self._spec = spec
+        self._folder = tempfile.TemporaryDirectory()
+        self._ports = zip(("--http-port", "--grpc-port", "--metrics-port"), map(str, ports), strict=True)
 
     def __enter__(self) -> Self:
+        deployment = Path(self._folder.name) / "deployment.yaml"
+        deployment.write_text(yaml.safe_dump(self._spec.model_dump(mode="json")))
+        command = [sys.executable, "-m", "trireme", "serve", "--deployment", str(deployment)]
+        self._process = subprocess.Popen([*command, *(part for option in self._ports for part in option)])
         deadline_s = time.monotonic() + _READY_S
         while not asyncio.run(self._is_ready()):
             if self._process.poll() is not None or time.monotonic() > deadline_s:
@@ -38,42 +50,56 @@ class ThroughEnsemble:
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait()
+        self._folder.cleanup()
 
     def run(self, ask: Ask) -> Run:
         """All requests at once, to their last token."""
-        return asyncio.run(self._run(ask))
+        # Anew for each run, and before its clock starts: the server hangs up on one that is silent between two runs.
+        with contextlib.closing(Http2Streams(self.url)) as streams:
+            seen = streams.run([self._message(prompt, ask.output_tokens) for prompt in ask.prompts])
+        arrivals_s = [[time_s - seen.start_s for time_s in _arrivals_s(received)] for received in seen.received]
+        return Run.of(arrivals_s, num_tokens=ask.output_tokens * len(ask.prompts), client_cpu_s=seen.cpu_s)
+
+    def _message(self, prompt: str, output_tokens: int) -> bytes:
+        request = GenerateRequest(
+            text_input=prompt,
+            max_tokens=output_tokens,
+            min_tokens=output_tokens,
+            end_id=-1,
+            stream=True,
+            exclude_input_in_output=True,
+            return_finish_reason=True,  # with the last response; a count would be a tensor in each
+        )
+        message = encode_request(request, model=self._model, model_version="", request_id="")
+        return bytes(message.SerializeToString())
 
     async def _is_ready(self) -> bool:
-        async with AsyncTritonClient(self._url) as client:
+        async with AsyncTritonClient(self.url) as client:
             return await client.is_ready()
 
-    async def _run(self, ask: Ask) -> Run:
-        async with AsyncTritonClient(self._url) as client:
-            await client.is_ready()  # the connection is made before the clock starts
-            start_s = time.perf_counter()
-            results = await asyncio.gather(*(_read(client, ask, prompt) for prompt in ask.prompts))
-            seconds = time.perf_counter() - start_s
-        num_tokens = sum(count for count, _ in results)
-        assert num_tokens == ask.output_tokens * len(ask.prompts)
-        ttft_ms = statistics.median(1000 * (first_s - start_s) for _, first_s in results)
-        return Run(tokens_per_s=num_tokens / seconds, ttft_ms=ttft_ms)
+
+def with_responses(spec: DeploymentSpec, responses: ResponseSpec, *, suffix: str) -> DeploymentSpec:
+    """The same deployment with other response settings, under a name of its own."""
+    return spec.model_copy(update={"name": f"{spec.name}_{suffix}", "responses": responses})
 
 
-async def _read(client: AsyncTritonClient, ask: Ask, prompt: str) -> tuple[int, float]:
-    request = GenerateRequest(
-        text_input=prompt,
-        max_tokens=ask.output_tokens,
-        min_tokens=ask.output_tokens,
-        end_id=-1,
-        stream=True,
-        exclude_input_in_output=True,
-        return_num_output_tokens=True,
-    )
-    num_tokens, first_s = 0, 0.0
-    async for chunk in client.generate(request):
-        first_s = first_s or time.perf_counter()
-        num_tokens += chunk.num_output_tokens or 0
-    return num_tokens, first_s
+def _arrivals_s(received: Received) -> list[float]:
+    """The time of each response of a stream.
+
+    Raises:
+        RuntimeError: the stream failed, or did not end with as many tokens as it was asked for.
+    """
+    times = []
+    chunk = None
+    for arrived_s, data in received.messages():
+        message = service_pb2.ModelStreamInferResponse.FromString(data)
+        if message.error_message:
+            raise RuntimeError(message.error_message)
+        chunk = decode_chunk(message, is_final=is_final_response(message), received_ns=0)
+        times.append(arrived_s)
+    if chunk is None or not chunk.is_final or chunk.finish_reason != "length":
+        raise RuntimeError(f"a stream did not run to its end; its last response: {chunk}")
+    return times
 
 
 def _free_ports(count: int) -> list[int]:

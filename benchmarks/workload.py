@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prompts of a benchmark run: of an exact length in tokens, and never the same twice, so that no cache helps."""
+"""What a benchmark run asks and finds. Prompts have an exact length in tokens and never come twice: no cache helps."""
 
+import itertools
 import random
+import statistics
+from collections.abc import Sequence
 
 import msgspec
 
@@ -39,11 +42,30 @@ class Ask(msgspec.Struct, frozen=True):
     output_tokens: int
 
 
-class Run(msgspec.Struct, frozen=True):
+class Run(msgspec.Struct, frozen=True, kw_only=True):
     """What one side did with one `Ask`."""
 
     tokens_per_s: float  # all output tokens over the time from the first request to the last token
     ttft_ms: float  # median over the requests
+    itl_p50_ms: float  # of the gaps between the responses of a request, pooled over requests
+    itl_p99_ms: float
+    tokens_per_response: float
+    client_cpu_us: float = 0.0  # of each response; zero where there is no client
+
+    @classmethod
+    def of(cls, arrivals_s: Sequence[Sequence[float]], *, num_tokens: int, client_cpu_s: float = 0.0) -> "Run":
+        """Args: `arrivals_s` of each request's responses, seconds since the requests were sent; none is empty."""
+        gaps_ms = [1000 * (late - early) for times in arrivals_s for early, late in itertools.pairwise(times)]
+        centiles = statistics.quantiles(gaps_ms, n=100) if len(gaps_ms) > 1 else [0.0] * 99
+        num_responses = sum(len(times) for times in arrivals_s)
+        return cls(
+            tokens_per_s=num_tokens / max(times[-1] for times in arrivals_s),
+            ttft_ms=1000 * statistics.median(times[0] for times in arrivals_s),
+            itl_p50_ms=centiles[49],
+            itl_p99_ms=centiles[98],
+            tokens_per_response=num_tokens / num_responses,
+            client_cpu_us=1e6 * client_cpu_s / num_responses,
+        )
 
 
 class PromptMaker:
@@ -60,8 +82,8 @@ class PromptMaker:
 
     def _prompt(self) -> str:
         while True:
-            text = " ".join(self._rng.choices(WORDS, k=self._input_tokens))
-            while (extra := len(self._tokenizer.encode(text)) - self._input_tokens) > 0:
-                text = " ".join(text.split(" ")[:-extra])
+            words = self._rng.choices(WORDS, k=self._input_tokens)
+            while (extra := len(self._tokenizer.encode(" ".join(words))) - self._input_tokens) > 0:
+                del words[-max(1, extra // 4) :]  # a word has up to four tokens: none too many at a time
             if extra == 0:
-                return text
+                return " ".join(words)

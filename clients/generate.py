@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from clients.infer_messages import PINNING_MODEL
 from clients.latency import Arrival, MetricUndefined, RequestRecord, e2e_ms, tpot_ms, ttft_ms
 from clients.streaming import GenerateChunk, GenerateRequest, TritonClient
 from ensemble_configs.errors import RequestError, ServingError
@@ -31,7 +32,12 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input, less one newline at its end.")],
     *,
     url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")] = "localhost:8001",
-    model: Annotated[str, typer.Option(help="The model to ask.")] = "ensemble",
+    model: Annotated[
+        str | None, typer.Option(help="The model to ask.", show_default="ensemble; with --release tensorrt_llm_bls")
+    ] = None,
+    release: Annotated[
+        int | None, typer.Option(help="Have this release answer, of those that the server holds.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to make at most.")] = 128,
     temperature: Annotated[
         float | None,
@@ -75,7 +81,9 @@ def generate(
     )
     with TritonClient(url) as client:
         sent_ns = time.monotonic_ns()
-        with contextlib.closing(client.generate(request, model=model, timeout_s=timeout_s)) as chunks:
+        chosen = model or (PINNING_MODEL if release is not None else "ensemble")
+        answer = client.generate(request, model=chosen, release=release, timeout_s=timeout_s)
+        with contextlib.closing(answer) as chunks:
             if is_json:
                 _write(msgspec.json.encode(measure(chunks, sent_ns=sent_ns)).decode() + "\n")
             elif _show(chunks) == "length" and sys.stderr.isatty():

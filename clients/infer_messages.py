@@ -18,6 +18,9 @@ from ensemble_configs.tensors import BOOL, FP32, INT32, INT64, STRING, UINT64, T
 InferRequest = Any
 StreamResponse = Any
 
+# The one model that serves a request on the release that it names.
+PINNING_MODEL = "tensorrt_llm_bls"
+
 _FORMATS = {BOOL: "<?", INT32: "<i", INT64: "<q", UINT64: "<Q", FP32: "<f"}
 _FINAL = "triton_final_response"
 _OUTPUTS = dict(outputs_of("ensemble"))
@@ -25,7 +28,7 @@ _PERF = tuple(name for name in _OUTPUTS if name.startswith(("kv_cache", "total_"
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The inputs of the ensemble by their tensor names; None is not sent, and the server's default holds."""
+    """The inputs of the text models by their tensor names; None is not sent, and the server's default holds."""
 
     text_input: str
     max_tokens: int
@@ -52,6 +55,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     lora_task_id: int | None = None
     beam_width: int | None = None
     length_penalty: float | None = None
+    num_draft_tokens: int | None = None  # for `tensorrt_llm_bls` alone
     return_log_probs: bool | None = None
     return_perf_metrics: bool | None = None
     return_context_logits: bool | None = None  # asked for and sent, and in no chunk here
@@ -77,18 +81,24 @@ class GenerateChunk(msgspec.Struct, frozen=True, gc=False):
     perf: dict[str, float] | None = None  # with the last chunk, by the outputs' names
 
 
-_ROWS = tuple((name, row) for name, row in inputs_of("ensemble") if name in GenerateRequest.__struct_fields__)
+_ROWS = tuple((name, row) for name, row in inputs_of("tensorrt_llm_bls") if name in GenerateRequest.__struct_fields__)
 
 
-def encode_request(request: GenerateRequest, *, model: str, model_version: str, request_id: str) -> InferRequest:
+def encode_request(
+    request: GenerateRequest, *, model: str, model_version: str, request_id: str, release: int | None = None
+) -> InferRequest:
     """The request as one message, shapes ``[1, n]``.
 
     Raises:
-        RequestError: a value that its tensor cannot hold, by its name.
+        RequestError: a value that its tensor cannot hold, by its name; a release for a model that would not look at it.
     """
+    if release is not None and model != PINNING_MODEL:
+        raise RequestError(f"release needs model {PINNING_MODEL!r}, got {model!r}", field="release", value=release)
     message = service_pb2.ModelInferRequest(model_name=model, model_version=model_version, id=request_id)
     # A model may send its final flag in a response of its own; without this it would not reach us.
     message.parameters["triton_enable_empty_final_response"].bool_param = True
+    if release is not None:
+        message.parameters["release"].int64_param = release
     for name, row in _ROWS:
         value = getattr(request, name)
         values = value if isinstance(value, tuple) else (value,)

@@ -70,12 +70,22 @@ class ResponseSpec(Spec):
         default=False, description="upstream's default: a whole response has the prompt"
     )
     max_chunk_delay_ms: float = Field(
-        default=0.0, ge=0, description="how long tokens may wait to leave together; a stream's first token never waits"
+        default=10.0,
+        ge=0,
+        description="how long tokens may wait to leave together; the first and the last of a stream never do",
     )
     target_chunks_per_s: float = Field(
         default=0.0,
         ge=0,
         description="of all streams; n streams wait n / this, at most max_chunk_delay_ms; 0: always that long",
+    )
+
+
+class BlsSpec(Spec):
+    """What `tensorrt_llm_bls` does in another way than `ensemble`."""
+
+    accumulate_tokens: bool = Field(
+        default=False, description="upstream's name: each response of a stream holds its whole text so far"
     )
 
 
@@ -85,7 +95,11 @@ class ReleaseSpec(Spec):
     release: Positive
     tokenizer: TokenizerSpec
     engine: EngineSpec
+    draft_engine: EngineSpec | None = Field(
+        default=None, description="drafts for requests with num_draft_tokens; for an engine that verifies drafts"
+    )
     responses: ResponseSpec = ResponseSpec()
+    bls: BlsSpec = BlsSpec()
 
 
 class DeploymentSpec(ReleaseSpec):

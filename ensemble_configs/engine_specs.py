@@ -63,6 +63,17 @@ class OpenVinoEngineSpec(_EngineSpec):
             raise ValueError("num_assistant_tokens needs draft_dir or max_ngram_size")
         return self
 
+    @model_validator(mode="after")
+    def _lookups_fit_a_step(self) -> "OpenVinoEngineSpec":
+        # OpenVINO 2026.4 pads what it looked up to its full number, and breaks when a step has no room for all of it.
+        num_step_tokens = self.max_num_seqs * (1 + self.num_draft_tokens)
+        if self.max_ngram_size is not None and num_step_tokens > self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) < max_num_seqs ({self.max_num_seqs}) * "
+                f"(1 + {self.num_draft_tokens} draft tokens); raise it to {num_step_tokens} or lower max_num_seqs"
+            )
+        return self
+
 
 class SimulatedEngineSpec(_EngineSpec):
     """A deterministic engine with a real paged-KV scheduler and no model: time is a formula, tokens are a hash."""
@@ -75,6 +86,9 @@ class SimulatedEngineSpec(_EngineSpec):
     step_ms: float = Field(default=1.0, ge=0, description="a step's fixed time")
     prefill_us_per_token: float = Field(default=20.0, ge=0)
     decode_us_per_seq: float = Field(default=50.0, ge=0)
+    error_rate: float = Field(
+        default=0.0, ge=0, le=1, description="share of tokens that differ from those of the same engine without errors"
+    )
 
 
 class LookaheadSpec(Spec):

@@ -18,9 +18,13 @@ from ensemble_configs.tensors import (
     outputs_of,
 )
 
-PYTHON_MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble")
+PYTHON_MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
 GRAPH = "ensemble_graph"  # the first three as Triton's own ensemble
 MODELS = (*PYTHON_MODELS, GRAPH)
+
+# Triton counts a request's inputs and does not look which they are. In its ensemble a step without its required input
+# is not run, and the client gets an empty answer for a success; so `preprocessing` takes anything and says what misses.
+_WITHOUT_REQUIRED = (GRAPH, "preprocessing")
 
 GENERATED = "# Generated from "  # how every config begins
 
@@ -39,20 +43,18 @@ def render_configs(spec: DeploymentSpec, *, source: str) -> dict[str, str]:
         # `dynamic_batching { preserve_ordering }` a cancelled chunk can hold up those of all streams for ever.
         "postprocessing": _python_model(spec, "postprocessing"),
         "ensemble": _python_model(spec, "ensemble") | _DECOUPLED,
+        "tensorrt_llm_bls": _python_model(spec, "tensorrt_llm_bls") | _DECOUPLED,
         GRAPH: _graph(spec),
     }
     return {name: f"{GENERATED}{source} by make render\n{to_pbtxt(message)}" for name, message in messages.items()}
 
 
 def _python_model(spec: DeploymentSpec, name: str) -> Message:
-    is_in_engine = name == "tensorrt_llm"
     return {
         "name": name,
         "backend": "python",
         "max_batch_size": spec.triton.triton_max_batch_size,
-        "input": [
-            _input(n, row, is_engine=is_in_engine, is_ragged=name == "postprocessing") for n, row in inputs_of(name)
-        ],
+        "input": [_input(n, row, model=name) for n, row in inputs_of(name)],
         "output": [_tensor(n, row, row.producer_dims) for n, row in outputs_of(name)],
         "instance_group": [{"count": 1, "kind": Symbol("KIND_CPU")}],
     }
@@ -62,14 +64,14 @@ def _tensor(name: str, row: Tensor, dims: tuple[int, ...] | None = None) -> Mess
     return {"name": name, "data_type": Symbol(row.data_type), "dims": list(dims or row.dims)}
 
 
-def _input(name: str, row: Tensor, *, is_engine: bool = False, is_ragged: bool = False) -> Message:
+def _input(name: str, row: Tensor, *, model: str) -> Message:
     message = _tensor(name, row)
     # Upstream reshapes the engine step's scalars to []. We do not: Triton 2.51 then lets a batch of none through and
     # dies of it (SIGSEGV). What a client may send is the same.
     # Ragged: chunks of different length go to the detokenizer in one batch.
-    if is_ragged or (is_engine and row.is_ragged):
+    if model == "postprocessing" or (model == "tensorrt_llm" and row.is_ragged):
         message["allow_ragged_batch"] = True
-    if not row.is_required:
+    if not row.is_required or model in _WITHOUT_REQUIRED:
         message["optional"] = True
     return message
 
@@ -79,7 +81,7 @@ def _graph(spec: DeploymentSpec) -> Message:
         "name": GRAPH,
         "platform": "ensemble",
         "max_batch_size": spec.triton.triton_max_batch_size,
-        "input": [_input(name, row) for name, row in inputs_of("ensemble")],
+        "input": [_input(name, row, model=GRAPH) for name, row in inputs_of("ensemble")],
         "output": [_tensor(name, row) for name, row in outputs_of("ensemble")],
         "ensemble_scheduling": {"step": [_step("preprocessing"), _step("tensorrt_llm"), _step("postprocessing")]},
     }

@@ -23,7 +23,8 @@ class Tensor:
 
     data_type: str
     dims: tuple[int, ...] = (1,)
-    ensemble: str = ""
+    ensemble: str = ""  # at `tensorrt_llm_bls` too
+    bls: str = ""  # at `tensorrt_llm_bls` alone
     preprocessing: str = ""
     engine: str = ""
     postprocessing: str = ""
@@ -33,11 +34,15 @@ class Tensor:
     is_ragged: bool = False
     # The attribute of SamplingParams or ResponseOptions that an input ends up in, or that asks for an output.
     field: str = ""
+    # Why nothing takes it, where that holds for every provider.
+    why_not: str = ""
     # Where the step that makes it declares other dims than the one that reads it.
     producer_dims: tuple[int, ...] | None = None
 
     def name_at(self, model: str) -> str:
         """The tensor's name at one model of the pipeline, "" where it does not pass."""
+        if model == "tensorrt_llm_bls":
+            return self.bls or self.ensemble
         return str(getattr(self, {"tensorrt_llm": "engine"}.get(model, model)))
 
 
@@ -150,6 +155,18 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
         is_ragged=True,
         field="guide",
     ),
+)
+
+_TEXT_ONLY = "the models served here read text alone; describe the picture in text_input"
+
+# client -> tensorrt_llm_bls, beside the inputs of `ensemble`
+BLS_INPUTS: tuple[Tensor, ...] = (
+    Tensor(bls="num_draft_tokens", data_type=INT32, is_scalar=True, field="num_draft_tokens"),
+    Tensor(bls="use_draft_logits", data_type=BOOL, is_scalar=True, field="use_draft_logits"),
+    Tensor(bls="image_input", data_type=FP16, dims=(-1, 3, -1, -1), why_not=_TEXT_ONLY),
+    Tensor(bls="image_bytes_input", data_type=UINT8, dims=(-1, -1, -1, -1), why_not=_TEXT_ONLY),
+    Tensor(bls="image_url_input", data_type=STRING, why_not=_TEXT_ONLY),
+    Tensor(bls="video_bytes_input", data_type=UINT8, dims=(-1, -1, -1, -1), why_not=_TEXT_ONLY),
 )
 
 # preprocessing -> tensorrt_llm
@@ -314,6 +331,7 @@ def inputs_of(model: str) -> list[tuple[str, Tensor]]:
     """The inputs of one model of the pipeline, by the names it knows them by."""
     groups = {
         "ensemble": (CLIENT_INPUTS,),
+        "tensorrt_llm_bls": (CLIENT_INPUTS, BLS_INPUTS),
         "preprocessing": (CLIENT_INPUTS,),
         "tensorrt_llm": (PROMPT_TENSORS, CLIENT_INPUTS, ENGINE_ONLY_INPUTS),
         "postprocessing": (TOKEN_TENSORS,),
@@ -325,6 +343,7 @@ def outputs_of(model: str) -> list[tuple[str, Tensor]]:
     """The outputs of one model of the pipeline, by the names it knows them by."""
     groups = {
         "ensemble": (TEXT_TENSORS, RESULT_TENSORS),
+        "tensorrt_llm_bls": (TEXT_TENSORS, RESULT_TENSORS),
         "preprocessing": (PROMPT_TENSORS,),
         "tensorrt_llm": (TOKEN_TENSORS, RESULT_TENSORS),
         "postprocessing": (TEXT_TENSORS,),

@@ -22,11 +22,17 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scripts import environments, triton_installation
+from scripts import environments, perf_analyzer, triton_installation
 from scripts.commands import LOG, SetupError, describe_os_error, say
 
 DEFAULT = ("venv", "triton")
-NEEDS = {"triton": ("venv",), "build-cpu": ("lock",)}  # pip comes from .venv; uv knows where CPU builds of torch are
+PROGRAMS = {"triton": triton_installation, "perf-analyzer": perf_analyzer}  # the other steps are environments
+NEEDS = {
+    "triton": ("venv",),  # pip comes from .venv
+    "perf-analyzer": ("venv",),
+    "genai-perf": ("perf-analyzer",),  # which it starts
+    "build-cpu": ("lock",),  # uv knows where CPU builds of torch are
+}
 
 
 def main() -> int:
@@ -55,28 +61,28 @@ def parse_arguments() -> argparse.Namespace:
     """The options; PYTHON in the environment stands for --python."""
     parser = argparse.ArgumentParser(description="Sets up what is missing.")
     parser.add_argument("--python", default=os.environ.get("PYTHON") or None, help="Python 3.11, 3.12 or 3.13 to use")
-    names = [*environments.ENVIRONMENTS, "triton"]
+    names = [*environments.ENVIRONMENTS, *PROGRAMS]
     parser.add_argument("--only", nargs="+", choices=names, help="set up only these and what they need")
     return parser.parse_args()
 
 
 def with_needs(steps: list[str]) -> list[str]:
     """The steps with what they need before them, each once."""
-    ordered = [name for step in steps for name in (*NEEDS.get(step, ()), step)]
+    ordered = [name for step in steps for name in (*with_needs(list(NEEDS.get(step, ()))), step)]
     return list(dict.fromkeys(ordered))
 
 
 def is_current(step: str, python: str | None) -> bool:
     """Whether a step has nothing to do."""
-    if step == "triton":
-        return triton_installation.is_current(ROOT)
+    if step in PROGRAMS:
+        return bool(PROGRAMS[step].is_current(ROOT))
     return environments.is_current(ROOT, environments.ENVIRONMENTS[step], requested=python)
 
 
 def prepare(step: str, python: str | None) -> None:
     """Does one step."""
-    if step == "triton":
-        triton_installation.prepare(ROOT)
+    if step in PROGRAMS:
+        PROGRAMS[step].prepare(ROOT)
     else:
         environments.prepare(ROOT, environments.ENVIRONMENTS[step], requested=python)
 

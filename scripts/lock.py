@@ -15,12 +15,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = ["pyproject.toml", "requirements/build-backend.in"]
 SERVING_NUMPY = ["--overrides", "requirements/serving-overrides.txt"]
+NO_PERF_ANALYZER = ["--excludes", "requirements/bench-excludes.txt"]
 
 # In this order: `dev` is held to the versions of `serving`.
 LOCKS: dict[str, list[str]] = {
     "serving": [*PROJECT, "--extra", "serving", *SERVING_NUMPY],
     "dev": [*PROJECT, "--extra", "serving", "--extra", "dev", *SERVING_NUMPY, "-c", "requirements/serving.txt"],
-    "bench": [*PROJECT, "--extra", "bench", "--excludes", "requirements/bench-excludes.txt"],
+    "bench": [*PROJECT, "--extra", "bench", *NO_PERF_ANALYZER],
+    "genai-perf": ["requirements/genai-perf.in", *NO_PERF_ANALYZER],
+    "perf-analyzer": ["requirements/perf-analyzer.in", "--no-deps"],
     # torch is left out: scripts/cpu_torch.py installs it
     "build-cpu": [
         *[*PROJECT, "--extra", "build-cpu", "--excludes", "requirements/build-cpu-excludes.txt"],

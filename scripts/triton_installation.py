@@ -11,14 +11,14 @@ import os
 import shutil
 from pathlib import Path
 
-from scripts.commands import SetupError, run, say
-from scripts.environments import ENVIRONMENTS, digest, python_of, version_of
+from scripts.commands import SetupError, say
+from scripts.environments import ENVIRONMENTS, python_of, version_of
 from scripts.interpreters import Interpreter, find_library_directory, probe
 from scripts.system_packages import apt_line, fetch_package_files
+from scripts.unpacked_lock import UnpackedLock, replace_directory
 
 DIRECTORY = ".tools/triton"
-LOCK = "requirements/triton.txt"
-STAMP = "trireme-setup.json"
+WHEEL = UnpackedLock(DIRECTORY, "requirements/triton.txt")
 SERVING = ENVIRONMENTS["venv"]
 
 
@@ -36,18 +36,10 @@ def is_current(root: Path) -> bool:
     version = version_of(root, SERVING)
     library = f"libpython{version}.so.1.0"
     return (
-        has_wheel(root)
+        WHEEL.is_current(root)
         and installation["python_version"] == version
         and any((root / directory / library).exists() for directory in installation["library_path"])
     )
-
-
-def has_wheel(root: Path) -> bool:
-    """Whether the locked wheel is unpacked; its stamp is in the folder before the folder has its name."""
-    try:
-        return (root / DIRECTORY / STAMP).read_text(encoding="utf-8") == digest(root / LOCK)
-    except OSError:
-        return False
 
 
 def prepare(root: Path) -> None:
@@ -59,34 +51,12 @@ def prepare(root: Path) -> None:
     interpreter = probe(str(python_of(root, SERVING)))
     if interpreter is None:
         raise SetupError(f"{SERVING.directory} has no Python that runs; remove it and run it again")
-    if not has_wheel(root):
-        unpack_wheel(root)
+    if not WHEEL.is_current(root):
+        WHEEL.unpack(root)
     libraries = require_library_directory(root, interpreter)
     say(f"{DIRECTORY}: fitting the Python backend to Python {interpreter.feature_version}")
     backends = assemble_backend(root, interpreter)
     write_installation(root, interpreter, backends=backends, libraries=libraries)
-
-
-def unpack_wheel(root: Path) -> None:
-    """Installs the wheel beside its place and moves it there when it is complete."""
-    partial = root / f"{DIRECTORY}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    say(f"{DIRECTORY}: installing the Triton server from {LOCK}")
-    command = [str(python_of(root, SERVING)), "-m", "pip", "install", "--disable-pip-version-check", "--no-deps"]
-    options = ["--require-hashes", "--only-binary", ":all:", "--progress-bar", "off", "--target", str(partial)]
-    run([*command, *options, "-r", LOCK], root=root, doing="installing the Triton server")
-    (partial / STAMP).write_text(digest(root / LOCK), encoding="utf-8")
-    replace_directory(partial, root / DIRECTORY)
-
-
-def replace_directory(new: Path, place: Path) -> None:
-    """Puts a finished folder in its place; what was there is moved aside first, so that there is never a mixture."""
-    old = place.with_name(f"{place.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if place.exists():
-        place.rename(old)
-    new.rename(place)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def assemble_backend(root: Path, interpreter: Interpreter) -> Path:

@@ -2,8 +2,7 @@
 """Fewer, larger chunks: a response costs the same with one token or with ten.
 
 Tokens of one stream that are here at the same time always leave together, so a receiver that falls behind catches up.
-With a delay they also wait for their successors, but the first of a stream and the last never do. The delay grows with
-the number of streams, so that few streams are prompt and many do not spend the machine on responses.
+With a delay they also wait for their successors, but the first of a stream and the last never do.
 """
 
 import time
@@ -14,49 +13,48 @@ from serving.extra_outputs import merged
 
 
 class ChunkGather:
-    """The chunks of all streams on their way out; for one thread. What waits is looked at whenever the engine steps.
+    """The chunks of some streams on their way out; for one thread.
 
     Args:
-        max_delay_s: no chunk waits longer for its successors.
-        target_per_s: of all streams together; the delay is what keeps `n` streams at it. Zero: always the longest.
+        delay_s: so long after a stream's last chunk its next one may leave. Asked again each time, for it may depend
+            on how many streams there are; zero always or never.
     """
 
-    def __init__(
-        self, *, max_delay_s: float, target_per_s: float = 0.0, now_s: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._max_delay_s = max_delay_s
-        self._target_per_s = target_per_s
+    def __init__(self, delay_s: Callable[[], float], *, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._delay_s = delay_s
         self._now_s = now_s
         self._waiting: dict[int, TokenChunk] = {}
         self._last_sent_s: dict[int, float] = {}
 
-    def due(self, chunks: Iterable[TokenChunk]) -> list[TokenChunk]:
+    def due(self, chunks: Iterable[TokenChunk] = ()) -> list[TokenChunk]:
         """What is to be sent now: at most one chunk for each stream, with all its tokens up to now."""
         waiting = self._waiting
         for chunk in chunks:
             earlier = waiting.setdefault(chunk.key, chunk)
             if earlier is not chunk and not _is_last(earlier):
                 _append(earlier, chunk)
-        if not self._max_delay_s:
+        delay_s = self._delay_s()
+        if not delay_s:
             self._waiting = {}
             return list(waiting.values())
         now_s = self._now_s()
-        sent_before_s = now_s - self._delay_s()
-        due = [chunk for chunk in waiting.values() if self._is_due(chunk, sent_before_s)]
+        due = [chunk for chunk in waiting.values() if self._is_due(chunk, now_s - delay_s)]
         for chunk in due:
             del waiting[chunk.key]
             self._note_sent(chunk, now_s)
         return due
 
+    def wait_s(self) -> float | None:
+        """How long until the next chunk is due; None: nothing waits."""
+        if not self._waiting:
+            return None
+        oldest_s = min(self._last_sent_s[key] for key in self._waiting)  # a first chunk never waits
+        return max(0.0, oldest_s + self._delay_s() - self._now_s())
+
     def clear(self) -> None:
         """Forget everything: the engine is gone."""
         self._waiting.clear()
         self._last_sent_s.clear()
-
-    def _delay_s(self) -> float:
-        if not self._target_per_s:
-            return self._max_delay_s
-        return min(self._max_delay_s, len(self._last_sent_s) / self._target_per_s)
 
     def _is_due(self, chunk: TokenChunk, sent_before_s: float) -> bool:
         return _is_last(chunk) or self._last_sent_s.get(chunk.key, float("-inf")) <= sent_before_s

@@ -37,6 +37,8 @@ def output_rows() -> list[Tensor]:
 
 def why_refused(row: Tensor, capabilities: Capabilities) -> str | None:
     """The reason; None: it works."""
+    if row.why_not:
+        return row.why_not
     for name in (row.engine, row.field):
         reason = capabilities.why_not.get(name) or NEVER_TOLD.get(name)
         if reason is not None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from ensemble_configs.errors import Unavailable
-from serving.engine_messages import Broken, Cancel, Channel, ChannelClosed, Step, Submit
+from serving.engine_messages import Broken, Cancel, Channel, ChannelClosed, Command, Step, Stop, Submit
 from serving.engine_sources import EngineSource
 from serving.engines.base import EngineInfo, GenerationRequest
 
@@ -56,16 +56,21 @@ class EngineClient:
         self._reader.start()
         return self.info
 
-    def submit(self, request: GenerationRequest) -> None:
-        """Raises: Unavailable: there is no engine right now."""
-        self._send(Submit(request))
+    def submit(self, request: GenerationRequest, *, request_id: str = "") -> None:
+        """Queue a request. Args: `request_id` is the client's.
+
+        Raises:
+            Unavailable: there is no engine right now.
+        """
+        self._send(Submit(request, request_id))
 
     def cancel(self, key: int) -> None:
         """Ask for the end of a request; its last chunk says CANCELLED. Nothing happens where there is no engine."""
-        try:
-            self._send(Cancel(key))
-        except Unavailable:
-            _log.debug("no engine to cancel %d in", key)
+        self._send_if_possible(Cancel(key))
+
+    def stop_elsewhere(self, request_id: str) -> None:
+        """Ask for the end of what other adapters of the engine run under a client's request id, as `cancel` does."""
+        self._send_if_possible(Stop(request_id))
 
     def close(self) -> None:
         """Hang up; an engine that is ours ends by itself, and is killed if it does not."""
@@ -82,7 +87,13 @@ class EngineClient:
         """The engine's process id, where it is known."""
         return self._source.pid
 
-    def _send(self, message: Submit | Cancel) -> None:
+    def _send_if_possible(self, message: Cancel | Stop) -> None:
+        try:
+            self._send(message)
+        except Unavailable:
+            _log.debug("no engine for %s", message)
+
+    def _send(self, message: Command) -> None:
         with self._send_lock:
             if self._channel is None:
                 raise Unavailable("the engine is being restarted; try again", reason="engine_restarting")
@@ -104,15 +115,15 @@ class EngineClient:
                     self._take(reports)
                 else:
                     text = f"the engine was silent for {self._source.watchdog_s:g} s; it is being restarted"
-                    self._lose(Unavailable(text, reason="engine_hung"))
+                    self._lose(Unavailable(text, reason="engine_hung"), ends_itself=False)
         self._hang_up()  # on an engine that became ready while close() hung up on the one before
 
-    def _lose(self, error: Unavailable) -> None:
+    def _lose(self, error: Unavailable, *, ends_itself: bool = True) -> None:
         self._disconnect()  # before the death is told: what is submitted from now on is refused, not lost
         if not self._is_closing.is_set():
             _log.error("%s", error.message)
             self._on_death(error)
-        self._source.discard(has_served=True)
+        self._source.discard(ends_itself=ends_itself)
         if not self._is_closing.is_set():
             self._restart()
 
@@ -138,7 +149,7 @@ class EngineClient:
                 return
 
     def _hang_up(self) -> None:
-        self._source.discard(has_served=self._disconnect())
+        self._source.discard(ends_itself=self._disconnect())
 
     def _disconnect(self) -> bool:
         """Whether there was a connection."""

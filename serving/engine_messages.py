@@ -19,12 +19,19 @@ class Submit(msgspec.Struct, tag="submit", array_like=True):
     """Adapter to engine: queue a request. A refusal comes back as its last chunk."""
 
     request: GenerationRequest
+    request_id: str = ""  # the client's, for `Stop`
 
 
 class Cancel(msgspec.Struct, tag="cancel", array_like=True):
     """Adapter to engine: stop a request; no chunk of it follows."""
 
     key: int
+
+
+class Stop(msgspec.Struct, tag="stop", array_like=True):
+    """Adapter to engine: stop the requests of this client's id that other adapters have; their last chunks say so."""
+
+    request_id: str
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):
@@ -46,7 +53,7 @@ class Broken(msgspec.Struct, tag="broken", array_like=True):
     error: str
 
 
-Command = Submit | Cancel
+Command = Submit | Cancel | Stop
 Report = Ready | Step | Broken
 
 _LENGTH = struct.Struct("<I")

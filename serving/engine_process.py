@@ -2,14 +2,16 @@
 """The engine's own process, started by `serving.engine_sources` with a socket to it.
 
 One thread, one loop: take what has arrived, step, send what was made. It ends when the adapter that started it hangs
-up.
+up; an engine with processes of its own has a while to end them.
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
 import socket
+import threading
 import traceback
 from pathlib import Path
 
@@ -19,10 +21,13 @@ from serving.detokenization import TextDecoder
 from serving.engine_messages import Broken, Channel, ChannelClosed, Command
 from serving.engines.base import Engine, FinishReason, GenerationRequest, TokenChunk
 from serving.engines.providers import create_engine
+from serving.speculating_engine import SpeculatingEngine
 from serving.stopping_engine import StoppingEngine
 from serving.switchboard import Switchboard
 
 _log = logging.getLogger("trireme.engine")
+
+CLOSE_TIMEOUT_S = 5.0
 
 
 def serve_engine(engine: Engine, switchboard: Switchboard) -> None:
@@ -46,9 +51,21 @@ def _obey(engine: Engine, command: GenerationRequest | int) -> TokenChunk | None
     return None
 
 
+def close_engine(engine: Engine) -> None:
+    """Have the engine end what it has started; one that takes longer than CLOSE_TIMEOUT_S is left to itself."""
+    closer = threading.Thread(target=engine.close, name="engine-closer", daemon=True)
+    closer.start()
+    closer.join(CLOSE_TIMEOUT_S)
+    if closer.is_alive():
+        _log.warning("the engine has not closed within %g s; its process ends without that", CLOSE_TIMEOUT_S)
+
+
 def _load(folder: Path) -> Engine:
     release = load_release(folder)
-    return StoppingEngine(create_engine(release.engine), TextDecoder.from_spec(release.tokenizer))
+    engine = create_engine(release.engine)
+    if release.draft_engine is not None:
+        engine = SpeculatingEngine(engine, create_engine(release.draft_engine))
+    return StoppingEngine(engine, TextDecoder.from_spec(release.tokenizer))
 
 
 def main() -> None:
@@ -62,15 +79,21 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it drains first
     channel = Channel(socket.socket(fileno=args.fd), Command)
     guests = None if args.guests_fd is None else socket.socket(fileno=args.guests_fd)
-    try:
-        engine = _load(args.release)
-        serve_engine(engine, Switchboard(channel, guests, engine.info))
-    except ChannelClosed:
-        _log.info("the adapter hung up; the engine ends")
-    except Exception as exc:
-        traceback.print_exc()
-        channel.send(Broken(str(exc if isinstance(exc, ServingError) else ServerError(f"the engine broke: {exc!r}"))))
-    # Not sys.exit: an engine with running requests has nothing worth waiting for.
+    with contextlib.ExitStack() as ending:
+        try:
+            engine = _load(args.release)
+            ending.callback(close_engine, engine)
+            switchboard = Switchboard(channel, guests, engine.info)
+            ending.callback(switchboard.close)  # first: callers need not wait for the engine's end
+            serve_engine(engine, switchboard)
+        except ChannelClosed:
+            _log.info("the adapter hung up; the engine ends")
+        except Exception as exc:
+            traceback.print_exc()
+            error = exc if isinstance(exc, ServingError) else ServerError(f"the engine broke: {exc!r}")
+            with contextlib.suppress(ChannelClosed):
+                channel.send(Broken(str(error)))
+    # Not sys.exit: threads that a library has left behind are not worth waiting for.
     os._exit(0)
 
 

@@ -22,7 +22,8 @@ from serving.engine_messages import Broken, Channel, ChannelClosed, Ready, Repor
 from serving.engines.base import EngineInfo
 from serving.run_dir import run_dir
 
-_KILL_AFTER_S = 2.0
+# After it was hung up on; it may use 5 s (CLOSE_TIMEOUT_S in engine_process) to end what it has started.
+_KILL_AFTER_S = 7.0
 _POLL_S = 0.02
 # How long a guest waits for the owner to exist: Triton loads models in any order, and an owner that loads is there.
 _OWNER_APPEARS_S = 60.0
@@ -44,8 +45,8 @@ class EngineSource(Protocol):
             ServerError: it could not be loaded; the text is the engine's own.
         """
 
-    def discard(self, *, has_served: bool) -> None:
-        """The connection is closed; end what is behind it. `has_served`: it was one that `connect` returned."""
+    def discard(self, *, ends_itself: bool) -> None:
+        """The connection is closed; end what is behind it. `ends_itself`: it served, and will see the hang-up."""
 
     def close(self) -> None:
         """No connection is made from now on."""
@@ -86,12 +87,12 @@ class OwnedEngine(EngineSource):
             channel.close()
             raise
 
-    def discard(self, *, has_served: bool) -> None:
+    def discard(self, *, ends_itself: bool) -> None:
         """Wait for the end of a process that was hung up on, and kill it if it does not come."""
         process = self._process
         if process is not None:
             try:
-                process.wait(_KILL_AFTER_S if has_served else 0)  # one that is still loading sees no hang-up
+                process.wait(_KILL_AFTER_S if ends_itself else 0)  # one that is still loading sees no hang-up
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -145,7 +146,7 @@ class SharedEngine(EngineSource):
         finally:
             self._waiting = None
 
-    def discard(self, *, has_served: bool) -> None:
+    def discard(self, *, ends_itself: bool) -> None:
         """Nothing is behind the connection that is ours."""
 
     def close(self) -> None:
@@ -200,6 +201,11 @@ class EngineListener:
             if self._path.stat().st_ino == self._inode:
                 self._path.unlink()
         self._socket.close()
+
+
+def has_engine(version: str) -> bool:
+    """Whether the models of this version are loaded, or being loaded."""
+    return _address(version).exists()
 
 
 def _address(version: str) -> Path:

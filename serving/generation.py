@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine step of the ensemble, without Triton: requests in, replies out, each request owned here from start to end.
 
-Only the engine client's reader thread replies to a running request, so a reply can never overtake another or follow the
-last one. Whoever wants a request to end asks the engine, and the engine's answer ends it.
+Only its lane replies to a running request (`serving.reply_lanes`), so a reply can never overtake another or follow the
+last one. Whoever wants a request to end asks the engine, and the engine's answer ends it; a dead engine has none, then
+the reader of the engine's steps fails what is left.
 """
 
 import itertools
@@ -15,12 +16,12 @@ import numpy.typing as npt
 
 from ensemble_configs.deployment import ReleaseSpec
 from ensemble_configs.errors import RequestCancelled, RequestError, ServerError, ServingError, Unavailable
-from serving.chunk_gather import ChunkGather
 from serving.detokenization import TextDecoder
 from serving.engine_client import EngineClient
 from serving.engine_messages import Step
 from serving.engine_sources import EngineSource
 from serving.engines.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
+from serving.reply_lanes import ReplyLanes
 from serving.request_metrics import RequestMetrics, RequestTimes
 from serving.requests import DecodedRequest, RequestDecoder
 from serving.running_request import Reply, ReplySink, RunningRequest
@@ -30,9 +31,6 @@ from serving.stream_state import Census, StreamContext, unpack_context
 
 _log = logging.getLogger("trireme.generation")
 
-# A direct caller's departure is Triton's to tell, a message to the server for each request; an ensemble's takes a
-# census.
-_CANCEL_CHECK_S = 0.04
 _CENSUS_S = 0.08
 _METRICS_S = 0.25
 
@@ -50,6 +48,7 @@ class GenerationService:
         metrics: RequestMetrics,
         on_stats: Callable[[EngineStats], None] = lambda _: None,
         take_census: Callable[[Census], Iterable[int]] | None = None,
+        client_check_s: float = 0.04,
     ) -> None:
         """Have the engine; returns when it is ready.
 
@@ -59,6 +58,7 @@ class GenerationService:
             on_stats: called after every step that is heard of.
             take_census: which of the streams with a context nobody reads, told by postprocessing. None: there is no
                 step behind this one, and each sink knows about its own client.
+            client_check_s: how often each sink is asked whether its client is there: a message to the server and back.
 
         Raises:
             ServingError: it cannot be loaded.
@@ -74,14 +74,11 @@ class GenerationService:
         self._lost_streams: list[int] = []  # of which postprocessing may still hold the text
         self._orphans: list[int] = []  # in the engine, with nobody here to reply to
         self._refusal: Unavailable | None = None
-        self._gather = ChunkGather(
-            max_delay_s=release.responses.max_chunk_delay_ms / 1000,
-            target_per_s=release.responses.target_chunks_per_s,
-        )
+        self._lanes = ReplyLanes(self._take_chunk, delay_s=self._chunk_delay_s)
         self._engine = EngineClient(source, on_steps=self._take_steps, on_death=self._fail_all)
         self._decoder = RequestDecoder(self._engine.start())
         self._is_closed = threading.Event()
-        watches = [(self._cancel_abandoned, _CANCEL_CHECK_S), (metrics.flush, _METRICS_S)]
+        watches = [(self._cancel_abandoned, client_check_s), (metrics.flush, _METRICS_S)]
         if take_census is not None:
             watches.append((self._cancel_unread, _CENSUS_S))
         for watch, period_s in watches:
@@ -144,6 +141,7 @@ class GenerationService:
         """Stop the engine; what still runs gets no further reply."""
         self._is_closed.set()
         self._engine.close()
+        self._lanes.close()
 
     def _sequences(
         self, decoded: DecodedRequest, context: StreamContext | None, sink: ReplySink, request_id: str
@@ -193,7 +191,7 @@ class GenerationService:
 
     def _submit(self, request: GenerationRequest, running: RunningRequest) -> None:
         try:
-            self._engine.submit(request)
+            self._engine.submit(request, request_id=running.request_id)
         except Exception:
             if self._pop(request.key) is not None:  # else the engine's death has already been told to the sink
                 running.disown()
@@ -209,7 +207,10 @@ class GenerationService:
         return check_stop_strings(self._text.decode(ids[start:end]) for start, end in itertools.pairwise([0, *offsets]))
 
     def _stop(self, request_id: str, context: StreamContext | None) -> None:
-        """The contract's stop request: it ends the running request of the same id with what it has."""
+        """The contract's stop request: it ends the running request of the same id with what it has.
+
+        Whichever model the request came through: upstream's clients send theirs to `tensorrt_llm`.
+        """
         if not request_id and context is None:
             raise RequestError("a stop request needs the request id of the request to stop", field="request_id")
         self._cancel(
@@ -220,6 +221,8 @@ class GenerationService:
             ],
             None,
         )
+        if context is None:
+            self._engine.stop_elsewhere(request_id)
 
     def _cancel(self, running: Iterable[tuple[int, RunningRequest]], error: ServingError | None) -> None:
         for key, request in running:
@@ -238,13 +241,23 @@ class GenerationService:
     # On the reader's thread. It sends the engine nothing, for the engine may be waiting for it to read.
 
     def _take_steps(self, steps: list[Step]) -> None:
-        for chunk in self._gather.due(chunk for step in steps for chunk in step.chunks):
-            running = self._running.get(chunk.key)
-            if running is not None:
-                self._take_chunk(chunk, running)
+        self._lanes.put(chunk for step in steps for chunk in step.chunks)
         self._tell_stats(steps[-1].stats)
 
-    def _take_chunk(self, chunk: TokenChunk, running: RunningRequest) -> None:
+    # On a lane's thread, and with the death of the engine on the reader's.
+
+    def _chunk_delay_s(self) -> float:
+        """Grows with the number of streams: few are prompt, and many do not spend the machine on responses."""
+        limits = self._release.responses
+        longest_s = limits.max_chunk_delay_ms / 1000
+        if not limits.target_chunks_per_s:
+            return longest_s
+        return min(longest_s, max(1, len(self._running)) / limits.target_chunks_per_s)
+
+    def _take_chunk(self, chunk: TokenChunk) -> None:
+        running = self._running.get(chunk.key)
+        if running is None:
+            return
         if chunk.finish_reason is not None or chunk.error is not None:
             self._pop(chunk.key)
         self._note(chunk, running)
@@ -255,14 +268,14 @@ class GenerationService:
                 self._fail(running, running.cancel_error)
             else:
                 self._reply(chunk, running)
-        except Exception:  # one client's broken pipe must not end the reader of all
+        except Exception:  # one client's broken pipe must not end the lane of many
             _log.exception("a reply could not be sent; its request is ended")
             self._give_up(chunk.key, running)
 
     def _note(self, chunk: TokenChunk, running: RunningRequest) -> None:
         try:
             running.times.note(chunk)
-        except Exception:  # what cannot be counted must not end the reader of all
+        except Exception:  # what cannot be counted must be answered all the same
             _log.exception("a request could not be counted")
 
     def _reply(self, chunk: TokenChunk, running: RunningRequest) -> None:
@@ -296,7 +309,7 @@ class GenerationService:
         with self._lock:
             lost = list(self._running.values())
             self._running.clear()
-        self._gather.clear()
+        self._lanes.clear()
         for running in lost:
             running.is_ending = True
             self._fail_if_possible(running, error)

@@ -14,14 +14,11 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from ensemble_configs.errors import Unavailable
+from ensemble_configs.errors import ServingError, Unavailable
 from serving.orphan_watch import end_with_server
 from serving.run_dir import RUN_DIR_VARIABLE
-
-if TYPE_CHECKING:
-    from serving.generation import GenerationService
 
 _log = logging.getLogger("trireme.lifeline")
 
@@ -31,8 +28,22 @@ _ANSWER_S = 2.0
 Handler = Callable[[], Mapping[str, object]]
 
 
-def generation_handlers(service: "GenerationService") -> dict[str, Handler]:
-    """What can be asked of the engine step."""
+class Streams(Protocol):
+    """What an adapter that generates holds."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have not had their last response."""
+
+    def refuse_new(self, because: Unavailable) -> None:
+        """From now on every new request is refused."""
+
+    def cancel_all(self, because: ServingError) -> None:
+        """End every running request; each fails with `because`."""
+
+
+def generation_handlers(service: Streams) -> dict[str, Handler]:
+    """What can be asked of an adapter that generates."""
 
     def status() -> Mapping[str, object]:
         return {"num_streams": service.num_running}
@@ -81,6 +92,8 @@ class Lifeline:
                 return
             try:
                 self._answer(connection)
+            except ConnectionError:
+                _log.info("who asked on the lifeline has gone before the answer")  # it waits only so long
             except Exception:
                 _log.exception("a question on the lifeline could not be answered")
 

@@ -32,9 +32,9 @@ def reply_tensors(reply: Reply) -> dict[str, Array]:
     return tensors | result_tensors(reply)
 
 
-def text_tensors(reply: Reply, texts: list[str]) -> dict[str, Array]:
-    """``text_output [beams]``, UTF-8, and what was asked for."""
-    return {"text_output": np.array([text.encode() for text in texts], dtype=np.object_), **result_tensors(reply)}
+def text_tensors(reply: Reply, texts: list[bytes]) -> dict[str, Array]:
+    """``text_output [beams]`` and what was asked for. Args: `texts` are UTF-8."""
+    return {"text_output": np.array(texts, dtype=np.object_), **result_tensors(reply)}
 
 
 def result_tensors(reply: Reply) -> dict[str, Array]:

@@ -30,7 +30,7 @@ _HISTOGRAMS = {
 _COUNTERS = {
     "trireme_prompt_tokens_total": "Prompt tokens of requests that ended",
     "trireme_generation_tokens_total": "Generated tokens of requests that ended",
-    "trireme_cached_prompt_tokens_total": "Prompt tokens whose KV blocks were reused",
+    "trireme_cached_prompt_tokens_total": "Prompt tokens whose KV blocks were reused, by engines that tell",
     "trireme_draft_tokens_total": "Draft tokens that were verified",
     "trireme_accepted_draft_tokens_total": "Draft tokens that were accepted",
 }
@@ -78,9 +78,12 @@ class RequestMetrics:
         while self._observed:
             histogram, value = self._observed.popleft()
             histogram.observe(value)
+        totals: dict[Any, int] = {}
         while self._counted:
             counter, number = self._counted.popleft()
-            counter.increment(number)
+            totals[counter] = totals.get(counter, 0) + number
+        for counter, total in totals.items():
+            counter.increment(total)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ensemble_configs.errors import RequestError
-from ensemble_configs.tensors import STRING, UINT8, Tensor, inputs_of
+from ensemble_configs.tensors import BLS_INPUTS, STRING, UINT8, Tensor, inputs_of, named_at
 from serving.embedding_bias import sparse_bias
 from serving.engines.base import EngineInfo, SamplingParams
 from serving.engines.packed_array import PackedArray
@@ -24,7 +24,7 @@ from serving.model_input_checks import check_model_inputs, num_virtual_tokens
 from serving.stream_state import KEYS_PER_REQUEST
 from serving.word_lists import unpack_words
 
-_ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm"))
+_ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm") + named_at("tensorrt_llm_bls", BLS_INPUTS))
 _MAX_LOGITS_BYTES = 1 << 28  # of one response
 _ONE_PROMPT = "send one prompt in a request, they are batched in flight"
 _SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
@@ -68,7 +68,8 @@ class RequestDecoder:
         """Check and convert one request.
 
         Args:
-            tensors: by the names of `tensorrt_llm`'s inputs; a scalar is ``[1] `` (reshaped), others ``[1, *dims]``.
+            tensors: by the names of `tensorrt_llm`'s inputs, or of those that only `tensorrt_llm_bls` has; a scalar is
+                ``[1] `` (reshaped), others ``[1, *dims]``.
             is_context_only: of disaggregated serving, the request for the prefill's server.
 
         Raises:
@@ -80,6 +81,8 @@ class RequestDecoder:
         options: dict[str, object] = {}
         for name, array in tensors.items():
             row = _ROWS[name]
+            if row.why_not:
+                raise _refused_by_all(name, row, self._info)
             target = sampling if row.field in _SAMPLING_FIELDS else options
             value = _value(name, row, array, self._info.vocab_size)
             _check_range(row.field, value)
@@ -238,6 +241,12 @@ def _check_beams(request: DecodedRequest) -> None:
         )
     if wanted is not None and wanted > width:
         raise _out_of_range("num_return_sequences", wanted, f"1 to {width}, the beams")
+
+
+def _refused_by_all(name: str, row: Tensor, info: EngineInfo) -> RequestError:
+    return RequestError(
+        f"{name} is not supported by the provider {info.provider!r}; {row.why_not}", field=name, provider=info.provider
+    )
 
 
 def _check_range(field: str, value: object) -> None:

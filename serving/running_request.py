@@ -74,15 +74,19 @@ class RunningRequest:
     _cum_log_prob: float = 0.0
 
     def send(self, reply: Reply) -> None:
-        """Hand a reply to the sink."""
+        """Hand a reply to the sink; nothing happens where it has had its last call (the engine died meanwhile)."""
         with self._sink_lock:
+            if self.is_over:
+                return
             self.is_over = reply.is_final
             self.sink.send(reply)
         self.num_replies += 1
 
     def fail(self, error: ServingError) -> None:
-        """Make an error the sink's last call."""
+        """Make an error the sink's last call, if there was none."""
         with self._sink_lock:
+            if self.is_over:
+                return
             self.is_over = True
             self.sink.fail(error)
 

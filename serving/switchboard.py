@@ -5,14 +5,16 @@ own.
 
 import selectors
 import socket
+import time
 from dataclasses import dataclass, field
 
 import msgspec
 
-from serving.engine_messages import Cancel, Channel, ChannelClosed, Command, Ready, Step, Submit
+from serving.engine_messages import Cancel, Channel, ChannelClosed, Command, Ready, Step, Stop, Submit
 from serving.engines.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
 
 HEARTBEAT_S = 1.0  # the owner hears at least so often from an engine that is well
+STATS_S = 0.05  # and while it works, of what it holds
 
 
 @dataclass(eq=False)
@@ -21,6 +23,13 @@ class _Caller:
     is_owner: bool
     engine_keys: dict[int, int] = field(default_factory=dict)  # the engine's, by the caller's own
     chunks: list[TokenChunk] = field(default_factory=list)  # to be sent
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    caller: _Caller
+    key: int  # the caller's own
+    request_id: str  # the client's; may be empty or used twice
 
 
 class Switchboard:
@@ -35,10 +44,10 @@ class Switchboard:
         self._info = info
         self._guests = guests
         self._selector = selectors.DefaultSelector()
-        self._callers: dict[int, tuple[_Caller, int]] = {}  # and their own key, by the engine's
+        self._requests: dict[int, _Request] = {}  # by the engine's key
         self._talkers: set[_Caller] = set()  # with chunks to be sent
-        self._let_in_guests: set[_Caller] = set()
         self._last_key = 0
+        self._owner_heard_s = float("-inf")
         self._owner = self._welcome(owner, is_owner=True)
         if guests is not None:
             guests.setblocking(False)
@@ -60,30 +69,41 @@ class Switchboard:
         return commands
 
     def send(self, chunks: list[TokenChunk], stats: EngineStats) -> None:
-        """Give everybody the chunks of his requests; a guest hears of every step while it has any, the owner always.
+        """Give everybody the chunks of his requests.
 
-        A step without a chunk of theirs matters to them too: it is when tokens that wait for others are looked at.
+        The owner hears of a step without a chunk of its own too, for the gauges: of one in `STATS_S`, and of the end
+        of all work.
 
         Raises:
             ChannelClosed: the owner is gone.
         """
         for chunk in chunks:
-            if chunk.key not in self._callers:  # stopped twice: by its caller, and by the end of its caller
+            request = self._requests.get(chunk.key)
+            if request is None:  # stopped twice: by its caller, and by the end of its caller or by its request id
                 continue
-            caller, key = self._callers[chunk.key]
+            caller, key = request.caller, request.key
             if chunk.finish_reason is not None or chunk.error is not None:
-                del self._callers[chunk.key], caller.engine_keys[key]
+                del self._requests[chunk.key], caller.engine_keys[key]
             chunk.key = key
             self._put(chunk, caller)
-        hearers = {self._owner, *self._talkers, *(guest for guest in self._let_in_guests if guest.engine_keys)}
-        self._talkers.clear()
-        for caller in hearers:
+        if self._is_owner_due(stats):
+            self._talkers.add(self._owner)
+        talkers, self._talkers = self._talkers, set()
+        for caller in talkers:
             step, caller.chunks = Step(caller.chunks, stats), []
             try:
                 caller.channel.send(step)
             except ChannelClosed:  # of a guest: its end is read where its commands are
                 if caller.is_owner:
                     raise
+
+    def _is_owner_due(self, stats: EngineStats) -> bool:
+        now_s = time.monotonic()
+        is_busy = bool(stats.num_running or stats.num_waiting)
+        if is_busy and now_s < self._owner_heard_s + STATS_S:
+            return False
+        self._owner_heard_s = now_s
+        return True
 
     def close(self) -> None:
         """Hang up on everybody."""
@@ -104,7 +124,7 @@ class Switchboard:
             return
         sock.setblocking(True)
         try:
-            self._let_in_guests.add(self._welcome(Channel(sock, Command), is_owner=False))
+            self._welcome(Channel(sock, Command), is_owner=False)
         except ChannelClosed:
             sock.close()
 
@@ -121,25 +141,30 @@ class Switchboard:
             if caller.is_owner:
                 raise
             return self._forget(caller)
-        return [translated for command in commands if (translated := self._translate(command, caller)) is not None]
+        return [translated for command in commands for translated in self._translate(command, caller)]
 
-    def _translate(self, command: object, caller: _Caller) -> GenerationRequest | int | None:
+    def _translate(self, command: object, caller: _Caller) -> list[GenerationRequest | int]:
         match command:
-            case Submit(request):
+            case Submit(request, request_id):
                 self._last_key += 1
-                self._callers[self._last_key] = (caller, request.key)
+                self._requests[self._last_key] = _Request(caller, request.key, request_id)
                 caller.engine_keys[request.key] = self._last_key
-                return msgspec.structs.replace(request, key=self._last_key)
+                return [msgspec.structs.replace(request, key=self._last_key)]
             case Cancel(key):
                 if key not in caller.engine_keys:  # it has just ended, or never was
                     self._put(TokenChunk(key, [], FinishReason.CANCELLED), caller)
-                    return None
-                return caller.engine_keys[key]
+                    return []
+                return [caller.engine_keys[key]]
+            case Stop(request_id):
+                return [
+                    key
+                    for key, request in self._requests.items()
+                    if request.request_id == request_id and request.caller is not caller
+                ]
         raise AssertionError(f"not a command: {command!r}")
 
     def _forget(self, guest: _Caller) -> list[GenerationRequest | int]:
         """A guest is gone: stop what it asked for, and nobody is told."""
-        self._let_in_guests.discard(guest)
         self._selector.unregister(guest.channel)
         guest.channel.close()
         return list(guest.engine_keys.values())

@@ -6,21 +6,30 @@ is, also before its first token.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ensemble_configs.errors import ServingError
-from ensemble_configs.tensors import CLIENT_INPUTS, PROMPT_TENSORS, Tensor
+from ensemble_configs.errors import ServingError, Unavailable
+from ensemble_configs.release import load_release
+from ensemble_configs.tensors import BLS_INPUTS, CLIENT_INPUTS, PROMPT_TENSORS, Tensor
 from serving.detokenization import StreamText, TextDecoder
+from serving.engine_sources import EngineSource
 from serving.generation import GenerationService
 from serving.prompt_step import PromptStep
 from serving.reply_tensors import text_tensors
+from serving.request_metrics import RequestMetrics
 from serving.running_request import Reply
+from serving.stream_state import StreamState
 from serving.text_step import add_chunk, beam_texts
+from serving.tokenization import PromptTokenizer
 
 Tensors = Mapping[str, npt.NDArray[np.generic]]
+
+
+_CLIENT_CHECK_S = 0.12  # a client that has gone is to be noticed within 250 ms
 
 
 class TensorSink(Protocol):
@@ -37,35 +46,70 @@ class TensorSink(Protocol):
 
 
 class _TextSink:
-    """Replies of the engine step, as text."""
+    """Replies of the engine step, as text: what is new, or the whole text so far."""
 
-    def __init__(self, sink: TensorSink, decoder: TextDecoder) -> None:
+    def __init__(self, sink: TensorSink, decoder: TextDecoder, *, is_accumulating: bool) -> None:
         self._sink = sink
         self._decoder = decoder
-        self._texts: dict[int, StreamText] = {}  # of a request with several sequences, each has its own
+        self._is_accumulating = is_accumulating
+        # By stream: of a request with several sequences, each has its own.
+        self._texts: dict[int, StreamText] = {}
+        self._sent: dict[int, bytearray] = {}  # the text of a stream up to now, where responses accumulate
         self.fail = sink.fail
         self.is_cancelled = sink.is_cancelled
 
     def send(self, reply: Reply) -> None:
         state = reply.stream_state
         if state is None:  # the answer to a stop request
-            texts = [""]
+            texts = [b""]
         elif reply.beams is not None:
             texts = beam_texts(self._decoder, state, [beam.token_ids for beam in reply.beams])
         else:
-            if state.key not in self._texts:
-                self._texts[state.key] = StreamText(self._decoder, state.stop_strings)
-            texts = [add_chunk(self._texts[state.key], state, reply.token_ids)]
+            texts = [self._text(state, reply.token_ids)]
         self._sink.send(text_tensors(reply, texts), is_final=reply.is_final)
+
+    def _text(self, state: StreamState, token_ids: list[int]) -> bytes:
+        if state.key not in self._texts:
+            self._texts[state.key] = StreamText(self._decoder, state.stop_strings)
+        new = add_chunk(self._texts[state.key], state, token_ids).encode()
+        if not self._is_accumulating:
+            return new
+        sent = self._sent.setdefault(state.key, bytearray())
+        sent += new
+        return bytes(sent)
 
 
 class TextPipeline:
     """The steps of one release behind one name."""
 
-    def __init__(self, service: GenerationService, prompt_step: PromptStep, decoder: TextDecoder) -> None:
+    def __init__(
+        self,
+        service: GenerationService,
+        prompt_step: PromptStep,
+        decoder: TextDecoder,
+        *,
+        is_accumulating: bool = False,
+    ) -> None:
+        """Args: `is_accumulating`: each response of a stream holds its whole text so far, and not what is new."""
         self._service = service
         self._prompt_step = prompt_step
         self._decoder = decoder
+        self._is_accumulating = is_accumulating
+
+    @classmethod
+    def from_release(
+        cls, folder: Path, source: EngineSource, metrics: RequestMetrics, *, is_accumulating: bool = False
+    ) -> "TextPipeline":
+        """Load the release in a model's version folder, and wait for its engine.
+
+        Raises:
+            ServingError: there is no such release, or it has no engine.
+        """
+        release = load_release(folder)
+        prompt_step = PromptStep(PromptTokenizer.from_spec(release.tokenizer))
+        decoder = TextDecoder.from_spec(release.tokenizer)
+        service = GenerationService(release, source, metrics=metrics, client_check_s=_CLIENT_CHECK_S)
+        return cls(service, prompt_step, decoder, is_accumulating=is_accumulating)
 
     def start(self, tensors: Tensors, sink: TensorSink, *, request_id: str = "") -> None:
         """Take one request by the names of the ensemble's inputs; returns at once, the responses come through `sink`.
@@ -75,7 +119,25 @@ class TextPipeline:
         """
         prompt = self._prompt_step.prepare(_renamed(tensors, _TO_PROMPT_STEP))
         engine = {**_renamed(tensors, _TO_ENGINE_STEP), **_renamed(prompt, _FROM_PROMPT_TO_ENGINE)}
-        self._service.start(engine, _TextSink(sink, self._decoder), request_id=request_id)
+        text = _TextSink(sink, self._decoder, is_accumulating=self._is_accumulating)
+        self._service.start(engine, text, request_id=request_id)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have not had their last response."""
+        return self._service.num_running
+
+    def refuse_new(self, because: Unavailable) -> None:
+        """From now on every new request is refused."""
+        self._service.refuse_new(because)
+
+    def cancel_all(self, because: ServingError) -> None:
+        """End every running request; each fails with `because`."""
+        self._service.cancel_all(because)
+
+    def close(self) -> None:
+        """Hang up on the engine; what still runs gets no further response."""
+        self._service.close()
 
 
 def _names(rows: tuple[Tensor, ...], giver: str, taker: str) -> dict[str, str]:
@@ -84,7 +146,7 @@ def _names(rows: tuple[Tensor, ...], giver: str, taker: str) -> dict[str, str]:
 
 
 _TO_PROMPT_STEP = _names(CLIENT_INPUTS, "ensemble", "preprocessing")
-_TO_ENGINE_STEP = _names(CLIENT_INPUTS, "ensemble", "tensorrt_llm")
+_TO_ENGINE_STEP = _names(CLIENT_INPUTS, "ensemble", "tensorrt_llm") | {row.bls: row.bls for row in BLS_INPUTS}
 _FROM_PROMPT_TO_ENGINE = _names(PROMPT_TENSORS, "preprocessing", "tensorrt_llm")
 
 

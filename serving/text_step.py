@@ -74,7 +74,7 @@ class TextStep:
                         self._streams.pop(key, None)
                     answers = [msgspec.msgpack.encode(self._unread(num_chunks))]
                 case state if len(beams) > 1:
-                    answers = [text.encode() for text in beam_texts(self._decoder, state, beams)]
+                    answers = beam_texts(self._decoder, state, beams)
                 case state:
                     answers = [self._text(state, beams[0], is_cancelled).encode()]
         return np.array(answers, dtype=np.object_)
@@ -113,13 +113,18 @@ def add_chunk(text: StreamText, state: StreamState, token_ids: list[int]) -> str
     return new + text.finish() if state.is_final else new
 
 
-def beam_texts(decoder: TextDecoder, state: StreamState, beams: list[list[int]]) -> list[str]:
-    """The text of each beam, whole: a beam search has one chunk."""
-    return [add_chunk(StreamText(decoder, state.stop_strings), state, token_ids) for token_ids in beams]
+def beam_texts(decoder: TextDecoder, state: StreamState, beams: list[list[int]]) -> list[bytes]:
+    """The text of each beam, whole and in UTF-8: a beam search has one chunk."""
+    return [add_chunk(StreamText(decoder, state.stop_strings), state, token_ids).encode() for token_ids in beams]
 
 
 def _beams(tokens: npt.NDArray[np.generic], lengths: npt.NDArray[np.generic] | None) -> list[list[int]]:
     """The token ids of each beam of each request, without padding."""
+    if tokens.ndim != 3:  # Triton's stub drops the batch dimension of a batch of none
+        raise RequestError(
+            f"TOKENS_BATCH has the shape {list(tokens.shape)}; send [batch, beams, tokens], none of them 0",
+            field="TOKENS_BATCH",
+        )
     beams: list[list[int]] = [beam for request in tokens.tolist() for beam in request]
     if lengths is None:
         return beams

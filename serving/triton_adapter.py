@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from ensemble_configs.errors import ServerError, ServingError
@@ -61,6 +63,23 @@ def is_context_only(request: Any) -> bool:
     """Whether a request is for the prefill's server of two: its parameter `request_type` says ``context_only``."""
     parameters = request.parameters()
     return bool(parameters) and json.loads(parameters).get("request_type") == "context_only"
+
+
+class TensorSink:
+    """The responses to one request of a decoupled model, from named arrays."""
+
+    def __init__(self, request: Any) -> None:
+        self._sender = request.get_response_sender()
+        self.is_cancelled = self._sender.is_cancelled
+
+    def send(self, tensors: Mapping[str, npt.NDArray[np.generic]], *, is_final: bool) -> None:
+        """One response."""
+        response = pb_utils.InferenceResponse([pb_utils.Tensor(*named) for named in tensors.items()])
+        self._sender.send(response, flags=final_flag() if is_final else 0)
+
+    def fail(self, error: ServingError) -> None:
+        """The last response, instead of a final one."""
+        self._sender.send(error_response(error), flags=final_flag())
 
 
 def release_folder(args: Mapping[str, str]) -> Path:

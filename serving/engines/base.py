@@ -61,6 +61,8 @@ class SamplingParams(ModelInputs, frozen=True, kw_only=True):
     beam_search_diversity_rate: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     guide_type: str | None = None  # json, json_schema, regex, ebnf_grammar or structural_tag, as upstream's tensor
     guide: str | None = None  # the schema, expression or grammar
+    num_draft_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0  # to draft at a time; 0: as the deployment says
+    use_draft_logits: bool = False  # verify those drafts by their probabilities, not by their ids
     lookahead_window_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     lookahead_ngram_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     lookahead_verification_set_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -78,6 +80,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     input_ids: list[int]
     sampling: SamplingParams
     stop_strings: tuple[str, ...] = ()  # matched by the engine loop, not by the engine
+    # So many at the end of `input_ids` are output: the request goes on where an earlier one ended. An engine that
+    # verifies drafts honours it in all that looks at the output alone, such as penalties and seeds.
+    num_output_ids: int = 0
 
 
 class PerfMetrics(msgspec.Struct, frozen=True, array_like=True):
@@ -153,6 +158,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_used_kv_blocks: int
     num_kv_blocks: int
     num_steps: int
+    num_preemptions: int | None = None  # in the engine's life; None: it does not tell
 
 
 class Engine(ABC):

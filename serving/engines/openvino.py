@@ -26,7 +26,7 @@ from serving.engines.base import (
 from serving.engines.model_folder import ModelFolder
 from serving.engines.openvino_beams import as_beam, best_first, refuse_unsearchable
 from serving.engines.openvino_capabilities import CAPABILITIES
-from serving.engines.openvino_drafting import DraftCount, set_drafting
+from serving.engines.openvino_drafting import DraftCount, num_drafts_of, refuse_undraftable, set_drafting
 from serving.engines.openvino_guides import GuideCompiler, refuse_unguidable
 from serving.engines.openvino_pipeline import (
     FINISH_REASONS,
@@ -114,6 +114,7 @@ class OpenVinoEngine(Engine):
         refuse_unservable(request, self.info)
         refuse_unguidable(request.sampling, self.info)
         refuse_unsearchable(request.sampling, self.info)
+        refuse_undraftable(request.sampling, self._spec)
         self._refuse_unfitting(request)
         self._waiting.append(_Generation(request, self._config(request.sampling)))
 
@@ -177,17 +178,19 @@ class OpenVinoEngine(Engine):
 
     def _config(self, sampling: SamplingParams) -> object:
         config = generation_config(sampling, end_ids=self.info.end_ids, vocab_size=self.info.vocab_size)
-        set_drafting(config, self._spec)
+        set_drafting(config, self._spec, sampling)
         if sampling.guide_type is not None:
             config.structured_output_config = self._guides.compile(sampling.guide_type, sampling.guide)
         return config
 
     def _count_drafts(self, generation: _Generation, num_tokens: int) -> None:
-        if self._spec.num_draft_tokens and generation.output_ids:  # the first token comes from the prefill
+        sampling = generation.request.sampling
+        num_drafts = num_drafts_of(sampling, self._spec)
+        if num_drafts and generation.output_ids:  # the first token comes from the prefill
             generation.drafts.note_step(
                 num_tokens,
-                num_draft_tokens=self._spec.num_draft_tokens,
-                num_missing=generation.request.sampling.max_tokens - len(generation.output_ids),
+                num_draft_tokens=num_drafts,
+                num_missing=sampling.max_tokens - len(generation.output_ids),
             )
 
     def _perf(self, generation: _Generation) -> PerfMetrics | None:
@@ -231,12 +234,13 @@ class OpenVinoEngine(Engine):
 
         Beams are counted as if they shared nothing.
         """
-        num_tokens = len(request.input_ids) + request.sampling.max_tokens - 1 + self._spec.num_draft_tokens
-        return request.sampling.beam_width * -(-num_tokens // KV_BLOCK_TOKENS)
+        sampling = request.sampling
+        num_tokens = len(request.input_ids) + sampling.max_tokens - 1 + num_drafts_of(sampling, self._spec)
+        return sampling.beam_width * -(-num_tokens // KV_BLOCK_TOKENS)
 
     def _refuse_unfitting(self, request: GenerationRequest) -> None:
         """A request with drafts or beams must fit the KV cache to its end: it is not preempted."""
-        num_drafts, num_beams = self._spec.num_draft_tokens, request.sampling.beam_width
+        num_drafts, num_beams = num_drafts_of(request.sampling, self._spec), request.sampling.beam_width
         if (num_drafts or num_beams > 1) and self._max_num_blocks(request) > self.info.num_kv_blocks:
             max_tokens = request.sampling.max_tokens
             more = f"+ {num_drafts} drafts" if num_drafts else f"in each of {num_beams} beams"
@@ -253,7 +257,20 @@ class OpenVinoEngine(Engine):
         num_promised = sum(self._max_num_blocks(running.request) for _, running in self._running.values())
         num_leaving = sum(num_blocks for _, num_blocks in self._leaving)
         num_blocks = num_promised + num_leaving + self._max_num_blocks(generation.request)
-        return len(self._running) < self.info.max_num_seqs and num_blocks <= self.info.num_kv_blocks
+        is_there_a_seat = len(self._running) < self.info.max_num_seqs and num_blocks <= self.info.num_kv_blocks
+        return is_there_a_seat and (self._spec.draft_dir is None or self._has_room_in_a_step(generation))
+
+    def _has_room_in_a_step(self, generation: _Generation) -> bool:
+        """Whether its whole prefill goes into the step that all others take part in, or it is alone.
+
+        With a draft model, OpenVINO 2026.4 gives wrong tokens where a prefill in company takes several steps.
+        """
+        num_tokens = len(generation.request.input_ids)
+        for _, running in self._running.values():
+            request = running.request
+            is_in_prefill = running.num_prefill_blocks > 0
+            num_tokens += len(request.input_ids) if is_in_prefill else 1 + num_drafts_of(request.sampling, self._spec)
+        return not self._running or num_tokens <= self._spec.max_num_batched_tokens
 
     def _read(self) -> tuple[list[TokenChunk], list[_Generation]]:
         """What the last step made, and which requests it dropped."""

@@ -21,6 +21,7 @@ from serving.engines.capabilities import (
 )
 from serving.engines.openvino_guides import GUIDE_FIELDS, TOKENIZER_FILE, WITHOUT_TOKENIZER
 from serving.engines.openvino_pipeline import ROWS
+from serving.engines.request_limits import NO_DRAFT_LOGITS
 
 _NO_MASK = "GenerationConfig takes no mask or bias on logits; leave it out or serve with another provider"
 _NO_LOGITS = "no output of its pipeline has logits; return_log_probs gives those of the chosen tokens"
@@ -36,9 +37,11 @@ _ONE_SET = (
     "name the adapter in the deployment, engine.lora_file"
 )
 _UNTOLD_BLOCKS = "PipelineMetrics counts the blocks of all requests together; the output is left out"
+# Of a request, not of the deployment: `openvino_drafting.refuse_undraftable`.
+_GREEDY_WITH_DRAFTS = Condition("with `engine.draft_dir` in greedy requests alone", lambda _: True, "")
 
 CAPABILITIES = Capabilities(
-    supported=frozenset({row.field for row in ROWS} | {"end_id"} | GUIDE_FIELDS | {*BEAM_FIELDS}),
+    supported=frozenset({row.field for row in ROWS} | {"end_id", "num_draft_tokens"} | GUIDE_FIELDS | {*BEAM_FIELDS}),
     why_not=dict.fromkeys(("bad_words", "embedding_bias"), _NO_MASK)
     | dict.fromkeys(("return_context_logits", "return_generation_logits"), _NO_LOGITS)
     | dict.fromkeys(("top_p_min", "top_p_decay", "top_p_reset_id"), _NO_DECAY)
@@ -46,6 +49,7 @@ CAPABILITIES = Capabilities(
         (*DRAFT_FIELDS, *LOOKAHEAD_FIELDS),
         _DRAFTS,
     )
+    | {"use_draft_logits": NO_DRAFT_LOGITS}
     | dict.fromkeys(PROMPT_TABLE_FIELDS, _IDS_ONLY)
     | dict.fromkeys(
         ENCODER_DECODER_FIELDS,
@@ -68,10 +72,12 @@ CAPABILITIES = Capabilities(
         ),
     )
     | {
-        "seed": Condition(
-            "without `engine.draft_dir`",
-            lambda spec: spec.draft_dir is None,
-            "with a draft model OpenVINO samples anew each time; leave it out",
+        "top_k": _GREEDY_WITH_DRAFTS,
+        "top_p": _GREEDY_WITH_DRAFTS,
+        "num_draft_tokens": Condition(
+            "with `engine.draft_dir` or `engine.max_ngram_size`",
+            lambda spec: spec.num_draft_tokens > 0,
+            "nothing drafts here; set engine.draft_dir or engine.max_ngram_size, or leave it out",
         ),
         "min_tokens": Condition(
             "without `engine.max_ngram_size`",

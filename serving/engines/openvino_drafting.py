@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speculative decoding in OpenVINO's words: tokens proposed by a small model or looked up in the prompt, then verified.
 
-Set for the whole engine by its deployment: OpenVINO wants the same of every request. What is accepted is what the model
-would have chosen, so that greedy output stays as it was; sampled output follows another path than without.
+Set up for the whole engine by its deployment: OpenVINO then drafts for every request, as many tokens as that one asks
+for. What is accepted is what the model would have chosen, so that greedy output stays as it was. Tokens that were
+looked up are accepted where they equal what the model has just sampled, which keeps its distribution. What a draft
+model has sampled is not: OpenVINO 2026.4 weighs the draft's probability against that of another token
+(`validate_candidate` in its sampler.cpp), so that all but the first token follow the draft. Hence a sampled request is
+refused there: OpenVINO serves none without drafting.
 
-OpenVINO 2026.4 loses requests that it preempts while it drafts: `openvino` admits only what fits to its end. While a
-long prompt is in its prefill, a pipeline with a draft model makes no tokens for the others.
+OpenVINO 2026.4 loses requests that it preempts while it drafts: `openvino` admits only what fits to its end. With a
+draft model it makes no tokens for the others while a prompt is in its prefill, and wrong ones where several steps of
+prefill are shared: `openvino` admits a prompt when one step has room for all of it, and a longer one alone.
 """
 
 from dataclasses import dataclass
@@ -14,7 +19,8 @@ from pathlib import Path
 import openvino_genai
 
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
-from ensemble_configs.errors import SpecError
+from ensemble_configs.errors import RequestError, SpecError
+from serving.engines.base import SamplingParams
 from serving.engines.model_folder import load_model_folder
 
 
@@ -32,12 +38,30 @@ def draft_properties(spec: OpenVinoEngineSpec, scheduler: openvino_genai.Schedul
     return {"draft_model": openvino_genai.draft_model(spec.draft_dir, "CPU", scheduler_config=scheduler)}
 
 
-def set_drafting(config: openvino_genai.GenerationConfig, spec: OpenVinoEngineSpec) -> None:
+def num_drafts_of(sampling: SamplingParams, spec: OpenVinoEngineSpec) -> int:
+    """Tokens that a step drafts for a request: its own wish, or the deployment's; 0 without speculative decoding."""
+    return (sampling.num_draft_tokens or spec.num_draft_tokens) if spec.num_draft_tokens else 0
+
+
+def set_drafting(config: openvino_genai.GenerationConfig, spec: OpenVinoEngineSpec, sampling: SamplingParams) -> None:
     """Have a request take part; without drafting nothing is set."""
-    if spec.num_draft_tokens:
-        config.num_assistant_tokens = spec.num_draft_tokens
+    if num_drafts := num_drafts_of(sampling, spec):
+        config.num_assistant_tokens = num_drafts
     if spec.max_ngram_size is not None:
         config.max_ngram_size = spec.max_ngram_size
+
+
+def refuse_undraftable(sampling: SamplingParams, spec: OpenVinoEngineSpec) -> None:
+    """Raises: RequestError: it is to be sampled, with a draft model, which would change what comes out how often."""
+    if spec.draft_dir is not None and not sampling.is_greedy:
+        field = "top_k" if sampling.top_k else "top_p"
+        raise RequestError(
+            "with a draft model OpenVINO GenAI samples from another distribution than the model's; send top_k 1, or "
+            "serve without engine.draft_dir",
+            field=field,
+            value=getattr(sampling, field),
+            provider=spec.provider,
+        )
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ HASHED = (
 )  # fmt: skip
 HASHED_SAMPLED = ("top_p_min", "top_p_decay", "top_p_reset_id")
 _DEFAULTS = SamplingParams(max_tokens=1)
+_PRIME = 2_654_435_761  # Knuth's multiplicative hash
 
 
 def hash_tokens(state: int, vocab_size: int) -> Iterator[int]:
@@ -38,6 +39,14 @@ def hash_tokens(state: int, vocab_size: int) -> Iterator[int]:
     while True:
         state = (state * 6364136223846793005 + 1442695040888963407) & 0xFFFF_FFFF_FFFF_FFFF
         yield NUM_RESERVED_IDS + (state >> 33) % num_ids
+
+
+def with_errors(tokens: Iterator[int], error_rate: float, vocab: range) -> Iterator[int]:
+    """The tokens of a smaller model: as those given, but for about `error_rate` of them, always the same ones."""
+    for index, token_id in enumerate(tokens):
+        draw = (token_id + index) * _PRIME % 2**32 / 2**32
+        is_wrong = draw < error_rate
+        yield vocab[(token_id + 1 - vocab.start) % len(vocab)] if is_wrong else token_id
 
 
 def how_sampled(sampling: SamplingParams, *, engine_seed: int, seed: int) -> tuple[object, ...]:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a request of the engine without a model gets beside its tokens, and the drafts that it brings."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from serving.engines.base import ExtraOutputs, SamplingParams, TokenChunk
 from serving.engines.packed_array import PackedArray
+from serving.engines.toy_beams import BeamSearch
 from serving.engines.toy_logits import ToyTokens, logits_of
 
 
@@ -38,22 +39,20 @@ class ToyOutput:
         self._note()
         return token_id
 
-    def verify_drafts(self, end_ids: Collection[int]) -> list[int]:
-        """The drafts, from the first on, that are accepted; an end token is never taken from a draft.
-
-        There is always room for one token after them.
-        """
-        sampling = self._sampling
-        probs = _draft_probs(sampling)
-        threshold = 1.0 if sampling.draft_acceptance_threshold is None else sampling.draft_acceptance_threshold
-        accepted: list[int] = []
-        for index, draft_id in enumerate(sampling.draft_input_ids[: sampling.max_tokens - 1]):
+    def accepted(self, draft_ids: Sequence[int]) -> Iterator[int]:
+        """The drafts, from the first on, that are accepted. Args: `draft_ids`: the first of the request's."""
+        probs = _draft_probs(self._sampling)
+        threshold = self._sampling.draft_acceptance_threshold
+        for index, draft_id in enumerate(draft_ids):
             prob = None if probs is None else float(probs[index])
-            if draft_id in end_ids or not self._tokens.accept(draft_id, prob, threshold):
-                break
-            accepted.append(draft_id)
+            if not self._tokens.accept(draft_id, prob, 1.0 if threshold is None else threshold):
+                return
             self._note()
-        return accepted
+            yield draft_id
+
+    def begin_search(self, end_ids: frozenset[int]) -> BeamSearch:
+        """Beams from here on; they keep what is asked for of themselves."""
+        return BeamSearch(self._tokens, self._sampling, end_ids)
 
     def tell(self, chunk: TokenChunk) -> None:
         """Add what was asked for to a chunk with the tokens since the last one."""

@@ -18,6 +18,7 @@ from serving.engines.capabilities import (
     Capabilities,
     Condition,
 )
+from serving.engines.request_limits import NO_DRAFT_LOGITS
 from serving.engines.trtllm_arguments import TrtLlmSpec
 from serving.engines.trtllm_sampling_rows import ARGUMENTS, FOR_TRTLLM_SAMPLER
 
@@ -27,6 +28,10 @@ _REFUSED = (
         "LLM.generate_async of 1.2 has no argument for drafts (ExternalDraftTokensConfig was the executor's own); "
         "have the deployment draft, engine.speculation",
     )
+    | {
+        "num_draft_tokens": "LLM takes the number of drafts when it loads a model: engine.speculation; leave it out",
+        "use_draft_logits": NO_DRAFT_LOGITS,
+    }
     | dict.fromkeys(
         PROMPT_TABLE_FIELDS,
         "LLM.generate_async of 1.2 takes a prompt table from a folder only (PromptAdapterRequest), and no "

@@ -83,7 +83,7 @@ class EnsembleByHand:
         self._steps = list(self._configs["ensemble_graph"].ensemble_scheduling.step)
         self.adapters: dict[str, Any] = {}
         with tempfile.TemporaryDirectory() as run_dir, _environment(RUN_DIR_VARIABLE, run_dir):
-            for model in (*(step.model_name for step in self._steps), "ensemble"):
+            for model in (*(step.model_name for step in self._steps), "ensemble", "tensorrt_llm_bls"):
                 adapter = self.adapters[model] = load_adapter(repository, model)
                 args = {"model_name": model, "model_version": "1"}
                 adapter.initialize(args | {"model_repository": str(repository / model)})
@@ -102,7 +102,7 @@ class EnsembleByHand:
         Raises:
             AdapterError: one of the steps answered with an error.
         """
-        if model == "ensemble":
+        if model != "ensemble_graph":
             return self.ask_model(model, tensors)
         preprocessing, engine, postprocessing = self._steps
         outputs = [output.name for output in self._configs["ensemble_graph"].output]

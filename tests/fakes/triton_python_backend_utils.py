@@ -10,10 +10,12 @@ are in resources/triton_python_backend_utils.py.
 """
 
 import contextlib
+import json
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -151,13 +153,13 @@ class InferenceRequest:
         requested_output_names: Sequence[str],
         model_name: str,
         request_id: str = "",
-        parameters: str = "",
+        parameters: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         self._inputs = list(inputs)
         self._requested_output_names = list(requested_output_names)
         self._model_name = model_name
         self._request_id = request_id
-        self._parameters = parameters
+        self._parameters = json.dumps(dict(parameters))
         self._sender = ResponseSender()
 
     def inputs(self) -> list[Tensor]:
@@ -173,7 +175,7 @@ class InferenceRequest:
         return self._request_id
 
     def parameters(self) -> str:
-        """The client's, as JSON; may be empty."""
+        """Those that the client sent, as a JSON object."""
         return self._parameters
 
     def get_response_sender(self) -> ResponseSender:

@@ -58,7 +58,7 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
         server.discard()
 
 
-@pytest.fixture(params=["ensemble", "ensemble_graph"])
+@pytest.fixture(params=["ensemble", "ensemble_graph", "tensorrt_llm_bls"])
 def model(request: pytest.FixtureRequest) -> str:
-    """The two ways from text to text: in one model, and as Triton's own ensemble of three."""
+    """The ways from text to text: in one model, as Triton's own ensemble of three, and by upstream's fifth model."""
     return str(request.param)

@@ -12,7 +12,10 @@ from tritonclient.grpc import service_pb2
 
 from ensemble_configs.tensors import inputs_of
 
-MODELS = {"ensemble": 4, "ensemble_graph": 2, "tensorrt_llm": 3, "preprocessing": 1, "postprocessing": 1}  # weights
+MODELS = {  # weights
+    "ensemble": 4, "ensemble_graph": 2, "tensorrt_llm_bls": 2,
+    "tensorrt_llm": 3, "preprocessing": 1, "postprocessing": 1,
+}  # fmt: skip
 _NUMPY: dict[str, type[np.generic]] = {
     "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64,
     "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64,
@@ -143,7 +146,7 @@ class RequestFuzzer:
         is_streaming = numbers("BOOL", [rng.random() < 0.5])
         stop_words = strings(*(self._text()[:9].decode(errors="ignore").encode() or b"x" for _ in range(2)))
         match model:
-            case "ensemble" | "ensemble_graph":
+            case "ensemble" | "ensemble_graph" | "tensorrt_llm_bls":
                 required = {"text_input": strings(self._text()), "max_tokens": numbers("INT32", [length])}
                 more = {"stream": is_streaming} | ({"stop_words": stop_words} if rng.random() < 0.3 else {})
                 return required | chosen | more

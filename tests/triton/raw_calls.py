@@ -2,7 +2,7 @@
 """Requests as an upstream client makes them: tritonclient's own API, arrays by tensor name, any model."""
 
 import queue
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ _DTYPES: dict[str, npt.DTypeLike] = {
     **dict.fromkeys(("text_input", "stop_words", "bad_words", "QUERY", "STOP_WORDS_DICT"), np.object_),
     **dict.fromkeys(("max_tokens", "request_output_len", "REQUEST_OUTPUT_LEN", "min_tokens"), np.int32),
     **dict.fromkeys(("input_ids", "input_lengths", "end_id", "prompt_vocab_size"), np.int32),
-    **dict.fromkeys(("top_k", "runtime_top_k", "beam_width", "num_return_sequences"), np.int32),
+    **dict.fromkeys(("num_draft_tokens", "top_k", "runtime_top_k", "beam_width", "num_return_sequences"), np.int32),
     **dict.fromkeys(("decoder_text_input", "embedding_bias_words"), np.object_),
     **dict.fromkeys(("guided_decoding_guide_type", "guided_decoding_guide"), np.object_),
     **dict.fromkeys(("embedding_bias_weights",), np.float32),
@@ -53,7 +53,9 @@ class StreamFailed(Exception):
     """The error text of a stream."""
 
 
-def stream(url: str, model: str, tensors: Mapping[str, object], *, request_id: str = "") -> Iterator[dict[str, Array]]:
+def stream(
+    url: str, model: str, tensors: Mapping[str, object], *, request_id: str = ""
+) -> Generator[dict[str, Array], None, None]:
     """The responses to one request, each as arrays by output name, up to the final one.
 
     Raises:

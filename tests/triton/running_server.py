@@ -24,10 +24,12 @@ READY_S = 60.0
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def deployment_text(name: str, *, engine: Mapping[str, object], triton: Mapping[str, object] | None = None) -> str:
+def deployment_text(
+    name: str, *, engine: Mapping[str, object], triton: Mapping[str, object] | None = None, **more: object
+) -> str:
     """A deployment file with the demo's tokenizer."""
     tokenizer = {"dir": str(PROJECT / "examples/demo_model/target")}
-    spec = {"name": name, "tokenizer": tokenizer, "engine": dict(engine), "triton": dict(triton or {})}
+    spec = {"name": name, "tokenizer": tokenizer, "engine": dict(engine), "triton": dict(triton or {}), **more}
     return yaml.safe_dump(spec)
 
 

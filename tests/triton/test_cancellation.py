@@ -3,6 +3,9 @@
 
 import asyncio
 import contextlib
+import http.client
+import json
+import random
 import signal
 import subprocess
 import sys
@@ -12,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from killed_clients import ENDLESS, start_client
 from raw_calls import StreamFailed, engine_request, stream
 from running_server import RunningServer
 
@@ -21,6 +25,9 @@ StartServer = Callable[..., RunningServer]
 
 # A long request is half a minute of work: it ends in time only because it is cancelled.
 SLOW = {"provider": "simulated", "step_ms": 20.0, "num_kv_blocks": 512}
+
+# The models from text to text that Triton tells of their own clients.
+DIRECT = ["ensemble", "tensorrt_llm_bls"]
 
 KILLED_CLIENT = """
 import sys
@@ -61,6 +68,54 @@ def test_a_killed_client_of_the_engine_step_stops_its_generation_and_frees_its_k
     client.stdout.close()
     # The promise is 250 ms; `make soak` holds 200 clients to it and writes down what they saw.
     assert seconds < 1.0
+
+
+@pytest.mark.parametrize("model", DIRECT)
+def test_a_killed_client_of_a_text_model_stops_its_generation(start_server: StartServer, model: str) -> None:
+    server = start_server(engine=SLOW)
+    client = start_client(server.url, [model], num_running=1)
+    wait_until(lambda: server.used_kv_blocks() > 0, 5)
+    client.kill()
+    client.communicate()
+    wait_until(lambda: server.num_streams() == 0, 5)
+    wait_idle(server, 5)
+
+
+def open_http_stream(server: RunningServer, model: str) -> http.client.HTTPConnection:
+    """A `generate_stream` whose first text has come; closing the connection is its client's end."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+    body = json.dumps({"text_input": "word " * 40, "max_tokens": ENDLESS, "stream": True})
+    connection.request("POST", f"/v2/models/{model}/generate_stream", body)
+    response = connection.getresponse()
+    assert response.readline().startswith(b"data: ")
+    return connection
+
+
+@pytest.mark.parametrize("model", DIRECT)
+def test_a_client_of_generate_stream_that_leaves_stops_its_generation(start_server: StartServer, model: str) -> None:
+    server = start_server(engine=SLOW)
+    connection = open_http_stream(server, model)
+    wait_until(lambda: server.used_kv_blocks() > 0, 5)
+    connection.close()
+    wait_until(lambda: server.num_streams() == 0, 5)
+    wait_idle(server, 5)
+
+
+def assert_kills_leave_nothing(server: RunningServer, *, num_clients: int, seed: int) -> None:
+    """Clients of 20 connections each, to the models that see their own clients, killed while they stream and wait."""
+    rng = random.Random(seed)
+    for _ in range(num_clients):
+        client = start_client(server.url, rng.choices(["tensorrt_llm", *DIRECT], k=20), num_running=rng.randrange(1, 9))
+        client.kill()
+        client.communicate()
+    wait_until(lambda: server.num_streams() == 0, 20)
+    wait_idle(server, 5)
+
+
+def test_connections_that_are_killed_leave_no_state_in_any_model(start_server: StartServer) -> None:
+    # 60 of them; `make soak` makes 1,000. 8 run at a time, the others wait.
+    server = start_server(engine=SLOW | {"max_num_seqs": 8})
+    assert_kills_leave_nothing(server, num_clients=3, seed=7)
 
 
 def test_a_client_that_leaves_the_ensemble_stops_its_generation(start_server: StartServer, model: str) -> None:
@@ -104,15 +159,17 @@ def test_a_client_that_leaves_before_it_got_anything_stops_its_generation(
     wait_idle(server, 5)
 
 
-def test_a_waiting_request_whose_client_leaves_waits_no_longer(start_server: StartServer) -> None:
+@pytest.mark.parametrize("model", DIRECT)
+def test_a_waiting_request_whose_client_leaves_waits_no_longer(start_server: StartServer, model: str) -> None:
     server = start_server(engine=SLOW | {"max_num_seqs": 1})
     asked = {"text_input": "hello", "max_tokens": 300, "stream": True}
-    running = stream(server.url, "ensemble", asked)
+    running = stream(server.url, model, asked)
     next(running)
 
     async def wait_and_leave() -> None:
         async with AsyncTritonClient(server.url) as client:
-            waiting = asyncio.create_task(anext(client.generate(GenerateRequest(text_input="x", max_tokens=1000))))
+            request = GenerateRequest(text_input="x", max_tokens=1000)
+            waiting = asyncio.create_task(anext(client.generate(request, model=model)))
             await asyncio.to_thread(wait_until, lambda: server.num_streams() == 2, 5)
             waiting.cancel()
 
@@ -173,7 +230,7 @@ def test_a_dead_engine_ends_its_streams_with_an_error_and_comes_back(
     server.engine_process().send_signal(number)
     start_s = time.monotonic()
     # A guest sees the end of the hung process, which is killed 2 s after its owner has given it up.
-    told = "engine_died" if model == "ensemble" else reason
+    told = reason if model == "ensemble_graph" else "engine_died"
     with pytest.raises(StreamFailed, match=rf"\[UNAVAILABLE reason={told}\]"):
         list(running)
     assert time.monotonic() - start_s < (2 if number == signal.SIGKILL else 6)

@@ -177,3 +177,25 @@ def test_values_that_ask_for_nothing_are_accepted_as_upstreams_clients_send_them
         "stop_words": "",
     }
     assert texts(simulated, model, **always_sent) == texts(simulated, model)
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({"max_tokens": 3, "top_p": 0.5}, "text_input"),
+        ({"max_tokens": 3, "stop_words": "x"}, "text_input"),
+        ({"text_input": "hi", "top_p": 0.5}, "max_tokens"),
+        ({"stop_words": "x", "stream": True}, "text_input"),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else value,
+)
+def test_a_required_input_that_is_missing_is_named_whatever_else_is_there(
+    simulated: RunningServer, model: str, given: dict[str, object], missing: str
+) -> None:
+    with pytest.raises(StreamFailed, match=rf"\[INVALID_ARG field={missing}\] {missing} is missing"):
+        list(stream(simulated.url, model, given))
+
+
+def test_without_any_input_of_the_first_step_it_is_an_error_too(simulated: RunningServer, model: str) -> None:
+    with pytest.raises(StreamFailed, match=r"missing|request has 0 inputs"):
+        list(stream(simulated.url, model, {"top_p": 0.5, "temperature": 0.5}))

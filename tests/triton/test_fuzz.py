@@ -16,6 +16,8 @@ from running_server import RunningServer
 from test_cancellation import wait_until
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from benchmarks.report import environment, write_result
+
 SEED = 20261120
 NUM_CALLERS = 24
 ANSWER_S = 60.0
@@ -152,6 +154,17 @@ def test_ten_thousand_random_requests_are_all_answered(start_server: Callable[..
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_a_million_random_requests_or_half_an_hour_of_them(start_server: Callable[..., RunningServer]) -> None:
-    end_s = time.monotonic() + 1800
-    run = fuzz(start_server(engine=ENGINE), SEED + 1, lambda count: count > 1_000_000 or time.monotonic() > end_s)
+    start_s = time.monotonic()
+    server = start_server(engine=ENGINE)
+    seed = SEED + 1
+    run = fuzz(server, seed, lambda count: count > 1_000_000 or time.monotonic() > start_s + 1800)
+    result: dict[str, object] = {
+        "benchmark": "fuzz",
+        "seed": seed,
+        "seconds": round(time.monotonic() - start_s),
+        "requests": run.num_answered,
+        "outcomes": dict(run.outcomes),
+        "environment": environment(triton_http=f"127.0.0.1:{server.http_port}"),
+    }
+    write_result("fuzz", result)
     assert run.num_answered > 100_000

@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Prometheus sees of requests, on the real server's metrics page."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
-from raw_calls import stream
+from raw_calls import StreamFailed, stream
 from running_server import RunningServer
 from test_cancellation import wait_until
 
 ASK: dict[str, object] = {"text_input": "What is the capital of France?", "max_tokens": 12, "stream": True}
 
 
-@pytest.mark.parametrize(("asked", "counted_at"), [("ensemble", "ensemble"), ("ensemble_graph", "tensorrt_llm")])
+@pytest.mark.parametrize(
+    ("asked", "counted_at"),
+    [(name, name) for name in ("ensemble", "tensorrt_llm_bls")] + [("ensemble_graph", "tensorrt_llm")],
+)
 def test_a_request_is_counted_once_with_its_tokens_and_latencies(
     simulated: RunningServer, asked: str, counted_at: str
 ) -> None:
@@ -34,3 +41,45 @@ def test_a_request_is_counted_once_with_its_tokens_and_latencies(
     list(stream(simulated.url, asked, ASK))
     wait_until(lambda: counts() == [*(value + 1 for value in before[:-1]), before[-1] + 12], 5)
     assert simulated.metric("trireme_time_to_first_token_seconds_bucket", le="0.001", **labels) <= before[0] + 1
+
+
+ENGINE = {"model": "tensorrt_llm", "version": "1"}
+DEMO = Path(__file__).resolve().parents[2] / "examples/demo_model/openvino"
+
+
+def test_preemptions_running_and_waiting_requests_and_the_use_of_the_kv_cache(
+    start_server: Callable[..., RunningServer],
+) -> None:
+    # Blocks of 16 tokens: two requests of 100 tokens grow beyond 8 blocks, and the third may not run beside them.
+    engine = {"provider": "simulated", "step_ms": 20.0, "num_kv_blocks": 8, "max_num_seqs": 2, "max_seq_len": 128}
+    server = start_server(engine=engine)
+    asked = ASK | {"max_tokens": 100}
+    with ThreadPoolExecutor(3) as threads:
+        answers = [threads.submit(list, stream(server.url, "ensemble", asked)) for _ in range(3)]
+        wait_until(lambda: server.metric("trireme_requests_waiting", **ENGINE) >= 1, 10)
+        wait_until(lambda: 0 < server.metric("trireme_requests_running", **ENGINE) <= 2, 10)
+        wait_until(lambda: 0.5 <= server.metric("trireme_kv_cache_usage_fraction", **ENGINE) <= 1, 10)
+        assert all(answer.result() for answer in answers)
+    assert server.metric("trireme_preemptions_total", **ENGINE) >= 1
+    for gauge in ("trireme_requests_running", "trireme_requests_waiting", "trireme_kv_cache_usage_fraction"):
+        wait_until(lambda gauge=gauge: server.metric(gauge, **ENGINE) == 0, 5)  # type: ignore[misc]
+
+
+def test_accepted_drafts_and_ends_are_those_that_clients_were_told(start_server: Callable[..., RunningServer]) -> None:
+    engine = {"provider": "openvino", "dir": str(DEMO / "target"), "is_prefix_caching": False}
+    server = start_server(engine=engine | {"draft_dir": str(DEMO / "draft")})
+    told = {"accepted": 0, "drafted": 0}
+    ask = ASK | {"stream": False, "return_perf_metrics": True, "max_tokens": 40, "exclude_input_in_output": True}
+    for prompt in ("Once upon a time", "What is 23 + 45?"):
+        [reply] = stream(server.url, "ensemble", ask | {"text_input": prompt})
+        told["accepted"] += int(reply["total_accepted_draft_tokens"].item())
+        told["drafted"] += int(reply["total_draft_tokens"].item())
+        assert reply["acceptance_rate"].item() > 0
+    labels = {"model": "ensemble", "version": "1"}
+    wait_until(lambda: server.metric("trireme_draft_tokens_total", **labels) == told["drafted"], 5)
+    assert server.metric("trireme_accepted_draft_tokens_total", **labels) == told["accepted"] > 0
+    ends = [server.metric("trireme_requests_total", finish_reason=end, **labels) for end in ("stop", "length")]
+    assert sum(ends) == 2
+    with pytest.raises(StreamFailed, match="samples from another distribution"):
+        list(stream(server.url, "ensemble", ASK | {"top_p": 0.9}))
+    wait_until(lambda: server.metric("trireme_requests_total", finish_reason="error", **labels) == 1, 5)

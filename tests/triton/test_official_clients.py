@@ -320,27 +320,35 @@ def test_inflight_batcher_llm_client_counts_tokens(simulated: RunningServer) -> 
     assert sum(result.as_numpy("num_output_tokens")[0][0] for result in received) == 16
 
 
-def test_inflight_batcher_llm_client_stops_after_some_ms_by_a_stop_request(start_server: StartServer) -> None:
+@pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "whole"])
+def test_inflight_batcher_llm_client_stops_after_some_ms_by_a_stop_request(
+    start_server: StartServer, streaming: bool
+) -> None:
     server = start_server(engine=SLOW)
     call = Call(server, "tensorrt_llm")
-    call.send(inflight(streaming=True, output_len=1000), request_id="1")
+    call.send(inflight(streaming=streaming, output_len=1000), request_id="1")
     time.sleep(0.3)
     call.send(STOP, request_id="1", parameters={"Streaming": True})
     received = call.finish()  # returns: both requests had their last response
-    assert 0 < len(read_tokens(received)) < 1000
+    num_prompt_tokens = 0 if streaming else len(INPUT_IDS[0])
+    assert 0 < len(read_tokens(received)) - num_prompt_tokens < 1000
     assert sum(result.as_numpy("output_ids") is None for result in received) <= 1
+    assert streaming or len(received) <= 2
     wait_idle(server, 2)
 
 
-def test_inflight_batcher_llm_client_stops_after_some_ms_by_request_cancel(start_server: StartServer) -> None:
+@pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "whole"])
+def test_inflight_batcher_llm_client_stops_after_some_ms_by_request_cancel(
+    start_server: StartServer, streaming: bool
+) -> None:
     server = start_server(engine=SLOW)
     call = Call(server, "tensorrt_llm")
-    call.send(inflight(streaming=True, output_len=1000))
+    call.send(inflight(streaming=streaming, output_len=1000))
     time.sleep(0.3)
     *received, last = call.finish(cancel_requests=True)
     assert isinstance(last, InferenceServerException)
     assert last.status() == "StatusCode.CANCELLED"
-    assert 0 < len(read_tokens(received)) < 1000
+    assert 0 < len(read_tokens(received)) < 1000 if streaming else received == []
     wait_idle(server, 2)
 
 

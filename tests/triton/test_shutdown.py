@@ -123,7 +123,7 @@ def test_a_killed_parent_takes_the_server_with_it_though_streams_run(start_serve
     processes = server.descendants()
     running = [
         stream(server.url, model, {"text_input": "hello", "max_tokens": 1500, "stream": True})
-        for model in ("ensemble", "ensemble_graph")
+        for model in ("ensemble", "ensemble_graph", "tensorrt_llm_bls")
     ]
     running.append(stream(server.url, "tensorrt_llm", engine_request([7] * 40, 1500)))
     for responses in running:

@@ -15,10 +15,18 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-from running_server import RunningServer
-from test_cancellation import KILLED_CLIENT, SLOW, wait_until
+from mixed_load import MixedLoad
+from resident_memory import resident_mib
+from running_server import PROJECT, RunningServer
+from test_cancellation import (
+    DIRECT,
+    KILLED_CLIENT,
+    SLOW,
+    assert_kills_leave_nothing,
+    open_http_stream,
+    wait_until,
+)
 from test_in_flight_batching import answer, ask_alone, request, workload
 from test_shutdown import assert_nothing_left, interrupt_while_streaming
 
@@ -28,7 +36,11 @@ from ensemble_configs.errors import Unavailable
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
-FAST = {"provider": "simulated", "step_ms": 1.0, "num_kv_blocks": 4096}
+OPENVINO: dict[str, object] = {"provider": "openvino", "dir": str(PROJECT / "examples/demo_model/openvino/target")}
+# What tritonserver 2.51 keeps of a request: 60 to 116 bytes measured here, 20 to 30 without any code of ours. Whose the
+# rest is was not found; no process of ours grows with it.
+KEPT_BY_TRITON_BYTES = 160
+FAST: dict[str, object] = {"provider": "simulated", "step_ms": 1.0, "num_kv_blocks": 4096}
 
 
 @pytest.fixture(scope="module")
@@ -38,24 +50,6 @@ def figures(simulated: RunningServer) -> Iterator[dict[str, object]]:
     found: dict[str, object] = {}
     yield found
     write_result("soak", {"benchmark": "soak", "figures": found, "environment": where})
-
-
-def memory_mib(server: RunningServer) -> dict[str, float]:
-    """Resident memory of the server and its children, by what each of them is."""
-    found = {}
-    for process in server.descendants():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            command = " ".join(process.cmdline())
-            name = next(
-                (
-                    m
-                    for m in ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble")
-                    if f"/{m}/1/model.py" in command
-                ),
-                "engine" if "engine_process" in command else process.name(),
-            )
-            found[name] = process.memory_info().rss / 2**20
-    return found
 
 
 async def leave_early(client: AsyncTritonClient, one: GenerateRequest, after_chunks: int, model: str) -> None:
@@ -84,7 +78,7 @@ def test_a_hundred_rounds_of_64_streams_with_clients_that_leave(
     for index in range(100):
         asyncio.run(one_round())
         if index in {19, 99}:
-            memory.append(memory_mib(server))
+            memory.append(resident_mib(server))
     wait_until(lambda: server.used_kv_blocks() == 0, 10)
     figures[f"streams of {model}"] = {
         "rounds": 100,
@@ -97,6 +91,30 @@ def test_a_hundred_rounds_of_64_streams_with_clients_that_leave(
     for name, before in memory[0].items():
         allowed = 1.1 * before + (kept_by_triton_mib if name == "tritonserver" else 0.0)
         assert memory[1][name] < allowed, f"{name} grows: {memory}"
+
+
+@pytest.mark.parametrize("provider", ["simulated", "openvino"])
+def test_memory_is_flat_from_request_2000_to_20000(
+    start_server: Callable[..., RunningServer], figures: dict[str, object], provider: str
+) -> None:
+    engines: dict[str, dict[str, object]] = {"simulated": FAST, "openvino": OPENVINO}
+    server = start_server(engine=engines[provider])
+    load = MixedLoad(server.url, seed=11)
+    memory = {}
+    for upto in (2_000, 5_000, 10_000, 20_000):
+        load.run(upto - load.outcomes.total())
+        wait_until(lambda: server.num_streams() == 0 and server.used_kv_blocks() == 0, 10)
+        memory[upto] = resident_mib(server)
+    figures[f"memory on {provider}"] = {
+        "outcomes": load.outcomes,
+        "responses": load.num_responses,
+        "rss_mib_after_requests": memory,
+    }
+    allowed = dict.fromkeys(memory[2_000], 0.0) | {"tritonserver": KEPT_BY_TRITON_BYTES * 18_000 / 2**20}
+    # OpenVINO's caches of kernels are not quite full after 2,000 requests: 2.6 % were measured for its process.
+    limits = {"simulated": 1.02, "openvino": 1.04}
+    for name, before in memory[2_000].items():
+        assert memory[20_000][name] < limits[provider] * before + allowed[name], f"{name} grows: {memory}"
 
 
 def test_two_hundred_killed_clients_of_the_engine_step(
@@ -140,10 +158,39 @@ def test_a_hundred_clients_that_leave(
         left_s = asyncio.run(leave(rng.randrange(1, 5)))
         wait_until(lambda: server.used_kv_blocks() == 0, 5)
         milliseconds.append(1000 * (time.monotonic() - left_s))
-    milliseconds.sort()
-    figures[f"left {model}, kv_free_ms"] = {
-        "clients": 100, "p50": statistics.median(milliseconds), "p99": milliseconds[98], "max": milliseconds[-1],
+    assert note_kv_free_ms(figures, f"left {model}", milliseconds) <= 250
+
+
+@pytest.mark.parametrize("model", DIRECT)
+def test_a_hundred_clients_of_generate_stream_that_leave(
+    start_server: Callable[..., RunningServer], figures: dict[str, object], model: str
+) -> None:
+    server = start_server(engine=SLOW)
+    milliseconds = []
+    for _ in range(100):
+        connection = open_http_stream(server, model)
+        wait_until(lambda: server.used_kv_blocks() > 0, 5)
+        connection.close()
+        milliseconds.append(1000 * wait_until(lambda: server.used_kv_blocks() == 0, 5))
+    assert note_kv_free_ms(figures, f"left generate_stream of {model}", milliseconds) <= 250
+
+
+def test_a_thousand_connections_that_are_killed_leave_no_state_in_any_model(
+    start_server: Callable[..., RunningServer], figures: dict[str, object]
+) -> None:
+    server = start_server(engine=SLOW | {"max_num_seqs": 8})
+    assert_kills_leave_nothing(server, num_clients=50, seed=8)
+    figures["killed_connections"] = {"connections": 1000, "processes": 50, "streams_left": 0, "kv_blocks_left": 0}
+
+
+def note_kv_free_ms(figures: dict[str, object], what: str, milliseconds: list[float]) -> float:
+    """Write down how long clients' KV blocks stayed behind; returns the p99."""
+    ordered = sorted(milliseconds)
+    p99 = ordered[len(ordered) * 99 // 100 - 1]
+    figures[f"{what}, kv_free_ms"] = {
+        "clients": len(ordered), "p50": statistics.median(ordered), "p99": p99, "max": ordered[-1],
     }  # fmt: skip
+    return p99
 
 
 def test_twenty_drains_of_16_streams(start_server: Callable[..., RunningServer], figures: dict[str, object]) -> None:

@@ -15,10 +15,10 @@ from test_cancellation import wait_until
 
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.errors import Unavailable
+from ensemble_configs.model_configs import PYTHON_MODELS
 
 StartServer = Callable[..., RunningServer]
 
-MODELS = ["preprocessing", "tensorrt_llm", "postprocessing", "ensemble"]
 SLOW = {"provider": "simulated", "step_ms": 20.0}
 ASK = GenerateRequest(text_input="hello", max_tokens=3, return_num_output_tokens=True)
 
@@ -62,7 +62,7 @@ class Caller:
         return any(when_s > start_s and isinstance(outcome, str) for when_s, outcome in self.outcomes)
 
 
-@pytest.mark.parametrize("name", ["tritonserver", *MODELS])
+@pytest.mark.parametrize("name", ["tritonserver", *PYTHON_MODELS])
 def test_what_is_killed_is_noticed_and_the_server_is_back_by_itself(start_server: StartServer, name: str) -> None:
     server = start_server(engine=SLOW)
     processes = server.descendants()
@@ -91,7 +91,9 @@ def test_what_is_killed_is_noticed_and_the_server_is_back_by_itself(start_server
 
 
 @pytest.mark.parametrize(
-    "name", ["tritonserver", "preprocessing", *(pytest.param(name, marks=pytest.mark.soak) for name in MODELS[1:])]
+    "name",
+    ["tritonserver", "ensemble"]
+    + [pytest.param(name, marks=pytest.mark.soak) for name in PYTHON_MODELS if name != "ensemble"],
 )
 def test_what_hangs_is_found_within_the_stated_time(start_server: StartServer, name: str) -> None:
     server = start_server(engine=SLOW, triton={"hang_timeout_s": 2.0})

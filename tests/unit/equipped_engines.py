@@ -12,6 +12,7 @@ from ensemble_configs.engine_specs import EngineSpec
 from serving.engines.base import Engine
 from serving.engines.clock import VirtualClock
 from serving.engines.providers import create_engine
+from serving.speculating_engine import SpeculatingEngine
 
 DEMO_MODEL = Path(__file__).parents[2] / "examples/demo_model/openvino/target"
 LORA_TASK_ID = 7
@@ -38,9 +39,12 @@ _OF: dict[str, dict[str, object]] = {
 
 def equipped_engine(provider: str, **changes: object) -> Engine:
     """Real, or on the fake `tensorrt_llm`; `changes` of its spec may take something away."""
+    has_draft_engine = provider == "simulated" and changes.pop("draft_engine", True)
     data = {"provider": provider} | _LIMITS | _OF[provider] | changes
     if provider in ("simulated", "openvino"):
-        return create_engine(_spec(data), clock=VirtualClock())
+        engine = create_engine(_spec(data), clock=VirtualClock())
+        draft = create_engine(_spec(data), clock=VirtualClock()) if has_draft_engine else None
+        return engine if draft is None else SpeculatingEngine(engine, draft)
     with tempfile.TemporaryDirectory() as root, fake_tensorrt_llm():
         (Path(root) / "lora" / str(LORA_TASK_ID)).mkdir(parents=True)
         folder = Path(root) / "model"

@@ -5,21 +5,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from ensemble_configs.deployment import DeploymentSpec, ResponseSpec, TokenizerSpec
+from ensemble_configs.deployment import BlsSpec, DeploymentSpec, ResponseSpec, TokenizerSpec
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.repository import write_repository
 
 TOKENIZER = Path(__file__).resolve().parent.parent.parent / "examples" / "demo_model" / "target"
 
 
-def write_release(root: Path, engine: Mapping[str, object] = MappingProxyType({}), **responses: object) -> Path:
+def write_release(
+    root: Path,
+    engine: Mapping[str, object] = MappingProxyType({}),
+    *,
+    release: int = 1,
+    is_accumulating: bool = False,
+    **responses: object,
+) -> Path:
     """Write a model repository; returns its `tensorrt_llm/1`. A step takes no time unless `engine` says so."""
     settings = {"step_ms": 0.0, "prefill_us_per_token": 0.0, "decode_us_per_seq": 0.0, **engine}
     spec = DeploymentSpec(
         name="test",
+        release=release,
+        bls=BlsSpec(accumulate_tokens=is_accumulating),
         tokenizer=TokenizerSpec(dir=TOKENIZER),
         engine=SimulatedEngineSpec.model_validate({"provider": "simulated"} | settings),
         responses=ResponseSpec.model_validate(responses),
     )
     write_repository(spec, root=root, source="test.yaml")
-    return root / "tensorrt_llm" / "1"
+    return root / "tensorrt_llm" / str(release)

@@ -15,6 +15,7 @@ import triton_python_backend_utils as pb_utils
 from ensemble_by_hand import AdapterError, EnsembleByHand, load_adapter
 from simulated_release import write_release
 
+from ensemble_configs.model_configs import PYTHON_MODELS
 from ensemble_configs.repository import DEFAULT_REPOSITORY
 
 PROMPT = "What is the capital of France?"
@@ -30,7 +31,7 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnsembleByHan
     assert [child for child in psutil.Process().children() if "serving.engine_process" in child.cmdline()] == []
 
 
-@pytest.fixture(params=["ensemble", "ensemble_graph"])
+@pytest.fixture(params=["ensemble", "ensemble_graph", "tensorrt_llm_bls"])
 def model(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -63,7 +64,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("model", ["preprocessing", "tensorrt_llm", "postprocessing", "ensemble"])
+@pytest.mark.parametrize("model", PYTHON_MODELS)
 def test_an_adapter_is_imported_before_the_stub_has_completed_its_module(model: str) -> None:
     with pb_utils.as_while_a_model_is_imported():
         assert not hasattr(pb_utils, "Tensor")
@@ -172,6 +173,7 @@ def test_a_refusal_is_a_response_with_its_code(
         ("postprocessing", "serving.text_step.TextStep.respond"),
         ("tensorrt_llm", "serving.generation.GenerationService.start"),
         ("ensemble", "serving.text_pipeline.TextPipeline.start"),
+        ("tensorrt_llm_bls", "serving.pinned_releases.PinnedReleases.start"),
     ],
 )
 def test_the_unexpected_fails_one_request_and_shows_no_traceback(

@@ -3,6 +3,7 @@
 
 import ast
 import json
+import platform
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import bootstrap, environments, triton_installation
+from scripts import bootstrap, environments, perf_analyzer, triton_installation, unpacked_lock
 from scripts.commands import SetupError, cause_of, run
 from scripts.cpu_torch import torch_version
 from scripts.environments import STAMP, UNFINISHED, Environment, expected_stamp, is_current, locked_names
@@ -204,7 +205,7 @@ def server(checkout: Path) -> Path:
         (place / file).parent.mkdir(parents=True, exist_ok=True)
         (place / file).write_text(file)
     stamp = environments.digest(checkout / "requirements" / "triton.txt")
-    (place / triton_installation.STAMP).write_text(stamp)
+    (place / unpacked_lock.STAMP).write_text(stamp)
     return checkout
 
 
@@ -260,9 +261,37 @@ class TestTritonInstallation:
         for directory in (new, place, tmp_path / "place.old"):
             directory.mkdir()
             (directory / directory.name).touch()
-        triton_installation.replace_directory(new, place)
+        unpacked_lock.replace_directory(new, place)
         assert [path.name for path in tmp_path.iterdir()] == ["place"]
         assert [path.name for path in place.iterdir()] == ["new"]
+
+
+class TestPerfAnalyzer:
+    def test_genai_perf_comes_with_the_program_that_it_starts(self) -> None:
+        assert bootstrap.with_needs(["genai-perf"]) == ["venv", "perf-analyzer", "genai-perf"]
+
+    def test_it_is_current_once_the_locked_wheels_and_the_starter_are_there(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+        lock = tmp_path / perf_analyzer.WHEELS.lock
+        lock.parent.mkdir()
+        lock.write_text("tritonclient==2.51.0\n")
+        assert not perf_analyzer.is_current(tmp_path)
+        starter = perf_analyzer.program(tmp_path)
+        starter.parent.mkdir(parents=True)
+        (tmp_path / perf_analyzer.WHEELS.directory / unpacked_lock.STAMP).write_text(environments.digest(lock))
+        assert not perf_analyzer.is_current(tmp_path)
+        starter.touch()
+        assert perf_analyzer.is_current(tmp_path)
+        lock.write_text("tritonclient==2.52.0\n")
+        assert not perf_analyzer.is_current(tmp_path)
+
+    def test_where_there_is_no_such_program_nothing_is_to_do(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+        assert perf_analyzer.is_current(tmp_path)
 
 
 class TestFailuresAreOneLine:

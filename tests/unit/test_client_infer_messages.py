@@ -75,8 +75,8 @@ def test_what_is_not_set_is_not_sent() -> None:
     assert {tensor.name for tensor in message.inputs} == {"text_input", "max_tokens", "return_finish_reason"}
 
 
-def test_every_field_is_an_input_of_the_ensemble() -> None:
-    assert set(GenerateRequest.__struct_fields__) <= {name for name, _ in inputs_of("ensemble")}
+def test_every_field_is_an_input_of_the_contract() -> None:
+    assert set(GenerateRequest.__struct_fields__) <= {name for name, _ in inputs_of("tensorrt_llm_bls")}
 
 
 def test_every_option_that_the_server_reads_is_a_field() -> None:
@@ -136,3 +136,12 @@ def test_numbers_of_the_wrong_size_are_no_response_of_the_contract(output: str, 
     message.infer_response.raw_output_contents.append(raw)
     with pytest.raises(ServerError, match=rf"{output} has {len(raw)} bytes"):
         decode_chunk(message, is_final=False, received_ns=0)
+
+
+def test_a_release_is_a_parameter_of_the_one_model_that_looks_at_it() -> None:
+    request = GenerateRequest(text_input="hi", max_tokens=1)
+    message = encode_request(request, model="tensorrt_llm_bls", model_version="", request_id="", release=2)
+    assert message.parameters["release"].int64_param == 2
+    assert "release" not in encode(request).parameters
+    with pytest.raises(RequestError, match=r"field=release value=2.*needs model 'tensorrt_llm_bls', got 'ensemble'"):
+        encode_request(request, model="ensemble", model_version="", request_id="", release=2)

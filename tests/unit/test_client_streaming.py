@@ -9,6 +9,7 @@ import time
 import pytest
 from kserve_server import DIE, HANG, WAIT_S, KServeServer, response, story
 
+from clients import streaming
 from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest, TritonClient
 from ensemble_configs.errors import (
     RequestCancelled,
@@ -64,6 +65,21 @@ def test_a_chunk_is_there_before_the_server_makes_the_next() -> None:
 def test_an_empty_final_response_ends_the_stream_and_is_no_chunk() -> None:
     with KServeServer(response("all"), response(final=True)) as server:
         assert [(chunk.text, chunk.is_final) for chunk in read_all(server)] == [("all", False)]
+
+
+def test_after_an_error_the_stream_is_let_end_and_not_cancelled() -> None:
+    wrong = "[INVALID_ARG field=top_p] top_p is wrong"
+    with KServeServer(wrong, 0.1) as server, pytest.raises(RequestError, match="top_p is wrong"):
+        read_all(server)
+    assert not server.was_cancelled.is_set()
+
+
+def test_an_error_is_not_kept_from_the_caller_by_a_stream_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "_END_S", 0.05)
+    with KServeServer("[INVALID_ARG field=top_p] top_p is wrong", HANG) as server:
+        with pytest.raises(RequestError, match="top_p is wrong"):
+            read_all(server)
+        assert server.was_cancelled.wait(WAIT_S)
 
 
 def test_every_request_has_an_id_of_its_own_and_asks_for_the_empty_final_response() -> None:

@@ -69,7 +69,9 @@ VALUES: dict[str, object] = {
     "skip_cross_attn_blocks": [True], "retention_token_range_starts": [0], "retention_token_range_ends": [-1],
     "retention_token_range_priorities": [80], "retention_token_range_durations_ms": [500],
     "retention_decode_priority": [80], "retention_decode_duration_ms": [500], "lookahead_window_size": [3],
-    "lookahead_ngram_size": [2], "lookahead_verification_set_size": [2],
+    "lookahead_ngram_size": [2], "lookahead_verification_set_size": [2], "num_draft_tokens": [2],
+    "use_draft_logits": [True], "image_input": [[[[0.5]]]], "image_bytes_input": [[[[7]]]],
+    "image_url_input": [b"picture.png"], "video_bytes_input": [[[[7]]]],
 }  # fmt: skip
 _RANGES = [f"retention_token_range_{name}" for name in ("starts", "ends", "priorities")]
 _LOOKAHEAD = ["lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"]
@@ -90,17 +92,30 @@ COMPANIONS: dict[str, list[str]] = {
     **{key: ["beam_width"] for key in ("len_penalty", "early_stopping", "beam_search_diversity_rate")},
     "retention_decode_duration_ms": ["retention_decode_priority"],
 }  # fmt: skip
-ROWS_BY_KEY = {row.engine or row.ensemble: row for row in input_rows() if row.engine or row.ensemble}
+
+
+def key_of(row: Tensor) -> str:
+    """What a tensor is called below: as it is sent, to the engine step where that takes it."""
+    return row.engine or row.ensemble or row.bls
+
+
+def is_text(row: Tensor) -> bool:
+    """Whether it is sent by way of preprocessing."""
+    return not (row.engine or row.bls)
+
+
+ROWS_BY_KEY = {key_of(row): row for row in input_rows() if key_of(row)}
 BETWEEN_STEPS = [row for row in input_rows() if row.postprocessing]  # postprocessing's, whatever the provider
 SENT = [row for row in input_rows() if row not in BETWEEN_STEPS and row.engine != "stream_context"]
-CELLS = [
-    pytest.param(row, provider, id=f"{row.engine or row.ensemble}-{provider}") for row in SENT for provider in PROVIDERS
-]
+CELLS = [pytest.param(row, provider, id=f"{key_of(row)}-{provider}") for row in SENT for provider in PROVIDERS]
 OUTPUT_CELLS = [
-    pytest.param(row, provider, id=f"{row.engine or row.ensemble}-{provider}")
-    for row in output_rows()
-    for provider in PROVIDERS
+    pytest.param(row, provider, id=f"{key_of(row)}-{provider}") for row in output_rows() for provider in PROVIDERS
 ]
+
+
+# What a deployment that does all the rest cannot do, because it needs drafts there, and then something else is lost.
+NEEDS_DRAFTING = {"openvino": {"num_draft_tokens"}}
+DRAFTING: dict[str, object] = {"max_ngram_size": 3}
 
 
 def tokenizer() -> TokenizerSpec:
@@ -159,17 +174,19 @@ class Server:
 
     @staticmethod
     def _tensors(reply: Reply) -> dict[str, Array]:
-        return reply_tensors(reply) | text_tensors(reply, ["text"] * len(reply.beams or [0]))
+        return reply_tensors(reply) | text_tensors(reply, [b"text"] * len(reply.beams or [0]))
 
 
 @pytest.fixture(scope="module")
-def server_of() -> Iterator[Callable[[str], Server]]:
-    servers: dict[str, Server] = {}
+def server_of() -> Iterator[Callable[..., Server]]:
+    servers: dict[tuple[str, bool], Server] = {}
 
-    def get(provider: str) -> Server:
-        if provider not in servers:
-            servers[provider] = Server(equipped_engine(provider))
-        return servers[provider]
+    def get(provider: str, field: str = "") -> Server:
+        needs_drafting = field in NEEDS_DRAFTING.get(provider, ())
+        if (provider, needs_drafting) not in servers:
+            changes = DRAFTING if needs_drafting else {}
+            servers[provider, needs_drafting] = Server(equipped_engine(provider, **changes))
+        return servers[provider, needs_drafting]
 
     yield get
     for server in servers.values():
@@ -210,11 +227,13 @@ def test_a_provider_can_or_says_why_not_for_every_parameter_of_the_seam(provider
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_an_equipped_engine_refuses_what_the_table_says_and_nothing_else(
-    server_of: Callable[[str], Server], provider: str
+    server_of: Callable[..., Server], provider: str
 ) -> None:
     info = server_of(provider).engine.info
-    assert info.supported == PROVIDERS[provider].supported
+    alone = NEEDS_DRAFTING.get(provider, set())
+    assert info.supported == PROVIDERS[provider].supported - alone
     assert {name: info.why_not[name] for name in PROVIDERS[provider].why_not} == PROVIDERS[provider].why_not
+    assert info.supported.isdisjoint(info.why_not)
 
 
 # Its cells
@@ -222,12 +241,12 @@ def test_an_equipped_engine_refuses_what_the_table_says_and_nothing_else(
 
 @pytest.mark.parametrize(("row", "provider"), CELLS)
 def test_a_tensor_works_or_is_refused_as_the_table_says(
-    server_of: Callable[[str], Server], row: Tensor, provider: str
+    server_of: Callable[..., Server], row: Tensor, provider: str
 ) -> None:
-    server, key = server_of(provider), row.engine or row.ensemble
+    server, key = server_of(provider, row.field), key_of(row)
     reason = why_refused(row, PROVIDERS[provider])
     if reason is None:
-        tensors = server.tensors([*COMPANIONS.get(key, []), key], is_text=not row.engine)
+        tensors = server.tensors([*COMPANIONS.get(key, []), key], is_text=is_text(row))
         if key == "stop":
             assert server.decoder.decode(tensors).options.stop
         else:
@@ -237,7 +256,7 @@ def test_a_tensor_works_or_is_refused_as_the_table_says(
     if key == "context_phase_params":  # nobody here could have made any
         tensors = server.tensors([]) | {key: np.zeros((1, 3), dtype=np.uint8)}
     else:
-        tensors = server.tensors(alone, is_text=not row.engine)
+        tensors = server.tensors(alone, is_text=is_text(row))
     with pytest.raises(RequestError) as refusal:
         server.answer_to(tensors)
     assert str(refusal.value).startswith("[INVALID_ARG ")
@@ -249,9 +268,9 @@ def test_a_tensor_works_or_is_refused_as_the_table_says(
 
 @pytest.mark.parametrize(("row", "provider"), OUTPUT_CELLS)
 def test_an_output_is_there_or_not_as_the_table_says(
-    server_of: Callable[[str], Server], row: Tensor, provider: str
+    server_of: Callable[..., Server], row: Tensor, provider: str
 ) -> None:
-    server, name = server_of(provider), row.engine or row.ensemble
+    server, name = server_of(provider), key_of(row)
     asking = {one.field: key for key, one in ROWS_BY_KEY.items() if one.field}.get(row.field, "input_ids")
     reason = why_refused(row, PROVIDERS[provider])
     if reason is None:
@@ -271,7 +290,7 @@ def test_an_output_is_there_or_not_as_the_table_says(
 
 
 @pytest.mark.parametrize("row", BETWEEN_STEPS, ids=lambda row: row.postprocessing)
-def test_what_goes_between_the_steps_is_taken_by_the_last(row: Tensor, server_of: Callable[[str], Server]) -> None:
+def test_what_goes_between_the_steps_is_taken_by_the_last(row: Tensor, server_of: Callable[..., Server]) -> None:
     server = server_of("simulated")
     answer = server.answer_to(server.tensors([], is_text=row.engine == "stream_state"))
     sent = {"TOKENS_BATCH": answer["output_ids"], row.postprocessing: answer[row.engine]}
@@ -290,9 +309,10 @@ def without(provider: str) -> list[Any]:
         "is_gathering_context_logits": {"is_gathering_context_logits": False},
         "lookahead": {"speculation": None},
         "sampler": {"sampler": "torch"},
-        "draft_dir": {"draft_dir": DEMO_MODEL.parent / "draft", "is_prefix_caching": False},
-        "max_ngram_size": {"max_ngram_size": 3},
-        "speculative decoding": {"max_ngram_size": 3},
+        "speculative decoding": {"draft_dir": DEMO_MODEL.parent / "draft", "is_prefix_caching": False},
+        "without `engine.max_ngram_size`": DRAFTING,
+        "with `engine.draft_dir`": {},
+        "draft_engine": {"draft_engine": None},
     }
     conditions = PROVIDERS[provider].conditions.values()
     words = {one.words for one in conditions if one.why_not}
@@ -310,10 +330,10 @@ def test_without_its_condition_a_tensor_is_refused_with_the_reason(provider: str
         info = server.engine.info
         lost = PROVIDERS[provider].supported - info.supported
         assert lost
-        rows = [row for row in SENT if row.field in lost and row.engine and row.engine != "context_phase_params"]
+        rows = [row for row in SENT if row.field in lost and not is_text(row) and row.engine != "context_phase_params"]
         for row in rows:
             with pytest.raises(RequestError) as refusal:
-                server.answer_to(server.tensors([row.engine]))
+                server.answer_to(server.tensors([key_of(row)]))
             assert info.why_not[row.field] in refusal.value.message
             assert condition_of(row, PROVIDERS[provider])
     finally:

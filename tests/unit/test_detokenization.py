@@ -9,8 +9,9 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from test_stop_strings import cut as cut_before_stop_string
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.decoders import DecodeStream
 
@@ -160,15 +161,75 @@ def test_of_an_invalid_run_of_byte_tokens_the_characters_already_shown_stay(
     assert text.count(REPLACEMENT) <= TOKENIZERS[name].decode(ids, skip_special_tokens=skip).count(REPLACEMENT)
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
 @settings(deadline=None)
-@given(IDS)
-def test_only_an_incomplete_character_is_ever_held_back(ids: list[int]) -> None:
-    tokenizer, stream = TOKENIZERS["byte level"], DECODERS["byte level", True].new_stream()
+@given(ids=IDS)
+def test_only_an_incomplete_character_is_ever_held_back(name: str, ids: list[int]) -> None:
+    tokenizer, stream = TOKENIZERS[name], DECODERS[name, True].new_stream()
     shown = ""
     for number, token_id in enumerate(ids, start=1):
         shown += stream.push([token_id])
-        # Two: Python waits for the third byte of half a surrogate pair, ED A0 80, although it is sure to be invalid.
-        assert tokenizer.decode(ids[:number]) in (shown, shown + REPLACEMENT, shown + 2 * REPLACEMENT)
+        complete = _with_shown_characters_kept(tokenizer, ids[:number], skip=True)
+        held = complete.removeprefix(shown)
+        assert complete == shown + held
+        # At most three bytes, each one U+FFFD while it is incomplete, and nothing of a tokenizer without bytes.
+        assert held == REPLACEMENT * len(held)
+        assert len(held) <= (3 if name in SPELLED else 0)
+
+
+def in_byte_level(text: str) -> list[str]:
+    return [byte for piece, _ in pre_tokenizers.ByteLevel(False).pre_tokenize_str(text) for byte in piece]
+
+
+def in_byte_tokens(text: str) -> list[str]:
+    return [BYTE_TOKENS[byte] for byte in text.encode()]
+
+
+# Whose tokens can spell any text, byte by byte.
+SPELLED = {
+    "byte level": in_byte_level,
+    "byte level in a sequence": in_byte_level,
+    "llama 2": in_byte_tokens,
+    "gemma": in_byte_tokens,
+}
+ANY_TEXT = st.one_of(st.text(max_size=12), st.lists(st.sampled_from(MULTILINGUAL), max_size=3).map("".join))
+
+
+@pytest.mark.parametrize("name", SPELLED)
+@settings(deadline=None)
+@given(text=ANY_TEXT)
+@example(text="".join(MULTILINGUAL))
+def test_text_spelled_in_bytes_comes_character_by_character_and_never_late(name: str, text: str) -> None:
+    tokenizer, stream = TOKENIZERS[name], DECODERS[name, True].new_stream()
+    # A word first: the space at the very beginning is llama 2's to strip.
+    shown = stream.push([tokenizer.token_to_id("." if name.startswith("byte") else "s")])[1:]
+    for number, token in enumerate(SPELLED[name](text), start=1):
+        shown += stream.push([tokenizer.token_to_id(token)])
+        assert shown == text.encode()[:number].decode(errors="ignore")
+    assert shown == text
+    assert stream.flush() == ""
+
+
+LANGUAGE_WORDS = sorted(
+    {*"".join(MULTILINGUAL).replace(" ", ""), *("▁" + word for word in " ".join(MULTILINGUAL).split())}
+)
+LANGUAGE_TOKENIZERS = {
+    "metaspace": make_tokenizer(LANGUAGE_WORDS, decoders.Metaspace(prepend_scheme="always")),
+    "word piece": make_tokenizer(LANGUAGE_WORDS, decoders.WordPiece(cleanup=True)),
+}
+
+
+@pytest.mark.parametrize("name", LANGUAGE_TOKENIZERS)
+@settings(deadline=None)
+@given(tokens=st.lists(st.sampled_from([*LANGUAGE_WORDS, "<|end|>", "<tool>"]), max_size=20))
+def test_words_and_characters_of_every_script_are_shown_with_their_token(name: str, tokens: list[str]) -> None:
+    tokenizer = LANGUAGE_TOKENIZERS[name]
+    stream = TextDecoder(tokenizer).new_stream()
+    ids, shown = [tokenizer.token_to_id(token) for token in tokens], ""
+    for number, token_id in enumerate(ids, start=1):
+        shown += stream.push([token_id])
+        assert shown == tokenizer.decode(ids[:number])
+    assert stream.flush() == ""
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -300,6 +361,29 @@ def test_the_engines_process_and_postprocessing_agree_on_every_text(
     shorter = StreamText(decoder, strings)
     shorter.push(kept[:-1])
     assert not shorter.stopped
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(deadline=None)
+@given(ids=IDS, cuts=CUTS, data=st.data())
+def test_any_tokens_are_cut_before_the_first_stop_string_in_their_text(
+    name: str, ids: list[int], cuts: list[int], data: st.DataObject
+) -> None:
+    decoder = DECODERS[name, True]
+    whole = decoder.decode(ids)
+    inside = st.tuples(st.integers(0, len(whole)), st.integers(1, 6)).map(lambda at: whole[at[0] : sum(at)] or "x")
+    strings = data.draw(st.lists(inside, min_size=1, max_size=3, unique=True))
+    text, shown, num_pushed = StreamText(decoder, strings), "", 0
+    for chunk in chunks(ids, [cut for cut in cuts if cut <= len(ids)]):
+        shown, num_pushed = shown + text.push(chunk), num_pushed + len(chunk)
+        assert not any(string in shown for string in strings)
+        if not text.stopped:
+            stream = decoder.new_stream()
+            certain = stream.push(ids[:num_pushed])
+            beginnings = [string[:size] for string in strings for size in range(len(string))]
+            assert len(certain) - len(shown) == max(len(start) for start in beginnings if certain.endswith(start))
+    assert shown + text.finish() == cut_before_stop_string(whole, strings)
+    assert text.stopped == any(string in whole for string in strings)
 
 
 def test_text_is_cut_before_a_stop_string_and_nothing_follows() -> None:

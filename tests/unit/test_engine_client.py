@@ -269,6 +269,45 @@ def test_an_engine_that_breaks_says_why_in_the_log_and_is_restarted(
     client.close()
 
 
+CLOSING_ENGINE = """
+import pathlib, sys, time
+from serving import engine_process
+
+def close(self):
+    time.sleep({seconds})
+    pathlib.Path({mark!r}).touch()
+
+engine_process.StoppingEngine.close = close
+engine_process.CLOSE_TIMEOUT_S = {timeout_s}
+engine_process.main()
+"""
+
+
+@pytest.mark.parametrize(("seconds", "timeout_s", "is_closed"), [(0.3, 60, True), (600, 0.2, False)])
+def test_an_engine_may_end_what_it_has_started_but_not_take_for_ever(
+    tmp_path: Path,
+    engine_program: Callable[[str], None],
+    seconds: float,
+    timeout_s: float,
+    is_closed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_sources, "_KILL_AFTER_S", 60.0)
+    mark = tmp_path / "closed"
+    (tmp_path / "closing.py").write_text(CLOSING_ENGINE.format(seconds=seconds, mark=str(mark), timeout_s=timeout_s))
+    project = Path(engine_client.__file__).parent.parent
+    engine_program(f'shift 2; PYTHONPATH={project} exec {sys.executable} {tmp_path}/closing.py "$@"')
+    client = EngineClient(OwnedEngine(write_release(tmp_path)), on_steps=lambda _: None, on_death=print)
+    client.start()
+    assert client.pid is not None
+    process = psutil.Process(client.pid)
+    started_s = time.monotonic()
+    client.close()
+    assert time.monotonic() - started_s < 30, "it ended by itself"
+    assert not process.is_running()
+    assert mark.exists() == is_closed
+
+
 def test_closing_ends_the_process_whatever_it_does(connect: Connect) -> None:
     client, recorder = connect(**SLOW)
     client.submit(generation(1, max_tokens=1000))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from serving.engine_messages import Broken, Cancel, Channel, ChannelClosed, Command, Ready, Report, Step, Submit
+from serving.engine_messages import Broken, Cancel, Channel, ChannelClosed, Command, Ready, Report, Step, Stop, Submit
 from serving.engines.base import (
     EngineInfo,
     EngineStats,
@@ -32,7 +32,7 @@ REQUEST = GenerationRequest(
     sampling=SamplingParams(max_tokens=4, temperature=0.1, seed=2**64 - 1, end_id=-1),
     stop_strings=("\n\n", "終わり"),
 )
-COMMANDS: list[Command] = [Submit(REQUEST), Cancel(7)]
+COMMANDS: list[Command] = [Submit(REQUEST), Submit(REQUEST, "id"), Cancel(7), Stop("id")]
 CHUNKS = [
     TokenChunk(1, [5, 6]),
     TokenChunk(2, [], FinishReason.CANCELLED),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gauges under TensorRT-LLM's names show what the engine holds, not more often than is worth its cost."""
 
+import msgspec
 import pytest
 import triton_python_backend_utils as pb_utils
 
@@ -38,12 +39,10 @@ def shown(metrics: EngineMetrics) -> dict[str, float]:
     families: tuple[pb_utils.MetricFamily, ...] = metrics._families
     found = {}
     for family in families:
-        assert family.kind == pb_utils.MetricFamily.GAUGE
         for metric in family.metrics:
             labels = dict(metric.labels)
             assert (labels.pop("model"), labels.pop("version")) == ("tensorrt_llm", "3")
-            [(label, value)] = labels.items()
-            found[f"{family.name}/{label}/{value}"] = metric.value()
+            found["/".join([family.name, *(part for item in labels.items() for part in item)])] = metric.value()
     return found
 
 
@@ -57,6 +56,9 @@ def test_names_and_labels_are_those_of_tensorrt_llms_backend(clock: Clock, metri
         "nv_trt_llm_kv_cache_block_metrics/kv_cache_block_type/max": 10,
         "nv_trt_llm_kv_cache_block_metrics/kv_cache_block_type/used": 7,
         "nv_trt_llm_kv_cache_block_metrics/kv_cache_block_type/free": 3,
+        "trireme_requests_running": 3,
+        "trireme_requests_waiting": 2,
+        "trireme_kv_cache_usage_fraction": 0.7,
     }
 
 
@@ -92,4 +94,13 @@ def test_a_gauge_that_has_not_changed_costs_no_message(
     assert messages == []
     clock.now_s += 1
     metrics.update(BUSIER)
-    assert messages == [4, 4, 0, 8, 2], "active, scheduled, waiting, used, free"
+    assert messages == [4, 4, 0, 8, 2, 4, 0, 0.8], "active, scheduled, waiting, used, free, running, waiting, usage"
+
+
+def test_preemptions_are_counted_over_the_lives_of_engines_that_tell(clock: Clock, metrics: EngineMetrics) -> None:
+    metrics.update(BUSY)
+    assert "trireme_preemptions_total" not in shown(metrics)
+    for num_preemptions, total in ((0, 0), (3, 3), (3, 3), (5, 5), (None, 5), (5, 10)):
+        clock.now_s += 1
+        metrics.update(msgspec.structs.replace(BUSY, num_preemptions=num_preemptions))
+        assert shown(metrics)["trireme_preemptions_total"] == total

@@ -59,7 +59,7 @@ def test_logits_are_joined_with_the_tokens_that_leave_together() -> None:
         TokenChunk(1, [11], extras=ExtraOutputs(generation_logits=rows(2))),
         TokenChunk(1, [12], LENGTH, extras=ExtraOutputs(generation_logits=rows(3), context_phase_params=b"x")),
     ]
-    [chunk] = ChunkGather(max_delay_s=0).due(chunks)
+    [chunk] = ChunkGather(lambda: 0.0).due(chunks)
     assert chunk.extras == ExtraOutputs(
         generation_logits=rows(1, 2, 3), context_logits=rows(8, 9), context_phase_params=b"x"
     )
@@ -123,7 +123,7 @@ def test_beams_have_upstreams_shapes_padded_to_the_longest() -> None:
     assert tensors["generation_logits"].shape == (1, 2, 3, 2)
     assert tensors["generation_logits"][0, 1].tolist() == [[1, 1], [4, 4], [0, 0]]
     assert tensors["num_output_tokens"].tolist() == [[5]], "tokens, not padding"
-    assert text_tensors(answer(), ["a", "b"])["text_output"].tolist() == [b"a", b"b"]
+    assert text_tensors(answer(), [b"a", b"b"])["text_output"].tolist() == [b"a", b"b"]
 
 
 def test_as_many_beams_come_back_as_were_asked_for_each_behind_the_prompt_where_it_is_echoed() -> None:

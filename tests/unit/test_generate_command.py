@@ -58,6 +58,14 @@ def test_the_text_is_printed_exactly_with_a_newline_at_its_end(capfd: pytest.Cap
     assert capfd.readouterr() == ("Once upon ünd\n", "")
 
 
+def test_a_release_goes_to_the_model_that_pins_it() -> None:
+    with KServeServer(*story()) as server:
+        assert generate(server, "hi", "--release", "2") == 0
+    (request,) = server.requests
+    assert request.model_name == "tensorrt_llm_bls"
+    assert request.parameters["release"].int64_param == 2
+
+
 def test_text_appears_as_it_is_made() -> None:
     with KServeServer(response("Once"), HANG) as server, start(server, "hi") as process:
         assert process.stdout is not None

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,7 @@ ENDLESS = 2000  # tokens; 40 s when slow
 class Bench:
     """A service and what it told beside its replies."""
 
-    def __init__(self, folder: Path, engine: Mapping[str, object], **responses: object) -> None:
+    def __init__(self, folder: Path, engine: Mapping[str, object], **responses: Any) -> None:
         self.stats: list[EngineStats] = []
         self.on_stats: Callable[[EngineStats], None] = self.stats.append
         self.censuses: list[Census] = []
@@ -404,10 +405,16 @@ def test_a_request_that_was_ended_before_the_engine_knew_it_does_not_run_on(
     for end in endings:
         sink = RecordingSink()
 
-        def submit_late(given: GenerationRequest, end: Callable[[], None] = end, sink: RecordingSink = sink) -> None:
+        def submit_late(
+            given: GenerationRequest,
+            end: Callable[[], None] = end,
+            sink: RecordingSink = sink,
+            *,
+            request_id: str,
+        ) -> None:
             end()
             sink.wait()
-            submit(given)
+            submit(given, request_id=request_id)
 
         monkeypatch.setattr(bench.service._engine, "submit", submit_late)
         bench.start_into(sink, request_output_len=ENDLESS)
@@ -419,7 +426,7 @@ def test_a_request_that_was_ended_before_the_engine_knew_it_does_not_run_on(
 def test_a_request_that_cannot_be_handed_over_is_the_callers_to_answer_and_nobody_elses(
     slow: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OverflowError("cannot be encoded")
 
     sink = RecordingSink()
@@ -443,8 +450,8 @@ def test_a_request_that_was_refused_is_not_polled_behind_its_refusal(
         polls.release()
         time.sleep(0.1)
 
-    def refuse(_: object) -> None:
-        for _ in range(2):  # the second round of the watcher has begun: its list has both
+    def refuse(*_: object, **__: object) -> None:
+        for _round in range(2):  # the second round of the watcher has begun: its list has both
             assert polls.acquire(timeout=5)
         raise Unavailable("no engine")
 
@@ -819,3 +826,13 @@ def test_a_cancelled_request_tells_what_it_took(slow: Bench) -> None:
 
 def test_nobody_is_told_of_performance_who_did_not_ask(echo: Bench) -> None:
     assert {reply.perf for reply in echo.start().wait().replies} == {None}
+
+
+def test_tokens_that_wait_leave_in_time_although_the_engine_stands_still(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"step_ms": 5.0}, max_chunk_delay_ms=1000)
+    sink = bench.start_endless()
+    wait_until(lambda: bench.stats[-1].num_steps >= 3)
+    os.kill(bench.engine_pid, signal.SIGSTOP)
+    wait_until(lambda: len(sink.token_ids) == bench.stats[-1].num_steps)  # a step makes a token
+    os.kill(bench.engine_pid, signal.SIGCONT)
+    bench.service.close()

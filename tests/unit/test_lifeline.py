@@ -2,6 +2,7 @@
 """`trireme serve` asks the adapters what they hold; whatever happens to one question, the next is answered."""
 
 import json
+import logging
 import socket
 import threading
 import time
@@ -158,6 +159,26 @@ def test_somebody_who_asks_and_runs_away_does_not_silence_the_line(
     assert ask_all(run_dir, "status") == 1
 
 
+def test_somebody_who_does_not_wait_for_the_answer_is_no_error(
+    run_dir: Path, open_line: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    has_gone = threading.Event()
+
+    def answer_late() -> Mapping[str, object]:
+        assert has_gone.wait(5)
+        return {"num_streams": 0}
+
+    open_line(1, drain=answer_late)
+    [path] = run_dir.glob("*.sock")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+        connection.sendall(b'{"op": "drain"}\n')
+    has_gone.set()
+    wait_until(lambda: "has gone before the answer" in caplog.text)
+    assert "Traceback" not in caplog.text
+
+
 def test_somebody_who_says_nothing_does_not_block_the_line(
     run_dir: Path, open_line: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +206,7 @@ class Service:
 
 def test_the_engine_step_can_be_asked_to_drain_and_to_cancel() -> None:
     service = Service()
-    handlers = generation_handlers(service)  # type: ignore[arg-type]
+    handlers = generation_handlers(service)
     assert [json.loads(json.dumps(handlers[name]())) for name in ("status", "drain", "cancel")] == [
         {"num_streams": 2}
     ] * 3

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from sampled_distribution import deviation, sampled_outputs
 from test_engine_conformance import DEMO_MODEL, Session, openvino, prompt_of
 from tokenizers import Tokenizer
 
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import RequestError, SpecError
+from serving.engines import openvino as openvino_engine
 from serving.engines.base import Engine, FinishReason, SamplingParams
+from serving.engines.providers import create_engine
 
 DRAFT = DEMO_MODEL.parent / "draft"
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL.parent.parent / "target/tokenizer.json"))
@@ -22,6 +25,9 @@ KINDS: dict[str, dict[str, object]] = {
     "draft model": {"draft_dir": DRAFT, "is_prefix_caching": False},
     "prompt lookup": {"max_ngram_size": 3, "num_assistant_tokens": 4},
 }
+MANY = {"max_num_seqs": 128, "max_num_batched_tokens": 640, "num_kv_blocks": 512, "is_prefix_caching": False}
+REPEATING = "The capital of France is Paris. The capital of France is Paris. The capital of"
+UNLIKELY = 3.1  # standard deviations: one of a thousand tests of the same distribution is above
 TEXTS = ["Once upon a time", "What is the capital of France?", "What is 23 + 45?", "red ball, blue ball, red ball,"]
 
 
@@ -57,6 +63,27 @@ def test_greedy_output_is_what_it_is_without_drafts(
     assert drafted == alone
 
 
+STORY = "Once upon a time there was a little fox. "
+LONG = [
+    *(f"{STORY * count}The fox" for count in (2, 5, 10, 20, 30)),
+    *("What is 23 + 45? " * n for n in (3, 8, 15, 30)),
+]
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [64, 200])
+def test_long_prompts_beside_each_other_get_what_they_get_without_drafts(max_num_batched_tokens: int) -> None:
+    limits = {"num_kv_blocks": 256, "is_prefix_caching": False}
+    outputs = []
+    for spec in (KINDS["draft model"] | {"max_num_batched_tokens": max_num_batched_tokens}, {}):
+        engine = openvino(**limits | spec | {"max_num_seqs": 8})
+        session = Session(engine)
+        keys = [session.add(TOKENIZER.encode(text).ids, 12) for text in LONG]
+        found = session.drain()
+        outputs.append([found[key].token_ids for key in keys])
+        engine.close()
+    assert outputs[0] == outputs[1]
+
+
 def test_a_draft_model_takes_fewer_steps_and_its_tokens_are_counted() -> None:
     engine = openvino(**KINDS["draft model"])
     session = Session(engine)
@@ -72,6 +99,27 @@ def test_a_draft_model_takes_fewer_steps_and_its_tokens_are_counted() -> None:
     assert drafted is not None
     assert accepted <= drafted <= 4 * num_steps
     engine.close()
+
+
+def test_each_request_says_how_many_tokens_are_drafted_for_it() -> None:
+    engine = openvino(**KINDS["draft model"])
+    session = Session(engine)
+    prompt = TOKENIZER.encode(TEXTS[1] * 3).ids
+    keys = {num: session.add(prompt, 40, num_draft_tokens=num) for num in (1, 8)}
+    outputs = session.drain()
+    for num, key in keys.items():
+        perf = outputs[key].perf
+        assert perf is not None
+        assert perf.total_accepted_draft_tokens == 40 - outputs[key].num_chunks
+        assert perf.total_draft_tokens is not None
+        assert perf.total_draft_tokens <= num * (outputs[key].num_chunks - 1)
+    assert outputs[keys[8]].num_chunks < outputs[keys[1]].num_chunks
+    engine.close()
+
+
+def test_without_drafting_a_number_of_drafts_is_refused(plain: Engine) -> None:
+    with pytest.raises(RequestError, match=r"field=num_draft_tokens value=3 provider=openvino.*engine.draft_dir"):
+        Session(plain).add(prompt_of(4), 4, num_draft_tokens=3)
 
 
 def test_how_many_tokens_were_looked_up_is_not_known_but_how_many_were_right() -> None:
@@ -93,11 +141,53 @@ def test_every_token_of_a_step_has_its_log_probability(engine: Engine) -> None:
     assert all(-30 < log_prob <= 0 for log_prob in output.log_probs)
 
 
-def test_sampled_requests_beside_each_other_all_end(engine: Engine) -> None:
+def test_sampled_requests_beside_each_other_all_end() -> None:
+    engine = openvino(**KINDS["prompt lookup"])
     session = Session(engine)
     keys = [session.add(prompt_of(12, i % 3), 24, top_p=0.95, temperature=1.5) for i in range(24)]
     outputs = session.drain()
     assert [len(outputs[key].token_ids) for key in keys] == [24] * 24
+    engine.close()
+
+
+def sample(
+    kind: str | None, text: str, count: int, *, first_seed: int | None, temperature: float
+) -> tuple[list[tuple[int, ...]], int]:
+    engine = openvino(**KINDS.get(kind or "", {}) | MANY)
+    prompt = TOKENIZER.encode(text).ids
+    found = sampled_outputs(engine, prompt, count, first_seed=first_seed, num_tokens=8, temperature=temperature)
+    engine.close()
+    return found
+
+
+@pytest.mark.parametrize("count", [2_000, pytest.param(20_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+def test_what_is_sampled_with_prompt_lookup_has_the_models_distribution(count: int) -> None:
+    drafted, num_accepted = sample("prompt lookup", REPEATING, count, first_seed=1_000_000, temperature=2.0)
+    alone, _ = sample(None, REPEATING, count, first_seed=5_000_000, temperature=2.0)
+    assert num_accepted > count / 10, "else it would say little about accepted drafts"
+    for part in (slice(0, 1), slice(1, 3), slice(3, 5)):
+        assert deviation([ids[part] for ids in drafted], [ids[part] for ids in alone]) < UNLIKELY
+
+
+@pytest.mark.parametrize("count", [1_000, pytest.param(20_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+def test_openvino_samples_from_another_distribution_with_a_draft_model(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openvino_engine, "refuse_undraftable", lambda *_: None)
+    drafted, _ = sample("draft model", TEXTS[3], count, first_seed=None, temperature=1.0)
+    alone, _ = sample(None, TEXTS[3], count, first_seed=None, temperature=1.0)
+    assert deviation([ids[:1] for ids in drafted], [ids[:1] for ids in alone]) < UNLIKELY, "comes from the prefill"
+    assert deviation([ids[1:3] for ids in drafted], [ids[1:3] for ids in alone]) > 3 * UNLIKELY
+
+
+def test_openvino_breaks_where_a_step_has_no_room_for_what_was_looked_up() -> None:
+    spec = OpenVinoEngineSpec(provider="openvino", dir=DEMO_MODEL, max_num_batched_tokens=64)
+    engine = create_engine(spec.model_copy(update={"max_ngram_size": 3}))  # past the check of the spec
+    session = Session(engine)
+    for _ in range(64):
+        session.add(TOKENIZER.encode(TEXTS[0]).ids, 6)
+    with pytest.raises(RuntimeError, match="generated_and_verified_len"):
+        session.drain()
 
 
 def test_requests_that_come_and_go_in_a_full_kv_cache_are_not_lost(small: Engine) -> None:
@@ -131,7 +221,8 @@ def test_what_does_not_fit_with_its_drafts_is_refused(small: Engine) -> None:
 @pytest.mark.parametrize(
     ("kind", "sampling", "why_not"),
     [
-        ("draft model", {"seed": 3, "top_p": 0.9}, "samples anew each time"),
+        ("draft model", {"top_p": 0.9}, "samples from another distribution"),
+        ("draft model", {"top_k": 5}, "samples from another distribution"),
         ("prompt lookup", {"min_tokens": 3}, "takes end tokens that were looked up"),
     ],
 )
@@ -149,6 +240,7 @@ def test_what_drafting_breaks_is_refused_by_name(kind: str, sampling: dict[str, 
         ({"draft_dir": DRAFT, "is_prefix_caching": False, "max_ngram_size": 3}, "exclude each other"),
         ({"draft_dir": DRAFT}, "draft_dir needs is_prefix_caching: false"),
         ({"num_assistant_tokens": 4}, "num_assistant_tokens needs draft_dir or max_ngram_size"),
+        ({"max_ngram_size": 3, "max_num_seqs": 103}, r"raise it to 515 or lower max_num_seqs"),
     ],
 )
 def test_a_deployment_that_does_not_fit_together_is_refused(changes: dict[str, object], finding: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
@@ -260,3 +261,20 @@ signal.raise_signal(signal.SIGALRM)
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert (result.returncode, result.stdout) == (0, "handled\n"), result.stderr
+
+
+def test_memory_does_not_grow_with_every_length_of_a_prompt() -> None:
+    # About 1 MiB of compiled kernels for each, unless their caches are bounded.
+    engine = create_engine(spec_of(is_prefix_caching=False))
+    process = psutil.Process()
+
+    def run(lengths: range) -> float:
+        for length in lengths:
+            prompt = [100 + length] * length
+            engine.add(GenerationRequest(key=length, input_ids=prompt, sampling=SamplingParams(max_tokens=1)))
+            while engine.has_work:
+                engine.step()
+        return process.memory_info().rss / 2**20
+
+    warm = run(range(1, 60))
+    assert run(range(60, 260)) - warm < 60

@@ -91,6 +91,7 @@ def test_the_servers_settings_are_not_the_releases(tmp_path: Path) -> None:
         "tokenizer",
         "engine",
         "responses",
+        "bls",
     }
 
 

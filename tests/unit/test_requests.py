@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from ensemble_configs.errors import RequestError
-from ensemble_configs.tensors import Tensor, inputs_of
+from ensemble_configs.tensors import BLS_INPUTS, Tensor, inputs_of, named_at
 from serving.engines.base import EngineInfo, SamplingParams
 from serving.engines.packed_array import PackedArray
 from serving.requests import DecodedRequest, RequestDecoder, ResponseOptions
 from serving.stream_state import StreamContext, pack
 
-ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm"))
+ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm") + named_at("tensorrt_llm_bls", BLS_INPUTS))
+TAKEN_BY_NONE = {name: row for name, row in ROWS.items() if row.why_not}
+TAKEN = [name for name in ROWS if name not in TAKEN_BY_NONE]
 
 DTYPES: dict[str, type[np.generic]] = {
     "TYPE_BOOL": np.bool_,
@@ -85,6 +87,8 @@ VALUES: dict[str, tuple[object, object]] = {
     "return_generation_logits": (True, True),
     "lora_task_id": (2**64 - 1, 2**64 - 1),
     "draft_input_ids": ([5, 99], (5, 99)),
+    "num_draft_tokens": (5, 5),
+    "use_draft_logits": (True, True),
     "runtime_top_p_min": (0.1, 0.1),
     "runtime_top_p_decay": (0.9, 0.9),
     "runtime_top_p_reset_ids": (7, 7),
@@ -163,10 +167,10 @@ COMPANIONS: dict[str, dict[str, object]] = {
 
 
 def test_the_table_above_knows_every_tensor() -> None:
-    assert set(VALUES) == set(ROWS)
+    assert set(VALUES) == set(TAKEN)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", TAKEN)
 def test_a_tensor_is_read_into_its_field(name: str) -> None:
     value, expected = VALUES[name]
     decoded = decode(**COMPANIONS.get(name, {}) | {name: value})
@@ -181,6 +185,19 @@ def test_what_is_not_sent_keeps_its_default() -> None:
     decoded = decode()
     assert decoded.sampling == SamplingParams(max_tokens=4)
     assert decoded.options == ResponseOptions(input_ids=[5, 6, 7], input_length=3)
+
+
+@pytest.mark.parametrize("name", TAKEN_BY_NONE)
+def test_what_no_provider_takes_is_refused_by_name(name: str) -> None:
+    row = TAKEN_BY_NONE[name]
+    item: object = {"TYPE_STRING": b"x", "TYPE_BOOL": True}.get(row.data_type, 3)
+    value = item
+    for size in [] if row.is_scalar else reversed(row.dims):
+        value = [value] * max(size, 1)
+    error = refusal(**{name: value})
+    assert error.facts["field"] == name
+    assert error.message == f"{name} is not supported by the provider 'toy'; {row.why_not}"
+    assert error.facts["provider"] == "toy"
 
 
 BARE = msgspec.structs.replace(INFO, supported=frozenset({"max_tokens"}))
@@ -211,6 +228,7 @@ OUT_OF_RANGE = [
     ("runtime_top_p_min", 1.5, "top_p_min", "0 to 1"),
     ("runtime_top_p_reset_ids", 100, "top_p_reset_id", "-1 (none) to 99"),
     ("draft_input_ids", [5, 100], "draft_input_ids", "0 to 99, the model's vocabulary"),
+    ("num_draft_tokens", -1, "num_draft_tokens", "at least 0"),
     ("num_return_sequences", 0, "num_return_sequences", "1 to 128"),
     ("num_return_sequences", 129, "num_return_sequences", "1 to 128"),
     ("repetition_penalty", 0.0, "repetition_penalty", "above 0"),
@@ -269,7 +287,7 @@ def test_two_names_of_one_setting_may_agree_and_not_contradict(new: str, old: st
     assert "contradicts the same setting under its other name (3)" in error.message
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", TAKEN)
 def test_a_batch_is_refused_whichever_tensor_has_it(name: str) -> None:
     one = array(name, VALUES[name][0])
     tensors = {n: array(n, v) for n, v in {"input_ids": [5], "request_output_len": 1}.items()}

@@ -154,3 +154,22 @@ def test_blocks_that_are_taken_again_after_a_preemption_count_again() -> None:
 
     assert num_allocated(100) == 8 * 6  # of 16 tokens, for 30 + 59: the last token is never fed back
     assert num_allocated(12) > 8 * 6
+
+
+def test_a_long_prompt_is_prefilled_beside_streams_that_all_get_a_token_in_every_step() -> None:
+    clock = VirtualClock()
+    spec = {"step_ms": 1.0, "prefill_us_per_token": 20.0, "decode_us_per_seq": 50.0}
+    engine = engine_of(clock, max_num_batched_tokens=128, **spec)
+    for key in range(16):
+        engine.add(request(key, [20], 100))
+    engine.step()
+    engine.add(request(99, [20] * 1000, 1))
+    steps: list[tuple[list[int], float]] = []
+    while not steps or 99 not in steps[-1][0]:
+        start_s = clock.now_s()
+        keys = sorted(chunk.key for chunk in engine.step())
+        steps.append((keys, round(1e3 * (clock.now_s() - start_s), 6)))
+    # A step has room for 128 - 16 = 112 tokens of the prompt: eight steps take 896, the ninth the other 104.
+    whole_ms = 1 + 16 * 0.05 + 112 * 0.02
+    assert steps[:8] == [(list(range(16)), round(whole_ms, 6))] * 8
+    assert steps[8:] == [([*range(16), 99], round(whole_ms - 8 * 0.02, 6))]

@@ -2,12 +2,14 @@
 """Several adapters on one engine: each sees its own requests under its own keys, and takes nobody down when it goes."""
 
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from serving.engine_messages import Cancel, Channel, ChannelClosed, Ready, Report, Step, Submit
+from serving.engine_messages import Cancel, Channel, ChannelClosed, Ready, Report, Step, Stop, Submit
 from serving.engine_messages import Command as Commands
 from serving.engines.base import (
     EngineInfo,
@@ -17,7 +19,7 @@ from serving.engines.base import (
     SamplingParams,
     TokenChunk,
 )
-from serving.switchboard import Switchboard
+from serving.switchboard import STATS_S, Switchboard
 
 INFO = EngineInfo(
     provider="test",
@@ -56,9 +58,9 @@ class Line:
         assert guest.receive(is_blocking=True) == [Ready(INFO)]
         return guest
 
-    def submit(self, caller: Channel, key: int) -> int:
+    def submit(self, caller: Channel, key: int, request_id: str = "") -> int:
         """The engine's key of a new request."""
-        caller.send(Submit(request(key)))
+        caller.send(Submit(request(key), request_id))
         [given] = self.switchboard.receive(is_blocking=True)
         assert isinstance(given, GenerationRequest)
         assert given.input_ids == [key]
@@ -88,17 +90,33 @@ def test_each_caller_gets_the_chunks_of_its_own_requests_under_its_own_keys(line
     assert guest.receive(is_blocking=True) == [Step([TokenChunk(7, [1])], STATS)]
 
 
-def test_the_owner_hears_of_every_step_and_a_guest_while_it_has_requests(line: Line) -> None:
+def test_a_guest_hears_only_of_steps_that_concern_it(line: Line) -> None:
     guest = line.call()
+    line.submit(guest, 1)
     line.switchboard.send([], STATS)
     assert line.owner.receive(is_blocking=True) == [Step([], STATS)]
     assert guest.receive(is_blocking=False) == []
+
+
+def test_the_owner_hears_now_and_then_of_a_busy_engine_and_at_once_of_an_idle_one(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    busy = msgspec.structs.replace(STATS, num_running=1)
+    guest = line.call()
     key = line.submit(guest, 1)
+    for _ in range(3):
+        line.switchboard.send([TokenChunk(key, [5])], busy)
+    assert line.owner.receive(is_blocking=True) == [Step([], busy)]
+    now_s += STATS_S
+    line.switchboard.send([], busy)
     line.switchboard.send([], STATS)
-    assert guest.receive(is_blocking=True) == [Step([], STATS)]
-    line.switchboard.send([TokenChunk(key, [5], FinishReason.STOP)], STATS)
-    line.switchboard.send([], STATS)
-    assert guest.receive(is_blocking=True) == [Step([TokenChunk(1, [5], FinishReason.STOP)], STATS)]
+    assert line.owner.receive(is_blocking=True) == [Step([], busy), Step([], STATS)]
+    own = line.submit(line.owner, 1)
+    line.switchboard.send([TokenChunk(own, [6])], busy)
+    line.switchboard.send([TokenChunk(own, [7])], busy)
+    assert line.owner.receive(is_blocking=True) == [Step([TokenChunk(1, [6])], busy), Step([TokenChunk(1, [7])], busy)]
 
 
 def test_a_request_is_stopped_by_its_own_caller_only(line: Line) -> None:
@@ -110,6 +128,16 @@ def test_a_request_is_stopped_by_its_own_caller_only(line: Line) -> None:
     assert guest.receive(is_blocking=True) == [Step([TokenChunk(7, [], FinishReason.CANCELLED)], STATS)]
     line.owner.send(Cancel(7))
     assert line.switchboard.receive(is_blocking=True) == [of_owner]
+
+
+def test_a_clients_request_id_stops_what_the_other_callers_have_under_it(line: Line) -> None:
+    guest, other = line.call(), line.call()
+    line.submit(line.owner, 1, "a")  # of the one that asks, and stopped by it
+    line.submit(guest, 1, "b")
+    line.submit(guest, 2)
+    named = [line.submit(guest, 3, "a"), line.submit(guest, 4, "a"), line.submit(other, 1, "a")]
+    line.owner.send(Stop("a"))
+    assert line.switchboard.receive(is_blocking=True) == named
 
 
 def test_a_guest_that_goes_takes_its_requests_with_it_and_nothing_else(line: Line) -> None:

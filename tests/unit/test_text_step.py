@@ -158,3 +158,9 @@ def test_lengths_that_do_not_fit_the_beams_are_refused(step: TextStep, lengths: 
 def test_a_request_without_tokens_is_refused(step: TextStep) -> None:
     with pytest.raises(RequestError, match="TOKENS_BATCH is missing"):
         step.respond({"SEQUENCE_LENGTH": np.array([[1]], np.int32)})
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 1, 1, 1)])
+def test_tokens_of_another_rank_are_refused(step: TextStep, shape: tuple[int, ...]) -> None:
+    with pytest.raises(RequestError, match=r"TOKENS_BATCH has the shape .*; send \[batch, beams, tokens\]"):
+        step.respond({"TOKENS_BATCH": np.ones(shape, np.int32)})

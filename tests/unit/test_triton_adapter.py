@@ -115,9 +115,11 @@ def test_a_census_that_is_not_answered_is_an_error(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("parameters", "expected"),
-    [("", False), ("{}", False), ('{"request_type": "context_only"}', True), ('{"request_type": "both"}', False)],
+    [({}, False), ({"request_type": "context_only"}, True), ({"request_type": "both"}, False)],
 )
-def test_a_request_says_by_its_parameter_that_it_is_for_the_prefills_server(parameters: str, expected: bool) -> None:
+def test_a_request_says_by_its_parameter_that_it_is_for_the_prefills_server(
+    parameters: dict[str, object], expected: bool
+) -> None:
     request = pb_utils.InferenceRequest(
         inputs=[], requested_output_names=[], model_name="tensorrt_llm", parameters=parameters
     )

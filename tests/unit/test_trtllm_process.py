@@ -107,6 +107,32 @@ def test_requests_are_generated_refused_stopped_and_cancelled(started: tuple[Eng
     assert outputs[4].finish_reason is FinishReason.CANCELLED
 
 
+NOTING_SHUTDOWN = """
+import os, pathlib
+from trtllm_behaviour import Executor
+
+shutdown = Executor.shutdown
+
+def noting(self):
+    shutdown(self)
+    pathlib.Path(os.environ["NOTED_SHUTDOWN"]).touch()
+
+Executor.shutdown = noting
+"""
+
+
+def test_upstreams_processes_are_shut_down_with_the_engine(
+    engine: EngineSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTED_SHUTDOWN", str(tmp_path / "shut down"))
+    client, _ = client_of(engine, tmp_path, monkeypatch, "1.2.1")
+    (tmp_path / "packages" / "sitecustomize.py").write_text(NOTING_SHUTDOWN)
+    client.start()
+    submit(client, 1, max_tokens=500)
+    client.close()
+    assert (tmp_path / "shut down").exists()
+
+
 def test_what_cannot_be_loaded_says_why_through_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = TypeAdapter[EngineSpec](EngineSpec).validate_python(
         {"provider": "tensorrt", "dir": write_engine(tmp_path / "model")}

@@ -231,6 +231,8 @@ NEVER: dict[str, object] = {
     "decoder_input_ids": (1, 2),
     "encoder_output_lengths": 3,
     "mrope_position_deltas": 5,
+    "num_draft_tokens": 3,
+    "use_draft_logits": True,
 }
 UNSUPPORTED = [
     *((setup, field, value) for setup in FULL for field, value in NEVER.items()),

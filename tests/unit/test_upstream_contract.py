@@ -11,9 +11,9 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from ensemble_configs.deployment import load_deployment
-from ensemble_configs.model_configs import MODELS, render_configs
+from ensemble_configs.model_configs import MODELS, PYTHON_MODELS, render_configs
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT, DEFAULT_REPOSITORY, render_repository
-from ensemble_configs.tensors import CLIENT_INPUTS, ENGINE_ONLY_INPUTS, PROMPT_TENSORS
+from ensemble_configs.tensors import BLS_INPUTS, CLIENT_INPUTS, ENGINE_ONLY_INPUTS, PROMPT_TENSORS
 from serving.engines.base import SamplingParams
 from serving.requests import ResponseOptions
 
@@ -22,7 +22,7 @@ CONTRACT = json.loads((Path(__file__).parent.parent / "data" / "upstream_contrac
 # Under one name upstream has Triton's own ensemble; here one model answers to it, and the other is beside it.
 CONTRACT["ensemble_graph"] = CONTRACT["ensemble"]
 
-# Image and video input, refused by Triton by name: text only, for good.
+# Image and video input of the steps, refused by Triton by name: text only, for good.
 MULTIMODAL = {
     "IMAGE_BYTES", "IMAGE_URL", "VIDEO_BYTES", "PIXEL_VALUES", "ASPECT_RATIO_IDS", "ASPECT_RATIO_MASK",
     "CROSS_ATTENTION_MASK", "IMAGE_SIZES", "IS_VIDEO_INPUT", "ATTENTION_MASK", "IMAGE_GRID_THW", "VISION_INPUT_ID",
@@ -62,7 +62,7 @@ def test_a_client_of_upstream_need_send_nothing_more(model: str) -> None:
 
 
 def test_no_input_is_reshaped_for_a_batch_of_none_would_then_crash_triton() -> None:
-    for model in ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble"):
+    for model in PYTHON_MODELS:
         assert [tensor.name for tensor in config(model).input if tensor.HasField("reshape")] == []
 
 
@@ -78,7 +78,7 @@ def test_every_ensemble_tensor_is_produced_once_before_it_is_read() -> None:
 
 
 def test_every_field_named_in_the_table_exists() -> None:
-    fields = {row.field for row in (*CLIENT_INPUTS, *PROMPT_TENSORS, *ENGINE_ONLY_INPUTS) if row.field}
+    fields = {row.field for row in (*CLIENT_INPUTS, *BLS_INPUTS, *PROMPT_TENSORS, *ENGINE_ONLY_INPUTS) if row.field}
     assert fields <= set(SamplingParams.__struct_fields__) | set(ResponseOptions.__struct_fields__)
 
 

@@ -30,7 +30,7 @@ class TritonSink:
 
 
 class TritonPythonModel:
-    """Takes requests and returns at once; the engine's reader thread replies."""
+    """Takes requests and returns at once; the threads of its replies respond."""
 
     def initialize(self, args: dict[str, str]) -> None:
         folder = release_folder(args)

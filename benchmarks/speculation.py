@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where speculative decoding pays: tokens/s with a draft model and with prompt lookup over those without, in-process.
+
+`python -m benchmarks.speculation --help`. The texts are of a kind that the demo model was trained on: a draft can only
+guess what the model finds likely. All engines are loaded during the whole run and asked in turn.
+"""
+
+import itertools
+import random
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.report import environment, median_with_interval, write_result
+from ensemble_configs.deployment import load_deployment
+from ensemble_configs.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from serving.engines.base import Engine, GenerationRequest, SamplingParams
+from serving.engines.providers import create_engine
+from serving.tokenization import PromptTokenizer
+
+_DRAFT = Path(__file__).parent.parent / "examples/demo_model/openvino/draft"
+_ANIMALS = ("fox", "bear", "rabbit", "mouse", "cat", "dog", "frog", "duck", "horse", "pig", "hen", "wolf")
+_COUNTRIES = ("France", "Italy", "Spain", "Japan", "China", "India", "Egypt", "Germany")
+_KEYS = itertools.count(1)
+
+# What can be asked of which side; a draft model serves no sampled request.
+_SIDES = {"draft_model": ("greedy",), "prompt_lookup": ("greedy", "sampled")}
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What one engine did with some requests at a time."""
+
+    tokens_per_s: float
+    num_accepted: int
+    num_drafted: int | None  # None: the engine does not tell
+
+
+def main(
+    requests: Annotated[str, typer.Option(help="Requests at a time, separated by commas.")] = "1,4,16",
+    pairs: Annotated[int, typer.Option(help="Pairs of runs for each row.", min=1)] = 9,
+    output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2)] = 128,
+    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
+) -> None:
+    """Measure and print; takes a few minutes."""
+    spec = load_deployment(DEFAULT_DEPLOYMENT)
+    assert isinstance(spec.engine, OpenVinoEngineSpec)
+    tokenizer = PromptTokenizer.from_spec(spec.tokenizer)
+    common = {"is_prefix_caching": False, "max_num_seqs": 16}
+    plain = create_engine(spec.engine.model_copy(update=common))
+    sides = {
+        "draft_model": create_engine(spec.engine.model_copy(update=common | {"draft_dir": _DRAFT})),
+        "prompt_lookup": create_engine(spec.engine.model_copy(update=common | {"max_ngram_size": 3})),
+    }
+    rows = []
+    for text, side, count in itertools.product(_PROMPTS, sides, map(int, requests.split(","))):
+        for how in _SIDES[side]:
+            asks = [_ask(tokenizer, text, how, count, output_tokens, seed=pair) for pair in range(pairs + 1)]
+            runs = [_pair(sides[side], plain, ask, is_plain_first=bool(index % 2)) for index, ask in enumerate(asks)]
+            rows.append({"text": text, "side": side, "how": how, "requests": count, **_figures(runs[1:])})
+    result: dict[str, object] = {
+        "benchmark": "speculation",
+        "draft_tokens_a_step": 4,
+        "output_tokens": output_tokens,
+        "pairs": pairs,
+        "rows": rows,
+        "environment": environment(),
+    }
+    if is_kept:
+        typer.echo(f"written to {write_result('speculation', result)}", err=True)
+    Console().print(_table(rows))
+
+
+def _story(rng: random.Random) -> str:
+    return f"Once upon a time there was a little {rng.choice(_ANIMALS)}"
+
+
+def _repetition(rng: random.Random) -> str:
+    question = f"What is the capital of {rng.choice(_COUNTRIES)}?"
+    return f"{question} {question} {question} What is"
+
+
+_PROMPTS = {"story": _story, "repetition": _repetition}
+
+
+def _ask(
+    tokenizer: PromptTokenizer, text: str, how: str, count: int, output_tokens: int, *, seed: int
+) -> list[GenerationRequest]:
+    rng = random.Random(seed)
+    asked = []
+    for _ in range(count):
+        sampling = SamplingParams(max_tokens=output_tokens, end_id=-1)
+        if how == "sampled":
+            sampling = msgspec.structs.replace(sampling, top_p=0.9, temperature=0.8, seed=rng.getrandbits(32))
+        input_ids = tokenizer.encode(_PROMPTS[text](rng)).tolist()
+        asked.append(GenerationRequest(key=next(_KEYS), input_ids=input_ids, sampling=sampling))
+    return asked
+
+
+def _pair(drafting: Engine, plain: Engine, ask: list[GenerationRequest], *, is_plain_first: bool) -> tuple[Run, Run]:
+    if is_plain_first:
+        without = _run(plain, ask)
+        return _run(drafting, ask), without
+    return _run(drafting, ask), _run(plain, ask)
+
+
+def _run(engine: Engine, ask: list[GenerationRequest]) -> Run:
+    start_s = time.perf_counter()
+    for request in ask:
+        engine.add(request)
+    num_tokens, perfs = 0, []
+    while engine.has_work:
+        for chunk in engine.step():
+            num_tokens += len(chunk.token_ids)
+            if chunk.perf is not None:
+                perfs.append(chunk.perf)
+    seconds = time.perf_counter() - start_s
+    drafted = [perf.total_draft_tokens for perf in perfs]
+    return Run(
+        tokens_per_s=num_tokens / seconds,
+        num_accepted=sum(perf.total_accepted_draft_tokens or 0 for perf in perfs),
+        num_drafted=None if None in drafted else sum(number or 0 for number in drafted),
+    )
+
+
+def _figures(runs: list[tuple[Run, Run]]) -> dict[str, object]:
+    drafted = [run.num_drafted for run, _ in runs]
+    num_accepted = sum(run.num_accepted for run, _ in runs)
+    num_drafted = sum(number or 0 for number in drafted)
+    return {
+        "tokens_per_s": median_with_interval([run.tokens_per_s for run, _ in runs]),
+        "plain_tokens_per_s": median_with_interval([plain.tokens_per_s for _, plain in runs]),
+        "ratio": median_with_interval([run.tokens_per_s / plain.tokens_per_s for run, plain in runs]),
+        "accepted_draft_tokens": num_accepted,
+        "acceptance_rate": None if None in drafted else num_accepted / num_drafted,
+    }
+
+
+def _table(rows: list[dict[str, object]]) -> Table:
+    table = Table(title="tokens/s with drafts over those without")
+    for column in ("text", "side", "how", "requests", "accepted", "ratio (90 %)"):
+        table.add_column(column)
+    for row in rows:
+        rate, ratio = row["acceptance_rate"], row["ratio"]
+        assert isinstance(ratio, dict)
+        accepted = f"{rate:.0%}" if isinstance(rate, float) else f"{row['accepted_draft_tokens']} tokens"
+        shown = f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+        table.add_row(*(str(row[name]) for name in ("text", "side", "how", "requests")), accepted, shown)
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)

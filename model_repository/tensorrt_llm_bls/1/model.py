@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton adapter of `tensorrt_llm_bls` (text to text, decoupled); the logic is in serving.pinned_releases."""
+
+import triton_python_backend_utils as pb_utils
+
+from serving.lifeline import Lifeline, generation_handlers
+from serving.pinned_releases import PinnedReleases
+from serving.triton_adapter import TensorSink, release_folder, start_each
+
+
+class TritonPythonModel:
+    """Takes requests and returns at once; the threads of each release's replies respond."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        self.releases = PinnedReleases(release_folder(args), pb_utils.MetricFamily)
+        self.lifeline = Lifeline(args, generation_handlers(self.releases))
+
+    def execute(self, requests: list) -> None:
+        start_each(self._start, requests)
+
+    def _start(self, request) -> None:
+        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        self.releases.start(
+            tensors, TensorSink(request), request_id=request.request_id(), parameters=request.parameters()
+        )
+
+    def finalize(self) -> None:
+        self.lifeline.close()
+        self.releases.close()

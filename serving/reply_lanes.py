@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The threads that reply: each owns the streams of its lane, so that the replies of a stream keep their order.
+
+Triton takes a response by a handshake between two processes, some six switches of a thread in a row. One thread alone
+waits for each of them in turn, and everything on the way falls asleep between two responses; with several on the way
+the others find work without being woken (docs/performance.md).
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable
+
+from serving.chunk_gather import ChunkGather
+from serving.engines.base import TokenChunk
+
+_log = logging.getLogger("trireme.reply_lanes")
+
+NUM_LANES = 4
+
+
+class ReplyLanes:
+    """All lanes; a stream's is told by its key.
+
+    Args:
+        reply: called on a lane's thread with each chunk that is to be sent.
+        delay_s: how long chunks may wait to be joined (`ChunkGather`).
+    """
+
+    def __init__(self, reply: Callable[[TokenChunk], None], *, delay_s: Callable[[], float]) -> None:
+        self._lanes = [_Lane(reply, ChunkGather(delay_s)) for _ in range(NUM_LANES)]
+
+    def put(self, chunks: Iterable[TokenChunk]) -> None:
+        """Have chunks sent, each stream's in the order given here; for one thread."""
+        parts: dict[int, list[TokenChunk]] = {}
+        for chunk in chunks:
+            parts.setdefault(chunk.key % NUM_LANES, []).append(chunk)
+        for number, part in parts.items():
+            self._lanes[number].inbox.put(part)
+
+    def clear(self) -> None:
+        """Forget what waits: the engine is gone."""
+        for lane in self._lanes:
+            lane.inbox.put(_CLEAR)
+
+    def close(self) -> None:
+        """No chunk is sent that has not been begun; returns at once."""
+        for lane in self._lanes:
+            lane.inbox.put(_CLOSE)
+
+
+_CLEAR, _CLOSE = "clear", "close"
+
+
+class _Lane:
+    def __init__(self, reply: Callable[[TokenChunk], None], gather: ChunkGather) -> None:
+        self.inbox: queue.SimpleQueue[list[TokenChunk] | str] = queue.SimpleQueue()
+        self._reply = reply
+        self._gather = gather
+        threading.Thread(target=self._run, name="reply-lane", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            chunks: list[TokenChunk] = []
+            for item in self._arrived():
+                if item == _CLOSE:
+                    return
+                if isinstance(item, str):
+                    self._gather.clear()
+                    chunks.clear()
+                else:
+                    chunks += item
+            for chunk in self._gather.due(chunks):
+                self._reply_safely(chunk)
+
+    def _arrived(self) -> list[list[TokenChunk] | str]:
+        """Everything that is here; waits for something, but not longer than until a chunk is due."""
+        try:
+            items = [self.inbox.get(timeout=self._gather.wait_s())]
+            while not self.inbox.empty():  # nobody else takes
+                items.append(self.inbox.get())
+        except queue.Empty:
+            return []
+        return items
+
+    def _reply_safely(self, chunk: TokenChunk) -> None:
+        try:
+            self._reply(chunk)
+        except Exception:  # one stream's failure must not end the lane of many
+            _log.exception("a chunk could not be replied")

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speculative decoding with any two engines: one drafts, the other verifies what it was sent beside the prompt.
+
+For requests that ask for drafts (`num_draft_tokens`), round by round: the draft engine goes on from the output so far,
+the target verifies that and adds a token of its own. Every token is one that the target chose, so the text is the same
+as without. All other requests pass through.
+
+Both engines are stepped by one loop. Upstream orchestrates rounds in a client of two models instead, which costs two
+trips through the server for each, and streams nothing.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable
+
+import msgspec
+
+from ensemble_configs.errors import RequestError, SpecError
+from serving.engines.base import (
+    Engine,
+    EngineInfo,
+    EngineStats,
+    GenerationRequest,
+    PerfMetrics,
+    SamplingParams,
+    TokenChunk,
+)
+from serving.engines.capabilities import DISAGGREGATION_FIELDS, DRAFT_FIELDS
+from serving.engines.request_limits import refuse_unservable
+from serving.speculation import Speculation
+
+# Far above the keys of the requests themselves.
+_FIRST_ROUND_KEY = 1 << 62
+
+# Of what a request asks to be told, the draft engine need tell nothing.
+_TOKENS_ALONE = dict.fromkeys(("return_log_probs", "return_context_logits", "return_generation_logits"), False)
+# Each round is a request of its own, and these are of the whole one.
+_OF_ONE_ROUND = ("beam_width", *DISAGGREGATION_FIELDS, *DRAFT_FIELDS)
+_DEFAULTS = SamplingParams(max_tokens=1)
+
+
+class SpeculatingEngine(Engine):
+    """The target, to which a request may say `num_draft_tokens`."""
+
+    def __init__(self, target: Engine, draft: Engine) -> None:
+        """Raises: SpecError: the target cannot verify drafts, or the two do not share a vocabulary."""
+        _check_pair(target.info, draft.info)
+        self._target = target
+        self._draft = draft
+        self._running: dict[int, Speculation] = {}  # by the request's key
+        self._drafting: dict[int, Speculation] = {}  # by the round's, as below
+        self._verifying: dict[int, Speculation] = {}
+        self._round_keys = itertools.count(_FIRST_ROUND_KEY)
+        self.info = msgspec.structs.replace(
+            target.info,
+            supported=target.info.supported | {"num_draft_tokens"},
+            why_not={field: reason for field, reason in target.info.why_not.items() if field != "num_draft_tokens"},
+        )
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request, or the first draft of one."""
+        if not request.sampling.num_draft_tokens:
+            self._target.add(request)
+            return
+        refuse_unservable(request, self.info)
+        _refuse_what_needs_one_round(request.sampling, self.info)
+        speculation = Speculation(request)
+        self._begin_round(speculation)
+        self._running[request.key] = speculation
+
+    def cancel(self, key: int) -> None:
+        """Stop a request, whosever turn it is."""
+        speculation = self._running.pop(key, None)
+        if speculation is None:
+            self._target.cancel(key)
+        elif self._drafting.pop(speculation.round_key, None):
+            self._draft.cancel(speculation.round_key)
+        else:
+            del self._verifying[speculation.round_key]
+            self._target.cancel(speculation.round_key)
+
+    def perf_of(self, key: int) -> PerfMetrics | None:
+        """Of the rounds that are over; of other requests as the target's."""
+        speculation = self._running.get(key)
+        return speculation.perf if speculation else self._target.perf_of(key)
+
+    def step(self) -> list[TokenChunk]:
+        """One iteration of each engine."""
+        chunks = [self._take_draft(chunk) for chunk in self._draft.step()]
+        chunks += [self._take(chunk) for chunk in self._target.step()]
+        return [chunk for chunk in chunks if chunk is not None]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether one of the two has."""
+        return self._target.has_work or self._draft.has_work
+
+    def stats(self) -> EngineStats:
+        """The target's; a request that is being drafted for runs too."""
+        stats = self._target.stats()
+        return msgspec.structs.replace(stats, num_running=stats.num_running + len(self._drafting))
+
+    def close(self) -> None:
+        """Close both."""
+        self._draft.close()
+        self._target.close()
+
+    def _begin_round(self, speculation: Speculation) -> None:
+        """Raises: RequestError: the target refuses to go on."""
+        speculation.round_key = next(self._round_keys)
+        speculation.draft_ids = []
+        if speculation.num_wanted_drafts:
+            request = speculation.round_request(max_tokens=speculation.num_wanted_drafts, **_TOKENS_ALONE)
+            with contextlib.suppress(RequestError):  # too long for the draft engine, perhaps; the target goes on alone
+                self._draft.add(_as_known_to(self._draft.info, request))
+                self._drafting[speculation.round_key] = speculation
+                return
+        self._verify(speculation)
+
+    def _verify(self, speculation: Speculation) -> None:
+        self._target.add(speculation.round_request(draft_input_ids=tuple(speculation.draft_ids)))
+        self._verifying[speculation.round_key] = speculation
+
+    def _take_draft(self, chunk: TokenChunk) -> TokenChunk | None:
+        """Collect drafts; the error of a request that cannot go on, if it cannot."""
+        speculation = self._drafting[chunk.key]
+        speculation.draft_ids += chunk.token_ids
+        if chunk.finish_reason is None and chunk.error is None:
+            return None
+        del self._drafting[chunk.key]
+        return self._go_on(self._verify, speculation)
+
+    def _take(self, chunk: TokenChunk) -> TokenChunk | None:
+        """The chunk as its request's own. A round is over with its first tokens: the drafts come all at once."""
+        speculation = self._verifying.get(chunk.key)
+        if speculation is None:
+            return chunk
+        is_last = chunk.finish_reason is not None or chunk.error is not None
+        if not is_last and not chunk.token_ids:
+            return None
+        del self._verifying[chunk.key]
+        speculation.note_round(chunk.token_ids, chunk.perf if is_last else self._target.perf_of(chunk.key))
+        if is_last:
+            del self._running[speculation.request.key]
+        else:
+            self._target.cancel(chunk.key)
+            if refusal := self._go_on(self._begin_round, speculation):
+                chunk.error = refusal.error
+        chunk.key, chunk.perf = speculation.request.key, speculation.perf if is_last else None
+        return chunk
+
+    def _go_on(self, begin: Callable[[Speculation], None], speculation: Speculation) -> TokenChunk | None:
+        """Begin what is next; the last chunk of the request if that is refused."""
+        try:
+            begin(speculation)
+        except RequestError as exc:
+            del self._running[speculation.request.key]
+            return TokenChunk(speculation.request.key, [], error=str(exc))
+        return None
+
+
+def _refuse_what_needs_one_round(sampling: SamplingParams, info: EngineInfo) -> None:
+    for field in _OF_ONE_ROUND:
+        value = getattr(sampling, field)
+        if value != getattr(_DEFAULTS, field):
+            raise RequestError(
+                f"{field} does not go with num_draft_tokens ({sampling.num_draft_tokens}); leave one of them out",
+                field=field,
+                provider=info.provider,
+            )
+
+
+def _as_known_to(info: EngineInfo, request: GenerationRequest) -> GenerationRequest:
+    """The request without what the engine does not honour: a draft may be wrong."""
+    fields = (name for name in SamplingParams.__struct_fields__ if name in info.supported)
+    sampling = SamplingParams(**{name: getattr(request.sampling, name) for name in fields})
+    return msgspec.structs.replace(request, sampling=sampling)
+
+
+def _check_pair(target: EngineInfo, draft: EngineInfo) -> None:
+    if "draft_input_ids" not in target.supported:
+        reason = target.why_not.get("draft_input_ids", "it verifies no drafts from outside")
+        raise SpecError(f"draft_engine cannot draft for provider {target.provider!r}: {reason}", field="draft_engine")
+    if draft.vocab_size != target.vocab_size:
+        raise SpecError(
+            f"draft_engine has {draft.vocab_size} tokens and the engine {target.vocab_size}; "
+            "drafts need the same tokenizer",
+            field="draft_engine",
+            value=draft.vocab_size,
+        )

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request that is generated in rounds of drafts: what a round asks for, and what all of them made."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from serving.engines.base import GenerationRequest, PerfMetrics
+
+_SUMMED = ("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_total_blocks")
+
+
+@dataclass(slots=True, eq=False)
+class Speculation:
+    """One request over all its rounds."""
+
+    request: GenerationRequest
+    round_key: int = 0
+    draft_ids: list[int] = field(default_factory=list)  # of this round
+    output_ids: list[int] = field(default_factory=list)
+    num_accepted: int = 0
+    num_drafted: int = 0
+    perf: PerfMetrics | None = None  # of the rounds that are over, where the target tells
+
+    @property
+    def num_wanted_drafts(self) -> int:
+        """For the next round, which adds one token of the target's own to them."""
+        num_missing = self.request.sampling.max_tokens - len(self.output_ids)
+        return min(self.request.sampling.num_draft_tokens, num_missing - 1)
+
+    def round_request(self, **sampling: object) -> GenerationRequest:
+        """The rest of the request as one of its own, sampled as the request but for what is given."""
+        num_output_ids, asked = len(self.output_ids), self.request.sampling
+        rest = {
+            "num_draft_tokens": 0,
+            "max_tokens": asked.max_tokens - num_output_ids,
+            "min_tokens": max(0, asked.min_tokens - num_output_ids),
+            "return_context_logits": asked.return_context_logits and not num_output_ids,
+        }
+        return msgspec.structs.replace(
+            self.request,
+            key=self.round_key,
+            input_ids=self.request.input_ids + self.output_ids,
+            num_output_ids=num_output_ids,
+            sampling=msgspec.structs.replace(asked, **rest | sampling),
+        )
+
+    def note_round(self, token_ids: list[int], perf: PerfMetrics | None) -> None:
+        """Count what the target made of the drafts: its own token where it refuses one is never that one."""
+        self.num_accepted += sum(made == draft for made, draft in zip(token_ids, self.draft_ids, strict=False))
+        self.num_drafted += len(self.draft_ids)
+        self.output_ids += token_ids
+        if perf is not None:
+            self.perf = msgspec.structs.replace(
+                _joined(self.perf, perf),
+                total_accepted_draft_tokens=self.num_accepted,
+                total_draft_tokens=self.num_drafted,
+            )
+
+
+def _joined(earlier: PerfMetrics | None, later: PerfMetrics) -> PerfMetrics:
+    """One request's, over several rounds."""
+    if earlier is None:
+        return later
+    sums = {name: _sum(getattr(earlier, name), getattr(later, name)) for name in _SUMMED}
+    return msgspec.structs.replace(earlier, last_token_time_ns=later.last_token_time_ns, **sums)
+
+
+def _sum(earlier: int | None, later: int | None) -> int | None:
+    return None if earlier is None or later is None else earlier + later

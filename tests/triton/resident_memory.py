@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resident memory of a server, process by process."""
+
+from running_server import RunningServer
+
+from ensemble_configs.model_configs import PYTHON_MODELS
+
+
+def resident_mib(server: RunningServer) -> dict[str, float]:
+    """RSS of `tritonserver`, of each model's stub, by the model's name, and of the engine's process."""
+    processes = {"tritonserver": server.tritonserver(), "engine": server.engine_process()}
+    processes |= {model: server.stub(model) for model in PYTHON_MODELS}
+    return {name: process.memory_info().rss / 2**20 for name, process in processes.items()}

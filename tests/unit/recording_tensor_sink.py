@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the responses to one text request go in a test."""
+
+import threading
+
+from ensemble_configs.errors import ServingError
+from serving.text_pipeline import Tensors
+
+
+class RecordingTensorSink:
+    """Keeps all that it is told."""
+
+    def __init__(self) -> None:
+        self.responses: list[Tensors] = []
+        self.error: ServingError | None = None
+        self.is_abandoned = False
+        self._is_ended = threading.Event()
+
+    def send(self, tensors: Tensors, *, is_final: bool) -> None:
+        """A response."""
+        self.responses.append(tensors)
+        if is_final:
+            self._is_ended.set()
+
+    def fail(self, error: ServingError) -> None:
+        """The last call."""
+        self.error = error
+        self._is_ended.set()
+
+    def is_cancelled(self) -> bool:
+        """Whether the test has walked away."""
+        return self.is_abandoned
+
+    def texts(self, timeout_s: float = 20.0) -> list[str]:
+        """The text of every response, once the last has come without an error."""
+        self.wait(timeout_s)
+        assert self.error is None, self.error
+        return [tensors["text_output"].item().decode() for tensors in self.responses]
+
+    def wait(self, timeout_s: float = 20.0) -> "RecordingTensorSink":
+        """Itself, once the last call has come."""
+        assert self._is_ended.wait(timeout_s), f"no end after {len(self.responses)} responses"
+        return self

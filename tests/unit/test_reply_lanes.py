@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads that reply: a stream's order is kept, streams do not wait for each other, and what waits leaves in time."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from serving.engines.base import FinishReason, TokenChunk
+from serving.reply_lanes import NUM_LANES, ReplyLanes
+
+WAIT_S = 10.0
+
+
+class Replied:
+    """What was replied, by stream; `hold` keeps the replies of one stream from getting anywhere."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[int, list[int]] = {}
+        self.held_key: int | None = None
+        self.hold = threading.Event()
+        self._changed = threading.Condition()
+
+    def __call__(self, chunk: TokenChunk) -> None:
+        if chunk.key == self.held_key:
+            assert self.hold.wait(WAIT_S)
+        with self._changed:
+            self.chunks.setdefault(chunk.key, []).extend(chunk.token_ids)
+            self._changed.notify_all()
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(is_so, WAIT_S), self.chunks
+
+
+@pytest.fixture
+def replied() -> Replied:
+    return Replied()
+
+
+def test_the_tokens_of_each_stream_are_replied_in_order_whatever_the_others_do(replied: Replied) -> None:
+    lanes = ReplyLanes(replied, delay_s=lambda: 0.0)
+    for token_id in range(200):
+        lanes.put([TokenChunk(key, [token_id]) for key in range(16)])
+    replied.wait_until(lambda: all(len(replied.chunks.get(key, ())) == 200 for key in range(16)))
+    assert all(replied.chunks[key] == list(range(200)) for key in range(16))
+    lanes.close()
+
+
+def test_a_reply_that_takes_long_holds_up_its_own_lane_only(replied: Replied) -> None:
+    lanes = ReplyLanes(replied, delay_s=lambda: 0.0)
+    replied.held_key = 1
+    lanes.put([TokenChunk(1, [10])])
+    lanes.put([TokenChunk(key, [20]) for key in range(1, NUM_LANES + 1)])
+    replied.wait_until(lambda: len(replied.chunks) == NUM_LANES - 1)
+    assert 1 not in replied.chunks
+    replied.hold.set()
+    replied.wait_until(lambda: replied.chunks.get(1) == [10, 20])
+    lanes.close()
+
+
+def test_tokens_that_wait_leave_in_time_while_the_engine_says_nothing(replied: Replied) -> None:
+    lanes = ReplyLanes(replied, delay_s=lambda: 0.3)
+    lanes.put([TokenChunk(1, [10])])
+    replied.wait_until(lambda: 1 in replied.chunks)
+    lanes.put([TokenChunk(1, [11])])
+    lanes.put([TokenChunk(1, [12])])
+    time.sleep(0.005)
+    assert replied.chunks[1] == [10]
+    replied.wait_until(lambda: replied.chunks[1] == [10, 11, 12])
+    lanes.put([TokenChunk(1, [13], FinishReason.STOP)])
+    replied.wait_until(lambda: replied.chunks[1][-1] == 13)
+    lanes.close()
+
+
+def test_what_waits_is_forgotten_when_the_engine_is_gone(replied: Replied) -> None:
+    lanes = ReplyLanes(replied, delay_s=lambda: 0.3)
+    lanes.put([TokenChunk(1, [10])])
+    replied.wait_until(lambda: 1 in replied.chunks)
+    lanes.put([TokenChunk(1, [11])])
+    lanes.clear()
+    lanes.put([TokenChunk(1, [12])])
+    replied.wait_until(lambda: 12 in replied.chunks[1])
+    assert replied.chunks[1] == [10, 12]
+    lanes.close()
+
+
+def test_a_reply_that_fails_does_not_end_its_lane(caplog: pytest.LogCaptureFixture) -> None:
+    later = threading.Event()
+
+    def reply(chunk: TokenChunk) -> None:
+        if chunk.token_ids == [10]:
+            raise ValueError("broken")
+        later.set()
+
+    lanes = ReplyLanes(reply, delay_s=lambda: 0.0)
+    lanes.put([TokenChunk(1, [10])])
+    lanes.put([TokenChunk(1 + NUM_LANES, [11])])
+    assert later.wait(WAIT_S)
+    assert "a chunk could not be replied" in caplog.text
+    lanes.close()

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text in, text out as a guest of a real engine process: what is new in each response, or the whole text so far."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import triton_python_backend_utils as pb_utils
+from recording_sink import RecordingSink
+from text_bench import Owner, ask, wait_until
+
+from ensemble_configs.errors import RequestError
+from serving.engine_sources import SharedEngine
+from serving.request_metrics import RequestMetrics
+from serving.run_dir import RUN_DIR_VARIABLE
+from serving.text_pipeline import TextPipeline
+
+
+@pytest.fixture(autouse=True)
+def _folder_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUN_DIR_VARIABLE, str(tmp_path))
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Owner]:
+    made = Owner(tmp_path, step_ms=2.0)
+    yield made
+    made.close()
+
+
+def pipeline(owner: Owner, *, is_accumulating: bool) -> TextPipeline:
+    metrics = RequestMetrics(pb_utils.MetricFamily, model="tensorrt_llm_bls", version="1")
+    return TextPipeline.from_release(owner.bls_folder, SharedEngine("1"), metrics, is_accumulating=is_accumulating)
+
+
+@pytest.fixture
+def delta(owner: Owner) -> Iterator[TextPipeline]:
+    made = pipeline(owner, is_accumulating=False)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def accumulating(owner: Owner) -> Iterator[TextPipeline]:
+    made = pipeline(owner, is_accumulating=True)
+    yield made
+    made.close()
+
+
+def test_accumulated_responses_are_the_joins_of_the_deltas(delta: TextPipeline, accumulating: TextPipeline) -> None:
+    whole = "".join(ask(delta.start, max_tokens=40).texts())
+    texts = ask(accumulating.start, max_tokens=40).texts()
+    assert len(texts) > 5
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    assert texts[-1] == whole
+    assert ask(accumulating.start, max_tokens=40, stream=False).texts() == [whole]
+
+
+def test_an_accumulated_text_shows_no_beginning_of_a_stop_string(
+    delta: TextPipeline, accumulating: TextPipeline
+) -> None:
+    whole = "".join(ask(delta.start, max_tokens=40).texts())
+    stop = whole[20:50]  # of several tokens
+    texts = ask(accumulating.start, max_tokens=40, stop_words=stop).texts()
+    cut = whole[: whole.index(stop)]
+    assert texts[-1] == cut
+    assert all(cut.startswith(text) for text in texts)
+
+
+def test_each_sequence_of_a_request_accumulates_by_itself(accumulating: TextPipeline) -> None:
+    sampled = {"top_p": 0.9, "max_tokens": 20}
+    seeds = [np.array([[seed]], dtype=np.uint64) for seed in (7, 8)]
+    alone = [ask(accumulating.start, seed=seed, **sampled).texts()[-1] for seed in seeds]
+    sink = ask(accumulating.start, seed=seeds[0], num_return_sequences=2, **sampled).wait()
+    last = {tensors["sequence_index"].item(): tensors["text_output"].item().decode() for tensors in sink.responses}
+    assert [last[0], last[1]] == alone
+
+
+def test_beams_are_whole_texts_whether_others_accumulate_or_not(
+    delta: TextPipeline, accumulating: TextPipeline
+) -> None:
+    texts = []
+    for one in (delta, accumulating):
+        [response] = ask(one.start, max_tokens=20, stream=False, beam_width=3).wait().responses
+        texts.append(response["text_output"].tolist())
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) == 3
+
+
+@pytest.mark.parametrize("name", ["image_input", "image_bytes_input", "image_url_input", "video_bytes_input"])
+def test_pictures_are_refused_by_name_with_the_reason(delta: TextPipeline, name: str) -> None:
+    array = np.array([[b"http://x"]], dtype=np.object_) if "url" in name else np.zeros((1, 1, 3, 2, 2), dtype=np.uint8)
+    with pytest.raises(
+        RequestError, match=rf"field={name} .*{name} is not supported by the provider 'simulated'; .*text"
+    ):
+        ask(delta.start, **{name: array})
+
+
+def test_a_stop_request_at_the_owner_ends_the_guests_request_of_that_id(owner: Owner, delta: TextPipeline) -> None:
+    asked = {"max_tokens": 1500, "return_finish_reason": True}
+    named = ask(delta.start, "a", **asked)
+    other = ask(delta.start, "b", **(asked | {"max_tokens": 60}))
+    wait_until(lambda: bool(named.responses and other.responses))
+    stop = {"input_ids": np.array([[1]]), "stop": np.array([[True]])}
+    owner.service.start(stop, RecordingSink(), request_id="a")
+    assert named.texts()[0]
+    assert named.responses[-1]["finish_reason"].item() == b"cancelled"
+    other.texts()
+    assert other.responses[-1]["finish_reason"].item() == b"length"
+    assert delta.num_running == 0
