@@ -124,7 +124,7 @@ def _properties(spec: OpenVinoEngineSpec) -> dict[str, object]:
 
 # The CPU plugin, and oneDNN below it, keep compiled kernels for each number of tokens in a step: about 1 MiB for one of
 # the 5M demo model. With their own limits (5,000 and 1,024) the process grew from 280 to 790 MiB in 20,000 requests and
-# was still growing; with 32 it stays at 284. Price: 0 to 5 % of the CPU time (2026.4.1, 2 cores, November 2026).
+# was still growing; with 32 it stays at 284. Price: 0 to 10 % of the CPU time (2026.4.1, 2 cores, November 2026).
 _KERNELS_KEPT = 32
 
 

@@ -60,7 +60,11 @@ def plain_triton(tmp_path: Path) -> Iterator[tuple[psutil.Process, str]]:
         url = f"127.0.0.1:{gRPC}"
         asyncio.run(_wait_ready(url))
         yield psutil.Process(server.pid), url
-        server.kill()
+        server.terminate()  # it removes its shared memory itself
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
 
 
 async def _wait_ready(url: str) -> None:

@@ -169,13 +169,10 @@ def test_what_is_sampled_with_prompt_lookup_has_the_models_distribution(count: i
         assert deviation([ids[part] for ids in drafted], [ids[part] for ids in alone]) < UNLIKELY
 
 
-@pytest.mark.parametrize("count", [1_000, pytest.param(20_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
-def test_openvino_samples_from_another_distribution_with_a_draft_model(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_openvino_samples_from_another_distribution_with_a_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openvino_engine, "refuse_undraftable", lambda *_: None)
-    drafted, _ = sample("draft model", TEXTS[3], count, first_seed=None, temperature=1.0)
-    alone, _ = sample(None, TEXTS[3], count, first_seed=None, temperature=1.0)
+    drafted, _ = sample("draft model", TEXTS[3], 1_000, first_seed=None, temperature=1.0)
+    alone, _ = sample(None, TEXTS[3], 1_000, first_seed=None, temperature=1.0)
     assert deviation([ids[:1] for ids in drafted], [ids[:1] for ids in alone]) < UNLIKELY, "comes from the prefill"
     assert deviation([ids[1:3] for ids in drafted], [ids[1:3] for ids in alone]) > 3 * UNLIKELY
 
