@@ -54,7 +54,8 @@ bench-model: ## Build the 125M model of random weights that the benchmarks use; 
 	@$(SETUP) --only build-cpu
 	.tools/build-cpu/bin/python benchmarks/random_model/build.py $(ARGS)
 
-docs: setup ## Check every link between the documents
+docs: setup ## Write the conformance table again and check every link between the documents
+	$(RUN) serving.contract_table
 	$(RUN) scripts.check_links
 
 demo-model: ## Train, export and evaluate the demo model anew, in .tools/build-cpu

@@ -32,6 +32,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     text_input: str
     max_tokens: int
+    decoder_text_input: str | None = None
     stream: bool | None = None
     exclude_input_in_output: bool | None = None
     stop_words: tuple[str, ...] | None = None
@@ -57,7 +58,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     num_draft_tokens: int | None = None  # for `tensorrt_llm_bls` alone
     return_log_probs: bool | None = None
     return_perf_metrics: bool | None = None
-    return_context_logits: bool | None = None  # the server's to refuse: no chunk has logits
+    return_context_logits: bool | None = None  # asked for and sent, and in no chunk here
     return_generation_logits: bool | None = None
     return_num_input_tokens: bool | None = None
     return_num_output_tokens: bool | None = None
@@ -67,13 +68,14 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 class GenerateChunk(msgspec.Struct, frozen=True, gc=False):
     """One response of a stream. What was not asked for, or is not in this chunk, is None."""
 
-    text: str  # what is new since the last chunk; may be empty
+    text: str  # what is new since the last chunk; may be empty; of beams the best's
     finish_reason: str | None
     num_input_tokens: int | None
     num_output_tokens: int | None  # of this chunk
     is_final: bool
     received_ns: int  # monotonic clock
     sequence_index: int | None = None  # where the request has several
+    beams: tuple[str, ...] | None = None  # the text of each, the best first; None: there is one
     log_probs: tuple[float, ...] | None = None  # of this chunk's tokens
     cum_log_prob: float | None = None  # of all tokens up to here
     perf: dict[str, float] | None = None  # with the last chunk, by the outputs' names
@@ -149,29 +151,34 @@ def decode_chunk(message: StreamResponse, *, is_final: bool, received_ns: int) -
     names = [output.name for output in response.outputs]
     try:
         raw: dict[str, bytes] = dict(zip(names, response.raw_output_contents, strict=True))
+        texts = _texts(raw["text_output"]) if "text_output" in raw else [""]
         return GenerateChunk(
-            text=_text(raw.get("text_output")) or "",
-            finish_reason=_text(raw.get("finish_reason")),
+            text=texts[0],
+            beams=tuple(texts) if len(texts) > 1 else None,
+            finish_reason=_texts(raw["finish_reason"])[0] if "finish_reason" in raw else None,
             num_input_tokens=_count(raw.get("num_input_tokens")),
             num_output_tokens=_count(raw.get("num_output_tokens")),
             is_final=is_final,
             received_ns=received_ns,
             sequence_index=_count(raw.get("sequence_index")),
-            log_probs=_numbers("output_log_probs", raw.get("output_log_probs")),
-            cum_log_prob=_number("cum_log_probs", raw.get("cum_log_probs")),
+            log_probs=_of_best("output_log_probs", raw.get("output_log_probs"), len(texts)),
+            cum_log_prob=_number("cum_log_probs", raw.get("cum_log_probs"), len(texts)),
             perf={name: _one(name, raw[name]) for name in _PERF if name in raw} if "arrival_time_ns" in raw else None,
         )
     except ValueError as exc:
         raise ServerError(f"the server sent a response that is not of the serving contract: {exc}") from exc
 
 
-def _text(raw: bytes | None) -> str | None:
-    if raw is None:
-        return None
-    # Each element is its length, 4 bytes, and its text. An empty tensor is what a stub with numpy 2 sends.
-    if len(raw) < 4 or int.from_bytes(raw[:4], "little") != len(raw) - 4:
-        raise ValueError(f"a text tensor of {len(raw)} bytes does not hold exactly one text")
-    return raw[4:].decode()
+def _texts(raw: bytes) -> list[str]:
+    """Each element is its length, 4 bytes, and its text. An empty tensor is what a stub with numpy 2 sends."""
+    texts, start = [], 0
+    while start + 4 <= len(raw):
+        end = start + 4 + int.from_bytes(raw[start : start + 4], "little")
+        texts.append(raw[start + 4 : end])
+        start = end
+    if not texts or start != len(raw):
+        raise ValueError(f"a text tensor of {len(raw)} bytes does not hold whole texts")
+    return [text.decode() for text in texts]
 
 
 def _numbers(name: str, raw: bytes | None) -> tuple[float, ...] | None:
@@ -183,8 +190,19 @@ def _numbers(name: str, raw: bytes | None) -> tuple[float, ...] | None:
         raise ValueError(f"{name} has {len(raw)} bytes") from exc
 
 
-def _number(name: str, raw: bytes | None) -> float | None:
-    return None if raw is None else _one(name, raw)
+def _of_best(name: str, raw: bytes | None, num_beams: int) -> tuple[float, ...] | None:
+    numbers = _numbers(name, raw)
+    return None if numbers is None else numbers[: len(numbers) // num_beams]
+
+
+def _number(name: str, raw: bytes | None, num_beams: int) -> float | None:
+    """The best beam's, of a tensor with one number for each."""
+    numbers = _numbers(name, raw)
+    if numbers is None:
+        return None
+    if len(numbers) != num_beams:
+        raise ValueError(f"{name} has {len(raw or b'')} bytes instead of one number for each beam")
+    return numbers[0]
 
 
 def _one(name: str, raw: bytes) -> float:

@@ -36,6 +36,9 @@ class OpenVinoEngineSpec(_EngineSpec):
     num_threads: Positive | None = Field(default=None, description="CPU threads; none: all cores")
     kv_cache_precision: Literal["auto", "u8", "u4", "f16", "bf16"] = "auto"
     is_prefix_caching: bool = Field(default=True, description="keep KV blocks of finished prompts for reuse")
+    lora_file: Path | None = Field(
+        default=None, description="a low-rank adapter (safetensors, as PEFT writes it) for all requests"
+    )
     draft_dir: Path | None = Field(default=None, description="folder of a small model that drafts tokens for this one")
     max_ngram_size: Positive | None = Field(
         default=None, description="draft what followed the last tokens, up to so many, earlier in the prompt"
@@ -200,6 +203,8 @@ class _TrtLlmSpec(_BatchSpec):
     context_chunking_policy: Literal["first_come_first_served", "equal_progress"] | None = None
     tokenizer_dir: Path | None = Field(default=None, description="for guided decoding: its grammars are of characters")
     lora: LoraSpec | None = None
+    cache_transceiver: CacheTransceiverSpec | None = None
+    max_beam_width: Positive = Field(default=1, description="beams that a request may search with")
 
     def _require_tokenizer(self, guided_decoding_backend: str | None) -> None:
         if (guided_decoding_backend is None) != (self.tokenizer_dir is None):
@@ -216,7 +221,11 @@ class TensorRtEngineSpec(_TrtLlmSpec):
     )
     guided_decoding_backend: Literal["xgrammar"] | None = None
     is_gathering_generation_logits: bool = Field(
-        default=False, description="needed for return_log_probs, by an engine built with it"
+        default=False,
+        description="needed for return_log_probs and return_generation_logits, by an engine built with it",
+    )
+    is_gathering_context_logits: bool = Field(
+        default=False, description="needed for return_context_logits, by an engine built with it"
     )
     speculation: Annotated[LookaheadSpec | MedusaSpec | EagleSpec, Field(discriminator="method")] | None = None
 
@@ -254,7 +263,6 @@ class PyTorchEngineSpec(_TrtLlmSpec):
     speculation: Annotated[NGramSpec | MtpSpec | Eagle3Spec | DraftTargetSpec, Field(discriminator="method")] | None = (
         None
     )
-    cache_transceiver: CacheTransceiverSpec | None = None
 
     @property
     def world_size(self) -> int:

@@ -3,8 +3,7 @@
 
 The names, types and dims are those of NVIDIA's `inflight_batcher_llm`, both generations of names; rows marked "ours"
 are additions that a client of upstream never sees. `config.pbtxt` files are rendered from these rows, the adapters
-decode by them, and a tensor that has no `field` is refused by name, as one whose field the provider does not honour
-(`serving.requests`).
+decode by them, and a tensor whose `field` the provider does not honour is refused by name (`serving.requests`).
 
 A new sampling parameter is one row here with a `field`, and that field on `serving.engines.base.SamplingParams`.
 
@@ -33,7 +32,7 @@ class Tensor:
     # One value for the engine step, whatever its shape.
     is_scalar: bool = False
     is_ragged: bool = False
-    # The attribute of SamplingParams or ResponseOptions that the engine step reads it into.
+    # The attribute of SamplingParams or ResponseOptions that an input ends up in, or that asks for an output.
     field: str = ""
     # Why nothing takes it, where that holds for every provider.
     why_not: str = ""
@@ -63,16 +62,41 @@ def _engine_only(
 
 # client -> ensemble -> preprocessing and/or tensorrt_llm
 CLIENT_INPUTS: tuple[Tensor, ...] = (
-    Tensor(ensemble="text_input", data_type=STRING, preprocessing="QUERY", is_required=True),
-    Tensor(ensemble="max_tokens", data_type=INT32, preprocessing="REQUEST_OUTPUT_LEN", is_required=True),
-    Tensor(ensemble="decoder_text_input", data_type=STRING, preprocessing="DECODER_QUERY"),
-    Tensor(ensemble="bad_words", data_type=STRING, dims=(-1,), preprocessing="BAD_WORDS_DICT"),
-    Tensor(ensemble="stop_words", data_type=STRING, dims=(-1,), preprocessing="STOP_WORDS_DICT"),
-    Tensor(ensemble="end_id", data_type=INT32, preprocessing="END_ID"),
-    Tensor(ensemble="pad_id", data_type=INT32, preprocessing="PAD_ID"),
-    Tensor(ensemble="embedding_bias_words", data_type=STRING, dims=(-1,), preprocessing="EMBEDDING_BIAS_WORDS"),
-    Tensor(ensemble="embedding_bias_weights", data_type=FP32, dims=(-1,), preprocessing="EMBEDDING_BIAS_WEIGHTS"),
-    Tensor(ensemble="prompt_table_extra_id", data_type=UINT64, preprocessing="PROMPT_TABLE_EXTRA_ID"),
+    Tensor(ensemble="text_input", data_type=STRING, preprocessing="QUERY", is_required=True, field="input_ids"),
+    Tensor(
+        ensemble="max_tokens",
+        data_type=INT32,
+        preprocessing="REQUEST_OUTPUT_LEN",
+        is_required=True,
+        field="max_tokens",
+    ),
+    Tensor(ensemble="decoder_text_input", data_type=STRING, preprocessing="DECODER_QUERY", field="decoder_input_ids"),
+    Tensor(ensemble="bad_words", data_type=STRING, dims=(-1,), preprocessing="BAD_WORDS_DICT", field="bad_words"),
+    Tensor(
+        ensemble="stop_words", data_type=STRING, dims=(-1,), preprocessing="STOP_WORDS_DICT", field="stop_words_list"
+    ),
+    Tensor(ensemble="end_id", data_type=INT32, preprocessing="END_ID", field="end_id"),
+    Tensor(ensemble="pad_id", data_type=INT32, preprocessing="PAD_ID", field="pad_id"),
+    Tensor(
+        ensemble="embedding_bias_words",
+        data_type=STRING,
+        dims=(-1,),
+        preprocessing="EMBEDDING_BIAS_WORDS",
+        field="embedding_bias",
+    ),
+    Tensor(
+        ensemble="embedding_bias_weights",
+        data_type=FP32,
+        dims=(-1,),
+        preprocessing="EMBEDDING_BIAS_WEIGHTS",
+        field="embedding_bias",
+    ),
+    Tensor(
+        ensemble="prompt_table_extra_id",
+        data_type=UINT64,
+        preprocessing="PROMPT_TABLE_EXTRA_ID",
+        field="prompt_table_extra_ids",
+    ),
     _option("stream", BOOL, engine="streaming", field="is_streaming"),
     _option("exclude_input_in_output", BOOL, field="exclude_input_in_output"),
     _option("temperature", FP32, field="temperature"),
@@ -96,7 +120,7 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
     _option("return_generation_logits", BOOL, field="return_generation_logits"),
     _option("return_perf_metrics", BOOL, field="return_perf_metrics"),
     _option("return_kv_cache_reuse_stats", BOOL, field="return_perf_metrics"),  # v0.16 to v0.18
-    _option("prompt_vocab_size", INT32),
+    _option("prompt_vocab_size", INT32, field="prompt_vocab_size"),
     _option("lora_task_id", UINT64, field="lora_task_id"),
     Tensor(
         ensemble="prompt_embedding_table",
@@ -104,9 +128,19 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
         dims=(-1, -1),
         engine="prompt_embedding_table",
         is_ragged=True,
+        field="prompt_embedding_table",
     ),
-    Tensor(ensemble="lora_weights", data_type=FP16, dims=(-1, -1), engine="lora_weights", is_ragged=True),
-    Tensor(ensemble="lora_config", data_type=INT32, dims=(-1, 3), engine="lora_config", is_ragged=True),
+    Tensor(
+        ensemble="lora_weights",
+        data_type=FP16,
+        dims=(-1, -1),
+        engine="lora_weights",
+        is_ragged=True,
+        field="lora_weights",
+    ),
+    Tensor(
+        ensemble="lora_config", data_type=INT32, dims=(-1, 3), engine="lora_config", is_ragged=True, field="lora_config"
+    ),
     Tensor(
         ensemble="guided_decoding_guide_type",
         data_type=STRING,
@@ -183,8 +217,21 @@ PROMPT_TENSORS: tuple[Tensor, ...] = (
         is_ragged=True,
         field="bad_words",
     ),
-    Tensor(preprocessing="DECODER_INPUT_ID", data_type=INT32, dims=(-1,), engine="decoder_input_ids", is_ragged=True),
-    Tensor(preprocessing="REQUEST_DECODER_INPUT_LEN", data_type=INT32, engine="decoder_input_lengths", is_scalar=True),
+    Tensor(
+        preprocessing="DECODER_INPUT_ID",
+        data_type=INT32,
+        dims=(-1,),
+        engine="decoder_input_ids",
+        is_ragged=True,
+        field="decoder_input_ids",
+    ),
+    Tensor(
+        preprocessing="REQUEST_DECODER_INPUT_LEN",
+        data_type=INT32,
+        engine="decoder_input_lengths",
+        is_scalar=True,
+        field="decoder_input_lengths",
+    ),
     Tensor(
         preprocessing="EMBEDDING_BIAS",
         data_type=FP32,
@@ -199,33 +246,34 @@ PROMPT_TENSORS: tuple[Tensor, ...] = (
         dims=(-1,),
         engine="prompt_table_extra_ids",
         is_ragged=True,
+        field="prompt_table_extra_ids",
     ),
 )
 
 # a direct caller -> tensorrt_llm
 ENGINE_ONLY_INPUTS: tuple[Tensor, ...] = (
     Tensor(engine="stop", data_type=BOOL, is_scalar=True, field="stop"),
-    _engine_only("encoder_input_features", FP16, (-1, -1)),
-    _engine_only("encoder_output_lengths", INT32, is_ragged=False),
+    _engine_only("encoder_input_features", FP16, (-1, -1), field="encoder_input_features"),
+    _engine_only("encoder_output_lengths", INT32, is_ragged=False, field="encoder_output_lengths"),
     _engine_only("draft_input_ids", INT32, (-1,), field="draft_input_ids"),
-    _engine_only("draft_logits", FP32, (-1, -1)),
-    _engine_only("draft_acceptance_threshold", FP32, is_ragged=False),
+    _engine_only("draft_logits", FP32, (-1, -1), field="draft_logits"),
+    _engine_only("draft_acceptance_threshold", FP32, is_ragged=False, field="draft_acceptance_threshold"),
     _engine_only("runtime_top_p_min", FP32, is_ragged=False, field="top_p_min"),
     _engine_only("runtime_top_p_decay", FP32, is_ragged=False, field="top_p_decay"),
     _engine_only("runtime_top_p_reset_ids", INT32, is_ragged=False, field="top_p_reset_id"),
     _engine_only("early_stopping", BOOL, is_ragged=False, field="early_stopping"),
     _engine_only("beam_search_diversity_rate", FP32, is_ragged=False, field="beam_search_diversity_rate"),
-    _engine_only("cross_attention_mask", BOOL, (-1, -1)),
-    Tensor(engine="mrope_rotary_cos_sin", data_type=FP32, dims=(-1,)),
-    Tensor(engine="mrope_position_deltas", data_type=INT64),
-    _engine_only("context_phase_params", UINT8, (-1,)),
-    _engine_only("skip_cross_attn_blocks", BOOL),
-    _engine_only("retention_token_range_starts", INT32, (-1,)),
-    _engine_only("retention_token_range_ends", INT32, (-1,)),
-    _engine_only("retention_token_range_priorities", INT32, (-1,)),
-    _engine_only("retention_token_range_durations_ms", INT32, (-1,)),
-    _engine_only("retention_decode_priority", INT32),
-    _engine_only("retention_decode_duration_ms", INT32),
+    _engine_only("cross_attention_mask", BOOL, (-1, -1), field="cross_attention_mask"),
+    Tensor(engine="mrope_rotary_cos_sin", data_type=FP32, dims=(-1,), field="mrope_rotary_cos_sin"),
+    Tensor(engine="mrope_position_deltas", data_type=INT64, field="mrope_position_deltas"),
+    _engine_only("context_phase_params", UINT8, (-1,), field="context_phase_params"),
+    _engine_only("skip_cross_attn_blocks", BOOL, field="skip_cross_attn_blocks"),
+    _engine_only("retention_token_range_starts", INT32, (-1,), field="retention_token_range_starts"),
+    _engine_only("retention_token_range_ends", INT32, (-1,), field="retention_token_range_ends"),
+    _engine_only("retention_token_range_priorities", INT32, (-1,), field="retention_token_range_priorities"),
+    _engine_only("retention_token_range_durations_ms", INT32, (-1,), field="retention_token_range_durations_ms"),
+    _engine_only("retention_decode_priority", INT32, field="retention_decode_priority"),
+    _engine_only("retention_decode_duration_ms", INT32, field="retention_decode_duration_ms"),
     _engine_only("lookahead_window_size", INT32, field="lookahead_window_size"),
     _engine_only("lookahead_ngram_size", INT32, field="lookahead_ngram_size"),
     _engine_only("lookahead_verification_set_size", INT32, field="lookahead_verification_set_size"),
@@ -242,30 +290,30 @@ TOKEN_TENSORS: tuple[Tensor, ...] = (
 # tensorrt_llm -> ensemble
 RESULT_TENSORS: tuple[Tensor, ...] = (
     *(
-        Tensor(engine=name, ensemble=name, data_type=data_type, dims=dims)
-        for name, data_type, dims in (
-            ("cum_log_probs", FP32, (-1,)),
-            ("output_log_probs", FP32, (-1, -1)),
-            ("context_logits", FP32, (-1, -1)),
-            ("generation_logits", FP32, (-1, -1, -1)),
-            ("batch_index", INT32, (1,)),
-            ("sequence_index", INT32, (1,)),
-            ("kv_cache_alloc_new_blocks", INT32, (1,)),
-            ("kv_cache_reused_blocks", INT32, (1,)),
-            ("kv_cache_alloc_total_blocks", INT32, (1,)),
-            ("arrival_time_ns", INT64, (1,)),
-            ("first_scheduled_time_ns", INT64, (1,)),
-            ("first_token_time_ns", INT64, (1,)),
-            ("last_token_time_ns", INT64, (1,)),
-            ("acceptance_rate", FP32, (1,)),
-            ("total_accepted_draft_tokens", INT32, (1,)),
-            ("total_draft_tokens", INT32, (1,)),
-            ("num_input_tokens", INT32, (1,)),
-            ("num_output_tokens", INT32, (1,)),
-            ("finish_reason", STRING, (1,)),  # ours
+        Tensor(engine=name, ensemble=name, data_type=data_type, dims=dims, field=field)
+        for name, data_type, dims, field in (
+            ("cum_log_probs", FP32, (-1,), "return_log_probs"),
+            ("output_log_probs", FP32, (-1, -1), "return_log_probs"),
+            ("context_logits", FP32, (-1, -1), "return_context_logits"),
+            ("generation_logits", FP32, (-1, -1, -1), "return_generation_logits"),
+            ("batch_index", INT32, (1,), ""),
+            ("sequence_index", INT32, (1,), "num_return_sequences"),
+            ("kv_cache_alloc_new_blocks", INT32, (1,), "return_perf_metrics"),
+            ("kv_cache_reused_blocks", INT32, (1,), "return_perf_metrics"),
+            ("kv_cache_alloc_total_blocks", INT32, (1,), "return_perf_metrics"),
+            ("arrival_time_ns", INT64, (1,), "return_perf_metrics"),
+            ("first_scheduled_time_ns", INT64, (1,), "return_perf_metrics"),
+            ("first_token_time_ns", INT64, (1,), "return_perf_metrics"),
+            ("last_token_time_ns", INT64, (1,), "return_perf_metrics"),
+            ("acceptance_rate", FP32, (1,), "return_perf_metrics"),
+            ("total_accepted_draft_tokens", INT32, (1,), "return_perf_metrics"),
+            ("total_draft_tokens", INT32, (1,), "return_perf_metrics"),
+            ("num_input_tokens", INT32, (1,), "return_num_input_tokens"),
+            ("num_output_tokens", INT32, (1,), "return_num_output_tokens"),
+            ("finish_reason", STRING, (1,), "return_finish_reason"),  # ours
         )
     ),
-    Tensor(engine="context_phase_params", data_type=UINT8, dims=(-1,)),
+    Tensor(engine="context_phase_params", data_type=UINT8, dims=(-1,), field="context_phase_params"),
 )
 
 # postprocessing -> ensemble

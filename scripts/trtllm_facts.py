@@ -69,9 +69,13 @@ def _new_classes(listed: set[str]) -> list[str]:
 def _dump_class(name: str, fact: Facts, listed: set[str]) -> Facts | None:
     module = fact.get("module", ARGS_MODULE)
     try:
-        cls = getattr(importlib.import_module(module), name)
+        cls: Any = importlib.import_module(module)
+        for part in (*([fact["within"]] if "within" in fact else []), name):
+            cls = getattr(cls, part)
     except (ImportError, AttributeError):
         return None
+    if fact.get("kind") == "binding":
+        return dict(without_remarks(fact))  # compiled: that it is there is all that can be read
     if fact.get("kind") == "attributes":
         own = getattr(cls, "__dataclass_fields__", {})
         names = [attribute for attribute in fact["names"] if hasattr(cls, attribute) or attribute in own]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from serving.engines.base import TokenChunk
+from serving.extra_outputs import merged
 
 
 class ChunkGather:
@@ -70,6 +71,8 @@ def _append(earlier: TokenChunk, chunk: TokenChunk) -> None:
     earlier.finish_reason, earlier.error, earlier.perf = chunk.finish_reason, chunk.error, chunk.perf
     if chunk.log_probs is not None:
         earlier.log_probs = [*(earlier.log_probs or ()), *chunk.log_probs]
+    if chunk.extras is not None:
+        earlier.extras = merged(earlier.extras, chunk.extras)
 
 
 def _is_last(chunk: TokenChunk) -> bool:

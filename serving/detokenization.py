@@ -215,6 +215,7 @@ class StopStringWatch:
     """
 
     def __init__(self, decoder: TextDecoder, stop_strings: Sequence[str]) -> None:
+        self.strings = tuple(stop_strings)
         self._text = StreamText(decoder, stop_strings)
 
     def tokens_until_stop(self, token_ids: Sequence[int]) -> int | None:

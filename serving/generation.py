@@ -85,13 +85,26 @@ class GenerationService:
             args = (watch, period_s, self._is_closed)
             threading.Thread(target=_repeat_until, args=args, name=watch.__name__, daemon=True).start()
 
-    def start(self, tensors: Mapping[str, npt.NDArray[np.generic]], sink: ReplySink, *, request_id: str = "") -> None:
+    def start(
+        self,
+        tensors: Mapping[str, npt.NDArray[np.generic]],
+        sink: ReplySink,
+        *,
+        request_id: str = "",
+        is_context_only: bool = False,
+    ) -> None:
         """Take one request; returns at once, the replies come through `sink`.
+
+        Args:
+            tensors: by the names of `tensorrt_llm`'s inputs.
+            sink: where the replies go.
+            request_id: the client's.
+            is_context_only: of disaggregated serving, to prefill and hand over.
 
         Raises:
             ServingError: the request is refused, and `sink` was not called.
         """
-        decoded = self._decoder.decode(tensors)
+        decoded = self._decoder.decode(tensors, is_context_only=is_context_only)
         packed = decoded.options.stream_context
         context = None if packed is None else unpack_context(packed)
         if decoded.options.stop:
@@ -134,7 +147,9 @@ class GenerationService:
         self, decoded: DecodedRequest, context: StreamContext | None, sink: ReplySink, request_id: str
     ) -> tuple[list[tuple[GenerationRequest, RunningRequest]], SequenceGroup | None]:
         """What the engine is to generate for one request, and the group that shares its sink if that is several."""
-        options, num_sequences = decoded.options, decoded.options.num_return_sequences
+        options = decoded.options
+        # Beams come back from one search; how many of them is decided when it is over.
+        num_sequences = 1 if decoded.sampling.beam_width > 1 else options.num_return_sequences or 1
         strings = context.stop_strings if context else self._stop_strings(options.stop_words_list)
         is_excluded = options.exclude_input_in_output
         if is_excluded is None:

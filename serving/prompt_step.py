@@ -10,29 +10,14 @@ import numpy.typing as npt
 
 from ensemble_configs.errors import RequestError
 from ensemble_configs.release import load_release
-from ensemble_configs.tensors import inputs_of
 from serving.embedding_bias import dense_bias
 from serving.required_tensors import check_required
 from serving.stop_strings import check_stop_strings
 from serving.stream_state import StreamContext, new_stream_key, pack
 from serving.tokenization import PromptTokenizer
-from serving.word_lists import bad_words_of, ids_of, pack_words
+from serving.word_lists import Ids, bad_words_of, ids_of, pack_words, texts_of
 
-# Contract inputs that this step passes on or uses; every other one is refused by the name the client knows, unless it
-# is empty text: upstream's own examples send `"bad_words": ""`.
-_SUPPORTED = frozenset(
-    {
-        "QUERY",
-        "REQUEST_OUTPUT_LEN",
-        "STOP_WORDS_DICT",
-        "BAD_WORDS_DICT",
-        "EMBEDDING_BIAS_WORDS",
-        "EMBEDDING_BIAS_WEIGHTS",
-        "END_ID",
-        "PAD_ID",
-    }
-)
-_CLIENT_NAMES = {name: row.ensemble for name, row in inputs_of("preprocessing")}
+Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
 class PromptStep:
@@ -46,18 +31,14 @@ class PromptStep:
         """Raises: SpecError: no such release, or no usable tokenizer in it."""
         return cls(PromptTokenizer.from_spec(load_release(folder).tokenizer))
 
-    def prepare(self, tensors: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, npt.NDArray[np.generic]]:
+    def prepare(self, tensors: Arrays) -> dict[str, npt.NDArray[np.generic]]:
         """The output tensors of one request, by name; ids are ``[1, n] int32``.
 
         Raises:
-            RequestError: an input is missing or unsupported, the prompt is empty, text is not UTF-8, a stop string or
-                bias is bad, there is a batch.
+            RequestError: an input is missing, the prompt is empty, text is not UTF-8, a stop string or bias is bad,
+                there is a batch.
         """
         check_required("preprocessing", tensors)
-        for name, array in tensors.items():
-            if name not in _SUPPORTED and not _is_empty_text(array):
-                field = _CLIENT_NAMES[name]
-                raise RequestError(f"{field} is not supported; leave it out", field=field)
         batch = tensors["QUERY"].shape[0]
         if batch != 1:
             raise RequestError(
@@ -86,16 +67,26 @@ class PromptStep:
         )
         if bias is not None:
             outputs["EMBEDDING_BIAS"] = bias
+        outputs |= self._model_inputs(tensors, input_ids)
         for name, given in (("OUT_END_ID", "END_ID"), ("OUT_PAD_ID", "PAD_ID")):
             if given in tensors:
                 outputs[name] = tensors[given]
         return outputs
 
+    def _model_inputs(self, tensors: Arrays, input_ids: Ids) -> dict[str, npt.NDArray[np.generic]]:
+        """The prompt of the decoder, and the id that tells this prompt's tokens from equal ones in the KV cache."""
+        outputs: dict[str, npt.NDArray[np.generic]] = {}
+        decoder_text = "".join(texts_of(_items(tensors, "DECODER_QUERY"), "decoder_text_input"))
+        if decoder_text:  # empty text asks for nothing: upstream's own examples send it
+            decoder_ids = ids_of(decoder_text, self._tokenizer)
+            outputs["DECODER_INPUT_ID"] = decoder_ids[np.newaxis]
+            outputs["REQUEST_DECODER_INPUT_LEN"] = np.array([[len(decoder_ids)]], dtype=np.int32)
+        if "PROMPT_TABLE_EXTRA_ID" in tensors:
+            extra_id = _items(tensors, "PROMPT_TABLE_EXTRA_ID")[0]
+            outputs["OUT_PROMPT_TABLE_EXTRA_IDS"] = np.full((1, len(input_ids)), extra_id, dtype=np.uint64)
+        return outputs
 
-def _items(tensors: Mapping[str, npt.NDArray[np.generic]], name: str) -> list[Any]:
+
+def _items(tensors: Arrays, name: str) -> list[Any]:
     """The values of a tensor ``[1, n]``; none of one that was not sent."""
     return tensors[name].reshape(-1).tolist() if name in tensors else []
-
-
-def _is_empty_text(array: npt.NDArray[np.generic]) -> bool:
-    return array.dtype == np.object_ and not any(array.flat)

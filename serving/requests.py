@@ -2,7 +2,7 @@
 """A request to the engine step, from named arrays to typed values; what is unsupported or out of range is refused.
 
 Driven by the rows of `ensemble_configs.tensors`: what a row's `field` names is read into `SamplingParams` or
-`ResponseOptions` below; a row without one is refused by name.
+`ResponseOptions` below.
 """
 
 import math
@@ -14,15 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ensemble_configs.errors import RequestError
-from ensemble_configs.tensors import BLS_INPUTS, STRING, Tensor, inputs_of, named_at
+from ensemble_configs.tensors import BLS_INPUTS, STRING, UINT8, Tensor, inputs_of, named_at
 from serving.embedding_bias import sparse_bias
 from serving.engines.base import EngineInfo, SamplingParams
+from serving.engines.packed_array import PackedArray
 from serving.engines.request_limits import unsupported_error
 from serving.guides import check_guide, guide_text
+from serving.model_input_checks import check_model_inputs, num_virtual_tokens
 from serving.stream_state import KEYS_PER_REQUEST
 from serving.word_lists import unpack_words
 
 _ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm") + named_at("tensorrt_llm_bls", BLS_INPUTS))
+_MAX_LOGITS_BYTES = 1 << 28  # of one response
+_ONE_PROMPT = "send one prompt in a request, they are batched in flight"
 _SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
 
 
@@ -38,7 +42,8 @@ class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
     return_num_output_tokens: bool = False
     return_finish_reason: bool = False
     return_perf_metrics: bool = False
-    num_return_sequences: Annotated[int, msgspec.Meta(ge=1, le=KEYS_PER_REQUEST)] = 1
+    # None: one, or all beams of a beam search.
+    num_return_sequences: Annotated[int, msgspec.Meta(ge=1, le=KEYS_PER_REQUEST)] | None = None
     stop: bool = False
     stop_words_list: list[list[int]] | None = None  # [2, n]: flat ids; cumulative offsets, padded with -1
     stream_context: bytes | None = None
@@ -57,12 +62,15 @@ class RequestDecoder:
     def __init__(self, info: EngineInfo) -> None:
         self._info = info
 
-    def decode(self, tensors: Mapping[str, npt.NDArray[np.generic]]) -> DecodedRequest:
+    def decode(
+        self, tensors: Mapping[str, npt.NDArray[np.generic]], *, is_context_only: bool = False
+    ) -> DecodedRequest:
         """Check and convert one request.
 
         Args:
             tensors: by the names of `tensorrt_llm`'s inputs, or of those that only `tensorrt_llm_bls` has; a scalar is
                 ``[1] `` (reshaped), others ``[1, *dims]``.
+            is_context_only: of disaggregated serving, the request for the prefill's server.
 
         Raises:
             RequestError: names the field, its value and what is allowed.
@@ -73,8 +81,8 @@ class RequestDecoder:
         options: dict[str, object] = {}
         for name, array in tensors.items():
             row = _ROWS[name]
-            if not row.field:
-                raise _unsupported_tensor(name, row, array, self._info)
+            if row.why_not:
+                raise _refused_by_all(name, row, self._info)
             target = sampling if row.field in _SAMPLING_FIELDS else options
             value = _value(name, row, array, self._info.vocab_size)
             _check_range(row.field, value)
@@ -87,25 +95,29 @@ class RequestDecoder:
             target[row.field] = value
         if "max_tokens" not in sampling:  # Triton counts inputs, and an optional one makes up for it
             raise RequestError("request_output_len is missing; it is required", field="request_output_len")
-        return self._check_lengths(
-            DecodedRequest(sampling=self._sampling(sampling), options=msgspec.convert(options, ResponseOptions))
+        if is_context_only:
+            sampling["is_context_only"] = True
+        names = _ENSEMBLE_NAMES if "stream_context" in tensors else _CLIENT_NAMES
+        request = DecodedRequest(
+            sampling=self._sampling(sampling, names), options=msgspec.convert(options, ResponseOptions)
         )
+        _check_beams(request)
+        _check_logits(request, self._info.vocab_size)
+        return self._check_lengths(request)
 
-    def _sampling(self, values: dict[str, object]) -> SamplingParams:
+    def _sampling(self, values: dict[str, object], names: Mapping[str, str]) -> SamplingParams:
         if values.get("top_p_reset_id") == -1:
             del values["top_p_reset_id"]
         for field in (name for name in SamplingParams.__struct_fields__ if name in values):  # not as they were sent
             value = values[field]
             if field not in self._info.supported and value != _DEFAULTS.get(field):
-                raise unsupported_error(field, value, self._info, name=_CLIENT_NAMES.get(field))
+                raise unsupported_error(field, value, self._info, name=names.get(field))
         params = SamplingParams(**values)  # type: ignore[arg-type]
         for field in ("end_id", "top_p_reset_id"):
             token_id = values.get(field)
             if isinstance(token_id, int) and not -1 <= token_id < self._info.vocab_size:
                 raise _out_of_range(field, token_id, f"-1 (none) to {self._info.vocab_size - 1}")
-        for token_id in params.draft_input_ids:
-            if not 0 <= token_id < self._info.vocab_size:
-                raise _out_of_range("draft_input_ids", token_id, f"0 to {self._info.vocab_size - 1}")
+        check_model_inputs(params, vocab_size=self._info.vocab_size)
         check_guide(params)
         return params
 
@@ -115,9 +127,10 @@ class RequestDecoder:
             raise RequestError("input_ids is empty; send at least one token", field="input_ids")
         if declared is not None and declared != len(ids):
             raise _out_of_range("input_lengths", declared, f"{len(ids)}, the number of input_ids")
-        if min(ids) < 0 or max(ids) >= self._info.vocab_size:
-            bad = next(i for i in ids if not 0 <= i < self._info.vocab_size)
-            raise _out_of_range("input_ids", bad, f"0 to {self._info.vocab_size - 1}, the model's vocabulary")
+        num_ids = self._info.vocab_size + num_virtual_tokens(request.sampling)
+        if min(ids) < 0 or max(ids) >= num_ids:
+            bad = next(i for i in ids if not 0 <= i < num_ids)
+            raise _out_of_range("input_ids", bad, f"0 to {num_ids - 1}, the model's vocabulary")
         limit = self._info.max_seq_len
         if len(ids) >= limit:
             raise RequestError(
@@ -149,24 +162,35 @@ def _value(name: str, row: Tensor, array: npt.NDArray[np.generic], vocab_size: i
     batch = array.shape[0] if array.ndim else 1
     if batch != 1:
         raise RequestError(
-            f"{name} has a batch of {batch}; send one prompt in a request, they are batched in flight",
+            f"{name} has a batch of {batch}; {_ONE_PROMPT}",
             field=name,
             value=batch,
         )
     if row.is_scalar or (row.dims == (1,) and row.data_type != STRING):
         return _scalar(array)
-    item = array[0]
+    return _item(name, row, array[0], vocab_size)
+
+
+def _item(name: str, row: Tensor, item: npt.NDArray[np.generic], vocab_size: int) -> object:
     match row.field:
         case "bad_words":
             return unpack_words(item.tolist(), "bad_words", vocab_size=vocab_size)
         case "embedding_bias":
             return sparse_bias(item, vocab_size=vocab_size) or None
-        case "draft_input_ids":
-            return tuple(item.tolist())
         case "guide_type" | "guide":
             return guide_text(item[0], name)
-        case _:
-            return item.tobytes() if row.data_type == "TYPE_UINT8" else item.tolist()
+        case field if field in _PACKED:
+            return _packed(item, name)
+        case _ if row.data_type == UINT8:
+            return item.tobytes()
+        case field:
+            return tuple(item.tolist()) if field in _SAMPLING_FIELDS else item.tolist()
+
+
+def _packed(item: npt.NDArray[np.generic], name: str) -> PackedArray:
+    if not np.isfinite(item).all():
+        raise RequestError(f"{name} must be finite numbers", field=name)
+    return PackedArray.of(item)
 
 
 def _scalar(array: npt.NDArray[np.generic]) -> object:
@@ -175,19 +199,60 @@ def _scalar(array: npt.NDArray[np.generic]) -> object:
     return float(str(scalar)) if scalar.dtype == np.float32 else scalar.item()
 
 
-def _unsupported_tensor(name: str, row: Tensor, array: npt.NDArray[np.generic], info: EngineInfo) -> RequestError:
-    field = row.ensemble or name
-    shown = field if field == name else f"{field} ({name})"
-    value = _scalar(array) if array.size == 1 and array.dtype != np.object_ else None
+# For the documents: what goes for every engine, and the output that is never there.
+CONDITIONS = {"beam_width": "without `stream`, `top_k` and `top_p`"}
+NEVER_TOLD = {"batch_index": _ONE_PROMPT}
+
+
+def _check_logits(request: DecodedRequest, vocab_size: int) -> None:
+    """Logits are large: for a vocabulary of 100,000, a megabyte is two tokens."""
+    sampling, num_rows = request.sampling, 0
+    if sampling.return_context_logits:
+        num_rows += len(request.options.input_ids)
+    if sampling.return_generation_logits:
+        num_rows += sampling.beam_width * sampling.max_tokens
+    limit = _MAX_LOGITS_BYTES // (4 * vocab_size)
+    if num_rows > limit:
+        raise RequestError(
+            f"logits of {num_rows} tokens, all beams together, are more than a response may hold ({limit}); ask for "
+            "fewer tokens or beams",
+            field="max_tokens",
+            value=sampling.max_tokens,
+        )
+
+
+def _check_beams(request: DecodedRequest) -> None:
+    """A beam search changes its mind about what came before: nothing is certain until its end."""
+    width, wanted = request.sampling.beam_width, request.options.num_return_sequences
+    if width == 1:
+        return
+    if request.options.is_streaming:
+        raise RequestError(
+            f"beam_width ({width}) does not go with stream: beams are known only at their end; leave stream out, or "
+            "ask for num_return_sequences instead of beams",
+            field="beam_width",
+            value=width,
+        )
+    if not request.sampling.is_greedy:
+        raise RequestError(
+            f"beam_width ({width}) does not go with top_k or top_p: beams are searched, not sampled; leave them out",
+            field="beam_width",
+            value=width,
+        )
+    if wanted is not None and wanted > width:
+        raise _out_of_range("num_return_sequences", wanted, f"1 to {width}, the beams")
+
+
+def _refused_by_all(name: str, row: Tensor, info: EngineInfo) -> RequestError:
     return RequestError(
-        f"{shown} is not supported by the provider {info.provider!r}; {row.why_not or 'leave it out'}",
-        field=field,
-        value=value,
-        provider=info.provider,
+        f"{name} is not supported by the provider {info.provider!r}; {row.why_not}", field=name, provider=info.provider
     )
 
 
 def _check_range(field: str, value: object) -> None:
+    if isinstance(value, tuple):
+        for item in value:
+            _check_range(field, item)
     if not isinstance(value, int | float):
         return
     if isinstance(value, float) and not math.isfinite(value):
@@ -221,7 +286,7 @@ def _ranges(struct: type[msgspec.Struct]) -> dict[str, msgspec.Meta]:
     """The limits of every number among a struct's fields, from its own annotations."""
     found = {}
     for field, hint in get_type_hints(struct, include_extras=True).items():
-        for part in (hint, *get_args(hint)):
+        for part in (hint, *get_args(hint)):  # also within `X | None` and `tuple[X, ...]`
             for meta in get_args(part) if get_origin(part) is Annotated else ():
                 if isinstance(meta, msgspec.Meta):
                     found[field] = meta
@@ -230,6 +295,10 @@ def _ranges(struct: type[msgspec.Struct]) -> dict[str, msgspec.Meta]:
 
 # By field; of two names for one setting the newer, which comes first in the table.
 _CLIENT_NAMES = {row.field: row.ensemble for row in reversed(_ROWS.values()) if row.ensemble}
+# What a caller of the ensemble sends as text and the engine step gets as ids.
+_ENSEMBLE_NAMES = _CLIENT_NAMES | {row.field: row.ensemble for _, row in reversed(inputs_of("preprocessing"))}
+# What an engine reads as an array, by its annotation.
+_PACKED = frozenset(field for field, hint in get_type_hints(SamplingParams).items() if hint == PackedArray | None)
 _RANGES = _ranges(SamplingParams) | _ranges(ResponseOptions)
 _DEFAULTS = {
     field.name: field.default

@@ -8,7 +8,8 @@ from typing import Protocol
 import msgspec
 
 from ensemble_configs.errors import ServingError
-from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
+from serving.engines.base import Beam, ExtraOutputs, FinishReason, PerfMetrics, TokenChunk
+from serving.extra_outputs import merged
 from serving.request_metrics import RequestTimes
 from serving.requests import ResponseOptions
 from serving.stream_state import StreamContext, StreamState
@@ -27,6 +28,12 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     cum_log_prob: float | None = None  # of all generated tokens up to here
     sequence_index: int | None = None  # where a request has several
     perf: PerfMetrics | None = None  # with the last reply
+    extras: ExtraOutputs | None = None  # of beams as many as asked for, each with what `token_ids` has of the prompt
+
+    @property
+    def beams(self) -> list[Beam] | None:
+        """Of a beam search, where `token_ids` are the best's; None: it was none."""
+        return None if self.extras is None else self.extras.beams
 
 
 class ReplySink(Protocol):
@@ -63,6 +70,7 @@ class RunningRequest:
     _sink_lock: threading.Lock = field(default_factory=threading.Lock)
     _held_ids: list[int] = field(default_factory=list)  # until the end, when not streaming
     _held_log_probs: list[float] = field(default_factory=list)
+    _held_extras: ExtraOutputs | None = None
     _cum_log_prob: float = 0.0
 
     def send(self, reply: Reply) -> None:
@@ -105,19 +113,24 @@ class RunningRequest:
             self._held_ids += token_ids
             self._held_log_probs += log_probs
             token_ids, log_probs = self._held_ids, self._held_log_probs
+            if chunk.extras is not None:
+                self._held_extras = merged(self._held_extras, chunk.extras)
             if not is_final:
                 return None
         prompt = options.input_ids if self.is_prompt_echoed and not options.is_streaming else []
+        extras = chunk.extras if options.is_streaming else self._held_extras
+        beams = extras.beams[: options.num_return_sequences] if extras is not None and extras.beams else None
         return Reply(
             token_ids=[*prompt, *token_ids] if prompt else token_ids,
             is_final=is_final,
             num_input_tokens=len(options.input_ids) if options.return_num_input_tokens else None,
-            num_output_tokens=len(token_ids) if options.return_num_output_tokens else None,
+            num_output_tokens=_num_tokens(token_ids, beams) if options.return_num_output_tokens else None,
             finish_reason=chunk.finish_reason if options.return_finish_reason else None,
             stream_state=self._stream_state(is_final, len(prompt)),
             log_probs=log_probs if self.returns_log_probs else None,
             cum_log_prob=self._cum_log_prob if self.returns_log_probs else None,
             perf=self._perf(chunk) if options.return_perf_metrics else None,
+            extras=extras if beams is None else _with_beams(extras, beams, prompt),
         )
 
     def _perf(self, chunk: TokenChunk) -> PerfMetrics | None:
@@ -135,3 +148,14 @@ class RunningRequest:
             stop_strings=self.context.stop_strings if self.num_replies == 0 else (),
             num_prompt_tokens=num_prompt_tokens,
         )
+
+
+def _num_tokens(token_ids: list[int], beams: list[Beam] | None) -> int:
+    return len(token_ids) if beams is None else sum(len(beam.token_ids) for beam in beams)
+
+
+def _with_beams(extras: ExtraOutputs | None, beams: list[Beam], prompt: list[int]) -> ExtraOutputs:
+    """The beams of a reply, behind the prompt where it is echoed."""
+    assert extras is not None, "the beams are from there"
+    behind = [msgspec.structs.replace(beam, token_ids=[*prompt, *beam.token_ids]) if prompt else beam for beam in beams]
+    return msgspec.structs.replace(extras, beams=behind)

@@ -25,11 +25,18 @@ from serving.engines.base import (
     SamplingParams,
     TokenChunk,
 )
+from serving.engines.capabilities import DISAGGREGATION_FIELDS, DRAFT_FIELDS
 from serving.engines.request_limits import refuse_unservable
 from serving.speculation import Speculation
 
 # Far above the keys of the requests themselves.
 _FIRST_ROUND_KEY = 1 << 62
+
+# Of what a request asks to be told, the draft engine need tell nothing.
+_TOKENS_ALONE = dict.fromkeys(("return_log_probs", "return_context_logits", "return_generation_logits"), False)
+# Each round is a request of its own, and these are of the whole one.
+_OF_ONE_ROUND = ("beam_width", *DISAGGREGATION_FIELDS, *DRAFT_FIELDS)
+_DEFAULTS = SamplingParams(max_tokens=1)
 
 
 class SpeculatingEngine(Engine):
@@ -44,7 +51,11 @@ class SpeculatingEngine(Engine):
         self._drafting: dict[int, Speculation] = {}  # by the round's, as below
         self._verifying: dict[int, Speculation] = {}
         self._round_keys = itertools.count(_FIRST_ROUND_KEY)
-        self.info = msgspec.structs.replace(target.info, supported=target.info.supported | {"num_draft_tokens"})
+        self.info = msgspec.structs.replace(
+            target.info,
+            supported=target.info.supported | {"num_draft_tokens"},
+            why_not={field: reason for field, reason in target.info.why_not.items() if field != "num_draft_tokens"},
+        )
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request, or the first draft of one."""
@@ -52,6 +63,7 @@ class SpeculatingEngine(Engine):
             self._target.add(request)
             return
         refuse_unservable(request, self.info)
+        _refuse_what_needs_one_round(request.sampling, self.info)
         speculation = Speculation(request)
         self._begin_round(speculation)
         self._running[request.key] = speculation
@@ -98,7 +110,7 @@ class SpeculatingEngine(Engine):
         speculation.round_key = next(self._round_keys)
         speculation.draft_ids = []
         if speculation.num_wanted_drafts:
-            request = speculation.round_request(max_tokens=speculation.num_wanted_drafts, return_log_probs=False)
+            request = speculation.round_request(max_tokens=speculation.num_wanted_drafts, **_TOKENS_ALONE)
             with contextlib.suppress(RequestError):  # too long for the draft engine, perhaps; the target goes on alone
                 self._draft.add(_as_known_to(self._draft.info, request))
                 self._drafting[speculation.round_key] = speculation
@@ -145,6 +157,17 @@ class SpeculatingEngine(Engine):
             del self._running[speculation.request.key]
             return TokenChunk(speculation.request.key, [], error=str(exc))
         return None
+
+
+def _refuse_what_needs_one_round(sampling: SamplingParams, info: EngineInfo) -> None:
+    for field in _OF_ONE_ROUND:
+        value = getattr(sampling, field)
+        if value != getattr(_DEFAULTS, field):
+            raise RequestError(
+                f"{field} does not go with num_draft_tokens ({sampling.num_draft_tokens}); leave one of them out",
+                field=field,
+                provider=info.provider,
+            )
 
 
 def _as_known_to(info: EngineInfo, request: GenerationRequest) -> GenerationRequest:

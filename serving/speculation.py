@@ -35,6 +35,7 @@ class Speculation:
             "num_draft_tokens": 0,
             "max_tokens": asked.max_tokens - num_output_ids,
             "min_tokens": max(0, asked.min_tokens - num_output_ids),
+            "return_context_logits": asked.return_context_logits and not num_output_ids,
         }
         return msgspec.structs.replace(
             self.request,

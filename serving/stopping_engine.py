@@ -6,7 +6,8 @@ process, where a match stops the very next step. `postprocessing` follows the sa
 """
 
 from serving.detokenization import StopStringWatch, TextDecoder
-from serving.engines.base import Engine, EngineStats, FinishReason, GenerationRequest, PerfMetrics, TokenChunk
+from serving.engines.base import Beam, Engine, EngineStats, FinishReason, GenerationRequest, PerfMetrics, TokenChunk
+from serving.extra_outputs import cut, cut_beam
 
 
 class StoppingEngine(Engine):
@@ -42,6 +43,8 @@ class StoppingEngine(Engine):
         watch = self._watches.get(chunk.key)
         if watch is None:
             return chunk
+        if chunk.extras is not None and chunk.extras.beams is not None:
+            return self._cut_beams(chunk, chunk.extras.beams)
         num_tokens = watch.tokens_until_stop(chunk.token_ids)
         if num_tokens is not None:
             perf = chunk.perf
@@ -49,10 +52,24 @@ class StoppingEngine(Engine):
                 perf = self._engine.perf_of(chunk.key)
                 self._engine.cancel(chunk.key)
             log_probs = None if chunk.log_probs is None else chunk.log_probs[:num_tokens]
-            token_ids = chunk.token_ids[:num_tokens]
-            chunk = TokenChunk(chunk.key, token_ids, FinishReason.STOP_STRING, log_probs=log_probs, perf=perf)
+            token_ids, extras = chunk.token_ids[:num_tokens], cut(chunk.extras, num_tokens)
+            chunk = TokenChunk(
+                chunk.key, token_ids, FinishReason.STOP_STRING, log_probs=log_probs, perf=perf, extras=extras
+            )
         if chunk.finish_reason is not None or chunk.error is not None:
             del self._watches[chunk.key]
+        return chunk
+
+    def _cut_beams(self, chunk: TokenChunk, beams: list[Beam]) -> TokenChunk:
+        """Every beam by itself; the search knew nothing of the stop strings, and the best beam speaks for the rest."""
+        strings = self._watches.pop(chunk.key).strings
+        ends = [StopStringWatch(self._decoder, strings).tokens_until_stop(beam.token_ids) for beam in beams]
+        kept = [beam if end is None else cut_beam(beam, end) for beam, end in zip(beams, ends, strict=True)]
+        assert chunk.extras is not None, "its beams are there"
+        chunk.extras.beams = kept
+        if ends[0] is not None:
+            chunk.token_ids, chunk.log_probs = kept[0].token_ids, kept[0].log_probs
+            chunk.finish_reason = FinishReason.STOP_STRING
         return chunk
 
     @property

@@ -23,7 +23,7 @@ from serving.reply_tensors import text_tensors
 from serving.request_metrics import RequestMetrics
 from serving.running_request import Reply
 from serving.stream_state import StreamState
-from serving.text_step import add_chunk
+from serving.text_step import add_chunk, beam_texts
 from serving.tokenization import PromptTokenizer
 
 Tensors = Mapping[str, npt.NDArray[np.generic]]
@@ -60,9 +60,13 @@ class _TextSink:
 
     def send(self, reply: Reply) -> None:
         state = reply.stream_state
-        # Without a state it is the answer to a stop request.
-        text = b"" if state is None else self._text(state, reply.token_ids)
-        self._sink.send(text_tensors(reply, text), is_final=reply.is_final)
+        if state is None:  # the answer to a stop request
+            texts = [b""]
+        elif reply.beams is not None:
+            texts = beam_texts(self._decoder, state, [beam.token_ids for beam in reply.beams])
+        else:
+            texts = [self._text(state, reply.token_ids)]
+        self._sink.send(text_tensors(reply, texts), is_final=reply.is_final)
 
     def _text(self, state: StreamState, token_ids: list[int]) -> bytes:
         if state.key not in self._texts:

@@ -55,7 +55,7 @@ class TextStep:
 
         Args:
             tensors: ``TOKENS_BATCH [batch, beams, n]``, perhaps ``SEQUENCE_LENGTH [batch, beams]``; with
-                ``STREAM_STATE [1, n]`` one beam of one request.
+                ``STREAM_STATE [1, n]`` those of one request.
             is_cancelled: whether the client of this chunk's stream has gone.
 
         Raises:
@@ -73,6 +73,8 @@ class TextStep:
                     for key in lost_keys:
                         self._streams.pop(key, None)
                     answers = [msgspec.msgpack.encode(self._unread(num_chunks))]
+                case state if len(beams) > 1:
+                    answers = beam_texts(self._decoder, state, beams)
                 case state:
                     answers = [self._text(state, beams[0], is_cancelled).encode()]
         return np.array(answers, dtype=np.object_)
@@ -109,6 +111,11 @@ def add_chunk(text: StreamText, state: StreamState, token_ids: list[int]) -> str
     prompt = text.push_prompt(token_ids[: state.num_prompt_tokens]) if state.num_prompt_tokens else ""
     new = prompt + text.push(token_ids[state.num_prompt_tokens :])
     return new + text.finish() if state.is_final else new
+
+
+def beam_texts(decoder: TextDecoder, state: StreamState, beams: list[list[int]]) -> list[bytes]:
+    """The text of each beam, whole and in UTF-8: a beam search has one chunk."""
+    return [add_chunk(StreamText(decoder, state.stop_strings), state, token_ids).encode() for token_ids in beams]
 
 
 def _beams(tokens: npt.NDArray[np.generic], lengths: npt.NDArray[np.generic] | None) -> list[list[int]]:

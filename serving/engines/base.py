@@ -11,6 +11,11 @@ from typing import Annotated
 
 import msgspec
 
+from serving.engines.model_inputs import ModelInputs
+from serving.engines.packed_array import PackedArray
+
+MAX_BEAM_WIDTH = 32  # more would hold up everybody else
+
 
 class FinishReason(enum.StrEnum):
     """Why a generation ended, in the words that clients read."""
@@ -21,8 +26,10 @@ class FinishReason(enum.StrEnum):
     CANCELLED = "cancelled"  # the client went away or asked for it, or the server drained
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How one request is sampled. Ranges are enforced by `serving.requests`; an engine may rely on them.
+class SamplingParams(ModelInputs, frozen=True, kw_only=True):
+    """How one request is sampled, beside what it gives to the model. An engine may rely on the ranges.
+
+    They are enforced by `serving.requests`.
 
     Greedy unless `top_k` > 1 or `top_p` > 0, and `temperature` > 0: upstream's default, where 0 means unset. A default
     asks for nothing; what an engine does not honour it leaves out of `EngineInfo.supported`.
@@ -48,16 +55,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     return_log_probs: bool = False  # of the tokens that were chosen
     return_context_logits: bool = False
     return_generation_logits: bool = False
-    beam_width: Annotated[int, msgspec.Meta(ge=1)] = 1
+    beam_width: Annotated[int, msgspec.Meta(ge=1, le=MAX_BEAM_WIDTH)] = 1  # above 1: beam search, read at its end
     length_penalty: float = 1.0  # of beams, as the two below
     early_stopping: bool | None = None
     beam_search_diversity_rate: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     guide_type: str | None = None  # json, json_schema, regex, ebnf_grammar or structural_tag, as upstream's tensor
     guide: str | None = None  # the schema, expression or grammar
-    lora_task_id: int | None = None
-    draft_input_ids: tuple[int, ...] = ()  # to be verified, not generated
     num_draft_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0  # to draft at a time; 0: as the deployment says
-    use_draft_logits: bool = False  # verify drafts by their probabilities, not by their ids
+    use_draft_logits: bool = False  # verify those drafts by their probabilities, not by their ids
     lookahead_window_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     lookahead_ngram_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     lookahead_verification_set_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -97,10 +102,29 @@ class PerfMetrics(msgspec.Struct, frozen=True, array_like=True):
     total_draft_tokens: int | None = 0
 
 
+class Beam(msgspec.Struct, array_like=True):
+    """One of the sequences that a beam search has found."""
+
+    token_ids: list[int]
+    cum_log_prob: float | None = None  # of all its tokens, where the engine knows
+    log_probs: list[float] | None = None  # one for each token, where asked for
+    generation_logits: PackedArray | None = None  # [tokens, vocab], where asked for
+
+
+class ExtraOutputs(msgspec.Struct, array_like=True):
+    """What few requests ask for beside their tokens."""
+
+    beams: list[Beam] | None = None  # the best first, with the last chunk, whose tokens are the best beam's
+    context_logits: PackedArray | None = None  # [prompt tokens, vocab], once
+    generation_logits: PackedArray | None = None  # [tokens of this chunk, vocab]
+    context_phase_params: bytes | None = None  # with the last chunk
+
+
 class TokenChunk(msgspec.Struct, array_like=True):
     """New tokens of one request, at most one chunk for each request and step.
 
-    The chunk with a `finish_reason` or an `error` is the last of its request. The end token is part of `token_ids`.
+    The chunk with a `finish_reason` or an `error` is the last of its request, and of a beam search the only one. The
+    end token is part of `token_ids`.
     """
 
     key: int
@@ -109,6 +133,7 @@ class TokenChunk(msgspec.Struct, array_like=True):
     error: str | None = None  # the text of a ServingError, token and all
     log_probs: list[float] | None = None  # one for each of `token_ids`, where asked for
     perf: PerfMetrics | None = None  # with the last chunk, where the engine knows
+    extras: ExtraOutputs | None = None
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +147,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int
     max_num_seqs: int
     supported: frozenset[str]  # fields of SamplingParams that it honours; others are refused by name
-    why_not: dict[str, str] = {}  # the reason and the way out, for some of the others
+    why_not: dict[str, str] = {}  # the reason and the way out, for the others
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

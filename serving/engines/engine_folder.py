@@ -35,6 +35,8 @@ class _Build(msgspec.Struct):
     max_seq_len: int
     max_batch_size: int
     max_num_tokens: int
+    max_beam_width: int = 1
+    gather_context_logits: bool = False
     plugin_config: _Plugins = msgspec.field(default_factory=_Plugins)
 
 
@@ -77,6 +79,8 @@ def load_engine_folder(spec: TensorRtEngineSpec) -> EngineFolder:
         ("max_seq_len", spec.max_seq_len - 1, build.max_input_len),  # any of its prompts
         ("max_num_seqs", spec.max_num_seqs, build.max_batch_size),
         ("max_num_batched_tokens", spec.max_num_batched_tokens, build.max_num_tokens),
+        ("max_beam_width", spec.max_beam_width, build.max_beam_width),
+        ("is_gathering_context_logits", spec.is_gathering_context_logits, build.gather_context_logits),
     ):
         if wanted > built:
             raise SpecError(

@@ -17,32 +17,21 @@ from serving.engines.base import (
     Engine,
     EngineInfo,
     EngineStats,
+    ExtraOutputs,
     GenerationRequest,
     PerfMetrics,
     SamplingParams,
     TokenChunk,
 )
 from serving.engines.model_folder import ModelFolder
-from serving.engines.openvino_drafting import (
-    DraftCount,
-    num_drafts_of,
-    refuse_undraftable,
-    set_drafting,
-    unsupported_with,
-)
-from serving.engines.openvino_guides import (
-    GUIDE_FIELDS,
-    TOKENIZER_FILE,
-    WITHOUT_TOKENIZER,
-    GuideCompiler,
-    refuse_unguidable,
-)
+from serving.engines.openvino_beams import as_beam, best_first, refuse_unsearchable
+from serving.engines.openvino_capabilities import CAPABILITIES
+from serving.engines.openvino_drafting import DraftCount, num_drafts_of, refuse_undraftable, set_drafting
+from serving.engines.openvino_guides import GuideCompiler, refuse_unguidable
 from serving.engines.openvino_pipeline import (
     FINISH_REASONS,
     IGNORED,
     KV_BLOCK_TOKENS,
-    SUPPORTED,
-    WHY_NOT,
     Handle,
     generation_config,
     load_pipeline,
@@ -107,9 +96,7 @@ class OpenVinoEngine(Engine):
         self._spec = spec
         self._pipeline = load_pipeline(spec)
         self._guides = GuideCompiler(model.dir, model.vocab_size)
-        why_not = unsupported_with(spec)
-        if not (model.dir / TOKENIZER_FILE).is_file():
-            why_not |= dict.fromkeys(GUIDE_FIELDS, WITHOUT_TOKENIZER)
+        unmet = CAPABILITIES.unmet(spec)
         self._is_pipeline_empty = True
         self._waiting: deque[_Generation] = deque()
         self._running: dict[int, tuple[Handle, _Generation]] = {}
@@ -126,16 +113,17 @@ class OpenVinoEngine(Engine):
             kv_block_tokens=KV_BLOCK_TOKENS,
             num_kv_blocks=spec.num_kv_blocks,
             max_num_seqs=spec.max_num_seqs,
-            supported=(SUPPORTED | GUIDE_FIELDS) - why_not.keys(),
-            why_not=WHY_NOT | why_not,
+            supported=CAPABILITIES.supported - unmet.keys(),
+            why_not={**CAPABILITIES.why_not, **unmet},
         )
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request; the first step with room for it hands it to the pipeline."""
         refuse_unservable(request, self.info)
         refuse_unguidable(request.sampling, self.info)
+        refuse_unsearchable(request.sampling, self.info)
         refuse_undraftable(request.sampling, self._spec)
-        self._refuse_too_long_to_draft(request)
+        self._refuse_unfitting(request)
         self._waiting.append(_Generation(request, self._config(request.sampling)))
 
     def cancel(self, key: int) -> None:
@@ -239,7 +227,8 @@ class OpenVinoEngine(Engine):
         Prefills that wait for each other's blocks would never end: OpenVINO preempts for decoding only, and prefix
         caching gives a request the blocks that it shares as soon as it is added.
         """
-        if self._spec.num_draft_tokens:
+        sampled = [generation, *(running for _, running in self._running.values())]
+        if self._spec.num_draft_tokens or any(one.request.sampling.beam_width > 1 for one in sampled):
             return self._has_room_to_the_end(generation)
         if not self._running:
             return True
@@ -260,17 +249,22 @@ class OpenVinoEngine(Engine):
         )
 
     def _max_num_blocks(self, request: GenerationRequest) -> int:
-        """KV blocks that a request may take until its end, with drafts behind it; its last token is never fed back."""
+        """KV blocks that a request may take until its end, with drafts behind it; its last token is never fed back.
+
+        Beams are counted as if they shared nothing.
+        """
         sampling = request.sampling
         num_tokens = len(request.input_ids) + sampling.max_tokens - 1 + num_drafts_of(sampling, self._spec)
-        return -(-num_tokens // KV_BLOCK_TOKENS)
+        return sampling.beam_width * -(-num_tokens // KV_BLOCK_TOKENS)
 
-    def _refuse_too_long_to_draft(self, request: GenerationRequest) -> None:
-        num_blocks, num_drafts = self._max_num_blocks(request), num_drafts_of(request.sampling, self._spec)
-        if num_drafts and num_blocks > self.info.num_kv_blocks:
+    def _refuse_unfitting(self, request: GenerationRequest) -> None:
+        """A request with drafts or beams must fit the KV cache to its end: it is not preempted."""
+        num_drafts, num_beams = num_drafts_of(request.sampling, self._spec), request.sampling.beam_width
+        if (num_drafts or num_beams > 1) and self._max_num_blocks(request) > self.info.num_kv_blocks:
             max_tokens = request.sampling.max_tokens
+            more = f"+ {num_drafts} drafts" if num_drafts else f"in each of {num_beams} beams"
             raise RequestError(
-                f"{len(request.input_ids)} prompt tokens + max_tokens {max_tokens} + {num_drafts} drafts cannot fit "
+                f"{len(request.input_ids)} prompt tokens + max_tokens {max_tokens} {more} cannot fit "
                 f"the KV cache of {self.info.num_kv_blocks} blocks; ask for less or raise engine.num_kv_blocks",
                 field="max_tokens",
                 value=max_tokens,
@@ -278,7 +272,7 @@ class OpenVinoEngine(Engine):
             )
 
     def _has_room_to_the_end(self, generation: _Generation) -> bool:
-        """Whether all that has begun can go on to its end beside it: what OpenVINO preempts while drafting is lost."""
+        """Whether all that has begun can go on to its end beside it: what is preempted while drafting is lost."""
         num_promised = sum(self._max_num_blocks(running.request) for _, running in self._running.values())
         num_leaving = sum(num_blocks for _, num_blocks in self._leaving)
         num_blocks = num_promised + num_leaving + self._max_num_blocks(generation.request)
@@ -310,6 +304,8 @@ class OpenVinoEngine(Engine):
         return chunks, dropped
 
     def _read_chunk(self, handle: Handle, generation: _Generation) -> TokenChunk | None:
+        if generation.request.sampling.beam_width > 1:
+            return self._read_beams(handle, generation)
         key = generation.request.key
         for output in handle.read().values():
             token_ids = output.generated_ids
@@ -327,6 +323,25 @@ class OpenVinoEngine(Engine):
             perf = None if finish_reason is None else self._perf(generation)
             return TokenChunk(key, token_ids, finish_reason, log_probs=log_probs, perf=perf)
         return None
+
+    def _read_beams(self, handle: Handle, generation: _Generation) -> TokenChunk | None:
+        """All at once, in the last step; nothing of a request that was dropped."""
+        outputs = best_first(handle.read().values())
+        if not outputs:
+            return None
+        request = generation.request
+        beams = [as_beam(output, has_log_probs=request.sampling.return_log_probs) for output in outputs]
+        del self._running[request.key]
+        self._num_drops = 0
+        generation.times.note_token()
+        return TokenChunk(
+            request.key,
+            beams[0].token_ids,
+            FINISH_REASONS[outputs[0].finish_reason.value],
+            log_probs=beams[0].log_probs,
+            perf=self._perf(generation),
+            extras=ExtraOutputs(beams),
+        )
 
     def _retry(self, dropped: list[_Generation]) -> list[TokenChunk]:
         """Put dropped requests back to the front of the queue, to go on after their output so far.

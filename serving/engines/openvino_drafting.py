@@ -51,15 +51,6 @@ def set_drafting(config: openvino_genai.GenerationConfig, spec: OpenVinoEngineSp
         config.max_ngram_size = spec.max_ngram_size
 
 
-def unsupported_with(spec: OpenVinoEngineSpec) -> dict[str, str]:
-    """The sampling parameters that do not go together with the deployment's drafting, and why."""
-    if spec.max_ngram_size is not None:
-        return {"min_tokens": "OpenVINO takes end tokens that were looked up, whatever their number; leave it out"}
-    if spec.draft_dir is not None:
-        return {}
-    return {"num_draft_tokens": "nothing drafts here; set engine.draft_dir or engine.max_ngram_size, or leave it out"}
-
-
 def refuse_undraftable(sampling: SamplingParams, spec: OpenVinoEngineSpec) -> None:
     """Raises: RequestError: it is to be sampled, with a draft model, which would change what comes out how often."""
     if spec.draft_dir is not None and not sampling.is_greedy:

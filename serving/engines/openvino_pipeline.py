@@ -16,8 +16,8 @@ import openvino_genai
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import RequestError, SpecError
 from serving.engines.base import FinishReason, SamplingParams
+from serving.engines.openvino_beams import set_beams
 from serving.engines.openvino_drafting import draft_properties, set_drafting
-from serving.engines.request_limits import NO_DRAFT_LOGITS
 
 # Fixed for the CPU, whatever the precision. Source: openvino.genai 2026.4, kv_cache_manager.hpp, cpu_block_size.
 KV_BLOCK_TOKENS = 32
@@ -34,7 +34,8 @@ class Output(Protocol):
     """What one sequence generated since the last read."""
 
     generated_ids: list[int]  # the end token included
-    generated_log_probs: list[float]  # one for each; zeros where not asked for
+    generated_log_probs: list[float]  # one for each; zeros where not asked for, and of beams always there
+    score: float  # of a beam: its log probability over its length to the power of the penalty
     finish_reason: _Enum
 
 
@@ -115,6 +116,11 @@ def _properties(spec: OpenVinoEngineSpec) -> dict[str, object]:
         properties |= {"INFERENCE_NUM_THREADS": spec.num_threads, "sampler_num_threads": spec.num_threads}
     if spec.kv_cache_precision != "auto":
         properties["KV_CACHE_PRECISION"] = spec.kv_cache_precision
+    if spec.lora_file is not None:
+        # Static: the adapter of a pipeline is one for all its requests anyway, and so it costs least.
+        adapter = openvino_genai.Adapter(str(spec.lora_file))
+        mode = openvino_genai.AdapterConfig.Mode.MODE_STATIC
+        properties["adapters"] = openvino_genai.AdapterConfig(adapter, mode=mode)
     return properties
 
 
@@ -131,7 +137,7 @@ class _Row(NamedTuple):
     is_for_greedy: bool = False
 
 
-_ROWS = (
+ROWS = (
     _Row("max_tokens", "max_new_tokens", is_for_greedy=True),
     _Row("min_tokens", "min_new_tokens", unset=0, is_for_greedy=True),
     _Row("temperature", "temperature"),
@@ -142,26 +148,6 @@ _ROWS = (
     _Row("presence_penalty", "presence_penalty", is_for_greedy=True),
     _Row("frequency_penalty", "frequency_penalty", is_for_greedy=True),
     _Row("return_log_probs", "logprobs", unset=False, is_for_greedy=True),
-)
-SUPPORTED = frozenset({row.field for row in _ROWS} | {"end_id", "num_draft_tokens"})
-_NO_MASK = "the sampler of OpenVINO GenAI takes no mask or bias on logits; leave it out or serve with another provider"
-_NO_BEAMS = "OpenVINO GenAI gives beams only at their end; ask for num_return_sequences instead"
-_NO_LOGITS = "OpenVINO GenAI keeps its logits to itself; return_log_probs gives those of the chosen tokens"
-_NO_DECAY = "OpenVINO GenAI keeps top_p as it is; leave it out"
-_DRAFTS = "drafts are the deployment's business: engine.draft_dir or engine.max_ngram_size; leave it out"
-WHY_NOT = (
-    dict.fromkeys(("bad_words", "embedding_bias"), _NO_MASK)
-    | dict.fromkeys(("beam_width", "length_penalty", "early_stopping", "beam_search_diversity_rate"), _NO_BEAMS)
-    | dict.fromkeys(("return_context_logits", "return_generation_logits"), _NO_LOGITS)
-    | dict.fromkeys(("top_p_min", "top_p_decay", "top_p_reset_id"), _NO_DECAY)
-    | dict.fromkeys(
-        ("draft_input_ids", "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"), _DRAFTS
-    )
-    | {
-        "use_draft_logits": NO_DRAFT_LOGITS,
-        "lora_task_id": "OpenVINO GenAI has one set of adapters for all requests of a pipeline; merge the adapter into "
-        "a model and serve that",
-    }
 )
 
 
@@ -181,10 +167,11 @@ def generation_config(
     config = openvino_genai.GenerationConfig()
     config.do_sample = not sampling.is_greedy
     config.rng_seed = secrets.randbits(64)  # its default is the same for every request
-    for row in _ROWS:
+    for row in ROWS:
         value = getattr(sampling, row.field)
         if value != row.unset and (row.is_for_greedy or config.do_sample):
             setattr(config, row.attribute, value)
+    set_beams(config, sampling)
     config.min_new_tokens = min(config.min_new_tokens, sampling.max_tokens)
     _set_end_ids(config, end_ids if sampling.end_id is None else (sampling.end_id,), vocab_size)
     try:

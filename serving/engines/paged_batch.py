@@ -19,17 +19,26 @@ class Sequence:
     tokens: Iterator[int]  # what it will generate
     end_ids: frozenset[int]
     min_num_tokens: int  # an end token counts from here on
+    tokens_per_step: int = 1  # that it decodes; more with speculation
+    num_cached_tokens: int = 0  # of its beginning, that need no prefill; lost when it is preempted
     num_unprocessed: int = 0  # tokens of its prefill that are still to be computed
     num_blocks: int = 0  # none: it is waiting
     num_allocated_blocks: int = 0  # since it came, those of a preempted computation included
     num_free_slots: int = 0  # tokens that still fit into its blocks
+
+    @property
+    def num_next_tokens(self) -> int:
+        """Tokens that it decodes in its next step."""
+        if self.tokens_per_step == 1:
+            return 1
+        return min(self.tokens_per_step, self.max_num_tokens - self.num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
     """What one step computes."""
 
-    decoding: list[Sequence]  # one token each
+    decoding: list[Sequence]  # `num_next_tokens` each
     prefilled: list[Sequence]  # their prefill ends in this step: they get a token, too
     num_prefill_tokens: int
     admitted: list[Sequence]  # their prefill begins in this step
@@ -87,11 +96,18 @@ class PagedBatch:
     def _plan_decoding(self) -> list[Sequence]:
         decoding: list[Sequence] = []
         for sequence in self.running[: self.max_num_batched_tokens]:
-            if sequence is self._prefilling or (sequence.num_free_slots == 0 and not self._grow(sequence)):
+            if sequence is self._prefilling or not self._reserve(sequence, sequence.num_next_tokens):
                 break  # all behind it are preempted as well
-            sequence.num_free_slots -= 1
             decoding.append(sequence)
         return decoding
+
+    def _reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Take slots of a running sequence, growing it where needed; False: it has been preempted."""
+        while sequence.num_free_slots < num_tokens:
+            if not self._grow(sequence):
+                return False
+        sequence.num_free_slots -= num_tokens
+        return True
 
     def _grow(self, sequence: Sequence) -> bool:
         """Give a running sequence one more block; False: there was none to take but its own."""
@@ -107,7 +123,7 @@ class PagedBatch:
         self.num_free_blocks -= 1
         sequence.num_blocks += 1
         sequence.num_allocated_blocks += 1
-        sequence.num_free_slots = self._block_tokens
+        sequence.num_free_slots += self._block_tokens
         return True
 
     def _admit(self) -> Sequence | None:
@@ -123,7 +139,8 @@ class PagedBatch:
         sequence.num_blocks = num_blocks
         sequence.num_allocated_blocks += num_blocks
         sequence.num_free_slots = num_blocks * self._block_tokens - sequence.num_tokens
-        sequence.num_unprocessed = sequence.num_tokens
+        sequence.num_unprocessed = sequence.num_tokens - sequence.num_cached_tokens
+        sequence.num_cached_tokens = 0
         return sequence
 
     def _free(self, sequence: Sequence) -> None:

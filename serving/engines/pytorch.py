@@ -35,6 +35,7 @@ def load_pytorch_engine(spec: PyTorchEngineSpec, model: ModelFolder) -> Engine:
         num_kv_blocks=1,  # upstream tells how many there are
         max_num_seqs=spec.max_num_seqs,
         supported=words.supported,
+        why_not=words.why_not,
     )
     arguments = llm_arguments(spec, upstream, kv_block_tokens=spec.kv_block_tokens)
     return TrtLlmEngine(upstream, arguments, words, info)

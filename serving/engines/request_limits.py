@@ -11,7 +11,7 @@ from serving.engines.base import EngineInfo, GenerationRequest, SamplingParams
 
 _MAX_SHOWN_CHARS = 60
 # Why no provider honours `use_draft_logits`.
-NO_DRAFT_LOGITS = "drafts are verified by their ids alone, which keeps the answer exact; leave it out"
+NO_DRAFT_LOGITS = "what the server drafts is verified by its ids, which keeps the answer exact; leave it out"
 
 
 def refuse_unservable(request: GenerationRequest, info: EngineInfo) -> None:

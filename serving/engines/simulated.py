@@ -4,12 +4,7 @@
 For tests of everything around an engine, and for capacity, overload and autoscaling without a GPU.
 """
 
-import hashlib
-import itertools
-import random
-from array import array
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+import msgspec
 
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.errors import RequestError, SpecError
@@ -17,93 +12,51 @@ from serving.engines.base import (
     Engine,
     EngineInfo,
     EngineStats,
+    ExtraOutputs,
     FinishReason,
     GenerationRequest,
     PerfMetrics,
     SamplingParams,
     TokenChunk,
 )
+from serving.engines.capabilities import Capabilities, Condition
 from serving.engines.clock import Clock, Pace
+from serving.engines.context_phase import check_context_phase, context_phase_of
 from serving.engines.paged_batch import PagedBatch, PlannedStep, Sequence
 from serving.engines.request_limits import NO_DRAFT_LOGITS, refuse_unservable
-from serving.engines.request_times import RequestTimes
-from serving.engines.simulated_drafts import verified, with_errors
-from serving.engines.toy_logits import ToyTokens
+from serving.engines.retained_blocks import RetainedBlocks
+from serving.engines.simulated_request import SimulatedRequest
+from serving.engines.toy_beams import BeamSearch
+from serving.engines.toy_hash import NUM_RESERVED_IDS
+from serving.engines.toy_model import ToyModel
+from serving.engines.toy_output import ToyOutput
 
-# Tokenizers keep their special tokens here; the hash never yields one, so that every output has a text.
-NUM_RESERVED_IDS = 16
-
-# What changes the output of greedy generation too, by entering the hash.
-_HASHED = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-_HASHED_SAMPLED = ("top_p_min", "top_p_decay", "top_p_reset_id")
-# What acts on the logits of `toy_logits`.
-_TOY = ("return_log_probs", "bad_words", "embedding_bias")
-_SUPPORTED = frozenset(
-    {"max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "end_id", "draft_input_ids"}.union(
-        _HASHED, _HASHED_SAMPLED, _TOY
-    )
+_ANOTHER_OUTPUT = Condition("as a change of the output, which does not follow the guide", lambda _: True, "")
+_WHY_NOT = {"use_draft_logits": NO_DRAFT_LOGITS}
+CAPABILITIES = Capabilities(
+    supported=frozenset(SamplingParams.__struct_fields__) - _WHY_NOT.keys(),
+    why_not=_WHY_NOT,
+    conditions={
+        "guide_type": _ANOTHER_OUTPUT,  # it knows no text
+        "guide": _ANOTHER_OUTPUT,
+        # It has nothing that drafts; `serving.speculating_engine` puts a draft engine beside it.
+        "num_draft_tokens": Condition(
+            "with `draft_engine`",
+            lambda _: False,
+            "nothing drafts for it; name a draft_engine in the deployment, or leave it out",
+        ),
+    },
 )
-_NO_TEXT = "it makes token ids by a rule and knows no text that a guide could be about; leave it out"
-_NO_BEAMS = "it follows one sequence of a request; ask for num_return_sequences instead"
-_NO_LOGITS = "it has no logits of every token to return; leave it out"
-_WHY_NOT = {
-    "guide_type": _NO_TEXT,
-    "guide": _NO_TEXT,
-    "return_context_logits": _NO_LOGITS,
-    "return_generation_logits": _NO_LOGITS,
-    "lora_task_id": "it has no weights that an adapter could change; leave it out",
-    "num_draft_tokens": "nothing drafts for it; name a draft_engine in the deployment, or leave it out",
-    "use_draft_logits": NO_DRAFT_LOGITS,
-} | dict.fromkeys(("beam_width", "length_penalty", "early_stopping", "beam_search_diversity_rate"), _NO_BEAMS)
-_DEFAULTS = SamplingParams(max_tokens=1)
-
-
-@dataclass(slots=True)
-class _Running:
-    """A request and what is told of it at its end."""
-
-    sequence: Sequence
-    returns_log_probs: bool
-    draft_ids: tuple[int, ...] = ()  # part of its prefill, until they are verified
-    num_drafts: int = 0
-    num_accepted: int = 0
-    times: RequestTimes = field(default_factory=RequestTimes)
-
-    def next_tokens(self) -> Iterator[int]:
-        """The tokens of a step: one, or with the drafts that are verified now several. `num_tokens` is the caller's."""
-        draft_ids, self.draft_ids = self.draft_ids, ()
-        sequence = self.sequence
-        sequence.num_tokens -= len(draft_ids)
-        sequence.num_free_slots += len(draft_ids)
-        for index, token_id in enumerate(verified(sequence.tokens, draft_ids)):
-            sequence.num_free_slots -= index > 0  # the one before was a draft, and is in the KV cache
-            self.num_accepted += token_id in draft_ids[index : index + 1]
-            yield token_id
-
-    def log_prob(self) -> float:
-        """Of the token that was just taken, where it was asked for."""
-        assert isinstance(self.sequence.tokens, ToyTokens), "who asks for log probabilities gets toy logits"
-        return self.sequence.tokens.log_prob
-
-    def perf(self) -> PerfMetrics | None:
-        """No block is ever reused: there is nothing in them."""
-        num_blocks = self.sequence.num_allocated_blocks
-        return self.times.perf(
-            kv_cache_alloc_new_blocks=num_blocks,
-            kv_cache_reused_blocks=0,
-            kv_cache_alloc_total_blocks=num_blocks,
-            total_accepted_draft_tokens=self.num_accepted,
-            total_draft_tokens=self.num_drafts,
-        )
 
 
 class SimulatedEngine(Engine):
     """Deterministic: a request's tokens depend on itself and the spec, never on its key or its company.
 
     The model has no end token of its own (`info.end_ids` is empty): a request ends at `max_tokens`, or at the `end_id`
-    that it names. `hash` honours sampling in that every parameter changes the output; `echo` has nothing to sample.
-    Bad words, embedding bias and log probabilities are those of `toy_logits`, in both modes. Drafts are part of the
-    prefill, at whose end they are verified.
+    that it names. `hash` honours every parameter in that it changes the output; `echo` has nothing to sample. In both
+    modes bias, bans, probabilities, logits, drafts and beams are those of `toy_logits`. Drafts are part of the
+    prefill, at whose end they are verified. Lookahead guesses right each time: `lookahead_ngram_size` tokens a step,
+    the same ones. Beams share the blocks of one sequence.
     """
 
     def __init__(self, spec: SimulatedEngineSpec, clock: Clock) -> None:
@@ -112,16 +65,19 @@ class SimulatedEngine(Engine):
                 f"engine.vocab_size ({spec.vocab_size}) must be above {NUM_RESERVED_IDS}", field="engine.vocab_size"
             )
         self._spec = spec
+        self._clock = clock
         self._pace = Pace(clock)
-        self._seeds = random.Random(spec.seed)  # for requests that bring none
+        self._model = ToyModel(spec)
         self._batch = PagedBatch(
             max_num_seqs=spec.max_num_seqs,
             max_num_batched_tokens=spec.max_num_batched_tokens,
             num_blocks=spec.num_kv_blocks,
             block_tokens=spec.kv_block_tokens,
         )
-        self._sequences: dict[int, _Running] = {}
+        self._retained = RetainedBlocks(spec.kv_block_tokens)
+        self._sequences: dict[int, SimulatedRequest] = {}
         self._num_steps = 0
+        unmet = CAPABILITIES.unmet(spec)
         self.info = EngineInfo(
             provider=spec.provider,
             vocab_size=spec.vocab_size,
@@ -130,29 +86,19 @@ class SimulatedEngine(Engine):
             kv_block_tokens=spec.kv_block_tokens,
             num_kv_blocks=spec.num_kv_blocks,
             max_num_seqs=spec.max_num_seqs,
-            supported=_SUPPORTED,
-            why_not=_WHY_NOT,
+            supported=CAPABILITIES.supported - unmet.keys(),
+            why_not={**CAPABILITIES.why_not, **unmet},
         )
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request."""
         refuse_unservable(request, self.info)
+        check_context_phase(request)
         if not self._sequences:
             self._pace.restart()
-        sampling, num_prompt_tokens = request.sampling, len(request.input_ids)
-        draft_ids = sampling.draft_input_ids[: sampling.max_tokens - 1]  # one token is always its own
-        sequence = Sequence(
-            key=request.key,
-            num_tokens=num_prompt_tokens + len(draft_ids),
-            max_num_tokens=num_prompt_tokens + sampling.max_tokens,
-            min_num_tokens=num_prompt_tokens + sampling.min_tokens,
-            end_ids=frozenset(self.info.end_ids if sampling.end_id is None else (sampling.end_id,)),
-            tokens=self._output_of(request),
-        )
-        self._sequences[request.key] = _Running(
-            sequence, sampling.return_log_probs, draft_ids, num_drafts=len(draft_ids)
-        )
-        self._batch.add(sequence)
+        running = self._running_of(request)
+        self._sequences[request.key] = running
+        self._batch.add(running.sequence)
 
     def cancel(self, key: int) -> None:
         """Stop a request; its blocks are free at once."""
@@ -162,7 +108,7 @@ class SimulatedEngine(Engine):
     def perf_of(self, key: int) -> PerfMetrics | None:
         """Times and blocks of a running request."""
         running = self._sequences.get(key)
-        return running.perf() if running else None
+        return running.perf(self._spec.kv_block_tokens) if running else None
 
     def step(self) -> list[TokenChunk]:
         """Run one iteration of the batch, which lasts as long as the spec says."""
@@ -173,7 +119,9 @@ class SimulatedEngine(Engine):
             self._sequences[sequence.key].times.note_scheduled()
         self._num_steps += 1
         self._pace.spend_s(self._duration_s(step))
-        return [self._next_tokens(sequence) for sequence in itertools.chain(step.decoding, step.prefilled)]
+        chunks = [self._go_on(sequence, sequence.num_next_tokens) for sequence in step.decoding]
+        chunks += [self._go_on(sequence, 1) for sequence in step.prefilled]
+        return [chunk for chunk in chunks if chunk is not None]
 
     @property
     def has_work(self) -> bool:
@@ -189,30 +137,65 @@ class SimulatedEngine(Engine):
             num_steps=self._num_steps,
             num_used_kv_blocks=batch.num_blocks - batch.num_free_blocks,
             num_kv_blocks=batch.num_blocks,
-            num_preemptions=batch.num_preemptions,
         )
 
-    def _next_tokens(self, sequence: Sequence) -> TokenChunk:
+    def _go_on(self, sequence: Sequence, num_tokens: int) -> TokenChunk | None:
+        """What a request makes in this step; None: nothing to tell yet."""
         running = self._sequences[sequence.key]
-        chunk = TokenChunk(sequence.key, [], log_probs=[] if running.returns_log_probs else None)
-        for token_id in running.next_tokens():
+        running.times.note_token()
+        if running.beams is None:
+            chunk = self._next_tokens(running, num_tokens)
+        elif (found := self._next_position(running, running.beams)) is None:
+            return None
+        else:
+            chunk = found
+        if chunk.finish_reason is not None:
+            self._finish(running, chunk)
+        elif chunk.error is not None:
+            self._forget(sequence)
+        return chunk
+
+    def _next_tokens(self, running: SimulatedRequest, num_tokens: int) -> TokenChunk:
+        sequence = running.sequence
+        chunk = TokenChunk(sequence.key, [])
+        for token_id in running.next_tokens(num_tokens):
+            chunk.token_ids.append(token_id)
             is_end = token_id in sequence.end_ids and sequence.num_tokens >= sequence.min_num_tokens
             sequence.num_tokens += 1
-            chunk.token_ids.append(token_id)
-            if chunk.log_probs is not None:
-                chunk.log_probs.append(running.log_prob())
             if is_end or sequence.num_tokens == sequence.max_num_tokens:
                 chunk.finish_reason = FinishReason.STOP if is_end else FinishReason.LENGTH
                 break
         if not chunk.token_ids:
-            self._forget(sequence)
-            refusal = RequestError("bad_words leave no token to go on with; send fewer", field="bad_words")
-            return TokenChunk(sequence.key, [], error=str(refusal))
-        running.times.note_token()
-        if chunk.finish_reason is not None:
-            chunk.perf = running.perf()
-            self._forget(sequence)
+            return _without_a_token(sequence.key)
+        if running.output is not None:
+            running.output.tell(chunk)
+        running.note_tokens(chunk)
         return chunk
+
+    def _next_position(self, running: SimulatedRequest, search: BeamSearch) -> TokenChunk | None:
+        running.sequence.num_tokens += 1
+        if not search.advance():
+            return None
+        beams = search.beams(self._spec.vocab_size)
+        if not beams:
+            return _without_a_token(running.sequence.key)
+        best = beams[0]
+        extras = ExtraOutputs(beams)
+        if running.output is not None:
+            extras.context_logits = running.output.take_context_logits()
+        running.output_ids = best.token_ids
+        return TokenChunk(
+            running.sequence.key, best.token_ids, search.finish_reason(best), log_probs=best.log_probs, extras=extras
+        )
+
+    def _finish(self, running: SimulatedRequest, chunk: TokenChunk) -> None:
+        request = running.request
+        chunk.perf = running.perf(self._spec.kv_block_tokens)
+        if request.sampling.is_context_only:
+            chunk.extras = chunk.extras or ExtraOutputs()
+            chunk.extras.context_phase_params = context_phase_of(request.input_ids, running.output_ids)
+        self._retained.keep(request.sampling, request.input_ids, running.output_ids, now_s=self._clock.now_s())
+        self._forget(running.sequence)
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.key]
@@ -224,60 +207,41 @@ class SimulatedEngine(Engine):
         decode_us = len(step.decoding) * spec.decode_us_per_seq
         return spec.step_ms * 1e-3 + (prefill_us + decode_us) * 1e-6
 
-    def _output_of(self, request: GenerationRequest) -> Iterator[int]:
-        """What follows the output that the request brings along."""
-        num_prompt_tokens = len(request.input_ids) - request.num_output_ids
-        tokens = self._whole_output_of(request.input_ids[:num_prompt_tokens], request.sampling)
-        for _ in range(request.num_output_ids):
-            next(tokens, None)
-        return tokens
+    def _running_of(self, request: GenerationRequest) -> SimulatedRequest:
+        if request.sampling.is_context_only:
+            sampling = msgspec.structs.replace(request.sampling, max_tokens=1)
+            request = msgspec.structs.replace(request, sampling=sampling)
+        sampling, num_prompt_tokens = request.sampling, len(request.input_ids)
+        # One token is always its own; and beams are searched, whatever was drafted.
+        draft_ids = sampling.draft_input_ids[: sampling.max_tokens - 1] if sampling.beam_width == 1 else ()
+        sequence = Sequence(
+            key=request.key,
+            num_tokens=num_prompt_tokens + len(draft_ids),
+            max_num_tokens=num_prompt_tokens + sampling.max_tokens,
+            min_num_tokens=num_prompt_tokens + sampling.min_tokens,
+            end_ids=frozenset(self.info.end_ids if sampling.end_id is None else (sampling.end_id,)),
+            tokens=self._model.output_of(request),
+            tokens_per_step=sampling.lookahead_ngram_size or 1,
+        )
+        running = SimulatedRequest(request, sequence, draft_ids=draft_ids, num_draft_tokens=len(draft_ids))
+        if isinstance(sequence.tokens, ToyOutput):
+            running.output = sequence.tokens
+            if sampling.beam_width > 1:
+                running.beams = running.output.begin_search(sequence.end_ids)
+        self._skip_prefill(running)
+        return running
 
-    def _whole_output_of(self, prompt: list[int], sampling: SamplingParams) -> Iterator[int]:
-        vocab_size = self._spec.vocab_size
-        vocab = range(NUM_RESERVED_IDS, vocab_size)
-        candidates = self._candidates_of(prompt, sampling)
-        if self._spec.error_rate:
-            candidates = with_errors(candidates, self._spec.error_rate, vocab)
-        if not any(getattr(sampling, name) for name in _TOY):
-            return candidates
-        return ToyTokens(
-            candidates,
-            vocab=vocab,
-            vocab_size=vocab_size,
-            bias=sampling.embedding_bias or {},
-            bad_words=sampling.bad_words,
-            prompt=prompt,
+    def _skip_prefill(self, running: SimulatedRequest) -> None:
+        """What comes from another server, or is still here from another request, is not computed again."""
+        input_ids = running.request.input_ids
+        if running.request.sampling.context_phase_params is not None:
+            running.sequence.num_cached_tokens = len(input_ids) - 1
+            return
+        running.num_reused_tokens = running.sequence.num_cached_tokens = self._retained.num_reusable_tokens(
+            input_ids, num_free_blocks=self._batch.num_free_blocks, now_s=self._clock.now_s()
         )
 
-    def _candidates_of(self, prompt: list[int], sampling: SamplingParams) -> Iterator[int]:
-        if self._spec.mode == "echo":
-            return itertools.cycle(prompt)
-        how: tuple[object, ...] = (self._spec.seed,)
-        if not sampling.is_greedy:
-            seed = self._seeds.getrandbits(64) if sampling.seed is None else sampling.seed
-            how += (seed, sampling.temperature, sampling.top_k, sampling.top_p, *_asked_for(sampling, _HASHED_SAMPLED))
-        how += _asked_for(sampling, _HASHED)
-        return hash_tokens(_digest(how, prompt), self._spec.vocab_size)
 
-
-def hash_tokens(state: int, vocab_size: int) -> Iterator[int]:
-    """An endless sequence of token ids in [NUM_RESERVED_IDS, vocab_size), always the same for one 64-bit `state`.
-
-    Source: Knuth's MMIX generator, the upper bits.
-    """
-    num_ids = vocab_size - NUM_RESERVED_IDS
-    while True:
-        state = (state * 6364136223846793005 + 1442695040888963407) & 0xFFFF_FFFF_FFFF_FFFF
-        yield NUM_RESERVED_IDS + (state >> 33) % num_ids
-
-
-def _asked_for(sampling: SamplingParams, names: Iterable[str]) -> tuple[object, ...]:
-    """Those of the parameters that are not at their defaults, with their names."""
-    values = ((name, getattr(sampling, name)) for name in names)
-    return tuple((name, value) for name, value in values if value != getattr(_DEFAULTS, name))
-
-
-def _digest(how: tuple[object, ...], input_ids: Iterable[int]) -> int:
-    digest = hashlib.blake2b(repr(how).encode(), digest_size=8)
-    digest.update(array("q", input_ids))
-    return int.from_bytes(digest.digest(), "little")
+def _without_a_token(key: int) -> TokenChunk:
+    refusal = RequestError("bad_words leave no token to go on with; send fewer", field="bad_words")
+    return TokenChunk(key, [], error=str(refusal))

@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logits for an engine without a model, so that bias, banned words and log probabilities have something to act on.
+"""The "model" of an engine without one: logits by a rule, so that bias, bans, drafts and probabilities have something
+to act on.
 
-In each step one candidate stands out and all other tokens are alike: the candidate's logit is 6 to 9, depending on its
-id, every other one's is 0. The embedding bias is added, banned tokens are taken out, and the highest logit wins; among
-equals the first from the candidate on, in the order of ids.
+At each position one candidate stands out and all other tokens are alike: the candidate's logit is 6 to 9, depending on
+its id, every other one's is 0. What comes next does not depend on what was chosen, but for bad words. To sample, the
+embedding bias is added, banned tokens are taken out, and the highest logit wins; among equals the first from the
+candidate on, in the order of ids.
 """
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from serving.engines.packed_array import PackedArray
 
 
 class ToyTokens:
-    """An iterator over token ids; `log_prob` is that of the last one.
+    """An iterator over token ids; `log_prob` and `candidate` are of the last one.
 
     Args:
-        candidates: one for each step, endless.
+        candidates: one for each position, endless.
         vocab: ids that may win without a bias of their own.
         vocab_size: ids that share the probability.
         bad_words: token sequences that are never completed, neither in the output nor from the prompt into it.
@@ -38,6 +44,8 @@ class ToyTokens:
         self._bad_words = [(list(word[:-1]), word[-1]) for word in bad_words]
         num_kept = max((len(beginning) for beginning, _ in self._bad_words), default=0)
         self._history = deque(prompt, maxlen=num_kept)
+        self._is_offered = False  # the candidate of the next position has been looked at
+        self.candidate = 0
         self.log_prob = 0.0
 
     def __iter__(self) -> Iterator[int]:
@@ -45,38 +53,131 @@ class ToyTokens:
 
     def __next__(self) -> int:
         """Raises: StopIteration: every token is banned."""
-        candidate = next(self._candidates)
+        best = self.best(1)
+        if not best:
+            raise StopIteration
+        token_id, log_prob = best[0]
+        self._take(token_id, log_prob)
+        return token_id
+
+    def best(self, count: int) -> list[tuple[int, float]]:
+        """The most likely tokens of the next position with their log probabilities; none where all are banned."""
+        candidate, banned, logits = self._logits_here()
+        for neighbour in self._neighbours(candidate, banned, count):
+            logits.setdefault(neighbour, 0.0)
+        if not logits:
+            return []
+        norm = self._norm(banned, logits)
+        order = sorted(logits, key=lambda token_id: (-logits[token_id], (token_id - candidate) % self._vocab_size))
+        return [(token_id, logits[token_id] - norm) for token_id in order[:count]]
+
+    def accept(self, draft_id: int, draft_prob: float | None, threshold: float) -> bool:
+        """Take a draft as the next token if it is what would come, or, with its probability there, likely enough.
+
+        Args:
+            draft_id: the token.
+            draft_prob: that the draft's model gave it.
+            threshold: the token's own probability must be at least this part of `draft_prob`.
+        """
+        _, banned, logits = self._logits_here()
+        if draft_id in banned:
+            return False
+        log_prob = logits.get(draft_id, 0.0) - self._norm(banned, logits)
+        if draft_prob is None:
+            is_accepted = draft_id in dict(self.best(1))
+        else:
+            is_accepted = math.exp(log_prob) >= threshold * draft_prob
+        if is_accepted:
+            self._take(draft_id, log_prob)
+        return is_accepted
+
+    def _logits_here(self) -> tuple[int, set[int], dict[int, float]]:
+        """The candidate, what is banned, and the logits that are not 0, with the bias."""
+        candidate = self._candidate_here()
         banned = self._banned()
         logits = {token_id: bias for token_id, bias in self._bias.items() if token_id not in banned}
         if candidate not in banned:
-            logits[candidate] = logits.get(candidate, 0.0) + _peak(candidate)
-        if (neighbour := self._neighbour(candidate, banned)) is not None:
-            logits.setdefault(neighbour, 0.0)
-        if not logits:
-            raise StopIteration
-        token_id = min(logits, key=lambda token_id: (-logits[token_id], (token_id - candidate) % self._vocab_size))
+            logits[candidate] = logits.get(candidate, 0.0) + peak(candidate)
+        return candidate, banned, logits
+
+    def _norm(self, banned: set[int], logits: Mapping[int, float]) -> float:
         num_others = self._vocab_size - len(banned | logits.keys())
-        self.log_prob = logits[token_id] - _log_sum_exp(logits.values(), num_zeros=num_others)
+        return _log_sum_exp(logits.values(), num_zeros=num_others)
+
+    def fork(self, token_id: int, log_prob: float) -> "ToyTokens":
+        """A copy that has taken a token, behind the same candidates; see `SharedCandidates`."""
+        copy = ToyTokens.__new__(ToyTokens)
+        copy.__dict__ |= self.__dict__ | {"_history": self._history.copy()}
+        if isinstance(self._candidates, SharedCandidates):
+            copy._candidates = self._candidates.fork()
+        copy._take(token_id, log_prob)
+        return copy
+
+    def _candidate_here(self) -> int:
+        if not self._is_offered:
+            self.candidate = next(self._candidates)
+            self._is_offered = True
+        return self.candidate
+
+    def _take(self, token_id: int, log_prob: float) -> None:
+        self._is_offered = False
+        self.log_prob = log_prob
         self._history.append(token_id)
-        return token_id
 
     def _banned(self) -> set[int]:
         """What would complete a bad word now."""
         history = list(self._history)
         return {last for beginning, last in self._bad_words if not beginning or history[-len(beginning) :] == beginning}
 
-    def _neighbour(self, candidate: int, banned: set[int]) -> int | None:
-        """The first token from the candidate on that has no bias and is not banned."""
+    def _neighbours(self, candidate: int, banned: set[int], count: int) -> list[int]:
+        """The first tokens from the candidate on that have no bias and are not banned."""
         ids = self._vocab
         start = candidate - ids.start if candidate in ids else 0
         rotated = (ids[(start + i) % len(ids)] for i in range(len(ids)))
-        return next((i for i in rotated if i not in banned and i not in self._bias), None)
+        free = (i for i in rotated if i not in banned and i not in self._bias)
+        return [token_id for token_id, _ in zip(free, range(count), strict=False)]
 
 
-def _peak(candidate: int) -> float:
+class SharedCandidates:
+    """Candidates that several hypotheses walk along, each at its own place.
+
+    What comes next does not depend on what was chosen, so one list serves all.
+    """
+
+    def __init__(self, candidates: Iterator[int]) -> None:
+        self._source = candidates
+        self._known: list[int] = []
+        self._position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        while len(self._known) <= self._position:
+            self._known.append(next(self._source))
+        self._position += 1
+        return self._known[self._position - 1]
+
+    def fork(self) -> "SharedCandidates":
+        """Another walker at the same place."""
+        copy = SharedCandidates(self._source)
+        copy._known, copy._position = self._known, self._position
+        return copy
+
+
+def peak(candidate: int) -> float:
+    """The logit of a candidate."""
     return 6.0 + candidate % 7 * 0.5
 
 
+def logits_of(candidates: Iterable[int], vocab_size: int) -> PackedArray:
+    """The model's own logits, before bias and bans: ``[candidates, vocab_size] float32``."""
+    ids = list(candidates)
+    rows = np.zeros((len(ids), vocab_size), dtype=np.float32)
+    rows[np.arange(len(ids)), ids] = [peak(candidate) for candidate in ids]
+    return PackedArray.of(rows)
+
+
 def _log_sum_exp(logits: Collection[float], *, num_zeros: int) -> float:
-    highest = max(0.0, *logits)
+    highest = max((0.0, *logits))
     return highest + math.log(math.fsum(math.exp(x - highest) for x in logits) + num_zeros * math.exp(-highest))

@@ -52,6 +52,7 @@ _LLM = (
     Row("max_seq_len", "max_input_len"),  # its own default is 1024
     Row("is_chunked_prefill", "enable_chunked_prefill"),
     Row("guided_decoding_backend", "guided_decoding_backend"),
+    Row("max_beam_width", "max_beam_width"),
 )
 _LLM_OF_TENSORRT = (Row("is_gathering_generation_logits", "gather_generation_logits"),)
 _LLM_OF_PYTORCH = (
@@ -162,6 +163,9 @@ def llm_arguments(spec: TrtLlmSpec, upstream: Upstream, *, kv_block_tokens: int)
     arguments["kv_cache_config"] = upstream.make_config("KvCacheConfig", **kv_cache)
     if spec.lora is not None:
         arguments |= {"enable_lora": True, "lora_config": _lora_config(spec.lora, upstream)}
+    if spec.cache_transceiver is not None:
+        transceiver = _arguments(spec.cache_transceiver, _CACHE_TRANSCEIVER)
+        arguments["cache_transceiver_config"] = upstream.make_config("CacheTransceiverConfig", **transceiver)
     if spec.speculation is not None:
         name, rows = _SPECULATION[spec.speculation.method]
         speculation = _arguments(spec.speculation, rows)
@@ -182,9 +186,6 @@ def _arguments_of_pytorch(spec: PyTorchEngineSpec, upstream: Upstream) -> dict[s
     arguments["moe_config"] = upstream.make_config("MoeConfig", **_arguments(spec, _MOE))
     if not spec.is_cuda_graph:
         arguments["cuda_graph_config"] = None
-    if spec.cache_transceiver is not None:
-        transceiver = _arguments(spec.cache_transceiver, _CACHE_TRANSCEIVER)
-        arguments["cache_transceiver_config"] = upstream.make_config("CacheTransceiverConfig", **transceiver)
     return arguments
 
 

@@ -113,8 +113,7 @@ class TrtLlmEngine(Engine):
 
     def _start(self, request: GenerationRequest) -> None:
         arguments = self._words.call_arguments(request)
-        sampling = request.sampling
-        running = RunningRequest(request.key, self._words.end_ids_of(sampling), sampling.return_log_probs)
+        running = RunningRequest(request.key, self._words.end_ids_of(request.sampling), request.sampling)
 
         def start() -> None:
             running.result = self._llm.generate_async(**arguments)
@@ -168,6 +167,7 @@ class TrtLlmEngine(Engine):
         if new.log_probs is not None:
             chunk.log_probs = (chunk.log_probs or []) + new.log_probs
         chunk.finish_reason, chunk.error, chunk.perf = new.finish_reason, new.error, new.perf
+        chunk.extras = new.extras
         if new.is_last:
             del self._requests[request.key]
 

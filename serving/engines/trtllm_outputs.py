@@ -6,9 +6,11 @@ import time
 from dataclasses import dataclass, field
 
 from ensemble_configs.errors import ServerError
-from serving.engines.base import FinishReason, PerfMetrics
+from serving.engines.base import Beam, ExtraOutputs, FinishReason, PerfMetrics, SamplingParams
+from serving.engines.packed_array import PackedArray
+from serving.engines.trtllm_call_parts import comes_at_once, context_phase_of
 from serving.engines.trtllm_perf import RequestPerfMetrics, read_perf_metrics
-from serving.engines.trtllm_upstream import Completion, Result
+from serving.engines.trtllm_upstream import Completion, Result, Tensor
 
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
@@ -26,6 +28,7 @@ class NewOutput:
     finish_reason: FinishReason | None = None
     error: str | None = None
     perf: PerfMetrics | None = None
+    extras: ExtraOutputs | None = None
 
     @property
     def is_last(self) -> bool:
@@ -39,7 +42,7 @@ class RunningRequest:
 
     key: int
     end_ids: tuple[int, ...]
-    has_log_probs: bool
+    sampling: SamplingParams
     result: Result | None = None
     num_tokens: int = 0  # of its output that have been read
     is_cancelled: bool = False
@@ -63,10 +66,12 @@ class RunningRequest:
         new = NewOutput(output.token_ids[self.num_tokens :])
         self.num_tokens += len(new.token_ids)
         self.metrics, self.last_token_time_ns = output.request_perf_metrics, time.time_ns()
-        if self.has_log_probs and not self.is_cancelled:
+        if self.sampling.return_log_probs and not self.is_cancelled:
             new.log_probs = _log_probs(output, new.token_ids)
         if result.finished:
             self._end(new, output)
+            if new.error is None and not self.is_cancelled:
+                new.extras = self._extras(result)
         return new if new.token_ids or new.is_last else None
 
     def _end(self, new: NewOutput, output: Completion) -> None:
@@ -74,12 +79,42 @@ class RunningRequest:
         new.finish_reason = _FINISH_REASONS.get(output.finish_reason or "")
         if new.finish_reason is None:
             new.error = str(ServerError(f"TensorRT-LLM ended this request: {output.finish_reason}"))
-        elif new.finish_reason is FinishReason.STOP and not self._has_end_token(output.token_ids):
-            # A compiled engine keeps the end token to itself; the seam has it in the output.
-            end_id = output.stop_reason if isinstance(output.stop_reason, int) else self.end_ids[0]
-            new.token_ids = [*new.token_ids, end_id]
+        else:
+            end_ids = self._kept_end_ids(output)
+            new.token_ids = [*new.token_ids, *end_ids]
             if new.log_probs is not None:
-                new.log_probs.append(math.nan)  # upstream tells none for it
+                new.log_probs += [math.nan] * len(end_ids)  # upstream tells none for it
+
+    def _extras(self, result: Result) -> ExtraOutputs | None:
+        sampling = self.sampling
+        if not comes_at_once(sampling) and not sampling.is_context_only:
+            return None
+        params = result.outputs[0].disaggregated_params
+        extras = ExtraOutputs(
+            context_logits=_packed(result.context_logits) if sampling.return_context_logits else None,
+            context_phase_params=context_phase_of(params) if sampling.is_context_only and params else None,
+        )
+        if sampling.beam_width > 1:
+            extras.beams = [self._beam(output) for output in result.outputs]
+        elif sampling.return_generation_logits:
+            extras.generation_logits = _packed(result.outputs[0].generation_logits)
+        return extras
+
+    def _beam(self, output: Completion) -> Beam:
+        sampling, end_ids = self.sampling, self._kept_end_ids(output)
+        log_probs = _log_probs(output, output.token_ids) if sampling.return_log_probs else None
+        return Beam(
+            [*output.token_ids, *end_ids],
+            output.cumulative_logprob,
+            None if log_probs is None else log_probs + [math.nan] * len(end_ids),
+            _packed(output.generation_logits) if sampling.return_generation_logits else None,
+        )
+
+    def _kept_end_ids(self, output: Completion) -> list[int]:
+        """The end token, where a compiled engine has kept it to itself; the seam has it in the output."""
+        if output.finish_reason != "stop" or self._has_end_token(output.token_ids):
+            return []
+        return [output.stop_reason if isinstance(output.stop_reason, int) else self.end_ids[0]]
 
     def _has_end_token(self, token_ids: list[int]) -> bool:
         return bool(token_ids) and token_ids[-1] in self.end_ids
@@ -104,3 +139,9 @@ def _log_prob(row: object, token_id: int) -> float:
     if not isinstance(row, dict) or token_id not in row:
         raise UnreadableOutput(f"TensorRT-LLM gave no log probability of token {token_id}", field="return_log_probs")
     return float(row[token_id].logprob)
+
+
+def _packed(logits: Tensor | None) -> PackedArray:
+    if logits is None:
+        raise UnreadableOutput("TensorRT-LLM gave no logits; leave return_*_logits out", field="logits")
+    return PackedArray.of(logits.float().cpu().numpy())

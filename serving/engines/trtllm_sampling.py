@@ -7,67 +7,15 @@
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-from ensemble_configs.engine_specs import EagleSpec, PyTorchEngineSpec
+from ensemble_configs.engine_specs import EagleSpec
 from ensemble_configs.errors import RequestError
 from serving.engines.base import GenerationRequest, SamplingParams
-from serving.engines.request_limits import NO_DRAFT_LOGITS
 from serving.engines.trtllm_arguments import LOOKAHEAD, TrtLlmSpec
+from serving.engines.trtllm_call_parts import call_parts, comes_at_once
+from serving.engines.trtllm_capabilities import why_not_here
+from serving.engines.trtllm_sampling_rows import ARGUMENTS, ROWS
 from serving.engines.trtllm_upstream import Upstream
-
-
-class _Row(NamedTuple):
-    field: str  # of SamplingParams
-    argument: str  # of upstream's SamplingParams
-    unset: object = None  # the value that leaves upstream's own default, which means the same
-    is_for_greedy: bool = True
-    needs_trtllm_sampler: bool = False  # in PyTorch: TorchSampler of 1.2 does not read it
-
-
-_ROWS = (
-    _Row("max_tokens", "max_tokens"),
-    _Row("min_tokens", "min_tokens", unset=0),
-    _Row("temperature", "temperature", is_for_greedy=False),
-    _Row("top_k", "top_k", unset=0, is_for_greedy=False),
-    _Row("top_p", "top_p", unset=0.0, is_for_greedy=False),
-    _Row("seed", "seed", is_for_greedy=False, needs_trtllm_sampler=True),
-    _Row("top_p_min", "top_p_min", unset=0.0, is_for_greedy=False, needs_trtllm_sampler=True),
-    _Row("top_p_decay", "top_p_decay", unset=1.0, is_for_greedy=False, needs_trtllm_sampler=True),
-    _Row("top_p_reset_id", "top_p_reset_ids", is_for_greedy=False, needs_trtllm_sampler=True),
-    _Row("repetition_penalty", "repetition_penalty", unset=1.0, needs_trtllm_sampler=True),
-    _Row("presence_penalty", "presence_penalty", unset=0.0, needs_trtllm_sampler=True),
-    _Row("frequency_penalty", "frequency_penalty", unset=0.0, needs_trtllm_sampler=True),
-)
-
-# Fields that take more than a name, by the argument that they need; the methods of SamplingWords below make it.
-_MADE = {
-    "end_id": "end_id",
-    "bad_words": "bad_token_ids",
-    "embedding_bias": "embedding_bias",
-    "return_log_probs": "logprobs",
-    "guide_type": "guided_decoding",
-    "guide": "guided_decoding",
-    "lookahead_window_size": "lookahead_config",
-    "lookahead_ngram_size": "lookahead_config",
-    "lookahead_verification_set_size": "lookahead_config",
-}
-
-# Arguments of generate_async itself; which of them there are depends on the version (`priority` came with 1.3).
-_CALL = {"lora_task_id": "lora_request", "priority": "priority"}
-
-_NO_CHANNEL = "the seam carries one sequence of tokens and their log probabilities, nothing else"
-REFUSED = {
-    "return_context_logits": _NO_CHANNEL,
-    "return_generation_logits": _NO_CHANNEL,
-    "beam_width": _NO_CHANNEL,
-    "length_penalty": "it is of beams",
-    "early_stopping": "it is of beams",
-    "beam_search_diversity_rate": "it is of beams",
-    "draft_input_ids": "the LLM API takes no drafts from outside; the executor's own bindings did",
-    "use_draft_logits": NO_DRAFT_LOGITS,
-    "num_draft_tokens": "the LLM API takes a draft's length when it loads a model: engine.speculation; leave it out",
-}
 
 _LOOKAHEAD_FIELDS = {f"lookahead_{row.field}": row.argument for row in LOOKAHEAD}
 _GUIDES: dict[str, tuple[str, bool]] = {  # by our guide_type: upstream's argument, and whether it takes the guide
@@ -87,26 +35,9 @@ class SamplingWords:
         self._upstream = upstream
         self._end_ids = end_ids
         self._vocab_size = vocab_size
-        self.supported = self._supported()
-
-    def _supported(self) -> frozenset[str]:
-        spec, upstream = self._spec, self._upstream
-        is_torch_sampler = isinstance(spec, PyTorchEngineSpec) and spec.sampler == "torch"
-        arguments = {row.field: row.argument for row in _ROWS if not (is_torch_sampler and row.needs_trtllm_sampler)}
-        arguments |= _MADE
-        missing = {field for field, argument in arguments.items() if argument not in upstream.sampling_arguments}
-        if is_torch_sampler:
-            missing.add("bad_words")
-        if not isinstance(spec, PyTorchEngineSpec) and not spec.is_gathering_generation_logits:
-            missing.add("return_log_probs")
-        if spec.guided_decoding_backend is None:
-            missing |= {"guide_type", "guide"}
-        if spec.speculation is None or spec.speculation.method != "lookahead":
-            missing |= set(_LOOKAHEAD_FIELDS)
-        calls = {field for field, argument in _CALL.items() if argument in upstream.call_arguments}
-        if spec.lora is None:
-            calls.discard("lora_task_id")
-        return frozenset(arguments.keys() - missing | calls)
+        known = upstream.sampling_arguments | upstream.call_arguments
+        self.why_not = why_not_here(spec, known, upstream.version)
+        self.supported = frozenset(ARGUMENTS) - self.why_not.keys()
 
     def end_ids_of(self, sampling: SamplingParams) -> tuple[int, ...]:
         """The tokens that end this request."""
@@ -120,18 +51,25 @@ class SamplingWords:
             RequestError: a value that upstream cannot honour, though it honours the parameter.
         """
         sampling = request.sampling
+        self._refuse_beams_beyond_the_engine(sampling)
         self._refuse_sampling_beside_greedy_drafts(sampling)
         params = self._row_arguments(sampling) | self._end_arguments(sampling) | self._made_arguments(sampling)
         arguments: dict[str, object] = {
             "inputs": {"prompt_token_ids": request.input_ids},
             "sampling_params": self._checked(lambda: self._upstream.make_sampling_params(**params)),
-            "streaming": True,
+            "streaming": not comes_at_once(sampling),
         }
         if sampling.lora_task_id is not None:
             arguments["lora_request"] = self._lora_request(sampling.lora_task_id)
+        arguments |= call_parts(sampling, self._upstream)
         if "priority" in self.supported and hasattr(sampling, "priority"):
             arguments["priority"] = sampling.priority
         return arguments
+
+    def _refuse_beams_beyond_the_engine(self, sampling: SamplingParams) -> None:
+        limit = self._spec.max_beam_width
+        if sampling.beam_width > limit:
+            raise self._refusal("beam_width", sampling.beam_width, f"1 to {limit}, engine.max_beam_width")
 
     def _refuse_sampling_beside_greedy_drafts(self, sampling: SamplingParams) -> None:
         speculation = self._spec.speculation
@@ -152,13 +90,19 @@ class SamplingWords:
     def _row_arguments(self, sampling: SamplingParams) -> dict[str, object]:
         is_greedy = sampling.is_greedy
         arguments: dict[str, object] = {}
-        for row in _ROWS:
+        for row in ROWS:
             value = getattr(sampling, row.field)
             if value != row.unset and (row.is_for_greedy or not is_greedy):
                 arguments[row.argument] = value
         arguments |= {"detokenize": False, "return_perf_metrics": True}
+        if sampling.early_stopping is not None:
+            arguments["early_stopping"] = int(sampling.early_stopping)
+        if sampling.beam_width > 1:
+            arguments |= {"use_beam_search": True, "best_of": sampling.beam_width, "n": sampling.beam_width}
         if "min_tokens" in arguments:
             arguments["min_tokens"] = min(sampling.min_tokens, sampling.max_tokens)
+        if sampling.is_context_only:
+            arguments["max_tokens"] = 1
         if is_greedy:
             arguments["top_k"] = 1
         elif sampling.seed is None and "seed" in self.supported:

@@ -9,9 +9,32 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ensemble_configs.errors import SpecError
+from serving.engines.packed_array import Array
 from serving.engines.trtllm_perf import RequestPerfMetrics
 
 Make = Callable[..., object]
+
+
+class Tensor(Protocol):
+    """torch's, on a GPU or not."""
+
+    def float(self) -> "Tensor":
+        """As float32."""
+
+    def cpu(self) -> "Tensor":
+        """In this machine's memory."""
+
+    def numpy(self) -> Array:
+        """As an array; not of bfloat16."""
+
+
+class Disaggregated(Protocol):
+    """DisaggregatedParams: what the server of the prefill gives to that of the decode."""
+
+    first_gen_tokens: list[int] | None
+    ctx_request_id: int | None
+    opaque_state: bytes | None
+    draft_tokens: list[int] | None
 
 
 class Completion(Protocol):
@@ -21,13 +44,17 @@ class Completion(Protocol):
     logprobs: Sequence[object]  # for each token a dict of Logprob by token id, or a float
     finish_reason: str | None  # stop, length, timeout, cancelled
     stop_reason: int | str | None  # which of `stop_token_ids`; None for `end_id`
+    cumulative_logprob: float | None  # where log probabilities were asked for
+    generation_logits: Tensor | None  # [tokens, vocab], where asked for
+    disaggregated_params: Disaggregated | None  # of a context-only request
     request_perf_metrics: RequestPerfMetrics | None
 
 
 class Result(Protocol):
     """RequestOutput: iterated asynchronously, it gives itself after every change."""
 
-    outputs: Sequence[Completion]
+    outputs: Sequence[Completion]  # the beams, the best first; one without beam search
+    context_logits: Tensor | None  # [prompt tokens, vocab], where asked for
     finished: bool
 
     def abort(self) -> None:
@@ -58,6 +85,9 @@ class Upstream:
     make_sampling_params: Make
     make_guided_decoding_params: Make
     make_lora_request: Make
+    make_retention_config: Make
+    make_retention_range: Make
+    make_disaggregated_params: Make
     make_tensor: Callable[[list[float]], object]  # torch's, float32; upstream brings it
     request_error: type[Exception]  # of one request; what else is raised means that the executor is broken
     configs: object  # the module with KvCacheConfig and all other parts of the LLM's arguments
@@ -91,12 +121,16 @@ def load_upstream(llm_module: str) -> Upstream:
     sampling = importlib.import_module("tensorrt_llm.sampling_params")
     executor = importlib.import_module("tensorrt_llm.executor")
     torch = importlib.import_module("torch")
+    retention_config = importlib.import_module("tensorrt_llm.bindings.executor").KvCacheRetentionConfig
     return Upstream(
         version=installed_version(),
         make_llm=llm,
         make_sampling_params=sampling.SamplingParams,
         make_guided_decoding_params=sampling.GuidedDecodingParams,
         make_lora_request=executor.LoRARequest,
+        make_retention_config=retention_config,
+        make_retention_range=retention_config.TokenRangeRetentionConfig,
+        make_disaggregated_params=importlib.import_module("tensorrt_llm.disaggregated_params").DisaggregatedParams,
         make_tensor=functools.partial(torch.tensor, dtype=torch.float32),
         request_error=executor.RequestError,
         configs=importlib.import_module("tensorrt_llm.llmapi.llm_args"),

@@ -8,6 +8,7 @@ when the test says so, and returns when everything it made has been taken.
 import asyncio
 import contextlib
 import hashlib
+import importlib
 import itertools
 import json
 import threading
@@ -19,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from serving.engines.paged_batch import PagedBatch, PlannedStep, Sequence
-from serving.engines.simulated import hash_tokens
+from serving.engines.toy_hash import hash_tokens
 
 BLOCKS_OF_THE_GPU = 1024  # what the fake's memory fraction comes to
 DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_NUM_TOKENS = 2048, 8192
@@ -92,8 +93,8 @@ class CompletionOutput:
         self.prompt_logprobs: list[dict[int, Any]] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
-        self.generation_logits = None
-        self.disaggregated_params = None
+        self.generation_logits: Any = None
+        self.disaggregated_params: Any = None
         self.request_perf_metrics: Any = None
 
 
@@ -111,15 +112,15 @@ class RequestOutput:
     """A request; iterating gives the request itself again, each time with more tokens."""
 
     prompt = None
-    context_logits = None
+    context_logits: Any = None
 
     def __init__(
-        self, number: int, prompt_token_ids: list[int], executor: "Executor", output: CompletionOutput
+        self, number: int, prompt_token_ids: list[int], executor: "Executor", outputs: list[CompletionOutput]
     ) -> None:
         self._number = number
         self._prompt_token_ids = prompt_token_ids
         self._executor = executor
-        self._outputs = [output]
+        self._outputs = outputs
         self._is_done = False
         self._loop = asyncio.get_running_loop()  # as upstream, which makes no asynchronous queue without one
         self._queue: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
@@ -208,8 +209,12 @@ def _now() -> timedelta:
 
 
 class _Running:
-    def __init__(self, number: int, result: RequestOutput, params: Any, sequence: Sequence, error: type) -> None:
+    def __init__(
+        self, number: int, result: RequestOutput, params: Any, sequence: Sequence, error: type, given: dict[str, Any]
+    ) -> None:
         self.number, self.result, self.params, self.sequence, self.error = number, result, params, sequence, error
+        self.given = given
+        self.held: list[int] = []  # until the end, of one that does not stream
         self.is_aborted = False
         self.times = [_now()]  # of its arrival, first iteration and first token
 
@@ -222,6 +227,7 @@ class Executor:
     def __init__(self, args: Any, *, backend: str) -> None:
         config = _config_of(args)
         self.args, self.backend = args, backend
+        self._torch = importlib.import_module("torch")
         build = config.get("build_config", {})
         self.vocab_size = config.get("vocab_size") or config["pretrained_config"]["vocab_size"]
         kv = args.kv_cache_config
@@ -260,14 +266,18 @@ class Executor:
         params, prompt = given["sampling_params"], given["inputs"]["prompt_token_ids"]
         if params is None or (params.end_id is None and self.args.skip_tokenizer_init):
             raise ValueError("without a tokenizer sampling_params.end_id must be set")
-        if not given["streaming"]:
-            raise NotImplementedError("the fake streams")
+        num_beams = params.n if params.use_beam_search else 1
+        if num_beams > (self.args.max_beam_width or 1):
+            raise ValueError(f"{num_beams} beams > max_beam_width {self.args.max_beam_width}")
+        if params.n != 1 and not params.use_beam_search:
+            raise NotImplementedError("the fake samples one sequence of a request")
         with self._changed:
             if self.death is not None:
                 raise RuntimeError("the executor is shut down")
             self.calls.append(given)
             number = next(self._numbers)
-            result: RequestOutput = output_class(number, prompt, self, completion_class())
+            completions = [completion_class() for _ in range(num_beams)]
+            result: RequestOutput = output_class(number, prompt, self, completions)
             ends = {params.end_id, *(params.stop_token_ids or ())} - {None, -1}
             sequence = Sequence(
                 key=number,
@@ -277,7 +287,7 @@ class Executor:
                 end_ids=frozenset() if params.ignore_eos else frozenset(ends),
                 tokens=self._tokens(prompt, params),
             )
-            self._running[number] = _Running(number, result, params, sequence, error)
+            self._running[number] = _Running(number, result, params, sequence, error, given)
             self.batch.add(sequence)
             self._changed.notify_all()
         return result
@@ -390,17 +400,20 @@ class Executor:
             self._finish(running, [token] if is_kept else [], "stop", None if token == running.params.end_id else token)
         elif sequence.num_tokens == sequence.max_num_tokens:
             self._finish(running, [token], "length")
+        elif not running.given["streaming"]:
+            running.held.append(token)
         else:
             self._deliver(running, self._grower(running, [token]))
 
     def _finish(self, running: _Running, tokens: list[int], reason: str, stop_reason: int | None = None) -> None:
-        grow = self._grower(running, tokens, is_last=True)
+        grow = self._grower(running, running.held + tokens, is_last=True)
         self._forget(running)
 
         def end() -> None:
             grow()
-            running.result.outputs[0].finish_reason = reason
-            running.result.outputs[0].stop_reason = stop_reason
+            for output in running.result.outputs:
+                output.finish_reason, output.stop_reason = reason, stop_reason
+            self._tell_more(running)
             running.result.end()
 
         self._deliver(running, end)
@@ -425,17 +438,37 @@ class Executor:
         perf = _perf_metrics(running, running.sequence.num_blocks, is_last=is_last) if has_perf else None
 
         def grow() -> None:
-            output = running.result.outputs[0]
-            output.token_ids.extend(tokens)
-            output.request_perf_metrics = perf
-            if running.params.logprobs and not self.is_without_log_probs:
-                if not self.are_log_probs_of_all_tokens:
-                    output.logprobs.clear()
-                output.logprobs.extend(
-                    {token: _Logprob(-token / 1000, 2), token + 1: _Logprob(-0.001, 1)} for token in tokens
-                )
+            for index, output in enumerate(running.result.outputs):
+                ids = [token + index for token in tokens]  # beams differ in every token
+                output.token_ids.extend(ids)
+                output.request_perf_metrics = perf
+                if running.params.logprobs and not self.is_without_log_probs:
+                    if not self.are_log_probs_of_all_tokens:
+                        output.logprobs.clear()
+                    output.logprobs.extend(
+                        {token: _Logprob(-token / 1000, 2), token + 1: _Logprob(-0.001, 1)} for token in ids
+                    )
+                    output.cumulative_logprob = (output.cumulative_logprob or 0.0) - sum(ids) / 1000
 
         return grow
+
+    def _tell_more(self, running: _Running) -> None:
+        """What comes with the last output only."""
+        result, params, prompt = running.result, running.params, running.result.prompt_token_ids
+        if params.return_context_logits:
+            result.context_logits = self._logits(prompt)
+        for output in result.outputs:
+            if params.return_generation_logits:
+                output.generation_logits = self._logits(output.token_ids)
+        if (phase := running.given["disaggregated_params"]) and phase.request_type == "context_only":
+            told = {"first_gen_tokens": result.outputs[0].token_ids[:1], "ctx_request_id": running.number}
+            result.outputs[0].disaggregated_params = type(phase)(
+                request_type="context_only", opaque_state=bytes(prompt[:1]), **told
+            )
+
+    def _logits(self, token_ids: list[int]) -> Any:
+        rows = [[float(i == token) for i in range(self.vocab_size)] for token in token_ids]
+        return self._torch.tensor(rows, dtype=self._torch.float32)
 
     def _tokens(self, prompt: list[int], params: Any) -> Iterator[int]:
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)

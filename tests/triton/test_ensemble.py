@@ -135,17 +135,12 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     "stop words that are numbers": ({"stop_words": np.array([[5]], dtype=np.int32)}, "data-type is 'INT32'"),
     "wrong shape": ({"max_tokens": np.array([[5, 6]], dtype=np.int32)}, "unexpected shape for input 'max_tokens'"),
     "a batch of prompts": (TWO_PROMPTS, "[INVALID_ARG field=text_input value=2]"),
-    "logits, which it has none of": ({"return_context_logits": True}, "provider=simulated] return_context_logits"),
-    "read by preprocessing, unsupported": (
-        {"decoder_text_input": "x"},
-        "[INVALID_ARG field=decoder_text_input] decoder_text_input is not",
-    ),
     "a bias without its weight": (
         {"embedding_bias_words": ["x"]},
         "[INVALID_ARG field=embedding_bias_weights value=0] embedding_bias_words has 1 words",
     ),
-    "no engine has it": ({"prompt_vocab_size": 3}, "[INVALID_ARG field=prompt_vocab_size value=3 provider"),
-    "beams, which it has none of": ({"beam_width": 4}, "[INVALID_ARG field=beam_width value=4 provider"),
+    "a size without its table": ({"prompt_vocab_size": 3}, "[INVALID_ARG field=prompt_vocab_size]"),
+    "beams in a stream": ({"beam_width": 4, "stream": True}, "[INVALID_ARG field=beam_width value=4] beam_width (4)"),
     "a penalty out of range": (
         {"presence_penalty": 2.5},
         "[INVALID_ARG field=presence_penalty value=2.5] presence_penalty must be -2 to 2",

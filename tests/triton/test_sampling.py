@@ -112,7 +112,7 @@ def test_bad_words_are_kept_out_and_biased_ones_come(simulated: RunningServer, m
     ("asked", "field"),
     [
         ({"bad_words": ["Paris"]}, "bad_words"),
-        ({"embedding_bias_words": ["Paris"], "embedding_bias_weights": [1.0]}, "embedding_bias"),
+        ({"embedding_bias_words": ["Paris"], "embedding_bias_weights": [1.0]}, "embedding_bias_words"),
     ],
 )
 def test_what_openvino_cannot_do_is_refused_with_its_name_and_the_reason(
@@ -139,11 +139,23 @@ def test_a_guide_shapes_the_text_and_a_bad_one_fails_alone(openvino: RunningServ
     assert texts(openvino, model, **guided) == [text]
 
 
-def test_the_simulated_engine_refuses_a_guide_and_says_why(simulated: RunningServer, model: str) -> None:
-    guided = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "a+"}
-    with pytest.raises(StreamFailed, match="knows no text that a guide could be about") as failure:
-        list(stream(simulated.url, model, ASK | guided))
-    assert "field=guided_decoding_guide_type value=regex provider=simulated]" in str(failure.value)
+def test_beams_of_a_model_come_the_best_first(openvino: RunningServer, model: str) -> None:
+    search = {
+        "beam_width": 3,
+        "length_penalty": np.array([[0.0]], dtype=np.float32),
+        "return_log_probs": True,
+        "max_tokens": 12,
+    }
+    [response] = stream(openvino.url, model, ASK | search)
+    assert response["text_output"].shape == (3,)
+    assert len({text.decode() for text in response["text_output"]}) > 1
+    sums = response["cum_log_probs"][0].tolist()
+    assert sums == sorted(sums, reverse=True)
+
+
+def test_a_guide_changes_what_the_simulated_engine_makes_and_no_more(simulated: RunningServer, model: str) -> None:
+    guided: dict[str, object] = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "a+"}
+    assert texts(simulated, model, **guided) == texts(simulated, model, **guided) != texts(simulated, model)
 
 
 def test_a_draft_model_changes_nothing_but_what_it_saves(

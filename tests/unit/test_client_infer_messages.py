@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests as tensors: by the contract's table, as tritonclient encodes them, and refused where they do not fit."""
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,9 @@ def test_every_field_is_an_input_of_the_contract() -> None:
 def test_every_option_that_the_server_reads_is_a_field() -> None:
     options = {row.ensemble for row in CLIENT_INPUTS if row.field}
 
-    assert options - OLD_NAMES <= set(GenerateRequest.__struct_fields__)
+    arrays = {"prompt_embedding_table", "prompt_vocab_size", "prompt_table_extra_id", "lora_weights", "lora_config"}
+
+    assert options - OLD_NAMES - arrays <= set(GenerateRequest.__struct_fields__)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +108,23 @@ def test_a_value_that_its_tensor_cannot_hold_is_refused_by_name(field: str, valu
         encode(GenerateRequest(**fields))
 
     assert caught.value.facts["field"] == field
+
+
+def test_of_beams_every_text_is_there_and_the_best_ones_numbers() -> None:
+    message = service_pb2.ModelStreamInferResponse()
+    texts = b"".join(len(text).to_bytes(4, "little") + text for text in (b"best", b"", b"third"))
+    outputs = {
+        "text_output": texts,
+        "cum_log_probs": struct.pack("<3f", -1, -2, -3),
+        "output_log_probs": struct.pack("<6f", -0.5, -0.5, -1, -1, -1.5, -1.5),
+    }
+    for name, raw in outputs.items():
+        message.infer_response.outputs.add(name=name)
+        message.infer_response.raw_output_contents.append(raw)
+    chunk = decode_chunk(message, is_final=True, received_ns=0)
+    assert chunk is not None
+    assert (chunk.text, chunk.beams) == ("best", ("best", "", "third"))
+    assert (chunk.cum_log_prob, chunk.log_probs) == (-1, (-0.5, -0.5))
 
 
 @pytest.mark.parametrize(

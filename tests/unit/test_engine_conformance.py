@@ -22,8 +22,9 @@ from ensemble_configs.engine_specs import (
     TensorRtEngineSpec,
 )
 from ensemble_configs.errors import RequestError
-from serving.engines.base import Engine, FinishReason, GenerationRequest, PerfMetrics, SamplingParams
+from serving.engines.base import Beam, Engine, FinishReason, GenerationRequest, PerfMetrics, SamplingParams
 from serving.engines.clock import VirtualClock
+from serving.engines.packed_array import PackedArray
 from serving.engines.providers import create_engine
 
 DEMO_MODEL = Path(__file__).parents[2] / "examples/demo_model/openvino/target"
@@ -44,7 +45,8 @@ def openvino(**changes: object) -> Engine:
 
 def tensorrt(**changes: int) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
-        model = {"dir": write_engine(Path(folder)), "is_gathering_generation_logits": True}  # for log probabilities
+        model = {"dir": write_engine(Path(folder), max_beam_width=4), "max_beam_width": 4}
+        model["is_gathering_generation_logits"] = True  # for log probabilities
         spec = {"provider": "tensorrt"} | model | LIMITS | changes
         return stepped(TensorRtEngineSpec.model_validate(spec))
 
@@ -52,7 +54,8 @@ def tensorrt(**changes: int) -> Engine:
 def pytorch(**changes: int) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
         # TorchSampler has no seeds; that it refuses them: test_trtllm_sampling.
-        spec = {"provider": "pytorch", "dir": write_checkpoint(Path(folder)), "sampler": "trtllm"} | LIMITS | changes
+        model = {"dir": write_checkpoint(Path(folder)), "sampler": "trtllm", "max_beam_width": 4}
+        spec = {"provider": "pytorch"} | model | LIMITS | changes
         return stepped(PyTorchEngineSpec.model_validate(spec))
 
 
@@ -91,6 +94,7 @@ class Output:
     num_chunks: int = 0
     log_probs: list[float] = field(default_factory=list)
     perf: PerfMetrics | None = None
+    beams: list[Beam] | None = None
 
     @property
     def is_done(self) -> bool:
@@ -131,6 +135,7 @@ class Session:
             output.finish_reason, output.error, output.perf = chunk.finish_reason, chunk.error, chunk.perf
             assert chunk.log_probs is None or len(chunk.log_probs) == len(chunk.token_ids)
             output.log_probs += chunk.log_probs or []
+            output.beams = None if chunk.extras is None else chunk.extras.beams
             output.num_chunks += 1
         return tokens
 
@@ -377,6 +382,30 @@ def test_every_token_has_a_log_probability_where_asked_for_and_the_tokens_are_th
     assert len({round(log_prob, 3) for log_prob in output.log_probs}) > 1
 
 
+def test_beams_come_once_and_whole_the_best_first(session: Session) -> None:
+    key = session.add(prompt_of(12), 10, beam_width=3, return_log_probs=True)
+    output = session.drain()[key]
+    assert (output.num_chunks, output.finish_reason) == (1, FinishReason.LENGTH)
+    beams = output.beams
+    assert beams is not None
+    assert [len(beam.token_ids) for beam in beams] == [len(beam.log_probs or ()) for beam in beams] == [10] * 3
+    assert len({tuple(beam.token_ids) for beam in beams}) == 3
+    assert output.token_ids == beams[0].token_ids
+    sums = [beam.cum_log_prob or 0.0 for beam in beams]
+    assert sums == sorted(sums, reverse=True)
+    assert sums == pytest.approx([sum(beam.log_probs or ()) for beam in beams], abs=1e-3)
+
+
+def test_a_beam_search_can_be_cancelled_and_hurts_no_other_request(session: Session) -> None:
+    expected = session.tokens_of(prompt_of(8), 20)
+    searching = session.add(prompt_of(12), 60, beam_width=3)
+    other = session.add(prompt_of(8), 20)
+    for _ in range(5):
+        session.step()
+    session.cancel(searching)
+    assert len(session.drain()[other].token_ids) == len(expected)
+
+
 def test_the_last_chunk_tells_when_what_happened(session: Session) -> None:
     before_ns = time.time_ns()
     key = session.add(prompt_of(12), 5)
@@ -420,6 +449,16 @@ ASKED: dict[str, object] = {
     "draft_input_ids": (5,), "num_draft_tokens": 2, "use_draft_logits": True,
     "lookahead_window_size": 2, "lookahead_ngram_size": 2,
     "lookahead_verification_set_size": 2, "repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1,
+    "prompt_embedding_table": PackedArray("float16", (1, 2), bytes(4)), "prompt_vocab_size": 1,
+    "prompt_table_extra_ids": (5,), "lora_weights": PackedArray("float16", (1, 2), bytes(4)),
+    "lora_config": PackedArray("int32", (1, 3), bytes(12)), "draft_acceptance_threshold": 0.5,
+    "draft_logits": PackedArray("float32", (1, 2), bytes(8)), "decoder_input_ids": (5,), "decoder_input_lengths": 1,
+    "encoder_input_features": PackedArray("float16", (1, 2), bytes(4)), "encoder_output_lengths": 1,
+    "cross_attention_mask": PackedArray("bool", (1, 2), bytes(2)), "skip_cross_attn_blocks": True,
+    "mrope_rotary_cos_sin": PackedArray("float32", (2,), bytes(8)), "mrope_position_deltas": 1,
+    "context_phase_params": b"x", "is_context_only": True, "retention_token_range_starts": (0,),
+    "retention_token_range_ends": (-1,), "retention_token_range_priorities": (5,),
+    "retention_token_range_durations_ms": (5,), "retention_decode_priority": 5, "retention_decode_duration_ms": 5,
     "return_log_probs": True, "temperature": 0.5, "top_k": 5, "top_p": 0.5, "seed": 5, "min_tokens": 2, "end_id": 5,
 }  # fmt: skip
 
@@ -428,7 +467,14 @@ def test_the_table_above_has_every_sampling_parameter() -> None:
     assert ASKED.keys() | {"max_tokens"} == set(SamplingParams.__struct_fields__)
 
 
-@pytest.mark.parametrize("name", ASKED)
+# What says nothing alone; tests/unit/test_contract_table.py sends these with what belongs to them.
+NOT_ALONE = {"context_phase_params", "retention_token_range_starts", "retention_token_range_ends"} | {
+    "retention_token_range_priorities",
+    "retention_token_range_durations_ms",
+}
+
+
+@pytest.mark.parametrize("name", sorted(ASKED.keys() - NOT_ALONE))
 def test_a_parameter_is_either_honoured_or_refused_with_its_name_and_the_providers(session: Session, name: str) -> None:
     sampling = SamplingParams(max_tokens=2, **{name: ASKED[name]})  # type: ignore[arg-type]
     if name in session.engine.info.supported:

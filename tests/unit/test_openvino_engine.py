@@ -7,11 +7,13 @@ OpenVINO makes one fail, what it justifies can go.
 
 import json
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -114,6 +116,39 @@ def test_a_max_seq_len_beyond_the_models_positions_is_refused(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 100, "max_position_embeddings": 256}))
     with pytest.raises(SpecError, match=r"engine.max_seq_len \(512\) > max_position_embeddings \(256\)"):
         create_engine(spec_of(dir=tmp_path))
+
+
+def write_adapter(path: Path, *, scale: float) -> Path:
+    """A low-rank adapter of the demo model's query projections, as PEFT names them; safetensors is a JSON head and
+    the numbers.
+    """
+    rng, head, data = np.random.default_rng(0), {}, b""
+    for layer in range(5):
+        for part, shape in (("lora_A", (4, 256)), ("lora_B", (256, 4))):
+            numbers = (rng.standard_normal(shape) * scale).astype(np.float32).tobytes()
+            name = f"base_model.model.model.layers.{layer}.self_attn.q_proj.{part}.weight"
+            head[name] = {"dtype": "F32", "shape": shape, "data_offsets": (len(data), len(data) + len(numbers))}
+            data += numbers
+    packed = json.dumps(head).encode()
+    path.write_bytes(struct.pack("<Q", len(packed)) + packed + data)
+    return path
+
+
+def test_the_deployments_adapter_changes_what_all_requests_get(tmp_path: Path) -> None:
+    outputs = []
+    for scale in (None, 0.0, 0.5):
+        adapter = {} if scale is None else {"lora_file": write_adapter(tmp_path / f"{scale}.safetensors", scale=scale)}
+        engine = create_engine(spec_of(**adapter))
+        outputs.append([tokens_of(engine, [20, 30, 40]), tokens_of(engine, [50, 60])])
+        engine.close()
+    plain, with_nothing, adapted = outputs
+    assert plain == with_nothing
+    assert all(one != other for one, other in zip(plain, adapted, strict=True))
+
+
+def test_an_adapter_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="OpenVINO cannot load"):
+        create_engine(spec_of(lora_file=tmp_path / "none.safetensors"))
 
 
 def test_a_model_that_openvino_cannot_read_is_refused_in_one_line(tmp_path: Path) -> None:

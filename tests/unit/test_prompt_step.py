@@ -21,7 +21,6 @@ from serving.tokenization import PromptTokenizer
 PROMPTS = PromptTokenizer.from_spec(TokenizerSpec(dir=TOKENIZER, add_special_tokens=False))
 ROWS: dict[str, Tensor] = dict(inputs_of("preprocessing"))
 LISTS = {"STOP_WORDS_DICT", "BAD_WORDS_DICT", "EMBEDDING_BIAS_WORDS", "EMBEDDING_BIAS_WEIGHTS"}
-SUPPORTED = {"QUERY", "REQUEST_OUTPUT_LEN", "END_ID", "PAD_ID"} | LISTS
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 
@@ -128,23 +127,22 @@ def test_end_and_pad_ids_pass_through_if_they_are_sent(step: PromptStep) -> None
     assert step.prepare(prompt(PAD_ID=given))["OUT_PAD_ID"].tolist() == [[5]]
 
 
-@pytest.mark.parametrize("name", sorted(set(ROWS) - SUPPORTED))
-def test_what_is_not_supported_is_refused_by_the_name_the_client_knows(step: PromptStep, name: str) -> None:
-    value = np.array([[b"x"]] if ROWS[name].data_type == "TYPE_STRING" else [[1]])
-    with pytest.raises(RequestError) as caught:
-        step.prepare(prompt(**{name: value}))
-    assert caught.value.facts == {"field": ROWS[name].ensemble}
-    assert caught.value.message == f"{ROWS[name].ensemble} is not supported; leave it out"
+def test_the_decoders_text_becomes_its_ids_as_it_stands_and_their_number(step: PromptStep) -> None:
+    outputs = step.prepare(prompt(DECODER_QUERY=words(b"hello there")))
+    ids = PROMPTS.encode("hello there", add_special_tokens=False).tolist()
+    assert outputs["DECODER_INPUT_ID"].tolist() == [ids]
+    assert outputs["REQUEST_DECODER_INPUT_LEN"].tolist() == [[len(ids)]]
 
 
-@pytest.mark.parametrize(
-    "name", sorted(name for name in set(ROWS) - SUPPORTED if ROWS[name].data_type == "TYPE_STRING")
-)
+def test_an_extra_id_is_that_of_every_token_of_the_prompt(step: PromptStep) -> None:
+    outputs = step.prepare(prompt(PROMPT_TABLE_EXTRA_ID=np.array([[2**63]], dtype=np.uint64)))
+    assert outputs["OUT_PROMPT_TABLE_EXTRA_IDS"].tolist() == [[2**63] * outputs["INPUT_ID"].shape[1]]
+
+
+@pytest.mark.parametrize("name", ["BAD_WORDS_DICT", "STOP_WORDS_DICT", "DECODER_QUERY"])
 def test_empty_text_asks_for_nothing_as_upstreams_own_examples_send_it(step: PromptStep, name: str) -> None:
     # The README of tensorrtllm_backend: {"text_input": ..., "max_tokens": 20, "bad_words": "", "stop_words": ""}
     assert set(step.prepare(prompt(**{name: words(b"")}))) == set(step.prepare(prompt()))
-    with pytest.raises(RequestError):
-        step.prepare(prompt(**{name: words(b"", b"x")}))
 
 
 def test_a_bad_word_that_has_no_token_cannot_be_kept_out_and_is_refused() -> None:

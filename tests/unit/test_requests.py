@@ -12,11 +12,13 @@ import pytest
 from ensemble_configs.errors import RequestError
 from ensemble_configs.tensors import BLS_INPUTS, Tensor, inputs_of, named_at
 from serving.engines.base import EngineInfo, SamplingParams
+from serving.engines.packed_array import PackedArray
 from serving.requests import DecodedRequest, RequestDecoder, ResponseOptions
+from serving.stream_state import StreamContext, pack
 
 ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm") + named_at("tensorrt_llm_bls", BLS_INPUTS))
-SUPPORTED = {name: row for name, row in ROWS.items() if row.field}
-UNSUPPORTED = {name: row for name, row in ROWS.items() if not row.field}
+TAKEN_BY_NONE = {name: row for name, row in ROWS.items() if row.why_not}
+TAKEN = [name for name in ROWS if name not in TAKEN_BY_NONE]
 
 DTYPES: dict[str, type[np.generic]] = {
     "TYPE_BOOL": np.bool_,
@@ -61,6 +63,10 @@ def refusal(info: EngineInfo = INFO, /, **values: object) -> RequestError:
     with pytest.raises(RequestError) as caught:
         decode(info, **values)
     return caught.value
+
+
+def packed(value: object, dtype: type[np.generic]) -> PackedArray:
+    return PackedArray.of(np.array(value, dtype=dtype))
 
 
 # Tensor: a value, and what the field holds then.
@@ -112,25 +118,63 @@ VALUES: dict[str, tuple[object, object]] = {
     "return_perf_metrics": (True, True),
     "return_kv_cache_reuse_stats": (True, True),
     "stop": (True, True),
+    "prompt_embedding_table": ([[0.5, 1.0], [1.5, 2.0]], packed([[0.5, 1.0], [1.5, 2.0]], np.float16)),
+    "prompt_vocab_size": (2, 2),
+    "prompt_table_extra_ids": ([7, 2**63, 0], (7, 2**63, 0)),
+    "lora_weights": ([[0.5, 1.0]], packed([[0.5, 1.0]], np.float16)),
+    "lora_config": ([[0, 1, 8]], packed([[0, 1, 8]], np.int32)),
+    "draft_logits": ([[0.5] * 100], packed([[0.5] * 100], np.float32)),
+    "draft_acceptance_threshold": (0.1, 0.1),
+    "decoder_input_ids": ([8, 9], (8, 9)),
+    "decoder_input_lengths": (2, 2),
+    "encoder_input_features": ([[0.5, 1.0]], packed([[0.5, 1.0]], np.float16)),
+    "encoder_output_lengths": (1, 1),
+    "cross_attention_mask": ([[True, False]], packed([[True, False]], np.bool_)),
+    "skip_cross_attn_blocks": (True, True),
+    "mrope_rotary_cos_sin": ([0.5, 1.0], packed([0.5, 1.0], np.float32)),
+    "mrope_position_deltas": (-3, -3),
+    "context_phase_params": (list(b"handed over"), b"handed over"),
+    "retention_token_range_starts": ([0, 4], (0, 4)),
+    "retention_token_range_ends": ([4, -1], (4, -1)),
+    "retention_token_range_priorities": ([100, 0], (100, 0)),
+    "retention_token_range_durations_ms": ([500, -1], (500, -1)),
+    "retention_decode_priority": (35, 35),
+    "retention_decode_duration_ms": (-1, -1),
 }
 
 
+RANGES: dict[str, object] = {
+    f"retention_token_range_{name}": VALUES[f"retention_token_range_{name}"][0]
+    for name in ("starts", "ends", "priorities")
+}
 # What a tensor cannot be without.
 COMPANIONS: dict[str, dict[str, object]] = {
+    "prompt_vocab_size": {"prompt_embedding_table": [[0.5, 1.0], [1.5, 2.0]]},
+    "lora_weights": {"lora_task_id": 1, "lora_config": [[0, 1, 8]]},
+    "lora_config": {"lora_task_id": 1, "lora_weights": [[0.5, 1.0]]},
+    "draft_logits": {"draft_input_ids": [5]},
+    "draft_acceptance_threshold": {"draft_input_ids": [5], "draft_logits": [[0.5] * 100]},
+    "decoder_input_lengths": {"decoder_input_ids": [8, 9]},
+    "encoder_output_lengths": {"encoder_input_features": [[0.5]]},
+    "cross_attention_mask": {"encoder_input_features": [[0.5]]},
+    "skip_cross_attn_blocks": {"encoder_input_features": [[0.5]]},
+    "mrope_rotary_cos_sin": {"mrope_position_deltas": -3},
+    "mrope_position_deltas": {"mrope_rotary_cos_sin": [0.5]},
+    **{f"retention_token_range_{name}": RANGES for name in ("starts", "ends", "priorities", "durations_ms")},
     "guided_decoding_guide_type": {"guided_decoding_guide": [b"a+"]},
     "guided_decoding_guide": {"guided_decoding_guide_type": [b"regex"]},
 }
 
 
-def test_the_table_below_knows_every_supported_tensor() -> None:
-    assert set(VALUES) == set(SUPPORTED)
+def test_the_table_above_knows_every_tensor() -> None:
+    assert set(VALUES) == set(TAKEN)
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
-def test_a_supported_tensor_is_read_into_its_field(name: str) -> None:
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_tensor_is_read_into_its_field(name: str) -> None:
     value, expected = VALUES[name]
-    decoded = decode(**{name: value} | COMPANIONS.get(name, {}))
-    field = SUPPORTED[name].field
+    decoded = decode(**COMPANIONS.get(name, {}) | {name: value})
+    field = ROWS[name].field
     holder: msgspec.Struct = decoded.sampling if hasattr(decoded.sampling, field) else decoded.options
     found = getattr(holder, field)
     assert found == expected
@@ -143,17 +187,16 @@ def test_what_is_not_sent_keeps_its_default() -> None:
     assert decoded.options == ResponseOptions(input_ids=[5, 6, 7], input_length=3)
 
 
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_an_unsupported_tensor_is_refused_by_name(name: str) -> None:
-    row = UNSUPPORTED[name]
+@pytest.mark.parametrize("name", TAKEN_BY_NONE)
+def test_what_no_provider_takes_is_refused_by_name(name: str) -> None:
+    row = TAKEN_BY_NONE[name]
     item: object = {"TYPE_STRING": b"x", "TYPE_BOOL": True}.get(row.data_type, 3)
     value = item
     for size in [] if row.is_scalar else reversed(row.dims):
         value = [value] * max(size, 1)
     error = refusal(**{name: value})
-    assert error.facts["field"] == (row.ensemble or name)
-    assert f"{row.ensemble or name}" in error.message
-    assert f"is not supported by the provider 'toy'; {row.why_not or 'leave it out'}" in error.message
+    assert error.facts["field"] == name
+    assert error.message == f"{name} is not supported by the provider 'toy'; {row.why_not}"
     assert error.facts["provider"] == "toy"
 
 
@@ -167,7 +210,7 @@ def test_a_refused_option_is_called_as_the_client_of_the_ensemble_calls_it() -> 
 
 
 def test_the_value_in_a_refusal_is_the_one_that_was_sent() -> None:
-    assert refusal(prompt_vocab_size=7).facts["value"] == 7
+    assert refusal(BARE, prompt_vocab_size=7).facts["value"] == 7
     assert refusal(BARE, repetition_penalty=1.1).facts["value"] == 1.1
 
 
@@ -179,13 +222,13 @@ OUT_OF_RANGE = [
     ("runtime_top_p", -0.1, "top_p", "0 to 1"),
     ("runtime_top_p", 1.001, "top_p", "0 to 1"),
     ("min_tokens", -1, "min_tokens", "at least 0"),
-    ("beam_width", 0, "beam_width", "at least 1"),
+    ("beam_width", 0, "beam_width", "1 to 32"),
     ("lookahead_window_size", [0], "lookahead_window_size", "at least 1"),
     ("runtime_top_p_decay", 0.0, "top_p_decay", "above 0 and at most 1"),
     ("runtime_top_p_min", 1.5, "top_p_min", "0 to 1"),
     ("runtime_top_p_reset_ids", 100, "top_p_reset_id", "-1 (none) to 99"),
+    ("draft_input_ids", [5, 100], "draft_input_ids", "0 to 99, the model's vocabulary"),
     ("num_draft_tokens", -1, "num_draft_tokens", "at least 0"),
-    ("draft_input_ids", [5, 100], "draft_input_ids", "0 to 99"),
     ("num_return_sequences", 0, "num_return_sequences", "1 to 128"),
     ("num_return_sequences", 129, "num_return_sequences", "1 to 128"),
     ("repetition_penalty", 0.0, "repetition_penalty", "above 0"),
@@ -194,7 +237,7 @@ OUT_OF_RANGE = [
     ("frequency_penalty", 2.5, "frequency_penalty", "-2 to 2"),
     ("end_id", -2, "end_id", "-1 (none) to 99"),
     ("end_id", 100, "end_id", "-1 (none) to 99"),
-    *((name, value, SUPPORTED[name].field, "a finite number")
+    *((name, value, ROWS[name].field, "a finite number")
       for name in ("temperature", "runtime_top_p", "repetition_penalty") for value in (math.nan, math.inf, -math.inf)),
 ]  # fmt: skip
 
@@ -233,7 +276,7 @@ def test_a_value_out_of_range_is_refused_with_what_is_allowed(
 )
 def test_the_ends_of_a_range_are_inside_it(name: str, value: float) -> None:
     decoded = decode(**{name: value})
-    assert value in [getattr(holder, SUPPORTED[name].field, None) for holder in (decoded.sampling, decoded.options)]
+    assert value in [getattr(holder, ROWS[name].field, None) for holder in (decoded.sampling, decoded.options)]
 
 
 @pytest.mark.parametrize(("new", "old"), [("seed", "random_seed"), ("min_tokens", "min_length")])
@@ -244,7 +287,7 @@ def test_two_names_of_one_setting_may_agree_and_not_contradict(new: str, old: st
     assert "contradicts the same setting under its other name (3)" in error.message
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("name", TAKEN)
 def test_a_batch_is_refused_whichever_tensor_has_it(name: str) -> None:
     one = array(name, VALUES[name][0])
     tensors = {n: array(n, v) for n, v in {"input_ids": [5], "request_output_len": 1}.items()}
@@ -342,9 +385,9 @@ def test_a_prompt_that_leaves_no_room_for_a_token_is_refused_by_its_own_length(n
     assert f"the prompt has {num_prompt_tokens} tokens" in error.message
 
 
-@pytest.mark.parametrize("name", [name for name, row in SUPPORTED.items() if hasattr(SamplingParams, row.field)])
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if hasattr(SamplingParams, row.field)])
 def test_what_the_provider_does_not_honour_is_refused_naming_both(name: str) -> None:
-    field = SUPPORTED[name].field
+    field = ROWS[name].field
     without = msgspec.structs.replace(INFO, supported=INFO.supported - {field})
     if field == "max_tokens":
         return  # every provider honours it
@@ -352,8 +395,8 @@ def test_what_the_provider_does_not_honour_is_refused_naming_both(name: str) -> 
     known_as = {"guide_type": "guided_decoding_guide_type", "guide": "guided_decoding_guide"}.get(field, field)
     assert error.facts["field"] == known_as
     assert error.facts["provider"] == "toy"
-    shown = error.facts["value"]
-    assert error.message == f"{known_as} ({shown}) is not supported by the provider 'toy'; leave it out"
+    shown = f" ({error.facts['value']})" if "value" in error.facts else ""
+    assert error.message == f"{known_as}{shown} is not supported by the provider 'toy'; leave it out"
 
 
 def test_a_provider_may_say_why_it_cannot_and_what_to_do() -> None:
@@ -369,7 +412,7 @@ def test_a_default_may_be_sent_to_a_provider_that_does_not_honour_it() -> None:
     asking_for_nothing = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
     names = {
         name: asking_for_nothing[row.field]
-        for name, row in SUPPORTED.items()
+        for name, row in ROWS.items()
         if row.is_scalar and isinstance(asking_for_nothing.get(row.field), int | float)
     }
     assert len(names) > 12
@@ -387,3 +430,69 @@ def test_a_stop_request_needs_no_sensible_prompt() -> None:
 
 def test_a_request_without_a_length_of_output_is_refused() -> None:
     assert refusal(request_output_len=None, end_id=3).facts == {"field": "request_output_len"}
+
+
+TABLE = {"prompt_embedding_table": [[0.5, 1.0], [1.5, 2.0]]}
+MISFITS: list[tuple[dict[str, object], str, str]] = [
+    (TABLE | {"prompt_vocab_size": 3}, "prompt_vocab_size", "must be 2, the rows of prompt_embedding_table"),
+    ({"prompt_vocab_size": 3}, "prompt_vocab_size", "needs prompt_embedding_table"),
+    ({"lora_weights": [[0.5]]}, "lora_weights", "needs lora_config"),
+    ({"lora_weights": [[0.5]], "lora_config": [[0, 0, 8]]}, "lora_weights", "needs lora_task_id"),
+    ({"draft_input_ids": [5, 6], "draft_logits": [[0.5] * 100]}, "draft_logits", "of shape [2, 100]"),
+    ({"draft_acceptance_threshold": 0.5}, "draft_acceptance_threshold", "needs draft_logits"),
+    ({"decoder_input_ids": [5, 100]}, "decoder_input_ids", "0 to 99"),
+    ({"decoder_input_ids": [5], "decoder_input_lengths": 2}, "decoder_input_lengths", "must be 1"),
+    ({"skip_cross_attn_blocks": True}, "skip_cross_attn_blocks", "needs encoder_input_features"),
+    ({"mrope_position_deltas": 3}, "mrope_position_deltas", "needs mrope_rotary_cos_sin"),
+    ({"encoder_input_features": [[math.nan]]}, "encoder_input_features", "must be finite"),
+    (RANGES | {"retention_token_range_ends": [4]}, "retention_token_range_ends", "has 1 values for 2 starts"),
+    (RANGES | {"retention_token_range_ends": [4, 4]}, "retention_token_range_ends", "must be above their starts"),
+    (RANGES | {"retention_token_range_priorities": [4, 101]}, "retention_token_range_priorities", "0 to 100"),
+    ({"beam_width": 2, "streaming": True}, "beam_width", "does not go with stream"),
+    ({"beam_width": 2, "runtime_top_k": 5}, "beam_width", "does not go with top_k or top_p"),
+    ({"beam_width": 2, "num_return_sequences": 3}, "num_return_sequences", "1 to 2, the beams"),
+    ({"beam_width": 129}, "beam_width", "1 to 32"),
+]
+
+
+@pytest.mark.parametrize(("values", "field", "allowed"), MISFITS, ids=lambda value: str(value)[:40])
+def test_parts_that_do_not_fit_are_refused_by_name(values: dict[str, object], field: str, allowed: str) -> None:
+    error = refusal(**values)
+    assert error.facts["field"] == field
+    assert allowed in error.message
+
+
+def test_more_logits_than_a_response_may_hold_are_refused() -> None:
+    roomy = msgspec.structs.replace(INFO, vocab_size=100_000, max_seq_len=2000)  # 400 kB a token, 256 MiB in all
+    assert decode(roomy, return_generation_logits=True, request_output_len=671).sampling.max_tokens == 671
+    error = refusal(roomy, return_generation_logits=True, request_output_len=672)
+    assert error.facts["field"] == "max_tokens"
+    assert "logits of 672 tokens" in error.message
+    assert (
+        "logits of 800 tokens"
+        in refusal(roomy, return_generation_logits=True, beam_width=2, request_output_len=400).message
+    )
+    assert "logits of 700 tokens" in refusal(roomy, return_context_logits=True, input_ids=[5] * 700).message
+
+
+def test_an_empty_range_list_asks_for_nothing_and_false_needs_no_encoder() -> None:
+    assert decode(retention_token_range_starts=[], skip_cross_attn_blocks=False) == decode()
+
+
+def test_ids_behind_the_vocabulary_stand_for_rows_of_the_prompts_own_table() -> None:
+    assert decode(**TABLE, input_ids=[5, 100, 101]).options.input_ids == [5, 100, 101]
+    assert "0 to 101" in refusal(**TABLE, input_ids=[5, 102]).message
+    assert "0 to 99" in refusal(input_ids=[5, 100]).message
+
+
+def test_text_that_became_ids_is_refused_by_the_name_that_the_client_of_the_ensemble_knows() -> None:
+    context = list(pack(StreamContext(1))[0])
+    assert refusal(BARE, decoder_input_ids=[5], stream_context=context).facts["field"] == "decoder_text_input"
+    assert refusal(BARE, decoder_input_ids=[5]).facts["field"] == "decoder_input_ids"
+
+
+def test_a_context_only_request_is_one_where_the_provider_can() -> None:
+    tensors = {name: array(name, value) for name, value in {"input_ids": [5], "request_output_len": 4}.items()}
+    assert RequestDecoder(INFO).decode(tensors, is_context_only=True).sampling.is_context_only
+    with pytest.raises(RequestError, match=r"is_context_only .* is not supported by the provider 'toy'"):
+        RequestDecoder(BARE).decode(tensors, is_context_only=True)

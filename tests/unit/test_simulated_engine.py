@@ -10,7 +10,8 @@ from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.errors import SpecError
 from serving.engines.base import FinishReason, GenerationRequest, SamplingParams
 from serving.engines.clock import VirtualClock
-from serving.engines.simulated import NUM_RESERVED_IDS, SimulatedEngine, hash_tokens
+from serving.engines.simulated import SimulatedEngine
+from serving.engines.toy_hash import NUM_RESERVED_IDS, hash_tokens
 
 
 def engine_of(clock: VirtualClock | None = None, **spec: object) -> SimulatedEngine:

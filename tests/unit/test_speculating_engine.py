@@ -11,9 +11,10 @@ from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.errors import RequestError, SpecError
 from serving.detokenization import TextDecoder
-from serving.engines.base import Engine, FinishReason, GenerationRequest, SamplingParams, TokenChunk
+from serving.engines.base import Engine, ExtraOutputs, FinishReason, GenerationRequest, SamplingParams, TokenChunk
 from serving.engines.clock import VirtualClock
 from serving.engines.simulated import SimulatedEngine
+from serving.extra_outputs import merged
 from serving.speculating_engine import SpeculatingEngine
 from serving.stopping_engine import StoppingEngine
 
@@ -158,8 +159,36 @@ def test_what_the_draft_engine_cannot_do_is_done_without_it() -> None:
 def test_what_the_target_cannot_do_is_refused_at_once() -> None:
     with pytest.raises(RequestError, match="field=max_tokens"):
         pair().add(request(max_tokens=5000))
-    with pytest.raises(RequestError, match="beam_width"):
-        pair().add(request(beam_width=2))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("beam_width", 2), ("is_context_only", True), ("draft_input_ids", (20, 21)), ("draft_acceptance_threshold", 0.5)],
+)
+def test_what_needs_one_round_is_refused_beside_drafts_and_served_without(field: str, value: object) -> None:
+    one = request(**{field: value})  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=rf"field={field} .*{field} does not go with num_draft_tokens \(4\)"):
+        pair().add(one)
+    assert ids(run(pair(), without_drafts(one))[1])
+
+
+@pytest.mark.parametrize("error_rate", [0.0, 0.3])
+def test_logits_come_once_for_each_token(error_rate: float) -> None:
+    one = request(max_tokens=12, return_context_logits=True, return_generation_logits=True)
+    expected = _extras(run(simulated(), without_drafts(one))[1])
+    made = _extras(run(pair(error_rate), one)[1])
+    assert made == expected
+    assert made.context_logits is not None
+    assert made.context_logits.shape == (3, 4096)
+
+
+def _extras(chunks: list[TokenChunk]) -> ExtraOutputs:
+    """Of all chunks of a request, joined."""
+    joined = None
+    for chunk in chunks:
+        joined = merged(joined, chunk.extras)
+    assert joined is not None
+    return joined
 
 
 class _Unverifying(SimulatedEngine):

@@ -78,6 +78,17 @@ def test_each_sequence_of_a_request_accumulates_by_itself(accumulating: TextPipe
     assert [last[0], last[1]] == alone
 
 
+def test_beams_are_whole_texts_whether_others_accumulate_or_not(
+    delta: TextPipeline, accumulating: TextPipeline
+) -> None:
+    texts = []
+    for one in (delta, accumulating):
+        [response] = ask(one.start, max_tokens=20, stream=False, beam_width=3).wait().responses
+        texts.append(response["text_output"].tolist())
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) == 3
+
+
 @pytest.mark.parametrize("name", ["image_input", "image_bytes_input", "image_url_input", "video_bytes_input"])
 def test_pictures_are_refused_by_name_with_the_reason(delta: TextPipeline, name: str) -> None:
     array = np.array([[b"http://x"]], dtype=np.object_) if "url" in name else np.zeros((1, 1, 3, 2, 2), dtype=np.uint8)

@@ -35,7 +35,7 @@ from serving.engines.trtllm_upstream import load_upstream
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models `engine`, `engine_tp2_pp2` and `checkpoint`, a draft and LoRA adapters 1 and 7."""
     root = tmp_path_factory.mktemp("models")
-    write_engine(root / "engine")
+    write_engine(root / "engine", max_beam_width=4)
     write_engine(root / "engine_tp2_pp2", world_size=4, tp_size=2)
     write_checkpoint(root / "checkpoint")
     (root / "draft").mkdir()
@@ -74,6 +74,18 @@ COMMON = [
     ("context_chunking_policy", "equal_progress", "scheduler_config.context_chunking_policy", "EQUAL_PROGRESS"),
     ("lora", {"dir": "lora"}, "enable_lora", True),
     ("lora", None, "enable_lora", False),
+    ("max_beam_width", 3, "max_beam_width", 3),
+    (
+        "cache_transceiver",
+        {"backend": "nixl", "max_buffer_tokens": 9, "transfer_timeout_ms": 8},
+        "cache_transceiver_config",
+        {
+            "backend": "NIXL",
+            "max_tokens_in_buffer": 9,
+            "kv_transfer_timeout_ms": 8,
+            "kv_transfer_sender_future_timeout_ms": 1000,
+        },
+    ),
 ]
 TENSORRT = [("is_gathering_generation_logits", True, "gather_generation_logits", True)]
 PYTORCH = [
@@ -88,17 +100,6 @@ PYTORCH = [
     ("moe_backend", "wideep", "moe_config.backend", "WIDEEP"),
     ("is_cuda_graph", False, "cuda_graph_config", None),
     ("is_overlap_scheduler", False, "disable_overlap_scheduler", True),
-    (
-        "cache_transceiver",
-        {"backend": "nixl", "max_buffer_tokens": 9, "transfer_timeout_ms": 8},
-        "cache_transceiver_config",
-        {
-            "backend": "NIXL",
-            "max_tokens_in_buffer": 9,
-            "kv_transfer_timeout_ms": 8,
-            "kv_transfer_sender_future_timeout_ms": 1000,
-        },
-    ),
 ]
 CASES = [
     pytest.param(provider, *case, id=f"{provider}-{case[0]}={case[1]}")
@@ -272,7 +273,10 @@ def test_no_setting_is_without_a_case() -> None:
     tested = {case[0] for case in COMMON}
     elsewhere = {"provider", "dir", "tp_size", "pp_size", "tokenizer_dir", "guided_decoding_backend", "speculation"}
     elsewhere.add("watchdog_s")  # for the process around the engine
-    assert set(TensorRtEngineSpec.model_fields) == tested | {case[0] for case in TENSORRT} | elsewhere | {"end_ids"}
+    assert set(TensorRtEngineSpec.model_fields) == tested | {case[0] for case in TENSORRT} | elsewhere | {
+        "end_ids",
+        "is_gathering_context_logits",  # of the engine as it was built
+    }
     assert set(PyTorchEngineSpec.model_fields) == tested | {case[0] for case in PYTORCH} | elsewhere | {
         "ep_size",
         "moe_tp_size",
@@ -343,6 +347,8 @@ def engine(tmp_path: Path) -> Path:
         ({"max_seq_len": 2049}, r"engine.max_seq_len \(2049\) is more than .* was built for \(2048\)"),
         ({"max_num_seqs": 65}, r"engine.max_num_seqs \(65\) is more than .* was built for \(64\)"),
         ({"max_num_batched_tokens": 8193}, r"engine.max_num_batched_tokens \(8193\)"),
+        ({"max_beam_width": 5}, r"engine.max_beam_width \(5\) is more than .* was built for \(4\)"),
+        ({"is_gathering_context_logits": True}, r"engine.is_gathering_context_logits \(True\) is more than"),
         ({"tp_size": 2}, r"engine.tp_size \(2\) differs from 1"),
         ({"pp_size": 2}, r"engine.pp_size \(2\) differs from 1"),
     ],

@@ -213,7 +213,7 @@ def test_a_request_without_the_log_probabilities_that_it_asked_for_fails_alone(m
 @pytest.mark.parametrize(("row", "expected"), [(-0.5, -0.5), ({7: SimpleNamespace(logprob=-0.25)}, -0.25)])
 def test_a_log_probability_is_a_float_or_one_of_several(row: object, expected: float) -> None:
     output = SimpleNamespace(token_ids=[7], logprobs=[row], finish_reason=None, request_perf_metrics=None)
-    request = RunningRequest(1, (), has_log_probs=True)
+    request = RunningRequest(1, (), sampling=SamplingParams(max_tokens=9, return_log_probs=True))
     new = request.read(SimpleNamespace(outputs=[output], finished=False))
     assert new is not None
     assert new.log_probs == [expected]
@@ -222,7 +222,9 @@ def test_a_log_probability_is_a_float_or_one_of_several(row: object, expected: f
 def test_a_token_that_is_not_among_those_told_has_no_log_probability() -> None:
     output = SimpleNamespace(token_ids=[7], logprobs=[{8: None}], finish_reason=None, request_perf_metrics=None)
     with pytest.raises(UnreadableOutput, match="no log probability of token 7"):
-        RunningRequest(1, (), has_log_probs=True).read(SimpleNamespace(outputs=[output], finished=False))
+        RunningRequest(1, (), sampling=SamplingParams(max_tokens=9, return_log_probs=True)).read(
+            SimpleNamespace(outputs=[output], finished=False)
+        )
 
 
 def test_an_end_token_that_upstream_keeps_to_itself_has_no_log_probability(make: Maker) -> None:

@@ -16,7 +16,7 @@ def test_what_is_read_from_the_fake_is_what_the_facts_say() -> None:
     known = trtllm_facts.load_facts(trtllm_facts.FACTS)
     with fake_tensorrt_llm():
         dumped = trtllm_facts.dump(known)
-    assert sum(len(facts.get("classes", ())) for facts in dumped.values()) == 37
+    assert sum(len(facts.get("classes", ())) for facts in dumped.values()) == 40
     assert trtllm_facts.drift(known, dumped) == ""
 
 

@@ -11,7 +11,7 @@ from serving.generation import GenerationService
 from serving.lifeline import Lifeline, generation_handlers
 from serving.reply_tensors import reply_tensors
 from serving.request_metrics import RequestMetrics
-from serving.triton_adapter import error_response, final_flag, release_folder, start_each
+from serving.triton_adapter import error_response, final_flag, is_context_only, release_folder, start_each
 
 
 class TritonSink:
@@ -49,7 +49,12 @@ class TritonPythonModel:
 
     def _start(self, request) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        self.service.start(tensors, TritonSink(request.get_response_sender()), request_id=request.request_id())
+        self.service.start(
+            tensors,
+            TritonSink(request.get_response_sender()),
+            request_id=request.request_id(),
+            is_context_only=is_context_only(request),
+        )
 
     def finalize(self) -> None:
         self.lifeline.close()

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What TensorRT-LLM 1.2 can do of the contract through its LLM API, and for everything else the class that lacks it.
+
+Source of the classes and their arguments: the facts that the tests' stand-in is generated from; `make trtllm-facts`
+compares them with an installed version.
+"""
+
+from collections.abc import Collection, Mapping
+
+from serving.engines.capabilities import (
+    BEAM_FIELDS,
+    DISAGGREGATION_FIELDS,
+    DRAFT_FIELDS,
+    ENCODER_DECODER_FIELDS,
+    LOOKAHEAD_FIELDS,
+    MROPE_FIELDS,
+    PROMPT_TABLE_FIELDS,
+    Capabilities,
+    Condition,
+)
+from serving.engines.request_limits import NO_DRAFT_LOGITS
+from serving.engines.trtllm_arguments import TrtLlmSpec
+from serving.engines.trtllm_sampling_rows import ARGUMENTS, FOR_TRTLLM_SAMPLER
+
+_REFUSED = (
+    dict.fromkeys(
+        DRAFT_FIELDS,
+        "LLM.generate_async of 1.2 has no argument for drafts (ExternalDraftTokensConfig was the executor's own); "
+        "have the deployment draft, engine.speculation",
+    )
+    | {
+        "num_draft_tokens": "LLM takes the number of drafts when it loads a model: engine.speculation; leave it out",
+        "use_draft_logits": NO_DRAFT_LOGITS,
+    }
+    | dict.fromkeys(
+        PROMPT_TABLE_FIELDS,
+        "LLM.generate_async of 1.2 takes a prompt table from a folder only (PromptAdapterRequest), and no "
+        "PromptTuningConfig; leave it out",
+    )
+    | dict.fromkeys(
+        ("lora_weights", "lora_config"),
+        "LoRARequest of 1.2 takes a folder (lora_path) and no tensors; put the adapter into engine.lora.dir and send "
+        "its lora_task_id alone",
+    )
+    | dict.fromkeys(
+        ENCODER_DECODER_FIELDS,
+        "LLM.generate_async of 1.2 has no argument for an encoder or a decoder's prompt (the executor's own Request "
+        "had); leave it out",
+    )
+    | dict.fromkeys(
+        MROPE_FIELDS, "LLM.generate_async of 1.2 has no argument for MropeConfig (the executor's own Request had)"
+    )
+)
+_GUIDES = Condition(
+    "with `engine.guided_decoding_backend`",
+    lambda spec: spec.guided_decoding_backend is not None,
+    "the deployment has no engine.guided_decoding_backend; leave it out",
+)
+_LORA = Condition(
+    "with `engine.lora`", lambda spec: spec.lora is not None, "the deployment has no engine.lora; leave it out"
+)
+_TRANSCEIVER = Condition(
+    "with `engine.cache_transceiver`",
+    lambda spec: spec.cache_transceiver is not None,
+    "the deployment has no engine.cache_transceiver; send the request to a server that does both phases",
+)
+_BEAMS = Condition(
+    "with `engine.max_beam_width`",
+    lambda spec: spec.max_beam_width > 1,
+    "the deployment's engine.max_beam_width is 1; ask for num_return_sequences instead",
+)
+_CONDITIONS = (
+    dict.fromkeys(("guide_type", "guide"), _GUIDES)
+    | {"lora_task_id": _LORA}
+    | dict.fromkeys(DISAGGREGATION_FIELDS, _TRANSCEIVER)
+    | dict.fromkeys(BEAM_FIELDS, _BEAMS)
+)
+_GATHERED = Condition(
+    "with `engine.is_gathering_generation_logits`",
+    lambda spec: spec.is_gathering_generation_logits,
+    "the deployment's engine.is_gathering_generation_logits is off; leave it out",
+)
+_LOOKAHEAD = Condition(
+    "with lookahead in `engine.speculation`",
+    lambda spec: spec.speculation is not None and spec.speculation.method == "lookahead",
+    "the deployment's engine.speculation is not lookahead; leave it out",
+)
+_SAMPLER = Condition(
+    "with `engine.sampler: trtllm`",
+    lambda spec: spec.sampler == "trtllm",
+    "TorchSampler of 1.2 does not read it; set engine.sampler: trtllm or leave it out",
+)
+_SAMPLER_AND_BEAMS = Condition(
+    "with `engine.sampler: trtllm` and `engine.max_beam_width`",
+    lambda spec: spec.sampler == "trtllm" and spec.max_beam_width > 1,
+    "it needs engine.sampler: trtllm and engine.max_beam_width; leave it out",
+)
+
+_SUPPORTED = frozenset(ARGUMENTS) - {"priority"}
+CAPABILITIES: Mapping[str, Capabilities] = {
+    "tensorrt": Capabilities(
+        supported=_SUPPORTED,
+        why_not=_REFUSED,
+        conditions=_CONDITIONS
+        | dict.fromkeys(("return_log_probs", "return_generation_logits"), _GATHERED)
+        | {
+            "return_context_logits": Condition(
+                "with `engine.is_gathering_context_logits`",
+                lambda spec: spec.is_gathering_context_logits,
+                "the deployment's engine.is_gathering_context_logits is off; leave it out",
+            )
+        }
+        | dict.fromkeys(LOOKAHEAD_FIELDS, _LOOKAHEAD),
+    ),
+    "pytorch": Capabilities(
+        supported=_SUPPORTED - {*LOOKAHEAD_FIELDS},
+        why_not=_REFUSED
+        | dict.fromkeys(
+            LOOKAHEAD_FIELDS,
+            "LookaheadDecodingConfig of 1.2 is for compiled engines only; have the deployment draft, "
+            "engine.speculation",
+        ),
+        conditions=_CONDITIONS
+        | dict.fromkeys(FOR_TRTLLM_SAMPLER - {*BEAM_FIELDS}, _SAMPLER)
+        | dict.fromkeys(FOR_TRTLLM_SAMPLER & {*BEAM_FIELDS}, _SAMPLER_AND_BEAMS),
+    ),
+}
+
+
+def why_not_here(spec: TrtLlmSpec, known_arguments: Collection[str], version: str) -> dict[str, str]:
+    """Every field that this deployment on this installation does not support, and why.
+
+    Args:
+        spec: the deployment's.
+        known_arguments: of the installed version's SamplingParams and generate_async.
+        version: the installed one.
+    """
+    capabilities = CAPABILITIES[spec.provider]
+    lacking = {
+        field: f"TensorRT-LLM {version} has no argument {argument}; leave it out"
+        for field, argument in ARGUMENTS.items()
+        if argument not in known_arguments
+    }
+    return {**capabilities.why_not, **capabilities.unmet(spec), **lacking}
