@@ -90,7 +90,8 @@ _KNOWN_TEXTS = (
     _known(r"StatusCode\.DEADLINE_EXCEEDED", RequestTimeout, "the request was not done within its timeout"),
     _known(r"StatusCode\.CANCELLED", RequestCancelled),
     _known(
-        r"StatusCode\.UNAVAILABLE",
+        # grpc.aio's word for a request that could not be written any more.
+        r"StatusCode\.UNAVAILABLE|StatusCode\.INTERNAL\] Internal error from Core",
         Unavailable,
         "the connection to {address} was lost: {text}",
         reason="connection_lost",

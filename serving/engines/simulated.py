@@ -137,6 +137,7 @@ class SimulatedEngine(Engine):
             num_steps=self._num_steps,
             num_used_kv_blocks=batch.num_blocks - batch.num_free_blocks,
             num_kv_blocks=batch.num_blocks,
+            num_preemptions=batch.num_preemptions,
         )
 
     def _go_on(self, sequence: Sequence, num_tokens: int) -> TokenChunk | None:

@@ -149,3 +149,9 @@ def test_a_refused_connection_names_the_address_and_the_next_step() -> None:
         "no Triton answers on the gRPC address localhost:8001; is the server running? start it with `make serve`"
     )
     assert "gRPC address [::1]:8001;" in parse_error(REFUSED.replace("ipv4:127.0.0.1", "ipv6:%5B::1%5D")).message
+
+
+def test_a_request_that_could_not_be_written_any_more_is_a_lost_connection() -> None:
+    parsed = parse_error("[StatusCode.INTERNAL] Internal error from Core", address="localhost:8001")
+    assert type(parsed) is Unavailable
+    assert parsed.facts == {"reason": "connection_lost"}

@@ -92,6 +92,8 @@ def test_preemption_changes_nothing_but_the_time() -> None:
     roomy, tight = engine_of(num_kv_blocks=100), engine_of(num_kv_blocks=12)
     assert outputs_of(roomy, *requests) == outputs_of(tight, *requests)
     assert tight.stats().num_steps > roomy.stats().num_steps
+    assert roomy.stats().num_preemptions == 0
+    assert tight.stats().num_preemptions
 
 
 def test_a_step_takes_its_own_time_and_that_of_its_tokens() -> None:
