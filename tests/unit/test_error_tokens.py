@@ -154,4 +154,4 @@ def test_a_refused_connection_names_the_address_and_the_next_step() -> None:
 def test_a_request_that_could_not_be_written_any_more_is_a_lost_connection() -> None:
     parsed = parse_error("[StatusCode.INTERNAL] Internal error from Core", address="localhost:8001")
     assert type(parsed) is Unavailable
-    assert parsed.facts == {"reason": "connection_lost"}
+    assert parsed.facts["reason"] == "connection_lost"
