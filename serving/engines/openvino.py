@@ -37,7 +37,7 @@ from serving.engines.openvino_pipeline import (
     load_pipeline,
     token_tensor,
 )
-from serving.engines.openvino_shared_blocks import EarlierPrompts
+from serving.engines.openvino_shared_blocks import EarlierPrompts, Lineage
 from serving.engines.request_limits import refuse_unservable
 from serving.engines.request_times import RequestTimes
 from serving.engines.signal_stack import drop_signal_stack
@@ -55,7 +55,7 @@ class _Generation:
     times: RequestTimes = field(default_factory=RequestTimes)
     drafts: DraftCount = field(default_factory=DraftCount)
     num_prefill_blocks: int = 0  # may still be taken by its prefill; none once a token has come
-    continued: frozenset[int] | None = None  # earlier prompts that it goes on from; None: not looked for yet
+    lineage: Lineage | None = None  # from its first try to begin; None too where nothing is cached
 
     @property
     def token_ids(self) -> list[int]:
@@ -102,7 +102,7 @@ class OpenVinoEngine(Engine):
         self._running: dict[int, tuple[Handle, _Generation]] = {}
         self._num_used_blocks = 0
         self._earlier = EarlierPrompts(spec.num_kv_blocks + spec.max_num_seqs)
-        self._leaving: list[tuple[int, int]] = []  # blocks of cancelled requests, and the step that has freed them
+        self._leaving: list[tuple[int, _Generation]] = []  # cancelled, and the step that has freed their blocks
         self._num_steps = 0
         self._num_drops = 0
         self.info = EngineInfo(
@@ -131,7 +131,7 @@ class OpenVinoEngine(Engine):
         if running := self._running.pop(key, None):
             handle, generation = running
             handle.cancel()
-            self._leaving.append((self._num_steps + 2, self._max_num_blocks(generation.request)))
+            self._leaving.append((self._num_steps + 2, generation))
         else:
             self._waiting = deque(waiting for waiting in self._waiting if waiting.request.key != key)
 
@@ -150,7 +150,7 @@ class OpenVinoEngine(Engine):
         chunks, dropped = self._read()
         self._is_pipeline_empty = not self._pipeline.has_non_finished_requests()
         self._leaving = [
-            (step, n) for step, n in self._leaving if step > self._num_steps and not self._is_pipeline_empty
+            (step, left) for step, left in self._leaving if step > self._num_steps and not self._is_pipeline_empty
         ]
         self._num_used_blocks = 0 if self._is_pipeline_empty else self._measure_used_blocks()
         if dropped:
@@ -215,7 +215,8 @@ class OpenVinoEngine(Engine):
             generation = self._waiting.popleft()
             request = generation.request
             handle = self._pipeline.add_request(request.key, token_tensor(generation.token_ids), generation.config)
-            self._earlier.note(generation.token_ids)
+            if generation.lineage is not None:
+                self._earlier.note(generation.lineage)
             generation.num_prefill_blocks = generation.num_blocks
             generation.times.note_scheduled()
             self._running[request.key] = (handle, generation)
@@ -241,11 +242,13 @@ class OpenVinoEngine(Engine):
         """Whether nothing that is in its prefill goes on from the same earlier prompt (`openvino_shared_blocks`)."""
         if not self._spec.is_prefix_caching:
             return True
-        if generation.continued is None:
-            generation.continued = self._earlier.continued_by(generation.token_ids)
+        if generation.lineage is None:
+            generation.lineage = self._earlier.lineage_of(generation.token_ids)
+        # A cancelled one may still take part in a step.
+        others = [running for _, running in self._running.values()] + [left for _, left in self._leaving]
         return not any(
-            running.num_prefill_blocks and running.continued and running.continued & generation.continued
-            for _, running in self._running.values()
+            other.num_prefill_blocks and other.lineage and other.lineage.continued & generation.lineage.continued
+            for other in others
         )
 
     def _max_num_blocks(self, request: GenerationRequest) -> int:
@@ -274,7 +277,7 @@ class OpenVinoEngine(Engine):
     def _has_room_to_the_end(self, generation: _Generation) -> bool:
         """Whether all that has begun can go on to its end beside it: what is preempted while drafting is lost."""
         num_promised = sum(self._max_num_blocks(running.request) for _, running in self._running.values())
-        num_leaving = sum(num_blocks for _, num_blocks in self._leaving)
+        num_leaving = sum(self._max_num_blocks(left.request) for _, left in self._leaving)
         num_blocks = num_promised + num_leaving + self._max_num_blocks(generation.request)
         is_there_a_seat = len(self._running) < self.info.max_num_seqs and num_blocks <= self.info.num_kv_blocks
         return is_there_a_seat and (self._spec.draft_dir is None or self._has_room_in_a_step(generation))
@@ -312,7 +315,8 @@ class OpenVinoEngine(Engine):
             finish_reason = FINISH_REASONS[output.finish_reason.value]
             if finish_reason is not None:
                 del self._running[key]
-                self._earlier.note(generation.request.input_ids)
+                if generation.lineage is not None:
+                    self._earlier.note(generation.lineage)
             elif not token_ids:
                 continue
             self._count_drafts(generation, len(token_ids))
@@ -363,7 +367,7 @@ class OpenVinoEngine(Engine):
                 min_tokens=max(0, sampling.min_tokens - num_output_ids),
             )
             generation.config = self._config(rest)
-            generation.continued = None
+            generation.lineage = None
             self._waiting.appendleft(generation)
         error = str(Unavailable("the KV cache is full and gives no room; try again", reason="kv_cache"))
         return [TokenChunk(generation.request.key, [], error=error) for generation in lost]

@@ -132,19 +132,44 @@ def test_openvino_spoils_what_two_requests_write_into_one_cached_block() -> None
 # Which begin side by side.
 
 
+def continued(earlier: EarlierPrompts, prompt: list[int]) -> frozenset[int]:
+    return earlier.lineage_of(prompt).continued
+
+
+def note(earlier: EarlierPrompts, *prompts: list[int]) -> None:
+    for prompt in prompts:
+        earlier.note(earlier.lineage_of(prompt))
+
+
 def test_it_is_told_which_earlier_prompts_a_prompt_goes_on_from() -> None:
     earlier = EarlierPrompts(capacity=10)
-    earlier.note([1, 2, 3])
-    earlier.note([1, 2, 3, 4])
-    assert earlier.continued_by([1, 2]) == earlier.continued_by([2, 1, 2, 3]) == frozenset()
-    assert earlier.continued_by([1, 2, 3]) == frozenset(), "the same is no continuation: nothing new is written"
-    assert len(earlier.continued_by([1, 2, 3, 9])) == 1
-    assert len(earlier.continued_by([1, 2, 3, 4, 5])) == 2
-    assert earlier.continued_by([1, 2, 3, 9]) < earlier.continued_by([1, 2, 3, 4, 5])
+    note(earlier, [1, 2, 3], [1, 2, 3, 4])
+    assert continued(earlier, [1, 2]) == continued(earlier, [2, 1, 2, 3]) == frozenset()
+    assert continued(earlier, [1, 2, 3]) == frozenset(), "the same is no continuation: nothing new is written"
+    assert len(continued(earlier, [1, 2, 3, 9])) == 1
+    assert len(continued(earlier, [1, 2, 3, 4, 5])) == 2
+    assert continued(earlier, [1, 2, 3, 9]) < continued(earlier, [1, 2, 3, 4, 5])
 
 
 def test_the_oldest_prompts_are_forgotten_and_one_that_came_again_is_not_old() -> None:
     earlier = EarlierPrompts(capacity=2)
-    for prompt in ([1], [2], [1], [3]):
-        earlier.note(prompt)
-    assert [bool(earlier.continued_by([token, 9])) for token in (1, 2, 3)] == [True, False, True]
+    note(earlier, [1], [2], [1], [3])
+    assert [bool(continued(earlier, [token, 9])) for token in (1, 2, 3)] == [True, False, True]
+
+
+def test_one_that_was_cancelled_in_its_prefill_still_holds_up_the_next_of_its_kind(plain: Asker) -> None:
+    # A step has room for little: the long one is in its prefill for several of them.
+    engine = create_engine(spec_of(max_num_batched_tokens=32))
+    asker = Asker(engine)
+    asker.ask([tokens_of(STORY)], max_tokens=1)
+    prompt = tokens_of(STORY + NEXT[0])
+    long_prompt = tokens_of(STORY + NEXT[1] * 30)
+    engine.add(GenerationRequest(key=1000, input_ids=long_prompt, sampling=SamplingParams(max_tokens=4)))
+    engine.step()
+    engine.cancel(1000)
+    engine.add(GenerationRequest(key=1001, input_ids=prompt, sampling=SamplingParams(max_tokens=4)))
+    engine.step()
+    assert engine.stats().num_waiting == 1, "the cancelled one may take part in this step"
+    chunks = [chunk for _ in range(20) for chunk in engine.step()]
+    assert [token_id for chunk in chunks for token_id in chunk.token_ids] == plain.ask([prompt], max_tokens=4)[0]
+    engine.close()
