@@ -211,11 +211,13 @@ def _check_logits(request: DecodedRequest, vocab_size: int) -> None:
         num_rows += len(request.options.input_ids)
     if sampling.return_generation_logits:
         num_rows += sampling.beam_width * sampling.max_tokens
+    if sampling.use_draft_logits:  # within the engine's process, but as large
+        num_rows += sampling.num_draft_tokens
     limit = _MAX_LOGITS_BYTES // (4 * vocab_size)
     if num_rows > limit:
         raise RequestError(
-            f"logits of {num_rows} tokens, all beams together, are more than a response may hold ({limit}); ask for "
-            "fewer tokens or beams",
+            f"logits of {num_rows} tokens, all beams and drafts together, are more than a response may hold ({limit}); "
+            "ask for fewer tokens, beams or drafts",
             field="max_tokens",
             value=sampling.max_tokens,
         )

@@ -10,8 +10,6 @@ from ensemble_configs.errors import RequestError
 from serving.engines.base import EngineInfo, GenerationRequest, SamplingParams
 
 _MAX_SHOWN_CHARS = 60
-# Why no provider honours `use_draft_logits`.
-NO_DRAFT_LOGITS = "what the server drafts is verified by its ids, which keeps the answer exact; leave it out"
 
 
 def refuse_unservable(request: GenerationRequest, info: EngineInfo) -> None:

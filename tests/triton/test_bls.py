@@ -58,6 +58,23 @@ def test_drafts_change_nothing_but_the_number_of_steps(drafting: RunningServer) 
     assert len(responses) == 30 - accepted, "a response for each round"
 
 
+def test_sampled_drafts_are_weighed_by_their_logits_on_request(drafting: RunningServer) -> None:
+    biased = {"embedding_bias_words": [" the"], "embedding_bias_weights": [7.0], "max_tokens": 120, "stream": False}
+
+    def text(**how: object) -> str:
+        [only] = texts(drafting, BLS, **biased | how)
+        return only
+
+    sampled = {"top_p": 0.9, "seed": 7}
+    by_ids = {"num_draft_tokens": 4}
+    weighed = by_ids | {"use_draft_logits": True}
+    assert text(**by_ids) == text(**weighed) == text(), "greedy"
+    assert text(**sampled, **by_ids) == text(**sampled)
+    assert text(**sampled, **weighed) != text(**sampled), "by their logits some are likely enough that were not chosen"
+    with pytest.raises(StreamFailed, match=r"field=use_draft_logits\].*needs num_draft_tokens"):
+        text(use_draft_logits=True)
+
+
 def test_a_stop_string_cuts_a_drafted_text_exactly(drafting: RunningServer) -> None:
     whole = texts(drafting)[-1]
     stop = whole[25:32]
@@ -77,7 +94,7 @@ def test_a_client_that_leaves_ends_the_drafting_for_it(drafting: RunningServer) 
 def test_drafts_are_refused_where_nothing_drafts(simulated: RunningServer) -> None:
     with pytest.raises(StreamFailed, match=r"field=num_draft_tokens value=4 provider=simulated.*draft_engine"):
         texts(simulated, num_draft_tokens=4)
-    with pytest.raises(StreamFailed, match="field=use_draft_logits value=True provider=simulated"):
+    with pytest.raises(StreamFailed, match=r"field=use_draft_logits value=True provider=simulated.*draft_engine"):
         texts(simulated, use_draft_logits=True)
     assert "".join(texts(simulated, num_draft_tokens=0, use_draft_logits=False)) == "".join(texts(simulated))
 

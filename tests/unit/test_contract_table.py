@@ -82,6 +82,7 @@ COMPANIONS: dict[str, list[str]] = {
     "decoder_input_lengths": ["decoder_input_ids"], "prompt_vocab_size": ["prompt_embedding_table"],
     "lora_weights": _LORA, "lora_config": _LORA, "guided_decoding_guide_type": ["guided_decoding_guide"],
     "guided_decoding_guide": ["guided_decoding_guide_type"], "encoder_output_lengths": ["encoder_input_features"],
+    "use_draft_logits": ["num_draft_tokens", "runtime_top_p"],
     "draft_logits": ["draft_input_ids"], "draft_acceptance_threshold": ["draft_input_ids", "draft_logits"],
     "cross_attention_mask": ["encoder_input_features"], "skip_cross_attn_blocks": ["encoder_input_features"],
     "mrope_rotary_cos_sin": ["mrope_position_deltas"], "mrope_position_deltas": ["mrope_rotary_cos_sin"],

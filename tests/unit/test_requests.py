@@ -152,6 +152,7 @@ COMPANIONS: dict[str, dict[str, object]] = {
     "prompt_vocab_size": {"prompt_embedding_table": [[0.5, 1.0], [1.5, 2.0]]},
     "lora_weights": {"lora_task_id": 1, "lora_config": [[0, 1, 8]]},
     "lora_config": {"lora_task_id": 1, "lora_weights": [[0.5, 1.0]]},
+    "use_draft_logits": {"num_draft_tokens": 5},
     "draft_logits": {"draft_input_ids": [5]},
     "draft_acceptance_threshold": {"draft_input_ids": [5], "draft_logits": [[0.5] * 100]},
     "decoder_input_lengths": {"decoder_input_ids": [8, 9]},
@@ -440,6 +441,7 @@ MISFITS: list[tuple[dict[str, object], str, str]] = [
     ({"lora_weights": [[0.5]], "lora_config": [[0, 0, 8]]}, "lora_weights", "needs lora_task_id"),
     ({"draft_input_ids": [5, 6], "draft_logits": [[0.5] * 100]}, "draft_logits", "of shape [2, 100]"),
     ({"draft_acceptance_threshold": 0.5}, "draft_acceptance_threshold", "needs draft_logits"),
+    ({"use_draft_logits": True}, "use_draft_logits", "needs num_draft_tokens"),
     ({"decoder_input_ids": [5, 100]}, "decoder_input_ids", "0 to 99"),
     ({"decoder_input_ids": [5], "decoder_input_lengths": 2}, "decoder_input_lengths", "must be 1"),
     ({"skip_cross_attn_blocks": True}, "skip_cross_attn_blocks", "needs encoder_input_features"),
@@ -473,6 +475,8 @@ def test_more_logits_than_a_response_may_hold_are_refused() -> None:
         in refusal(roomy, return_generation_logits=True, beam_width=2, request_output_len=400).message
     )
     assert "logits of 700 tokens" in refusal(roomy, return_context_logits=True, input_ids=[5] * 700).message
+    drafts = refusal(roomy, num_draft_tokens=700, use_draft_logits=True).message
+    assert "logits of 700 tokens, all beams and drafts together" in drafts
 
 
 def test_an_empty_range_list_asks_for_nothing_and_false_needs_no_encoder() -> None:
