@@ -491,7 +491,9 @@ def test_ids_behind_the_vocabulary_stand_for_rows_of_the_prompts_own_table() -> 
 
 def test_text_that_became_ids_is_refused_by_the_name_that_the_client_of_the_ensemble_knows() -> None:
     context = list(pack(StreamContext(1))[0])
-    assert refusal(BARE, decoder_input_ids=[5], stream_context=context).facts["field"] == "decoder_text_input"
+    error = refusal(BARE, decoder_input_ids=[12, 5], stream_context=context)
+    assert error.facts == {"field": "decoder_text_input", "provider": "toy"}, "no ids: the client has sent none"
+    assert error.message == "decoder_text_input is not supported by the provider 'toy'; leave it out"
     assert refusal(BARE, decoder_input_ids=[5]).facts["field"] == "decoder_input_ids"
 
 
