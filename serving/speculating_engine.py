@@ -51,6 +51,7 @@ class SpeculatingEngine(Engine):
         self._drafting: dict[int, Speculation] = {}  # by the round's, as below
         self._verifying: dict[int, Speculation] = {}
         self._round_keys = itertools.count(_FIRST_ROUND_KEY)
+        self._num_used_blocks = 0  # of the target, before the rounds that were over with the last step gave theirs back
         self.info = _info_of_pair(target.info, draft.info)
 
     def add(self, request: GenerationRequest) -> None:
@@ -83,7 +84,9 @@ class SpeculatingEngine(Engine):
     def step(self) -> list[TokenChunk]:
         """One iteration of each engine."""
         chunks = [self._take_draft(chunk) for chunk in self._draft.step()]
-        chunks += [self._take(chunk) for chunk in self._target.step()]
+        verified = self._target.step()
+        self._num_used_blocks = self._target.stats().num_used_kv_blocks
+        chunks += [self._take(chunk) for chunk in verified]
         return [chunk for chunk in chunks if chunk is not None]
 
     @property
@@ -92,9 +95,14 @@ class SpeculatingEngine(Engine):
         return self._target.has_work or self._draft.has_work
 
     def stats(self) -> EngineStats:
-        """The target's; a request that is being drafted for runs too."""
+        """The target's, where a request that is being drafted for runs too; and the draft engine's."""
         stats = self._target.stats()
-        return msgspec.structs.replace(stats, num_running=stats.num_running + len(self._drafting))
+        return msgspec.structs.replace(
+            stats,
+            num_running=stats.num_running + len(self._drafting),
+            num_used_kv_blocks=self._num_used_blocks if self.has_work else stats.num_used_kv_blocks,
+            draft=self._draft.stats(),
+        )
 
     def close(self) -> None:
         """Close both."""

@@ -97,8 +97,8 @@ class RunningServer:
                 return float(match[3])
         raise AssertionError(f"no {name} with {labels} in\n{page}")
 
-    def used_kv_blocks(self) -> float:
-        return self.metric("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="used")
+    def used_kv_blocks(self, model: str = "tensorrt_llm") -> float:
+        return self.metric("nv_trt_llm_kv_cache_block_metrics", model=model, kv_cache_block_type="used")
 
     def num_streams(self) -> int:
         """What the adapters hold, as `trireme serve` asks them before it stops."""

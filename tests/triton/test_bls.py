@@ -86,9 +86,11 @@ def test_a_stop_string_cuts_a_drafted_text_exactly(drafting: RunningServer) -> N
 def test_a_client_that_leaves_ends_the_drafting_for_it(drafting: RunningServer) -> None:
     chunks = stream(drafting.url, BLS, ASK | {"num_draft_tokens": 4, "max_tokens": 1500})
     next(chunks)
+    wait_until(lambda: drafting.used_kv_blocks() > 0, 5)
+    wait_until(lambda: drafting.used_kv_blocks("tensorrt_llm_draft") > 0, 5)
     chunks.close()
     wait_until(lambda: drafting.num_streams() == 0, 5)
-    wait_until(lambda: drafting.used_kv_blocks() == 0, 5)
+    wait_until(lambda: drafting.used_kv_blocks() == drafting.used_kv_blocks("tensorrt_llm_draft") == 0, 5)
 
 
 def test_drafts_are_refused_where_nothing_drafts(simulated: RunningServer) -> None:

@@ -11,7 +11,15 @@ from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.errors import RequestError, SpecError
 from serving.detokenization import TextDecoder
-from serving.engines.base import Engine, ExtraOutputs, FinishReason, GenerationRequest, SamplingParams, TokenChunk
+from serving.engines.base import (
+    Engine,
+    EngineStats,
+    ExtraOutputs,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    TokenChunk,
+)
 from serving.engines.clock import VirtualClock
 from serving.engines.simulated import SimulatedEngine
 from serving.extra_outputs import merged
@@ -136,8 +144,29 @@ def test_a_request_can_be_cancelled_in_every_phase_and_leaves_nothing() -> None:
         engine.cancel(1)
         assert not engine.has_work
         assert (engine.stats().num_running, engine.stats().num_used_kv_blocks) == (0, 0)
+        assert _draft_stats(engine).num_used_kv_blocks == 0
         assert engine.perf_of(1) is None
         assert len(ids(run(engine, request())[1])) == 40, "the same key again"
+
+
+def _draft_stats(engine: SpeculatingEngine) -> EngineStats:
+    stats = engine.stats().draft
+    assert stats is not None
+    return stats
+
+
+def test_the_draft_engines_kv_blocks_are_told_beside_the_targets() -> None:
+    engine = SpeculatingEngine(simulated(num_kv_blocks=64), simulated(num_kv_blocks=24, kv_block_tokens=8))
+    assert (engine.stats().num_kv_blocks, _draft_stats(engine).num_kv_blocks) == (64, 24)
+    engine.add(request())
+    used = set()
+    while engine.has_work:
+        engine.step()
+        used.add((engine.stats().num_used_kv_blocks, _draft_stats(engine).num_used_kv_blocks))
+    # Of up to 42 tokens that are fed back: in blocks of 16, and of 8.
+    assert max(target for target, _ in used) == 3
+    assert max(draft for _, draft in used) in (5, 6)
+    assert engine.stats().num_used_kv_blocks == _draft_stats(engine).num_used_kv_blocks == 0
 
 
 def test_a_request_that_is_drafted_for_counts_as_running() -> None:
