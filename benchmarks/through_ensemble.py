@@ -3,7 +3,6 @@
 
 import asyncio
 import contextlib
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from typing import Self
 import yaml
 from tritonclient.grpc import service_pb2
 
+from benchmarks.free_ports import free_ports
 from benchmarks.http2_streams import Http2Streams, Received
 from benchmarks.workload import Ask, Run
 from clients.infer_messages import decode_chunk, encode_request, is_final_response
@@ -27,7 +27,7 @@ class ThroughEnsemble:
     """`trireme serve` in a child process; ready when entered."""
 
     def __init__(self, spec: DeploymentSpec, *, model: str = "ensemble") -> None:
-        ports = _free_ports(3)
+        ports = free_ports(3)
         self.http = f"127.0.0.1:{ports[0]}"
         self.url = f"127.0.0.1:{ports[1]}"
         self._model = model
@@ -100,13 +100,3 @@ def _arrivals_s(received: Received) -> list[float]:
     if chunk is None or not chunk.is_final or chunk.finish_reason != "length":
         raise RuntimeError(f"a stream did not run to its end; its last response: {chunk}")
     return times
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for sock in sockets:
-        sock.bind(("127.0.0.1", 0))
-    ports = [int(sock.getsockname()[1]) for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
