@@ -15,9 +15,9 @@ from tritonclient.grpc import service_pb2
 
 from benchmarks.free_ports import free_ports
 from benchmarks.http2_streams import Http2Streams, Received
-from benchmarks.workload import Ask, Run
+from benchmarks.workload import Ask, Run, exact_stream
 from clients.infer_messages import decode_chunk, encode_request, is_final_response
-from clients.streaming import AsyncTritonClient, GenerateRequest
+from clients.streaming import AsyncTritonClient
 from ensemble_configs.deployment import DeploymentSpec, ResponseSpec
 
 _READY_S = 120.0
@@ -61,15 +61,8 @@ class ThroughEnsemble:
         return Run.of(arrivals_s, num_tokens=ask.output_tokens * len(ask.prompts), client_cpu_s=seen.cpu_s)
 
     def _message(self, prompt: str, output_tokens: int) -> bytes:
-        request = GenerateRequest(
-            text_input=prompt,
-            max_tokens=output_tokens,
-            min_tokens=output_tokens,
-            end_id=-1,
-            stream=True,
-            exclude_input_in_output=True,
-            return_finish_reason=True,  # with the last response; a count would be a tensor in each
-        )
+        # The reason comes with the last response; a count would be a tensor in each.
+        request = exact_stream(prompt, output_tokens, return_finish_reason=True)
         message = encode_request(request, model=self._model, model_version="", request_id="")
         return bytes(message.SerializeToString())
 
