@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ensemble_configs.deployment import ReleaseSpec
-from ensemble_configs.errors import RequestCancelled, RequestError, ServerError, ServingError, Unavailable
+from ensemble_configs.errors import RequestError, ServerError, ServingError, Unavailable
 from serving.detokenization import TextDecoder
 from serving.engine_client import EngineClient
 from serving.engine_messages import Step
 from serving.engine_sources import EngineSource
 from serving.engines.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
+from serving.left_clients import LeftClients
 from serving.reply_lanes import ReplyLanes
 from serving.request_metrics import RequestMetrics, RequestTimes
 from serving.requests import DecodedRequest, RequestDecoder
@@ -31,10 +32,7 @@ from serving.stream_state import Census, StreamContext, unpack_context
 
 _log = logging.getLogger("trireme.generation")
 
-_CENSUS_S = 0.08
 _METRICS_S = 0.25
-
-_CLIENT_GONE = RequestCancelled("the client went away or cancelled the request")
 
 
 class GenerationService:
@@ -66,22 +64,17 @@ class GenerationService:
         self._release = release
         self._metrics = metrics
         self._on_stats = on_stats
-        self._take_census = take_census
         self._text = TextDecoder.from_spec(release.tokenizer)
         self._running: dict[int, RunningRequest] = {}
         self._lock = threading.Lock()  # of _running and _refusal: both ends of a request's life
         self._keys = itertools.count(1)
-        self._lost_streams: list[int] = []  # of which postprocessing may still hold the text
-        self._orphans: list[int] = []  # in the engine, with nobody here to reply to
         self._refusal: Unavailable | None = None
         self._lanes = ReplyLanes(self._take_chunk, delay_s=self._chunk_delay_s)
         self._engine = EngineClient(source, on_steps=self._take_steps, on_death=self._fail_all)
+        self._left = LeftClients(self._running_now, self._cancel, drop=self._engine.cancel, take_census=take_census)
         self._decoder = RequestDecoder(self._engine.start())
         self._is_closed = threading.Event()
-        watches = [(self._cancel_abandoned, client_check_s), (metrics.flush, _METRICS_S)]
-        if take_census is not None:
-            watches.append((self._cancel_unread, _CENSUS_S))
-        for watch, period_s in watches:
+        for watch, period_s in {**self._left.watches(client_check_s), metrics.flush: _METRICS_S}.items():
             args = (watch, period_s, self._is_closed)
             threading.Thread(target=_repeat_until, args=args, name=watch.__name__, daemon=True).start()
 
@@ -157,7 +150,7 @@ class GenerationService:
         keys = [next(self._keys) for _ in range(num_sequences)]
         group, sinks = None, [sink]
         if num_sequences > 1:
-            group = SequenceGroup(sink, num_sequences, on_failure=lambda: self._orphans.extend(keys))
+            group = SequenceGroup(sink, num_sequences, on_failure=lambda: self._left.orphan(keys))
             sinks = group.sinks
         sequences = []
         for index, (key, each) in enumerate(zip(keys, sinks, strict=True)):
@@ -284,19 +277,19 @@ class GenerationService:
             return
         running.send(reply)
         if reply.is_final and running.num_replies > 1:
-            self._forget_text(running)  # Triton throws away what nobody reads, the last chunk too
+            self._left.forget_text(running)  # Triton throws away what nobody reads, the last chunk too
 
     def _give_up(self, key: int, running: RunningRequest) -> None:
         """End a request whose sink has raised."""
         if self._pop(key) is not None:
-            self._orphans.append(key)
+            self._left.orphan([key])
         if running.is_over:
-            self._forget_text(running)
+            self._left.forget_text(running)
         else:
             self._fail_if_possible(running, ServerError("a reply could not be sent; the server's log has the reason"))
 
     def _fail(self, running: RunningRequest, error: ServingError) -> None:
-        self._forget_text(running)
+        self._left.forget_text(running)
         running.fail(error)
 
     def _fail_if_possible(self, running: RunningRequest, error: ServingError) -> None:
@@ -319,47 +312,11 @@ class GenerationService:
         )
         self._tell_stats(idle)
 
-    def _forget_text(self, running: RunningRequest) -> None:
-        """Have postprocessing drop what it may still hold of a stream that has ended."""
-        if running.context is not None and self._take_census is not None:
-            self._lost_streams.append(running.context.key)
-
     def _tell_stats(self, stats: EngineStats) -> None:
         try:
             self._on_stats(stats)
         except Exception:  # a gauge that cannot be set must not end the reader of all
             _log.exception("the engine's stats could not be shown")
-
-    # On threads of their own: whose client has gone?
-
-    def _cancel_abandoned(self) -> None:
-        for key, running in self._running_now():
-            knows_its_client = running.context is None or self._take_census is None
-            if knows_its_client and not running.is_ending and self._is_abandoned(running):
-                self._cancel([(key, running)], _CLIENT_GONE)
-        while self._orphans:
-            self._engine.cancel(self._orphans.pop())
-
-    def _is_abandoned(self, running: RunningRequest) -> bool:
-        try:
-            return running.is_cancelled()
-        except Exception:  # of one sink; the others are asked all the same
-            _log.exception("a sink cannot say whether its client is there")
-            return True
-
-    def _cancel_unread(self) -> None:
-        assert self._take_census is not None
-        streams = {
-            running.context.key: (key, running)
-            for key, running in self._running_now()
-            if running.context is not None and running.num_replies and not running.is_ending
-        }
-        lost_keys = tuple(self._lost_streams)
-        if streams or lost_keys:
-            num_chunks = {key: running.num_replies for key, (_, running) in streams.items()}
-            unread = self._take_census(Census(num_chunks, lost_keys))
-            del self._lost_streams[: len(lost_keys)]
-            self._cancel([streams[key] for key in unread], _CLIENT_GONE)
 
 
 class EngineRefusal(ServerError):

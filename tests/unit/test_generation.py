@@ -354,7 +354,7 @@ def test_a_census_that_fails_is_taken_again_and_forgets_nobody(slow: Bench) -> N
     before = len(slow.censuses)
     wait_until(lambda: len(slow.censuses) > before + 1)
     slow.unread = lambda _: []
-    wait_until(lambda: slow.service._lost_streams == [])
+    wait_until(lambda: slow.service._left._lost_streams == [])
     assert 21 in slow.censuses[-1].lost_keys
 
 
@@ -667,7 +667,7 @@ def storm(bench: Bench, *, num_requests: int, seed: int, num_kills: int) -> None
     assert [violation for sink, _ in sinks for violation in sink.violations] == []
     assert bench.service.num_running == 0
     wait_until(lambda: bench.stats[-1].num_used_kv_blocks == 0)
-    wait_until(lambda: bench.service._lost_streams == [])
+    wait_until(lambda: bench.service._left._lost_streams == [])
     assert len(sinks) + num_refused == num_requests
 
 
