@@ -26,7 +26,6 @@ from serving.word_lists import unpack_words
 
 _ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm") + named_at("tensorrt_llm_bls", BLS_INPUTS))
 _MAX_LOGITS_BYTES = 1 << 28  # of one response
-_ONE_PROMPT = "send one prompt in a request, they are batched in flight"
 _SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
 
 
@@ -65,7 +64,7 @@ class RequestDecoder:
     def decode(
         self, tensors: Mapping[str, npt.NDArray[np.generic]], *, is_context_only: bool = False
     ) -> DecodedRequest:
-        """Check and convert one request.
+        """Check and convert a request of one prompt, or one prompt of a batch.
 
         Args:
             tensors: by the names of `tensorrt_llm`'s inputs, or of those that only `tensorrt_llm_bls` has; a scalar is
@@ -159,13 +158,6 @@ def _stop_request(tensors: Mapping[str, npt.NDArray[np.generic]]) -> DecodedRequ
 
 
 def _value(name: str, row: Tensor, array: npt.NDArray[np.generic], vocab_size: int) -> object:
-    batch = array.shape[0] if array.ndim else 1
-    if batch != 1:
-        raise RequestError(
-            f"{name} has a batch of {batch}; {_ONE_PROMPT}",
-            field=name,
-            value=batch,
-        )
     if row.is_scalar or (row.dims == (1,) and row.data_type != STRING):
         return _scalar(array)
     return _item(name, row, array[0], vocab_size)
@@ -199,9 +191,8 @@ def _scalar(array: npt.NDArray[np.generic]) -> object:
     return float(str(scalar)) if scalar.dtype == np.float32 else scalar.item()
 
 
-# For the documents: what goes for every engine, and the output that is never there.
+# For the documents: what goes for every engine.
 CONDITIONS = {"beam_width": "without `stream`, `top_k` and `top_p`"}
-NEVER_TOLD = {"batch_index": _ONE_PROMPT}
 
 
 def _check_logits(request: DecodedRequest, vocab_size: int) -> None:
