@@ -54,9 +54,11 @@ class Admission:
         Raises:
             RequestError: one of them is refused, or all of them want more than 128 sequences.
         """
-        prompts = for_each_row(lambda row: self._prompt(row, is_context_only), engine_rows(tensors))
-        if len(prompts) > 1:
-            _check_batch(prompts)
+        rows = engine_rows(tensors)
+        if len(rows) == 1:
+            return [self._prompt(tensors, is_context_only)]
+        prompts = for_each_row(lambda row: self._prompt(row, is_context_only), rows)
+        _check_batch(prompts)
         return prompts
 
     def sequences(

@@ -2,6 +2,7 @@
 """Which numbers a request may send: the limits are those in the annotations of the structs that they are read into."""
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -20,19 +21,23 @@ def ranges_of(struct: type[msgspec.Struct]) -> dict[str, msgspec.Meta]:
     return found
 
 
-def check_range(field: str, value: object, limits: msgspec.Meta | None) -> None:
+def check_range(field: str, value: object, ranges: Mapping[str, msgspec.Meta]) -> None:
     """Check a number, or each one of a tuple; anything else passes.
+
+    Args:
+        ranges: as `ranges_of` gives them; what is not among them may be any finite number.
 
     Raises:
         RequestError: one is not finite, or outside its limits.
     """
     if isinstance(value, tuple):
         for item in value:
-            check_range(field, item, limits)
+            check_range(field, item, ranges)
     if not isinstance(value, int | float):
         return
     if isinstance(value, float) and not math.isfinite(value):
         raise out_of_range(field, value, "a finite number")
+    limits = ranges.get(field)
     if limits is not None and not _is_inside(value, limits):
         raise out_of_range(field, value, _in_words(limits))
 

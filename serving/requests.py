@@ -84,7 +84,7 @@ class RequestDecoder:
                 raise _refused_by_all(name, row, self._info)
             target = sampling if row.field in _SAMPLING_FIELDS else options
             value = _value(name, row, array, self._info.vocab_size)
-            check_range(row.field, value, _RANGES.get(row.field))
+            check_range(row.field, value, _RANGES)
             if row.field in target and target[row.field] != value:
                 raise RequestError(
                     f"{name}={value} contradicts the same setting under its other name ({target[row.field]}); send one",

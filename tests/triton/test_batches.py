@@ -2,6 +2,7 @@
 """Several prompts in one request on the real server: each is answered as if it were alone, whichever model is asked."""
 
 import json
+import urllib.error
 import urllib.request
 
 import numpy as np
@@ -220,6 +221,16 @@ def test_generate_takes_one_response_and_says_so_where_there_are_several(
     assert set(answer) == {"error"}
     assert "generate expects model to produce exactly 1 response, use generate stream" in answer["error"]
     wait_until(lambda: simulated.num_streams() == 0, 5)
+
+
+@pytest.mark.parametrize("words", ["x", ["x", "y"], [["x"], ["y"]]])
+def test_a_list_of_words_over_http_is_one_row_however_it_is_nested(simulated: RunningServer, words: object) -> None:
+    asked: dict[str, object] = {"text_input": ["a", "b"], "max_tokens": [3, 3], "stop_words": words}
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        post(simulated, "generate_stream", **asked)
+    with refusal.value as error:
+        assert error.code == 400
+        assert b"input 'stop_words' batch size does not match other inputs" in error.read()
 
 
 def test_generate_stream_takes_a_batch(simulated: RunningServer) -> None:

@@ -264,6 +264,26 @@ def test_a_response_that_is_not_streamed_is_whole_for_each_prompt_and_the_last_o
     assert ends == [False, False, True]
 
 
+def test_what_is_asked_beside_the_text_is_each_prompts_own(service: AnyOrderService) -> None:
+    pipeline = TextPipeline(cast(Any, service), service.prompt_step, service.decoder)
+    asked = ("return_context_logits", "return_generation_logits", "return_log_probs", "return_perf_metrics")
+    asks: dict[str, Any] = {"stream": False, "max_tokens": 4, **dict.fromkeys(asked, True)}
+    texts = zip(("Who?", "hello there", "x"), (1, 3, 2), strict=True)
+    rows = [{"text_input": text, "beam_width": beam_width, **asks} for text, beam_width in texts]
+    sink = RecordingTensorSink()
+    pipeline.start(together(rows), sink)
+    for response in sink.wait().responses:
+        index = response["batch_index"].item()
+        alone_sink = RecordingTensorSink()
+        pipeline.start(together([rows[index]]), alone_sink)
+        [alone] = alone_sink.wait().responses
+        assert set(response) == {*alone, "batch_index"}
+        assert response["text_output"].shape == (rows[index]["beam_width"],)
+        for name in ("text_output", "context_logits", "generation_logits", "output_log_probs", "cum_log_probs"):
+            assert response[name].tolist() == alone[name].tolist()
+    assert len(sink.responses) == 3
+
+
 def test_prompts_and_sequences_together_have_a_limit(service: AnyOrderService) -> None:
     pipeline = TextPipeline(cast(Any, service), service.prompt_step, service.decoder)
     rows = [PLAIN | {"max_tokens": 1, "num_return_sequences": 64}] * 2
