@@ -242,3 +242,19 @@ def test_generate_stream_takes_a_batch(simulated: RunningServer) -> None:
     for index, text in enumerate(TEXTS):
         alone = post(simulated, "generate", text_input=text.decode(), max_tokens=4 + index)
         assert texts[index] == json.loads(alone)["text_output"]
+
+
+def test_a_batch_on_a_real_model_is_its_prompts_alone(openvino: RunningServer, model: str) -> None:
+    tensors = {
+        "text_input": column([b"Who are you?", b"Once upon a time there was", b"The capital of France is"], np.object_),
+        "max_tokens": column([12, 20, 6], np.int32),
+        "stream": column([True, False, True], np.bool_),
+        **{name: column([True] * NUM, np.bool_) for name in ("return_log_probs", "return_num_output_tokens")},
+        "return_finish_reason": column([True] * NUM, np.bool_),
+    }
+    together, alone = (ask(openvino, model, tensors) for ask in (ask_together, ask_each_alone))
+    # The same sums in another order: its probabilities differ in the last digits.
+    log_probs = [[one.pop("log_probs") for one in told_] for told_ in (together, alone)]
+    assert together == alone
+    for own, expected in zip(*log_probs, strict=True):
+        assert own == pytest.approx(expected, abs=1e-3)
