@@ -150,6 +150,19 @@ def test_a_request_runs_on_the_release_that_it_names(urls: tuple[str, str]) -> N
             ask(model=BLS, release=3)
 
 
+@pytest.mark.parametrize("model", ["ensemble", "ensemble_graph", "tensorrt_llm"])
+def test_a_model_that_serves_one_release_refuses_another_one_by_name(simulated: RunningServer, model: str) -> None:
+    asked = engine_request([5, 6], 3) if model == "tensorrt_llm" else ASK
+
+    def ask(release: int) -> int:
+        return len(list(stream(simulated.url, model, asked, parameters={"release": release})))
+
+    assert ask(1) > 0
+    with pytest.raises(StreamFailed, match=r"\[INVALID_ARG field=release value=7\].*ask tensorrt_llm_bls"):
+        ask(7)
+    wait_until(lambda: simulated.num_streams() == 0, 5)
+
+
 @pytest.mark.parametrize("endpoint", ["generate", "versions/1/generate_stream"])
 def test_a_release_is_a_key_of_the_json_that_generate_takes(urls: tuple[str, str], endpoint: str) -> None:
     def ask(**more: object) -> str:

@@ -191,6 +191,31 @@ def test_the_unexpected_fails_one_request_and_shows_no_traceback(
     assert "Traceback" in caplog.text
 
 
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm"])
+def test_a_request_for_another_release_is_refused_before_it_is_read(ensemble: EnsembleByHand, model: str) -> None:
+    request = pb_utils.InferenceRequest(
+        model_name=model, inputs=[], requested_output_names=[], parameters={"release": 7}
+    )
+    ensemble.adapters[model].execute([request])
+    [response] = request.get_response_sender().wait()
+    error = response.error()
+    assert error is not None
+    assert error.message().startswith("[INVALID_ARG field=release value=7]")
+    assert error.code() == pb_utils.TritonError.INVALID_ARG
+
+
+def test_several_prompts_of_one_request_are_answered_as_if_each_were_alone(
+    ensemble: EnsembleByHand, model: str
+) -> None:
+    texts = (b"Who?", PROMPT.encode(), b"x")
+    alone = [streamed(text_input=array(text, np.object_)) for text in texts]
+    together = {name: np.concatenate([one[name] for one in alone]) for name in alone[0]}
+    responses = ensemble.ask(together, model)
+    for index, one in enumerate(alone):
+        own = [response for response in responses if response["batch_index"].tolist() == [[index]]]
+        assert text_of(own) == text_of(ensemble.ask(one, model))
+
+
 def test_one_bad_request_of_a_batch_fails_alone(ensemble: EnsembleByHand) -> None:
     requests = [
         pb_utils.InferenceRequest(

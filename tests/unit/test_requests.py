@@ -288,14 +288,6 @@ def test_two_names_of_one_setting_may_agree_and_not_contradict(new: str, old: st
     assert "contradicts the same setting under its other name (3)" in error.message
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_a_batch_is_refused_whichever_tensor_has_it(name: str) -> None:
-    one = array(name, VALUES[name][0])
-    tensors = {n: array(n, v) for n, v in {"input_ids": [5], "request_output_len": 1}.items()}
-    with pytest.raises(RequestError, match=f"{name} has a batch of 2; send one prompt in a request"):
-        RequestDecoder(INFO).decode(tensors | {name: np.concatenate([one, one])})
-
-
 @pytest.mark.parametrize(
     "rows",
     [[[8, 9], [3, -1]], [[8, 9], [2, 1]], [[8, 9], [1, 1]], [[8, 9], [0, 2]]],
