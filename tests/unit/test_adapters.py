@@ -288,7 +288,8 @@ def test_a_stream_whose_last_chunk_triton_throws_away_is_forgotten(ensemble: Ens
     context = ensemble.ask_model(
         "preprocessing", {"QUERY": array(b"hello", np.object_), "REQUEST_OUTPUT_LEN": array(3, np.int32)}
     )[0]["STREAM_CONTEXT"]
-    sender = ensemble.send("tensorrt_llm", engine_request(3, stream_context=context))
+    # Long enough that the first chunk is here before the end.
+    sender = ensemble.send("tensorrt_llm", engine_request(300, stream_context=context))
     wait_until(lambda: bool(sender.responses))
     first = {tensor.name(): tensor.as_numpy() for tensor in sender.responses[0].output_tensors()}
     ensemble.ask_model("postprocessing", {"TOKENS_BATCH": first["output_ids"], "STREAM_STATE": first["stream_state"]})
