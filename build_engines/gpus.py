@@ -17,6 +17,22 @@ _TABLE = Path(__file__).with_name("gpus.yaml")
 PositiveFloat = Annotated[float, Field(gt=0)]
 
 
+class Tflops(Spec):
+    """Dense peaks, TFLOP/s, by what is multiplied; None: the GPU cannot."""
+
+    fp16: PositiveFloat
+    int8: PositiveFloat
+    fp8: PositiveFloat | None = None
+    fp4: PositiveFloat | None = None
+
+    def __getitem__(self, compute: str) -> float:
+        """By name. Raises: KeyError: the GPU cannot."""
+        peak: float | None = getattr(self, compute, None)
+        if peak is None:
+            raise KeyError(compute)
+        return peak
+
+
 class Gpu(Spec):
     """One kind of GPU; what the fields mean is written in the table."""
 
@@ -25,7 +41,7 @@ class Gpu(Spec):
     sm: Positive
     memory_gib: PositiveFloat
     bandwidth_gbs: PositiveFloat
-    tflops: dict[str, PositiveFloat]
+    tflops: Tflops
     nvlink_gbs: Annotated[float, Field(ge=0)]
     nvlink_domain: Positive
     pcie_gbs: PositiveFloat

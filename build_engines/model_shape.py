@@ -27,9 +27,14 @@ class GroupedAttention:
         return 2 * self.num_kv_heads * self.head_dim
 
     @property
-    def flops_per_pair(self) -> int:
+    def prefill_flops_per_pair(self) -> int:
         """Floating point operations of one query meeting one key and its value: two products, 2 operations a number."""
         return 4 * self.num_heads * self.head_dim
+
+    @property
+    def decode_flops_per_pair(self) -> int:
+        """The same."""
+        return self.prefill_flops_per_pair
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,13 @@ class LatentAttention:
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
-    def flops_per_pair(self) -> int:
-        """As in decoding, with the up-projections absorbed: scores over latent + rotary, values over latent."""
+    def prefill_flops_per_pair(self) -> int:
+        """With keys and values unfolded for each head: scores over nope + rope, values over their own width."""
+        return 2 * self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim + self.v_head_dim)
+
+    @property
+    def decode_flops_per_pair(self) -> int:
+        """With the up-projections absorbed into the queries: scores over latent + rotary, values over the latent."""
         return 2 * self.num_heads * (2 * self.kv_lora_rank + self.qk_rope_head_dim)
 
 

@@ -52,6 +52,11 @@ class WeightFormat:
         """Whether it is less than 16 bits."""
         return self.bits < 16
 
+    @property
+    def is_unpacked(self) -> bool:
+        """Whether weights are turned into a wider type before they are multiplied."""
+        return self.bits < {"fp16": 16, "fp8": 8, "int8": 8, "fp4": 4}[self.compute]
+
 
 # Source of the table: TensorRT-LLM's documentation of quantization (features/quantization), hardware against formats;
 # what it does not list (integer formats) runs on every GPU since SM 80. AWQ, GPTQ and their like are not on SM 100.

@@ -29,6 +29,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "serve": Command("serving.server.command", "serve", "Serve a deployment on Triton, and drain it when it stops"),
     "render": Command("ensemble_configs.command", "render", "Write the model repository of a deployment"),
+    "plan": Command("build_engines.planner.plan_command", "plan", "Say what a model needs and how fast it will be on which GPUs"),
     "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
 }
 
