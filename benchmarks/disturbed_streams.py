@@ -7,11 +7,11 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
 
 import msgspec
 
-from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest
+from benchmarks.workload import exact_stream
+from clients.streaming import AsyncTritonClient, GenerateRequest
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
 
 _KEYS = itertools.count(1)
@@ -92,7 +92,7 @@ async def disturb_server(url: str, scene: Scene) -> Disturbance:
     async def read(client: AsyncTritonClient, stream: int, prompt: str) -> None:
         nonlocal num_behind
         num_tokens = 0
-        async for chunk in _stream(client, prompt, scene.num_tokens):
+        async for chunk in client.generate(_asked(prompt, scene.num_tokens)):
             watch.note(stream)
             had, num_tokens = num_tokens, num_tokens + (chunk.num_output_tokens or 0)
             num_behind -= had < scene.num_tokens_before <= num_tokens
@@ -103,7 +103,7 @@ async def disturb_server(url: str, scene: Scene) -> Disturbance:
         await is_time.wait()
         watch.start_s = time.perf_counter()
         if isinstance(scene.long_prompt, str):
-            async for _ in _stream(client, scene.long_prompt, 1):
+            async for _ in client.generate(_asked(scene.long_prompt, 1)):
                 watch.end_s = time.perf_counter()
 
     async with AsyncTritonClient(url) as client:
@@ -113,14 +113,5 @@ async def disturb_server(url: str, scene: Scene) -> Disturbance:
     return watch.disturbance()
 
 
-def _stream(client: AsyncTritonClient, prompt: str, num_tokens: int) -> AsyncIterator[GenerateChunk]:
-    request = GenerateRequest(
-        text_input=prompt,
-        max_tokens=num_tokens,
-        min_tokens=num_tokens,
-        end_id=-1,
-        stream=True,
-        exclude_input_in_output=True,
-        return_num_output_tokens=True,
-    )
-    return client.generate(request)
+def _asked(prompt: str, num_tokens: int) -> GenerateRequest:
+    return exact_stream(prompt, num_tokens, return_num_output_tokens=True)

@@ -3,7 +3,6 @@
 
 import asyncio
 import contextlib
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,10 +13,11 @@ from typing import Self
 import yaml
 from tritonclient.grpc import service_pb2
 
+from benchmarks.free_ports import free_ports
 from benchmarks.http2_streams import Http2Streams, Received
-from benchmarks.workload import Ask, Run
+from benchmarks.workload import Ask, Run, exact_stream
 from clients.infer_messages import decode_chunk, encode_request, is_final_response
-from clients.streaming import AsyncTritonClient, GenerateRequest
+from clients.streaming import AsyncTritonClient
 from ensemble_configs.deployment import DeploymentSpec, ResponseSpec
 
 _READY_S = 120.0
@@ -27,7 +27,7 @@ class ThroughEnsemble:
     """`trireme serve` in a child process; ready when entered."""
 
     def __init__(self, spec: DeploymentSpec, *, model: str = "ensemble") -> None:
-        ports = _free_ports(3)
+        ports = free_ports(3)
         self.http = f"127.0.0.1:{ports[0]}"
         self.url = f"127.0.0.1:{ports[1]}"
         self._model = model
@@ -61,15 +61,8 @@ class ThroughEnsemble:
         return Run.of(arrivals_s, num_tokens=ask.output_tokens * len(ask.prompts), client_cpu_s=seen.cpu_s)
 
     def _message(self, prompt: str, output_tokens: int) -> bytes:
-        request = GenerateRequest(
-            text_input=prompt,
-            max_tokens=output_tokens,
-            min_tokens=output_tokens,
-            end_id=-1,
-            stream=True,
-            exclude_input_in_output=True,
-            return_finish_reason=True,  # with the last response; a count would be a tensor in each
-        )
+        # The reason comes with the last response; a count would be a tensor in each.
+        request = exact_stream(prompt, output_tokens, return_finish_reason=True)
         message = encode_request(request, model=self._model, model_version="", request_id="")
         return bytes(message.SerializeToString())
 
@@ -100,13 +93,3 @@ def _arrivals_s(received: Received) -> list[float]:
     if chunk is None or not chunk.is_final or chunk.finish_reason != "length":
         raise RuntimeError(f"a stream did not run to its end; its last response: {chunk}")
     return times
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for sock in sockets:
-        sock.bind(("127.0.0.1", 0))
-    ports = [int(sock.getsockname()[1]) for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from clients.streaming import GenerateRequest
 from serving.tokenization import PromptTokenizer
 
 WORDS = (
@@ -33,6 +34,26 @@ WORDS = (
     "still",
     "dark",
 )
+
+
+def exact_stream(
+    prompt: str,
+    num_tokens: int,
+    *,
+    return_num_output_tokens: bool | None = None,
+    return_finish_reason: bool | None = None,
+) -> GenerateRequest:
+    """A greedy stream of exactly so many tokens."""
+    return GenerateRequest(
+        text_input=prompt,
+        max_tokens=num_tokens,
+        min_tokens=num_tokens,
+        end_id=-1,
+        stream=True,
+        exclude_input_in_output=True,
+        return_num_output_tokens=return_num_output_tokens,
+        return_finish_reason=return_finish_reason,
+    )
 
 
 class Ask(msgspec.Struct, frozen=True):

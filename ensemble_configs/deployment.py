@@ -34,7 +34,7 @@ class TritonSpec(Spec):
     grpc_port: Port = 8001
     metrics_port: Port = 8002
     triton_max_batch_size: Positive = Field(
-        default=256, description="largest batch Triton hands to postprocessing at once"
+        default=256, description="prompts that Triton lets through in one request; a request may hold 128 of them"
     )
     keepalive_time_ms: Positive = Field(
         default=10_000, description="silence on a gRPC connection after which the server asks whether its peer is there"

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the engine holds and has had to take back, for Prometheus: gauges under the names that TensorRT-LLM's backend
 gave them, and the same with a counter of preemptions under names of ours that follow vLLM's.
+
+Of an engine that drafts beside it the same, as those of the model `<model>_draft`: upstream has the draft engine in a
+model of that name. Blocks of the two are of different sizes, so they are not added up.
 """
 
 import time
@@ -16,34 +19,25 @@ class EngineMetrics:
 
     def __init__(self, metric_family: Any, *, model: str, version: str) -> None:
         """Args: `metric_family` is `pb_utils.MetricFamily`."""
-        labels = {"model": model, "version": version}
-        requests = metric_family("nv_trt_llm_request_metrics", "Requests by state", metric_family.GAUGE)
-        blocks = metric_family("nv_trt_llm_kv_cache_block_metrics", "KV cache blocks", metric_family.GAUGE)
-        running = metric_family("trireme_requests_running", "Requests in the engine's batch", metric_family.GAUGE)
-        waiting = metric_family("trireme_requests_waiting", "Requests that wait for room", metric_family.GAUGE)
-        usage = metric_family("trireme_kv_cache_usage_fraction", "Of the KV cache's blocks", metric_family.GAUGE)
-        preemptions = metric_family(
-            "trireme_preemptions_total",
-            "Running requests that gave up their KV blocks to be computed again; of engines that tell",
-            metric_family.COUNTER,
-        )
+        self._labels = {"model": model, "version": version}
         # Triton drops a family that nobody holds.
-        self._families = (requests, blocks, running, waiting, usage, preemptions)
-        self._labels = labels
-        self._preemptions: Any = None  # a metric of the last family, from the first time that the engine tells
-        self._num_shown_preemptions = 0
-        self._gauges = {
-            name: family.Metric(labels=labels | {label: name})
-            for family, label, names in (
-                (requests, "request_type", ("active", "scheduled", "waiting")),
-                (blocks, "kv_cache_block_type", ("max", "used", "free")),
+        self._families = {
+            name: metric_family(name, description, kind)
+            for name, description, kind in (
+                ("nv_trt_llm_request_metrics", "Requests by state", metric_family.GAUGE),
+                ("nv_trt_llm_kv_cache_block_metrics", "KV cache blocks", metric_family.GAUGE),
+                ("trireme_requests_running", "Requests in the engine's batch", metric_family.GAUGE),
+                ("trireme_requests_waiting", "Requests that wait for room", metric_family.GAUGE),
+                ("trireme_kv_cache_usage_fraction", "Of the KV cache's blocks", metric_family.GAUGE),
+                (
+                    "trireme_preemptions_total",
+                    "Running requests that gave up their KV blocks to be computed again; of engines that tell",
+                    metric_family.COUNTER,
+                ),
             )
-            for name in names
-        } | {
-            name: family.Metric(labels=labels)
-            for name, family in (("running", running), ("queued", waiting), ("usage", usage))
         }
-        self._shown: dict[str, float] = {}
+        self._engine = _OfOneEngine(self._families, self._labels)
+        self._draft: _OfOneEngine | None = None  # from the first time that there is one
         self._next_update_s = 0.0
 
     def update(self, stats: EngineStats) -> None:
@@ -53,6 +47,47 @@ class EngineMetrics:
         if now_s < self._next_update_s and not is_idle:
             return
         self._next_update_s = now_s + _UPDATE_S
+        self._engine.show(stats)
+        if self._draft is None and stats.draft is not None:
+            self._draft = _OfOneEngine(self._families, self._labels | {"model": f"{self._labels['model']}_draft"})
+        if self._draft is not None:
+            self._draft.show(stats.draft)
+
+
+class _OfOneEngine:
+    """Its gauges, and its counter once it tells."""
+
+    def __init__(self, families: dict[str, Any], labels: dict[str, str]) -> None:
+        self._families = families
+        self._labels = labels
+        self._preemptions: Any = None
+        self._num_shown_preemptions = 0
+        self._gauges = {
+            name: families[family].Metric(labels=labels | {label: name})
+            for family, label, names in (
+                ("nv_trt_llm_request_metrics", "request_type", ("active", "scheduled", "waiting")),
+                ("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type", ("max", "used", "free")),
+            )
+            for name in names
+        } | {
+            name: families[family].Metric(labels=labels)
+            for name, family in (
+                ("running", "trireme_requests_running"),
+                ("queued", "trireme_requests_waiting"),
+                ("usage", "trireme_kv_cache_usage_fraction"),
+            )
+        }
+        self._shown: dict[str, float] = {}
+        self._num_kv_blocks = 0
+
+    def show(self, stats: EngineStats | None) -> None:
+        """Set what has changed. Args: `stats`: None of an engine that has died; it holds nothing any more."""
+        if stats is None:
+            num_blocks = self._num_kv_blocks
+            stats = EngineStats(
+                num_running=0, num_waiting=0, num_used_kv_blocks=0, num_kv_blocks=num_blocks, num_steps=0
+            )
+        self._num_kv_blocks = stats.num_kv_blocks
         for name, value in {
             "active": stats.num_running + stats.num_waiting,
             "scheduled": stats.num_running,
@@ -74,7 +109,7 @@ class EngineMetrics:
             self._num_shown_preemptions = 0
             return
         if self._preemptions is None:
-            self._preemptions = self._families[-1].Metric(labels=self._labels)
+            self._preemptions = self._families["trireme_preemptions_total"].Metric(labels=self._labels)
         if num_preemptions > self._num_shown_preemptions:
             self._preemptions.increment(num_preemptions - self._num_shown_preemptions)
         self._num_shown_preemptions = num_preemptions

@@ -135,6 +135,9 @@ class SharedEngine(EngineSource):
     def connect(self) -> tuple[Channel, EngineInfo]:
         """Wait for the owner, then for its engine."""
         channel = self._waiting = Channel(self._call(), Report)
+        if self._is_closing.is_set():  # perhaps before it could see this channel
+            channel.close()
+            raise Unavailable("the engine is being closed", reason="shutdown")
         try:
             return channel, _read_info(channel)
         except ChannelClosed as exc:

@@ -6,7 +6,6 @@ last one. Whoever wants a request to end asks the engine, and the engine's answe
 the reader of the engine's steps fails what is left.
 """
 
-import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -15,26 +14,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ensemble_configs.deployment import ReleaseSpec
-from ensemble_configs.errors import RequestCancelled, RequestError, ServerError, ServingError, Unavailable
+from ensemble_configs.errors import RequestError, ServerError, ServingError, Unavailable
+from serving.admission import Admission, Generation
 from serving.detokenization import TextDecoder
 from serving.engine_client import EngineClient
 from serving.engine_messages import Step
 from serving.engine_sources import EngineSource
 from serving.engines.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
+from serving.left_clients import LeftClients
 from serving.reply_lanes import ReplyLanes
-from serving.request_metrics import RequestMetrics, RequestTimes
-from serving.requests import DecodedRequest, RequestDecoder
+from serving.request_metrics import RequestMetrics
 from serving.running_request import Reply, ReplySink, RunningRequest
-from serving.sequence_group import SequenceGroup, context_of, sampling_of
-from serving.stop_strings import check_stop_strings
-from serving.stream_state import Census, StreamContext, unpack_context
+from serving.sequence_group import SequenceGroup
+from serving.stream_state import Census, StreamContext
 
 _log = logging.getLogger("trireme.generation")
 
-_CENSUS_S = 0.08
 _METRICS_S = 0.25
-
-_CLIENT_GONE = RequestCancelled("the client went away or cancelled the request")
 
 
 class GenerationService:
@@ -64,24 +60,17 @@ class GenerationService:
             ServingError: it cannot be loaded.
         """
         self._release = release
-        self._metrics = metrics
         self._on_stats = on_stats
-        self._take_census = take_census
-        self._text = TextDecoder.from_spec(release.tokenizer)
+        text = TextDecoder.from_spec(release.tokenizer)
         self._running: dict[int, RunningRequest] = {}
         self._lock = threading.Lock()  # of _running and _refusal: both ends of a request's life
-        self._keys = itertools.count(1)
-        self._lost_streams: list[int] = []  # of which postprocessing may still hold the text
-        self._orphans: list[int] = []  # in the engine, with nobody here to reply to
         self._refusal: Unavailable | None = None
         self._lanes = ReplyLanes(self._take_chunk, delay_s=self._chunk_delay_s)
         self._engine = EngineClient(source, on_steps=self._take_steps, on_death=self._fail_all)
-        self._decoder = RequestDecoder(self._engine.start())
+        self._left = LeftClients(self._running_now, self._cancel, drop=self._engine.cancel, take_census=take_census)
+        self._admission = Admission(release, text, self._engine.start(), metrics)
         self._is_closed = threading.Event()
-        watches = [(self._cancel_abandoned, client_check_s), (metrics.flush, _METRICS_S)]
-        if take_census is not None:
-            watches.append((self._cancel_unread, _CENSUS_S))
-        for watch, period_s in watches:
+        for watch, period_s in {**self._left.watches(client_check_s), metrics.flush: _METRICS_S}.items():
             args = (watch, period_s, self._is_closed)
             threading.Thread(target=_repeat_until, args=args, name=watch.__name__, daemon=True).start()
 
@@ -96,7 +85,7 @@ class GenerationService:
         """Take one request; returns at once, the replies come through `sink`.
 
         Args:
-            tensors: by the names of `tensorrt_llm`'s inputs.
+            tensors: by the names of `tensorrt_llm`'s inputs; a row for each prompt.
             sink: where the replies go.
             request_id: the client's.
             is_context_only: of disaggregated serving, to prefill and hand over.
@@ -104,14 +93,13 @@ class GenerationService:
         Raises:
             ServingError: the request is refused, and `sink` was not called.
         """
-        decoded = self._decoder.decode(tensors, is_context_only=is_context_only)
-        packed = decoded.options.stream_context
-        context = None if packed is None else unpack_context(packed)
-        if decoded.options.stop:
-            self._stop(request_id, context)
+        prompts = self._admission.prompts(tensors, is_context_only=is_context_only)
+        if prompts[0].request.options.stop:
+            for prompt in prompts:
+                self._stop(request_id, prompt.context)
             sink.send(Reply(token_ids=[], is_final=True))
             return
-        sequences, group = self._sequences(decoded, context, sink, request_id)
+        sequences, group = self._admission.sequences(prompts, sink, request_id, on_failure=self._left.orphan)
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
@@ -143,51 +131,16 @@ class GenerationService:
         self._engine.close()
         self._lanes.close()
 
-    def _sequences(
-        self, decoded: DecodedRequest, context: StreamContext | None, sink: ReplySink, request_id: str
-    ) -> tuple[list[tuple[GenerationRequest, RunningRequest]], SequenceGroup | None]:
-        """What the engine is to generate for one request, and the group that shares its sink if that is several."""
-        options = decoded.options
-        # Beams come back from one search; how many of them is decided when it is over.
-        num_sequences = 1 if decoded.sampling.beam_width > 1 else options.num_return_sequences or 1
-        strings = context.stop_strings if context else self._stop_strings(options.stop_words_list)
-        is_excluded = options.exclude_input_in_output
-        if is_excluded is None:
-            is_excluded = self._release.responses.exclude_input_in_output
-        keys = [next(self._keys) for _ in range(num_sequences)]
-        group, sinks = None, [sink]
-        if num_sequences > 1:
-            group = SequenceGroup(sink, num_sequences, on_failure=lambda: self._orphans.extend(keys))
-            sinks = group.sinks
-        sequences = []
-        for index, (key, each) in enumerate(zip(keys, sinks, strict=True)):
-            sampling = sampling_of(decoded.sampling, index)
-            request = GenerationRequest(key=key, input_ids=options.input_ids, sampling=sampling, stop_strings=strings)
-            running = RunningRequest(
-                each,
-                request_id,
-                options,
-                context_of(context, index),
-                not is_excluded,
-                RequestTimes(self._metrics, len(options.input_ids), self.info.kv_block_tokens),
-                returns_log_probs=sampling.return_log_probs,
-                sequence_index=index,
-            )
-            sequences.append((request, running))
-        return sequences, group
-
-    def _submit_all(
-        self, sequences: list[tuple[GenerationRequest, RunningRequest]], group: SequenceGroup | None
-    ) -> None:
+    def _submit_all(self, sequences: list[Generation], group: SequenceGroup | None) -> None:
         try:
             for request, running in sequences:
                 self._submit(request, running)
-        except ServingError as exc:
+        except Exception as exc:
             if group is None:
                 raise
             for request, _ in sequences:
                 self._pop(request.key)
-            group.fail(exc)  # not raised: another sequence may have replied
+            group.fail(_told(exc))  # not raised: another sequence may have replied
 
     def _submit(self, request: GenerationRequest, running: RunningRequest) -> None:
         try:
@@ -198,13 +151,6 @@ class GenerationService:
                 raise
         if running.is_ending:  # somebody asked for its end before the engine knew of it
             self._engine.cancel(request.key)
-
-    def _stop_strings(self, words: list[list[int]] | None) -> tuple[str, ...]:
-        """Upstream's ``[2, n]`` token ids as the text they stand for: it matches however the model tokenizes it."""
-        if words is None:
-            return ()
-        ids, offsets = words[0], [offset for offset in words[1] if offset > 0]
-        return check_stop_strings(self._text.decode(ids[start:end]) for start, end in itertools.pairwise([0, *offsets]))
 
     def _stop(self, request_id: str, context: StreamContext | None) -> None:
         """The contract's stop request: it ends the running request of the same id with what it has.
@@ -284,19 +230,19 @@ class GenerationService:
             return
         running.send(reply)
         if reply.is_final and running.num_replies > 1:
-            self._forget_text(running)  # Triton throws away what nobody reads, the last chunk too
+            self._left.forget_text(running)  # Triton throws away what nobody reads, the last chunk too
 
     def _give_up(self, key: int, running: RunningRequest) -> None:
         """End a request whose sink has raised."""
         if self._pop(key) is not None:
-            self._orphans.append(key)
+            self._left.orphan([key])
         if running.is_over:
-            self._forget_text(running)
+            self._left.forget_text(running)
         else:
             self._fail_if_possible(running, ServerError("a reply could not be sent; the server's log has the reason"))
 
     def _fail(self, running: RunningRequest, error: ServingError) -> None:
-        self._forget_text(running)
+        self._left.forget_text(running)
         running.fail(error)
 
     def _fail_if_possible(self, running: RunningRequest, error: ServingError) -> None:
@@ -319,47 +265,11 @@ class GenerationService:
         )
         self._tell_stats(idle)
 
-    def _forget_text(self, running: RunningRequest) -> None:
-        """Have postprocessing drop what it may still hold of a stream that has ended."""
-        if running.context is not None and self._take_census is not None:
-            self._lost_streams.append(running.context.key)
-
     def _tell_stats(self, stats: EngineStats) -> None:
         try:
             self._on_stats(stats)
         except Exception:  # a gauge that cannot be set must not end the reader of all
             _log.exception("the engine's stats could not be shown")
-
-    # On threads of their own: whose client has gone?
-
-    def _cancel_abandoned(self) -> None:
-        for key, running in self._running_now():
-            knows_its_client = running.context is None or self._take_census is None
-            if knows_its_client and not running.is_ending and self._is_abandoned(running):
-                self._cancel([(key, running)], _CLIENT_GONE)
-        while self._orphans:
-            self._engine.cancel(self._orphans.pop())
-
-    def _is_abandoned(self, running: RunningRequest) -> bool:
-        try:
-            return running.is_cancelled()
-        except Exception:  # of one sink; the others are asked all the same
-            _log.exception("a sink cannot say whether its client is there")
-            return True
-
-    def _cancel_unread(self) -> None:
-        assert self._take_census is not None
-        streams = {
-            running.context.key: (key, running)
-            for key, running in self._running_now()
-            if running.context is not None and running.num_replies and not running.is_ending
-        }
-        lost_keys = tuple(self._lost_streams)
-        if streams or lost_keys:
-            num_chunks = {key: running.num_replies for key, (_, running) in streams.items()}
-            unread = self._take_census(Census(num_chunks, lost_keys))
-            del self._lost_streams[: len(lost_keys)]
-            self._cancel([streams[key] for key in unread], _CLIENT_GONE)
 
 
 class EngineRefusal(ServerError):
@@ -369,6 +279,14 @@ class EngineRefusal(ServerError):
         super().__init__(text)
         self.args = (text,)
         self.code = text[1:].partition(" ")[0].rstrip("]")
+
+
+def _told(exc: Exception) -> ServingError:
+    """What a client is told of it."""
+    if isinstance(exc, ServingError):
+        return exc
+    _log.error("a request could not be handed to the engine", exc_info=exc)
+    return ServerError("unexpected error; the server's log has the traceback")
 
 
 def _repeat_until(work: Callable[[], None], period_s: float, is_over: threading.Event) -> None:

@@ -39,6 +39,11 @@ def _check_prompt_table(sampling: SamplingParams) -> None:
 
 def _check_drafts(sampling: SamplingParams, vocab_size: int) -> None:
     _check_ids("draft_input_ids", sampling.draft_input_ids, vocab_size)
+    if sampling.use_draft_logits and not sampling.num_draft_tokens:
+        raise RequestError(
+            "use_draft_logits needs num_draft_tokens; send it too, or leave use_draft_logits out",
+            field="use_draft_logits",
+        )
     logits, shape = sampling.draft_logits, (len(sampling.draft_input_ids), vocab_size)
     if logits is not None and logits.shape != shape:
         raise _wrong("draft_logits", list(logits.shape), f"of shape {list(shape)}, a row for each of draft_input_ids")

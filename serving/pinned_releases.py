@@ -5,7 +5,6 @@ A request's parameter `release` names the one whose tokenizer, engine and text i
 model and never changes. The first request for one makes this stub a guest of its engine (`serving.late_pipeline`).
 """
 
-import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ from ensemble_configs.release import load_release
 from serving.engine_sources import SharedEngine, has_engine
 from serving.late_pipeline import LatePipeline
 from serving.request_metrics import RequestMetrics
+from serving.request_parameters import RELEASE, parameters_of, release_asked_for
 from serving.text_pipeline import Tensors, TensorSink, TextPipeline
-
-_PARAMETER = "release"
 
 
 class PinnedReleases:
@@ -49,7 +47,7 @@ class PinnedReleases:
         Raises:
             ServingError: the request is refused, or its release is not loaded; `sink` was not called.
         """
-        version = _release_asked_for(parameters)
+        version = release_asked_for(parameters_of(parameters))
         if version is None or version == self._folder.name:
             self._own.start(tensors, sink, request_id=request_id)
             return
@@ -98,25 +96,10 @@ class PinnedReleases:
         if not is_loaded:
             raise RequestError(
                 f"release {version} is not loaded here; leave it out, or load version {version} of the models",
-                field=_PARAMETER,
+                field=RELEASE,
                 value=version,
             )
         if known is None:
             source = SharedEngine(version)
             known = self._others[version] = LatePipeline(lambda: self._load(version, source), give_up=source.close)
         return known
-
-
-def _release_asked_for(parameters: str) -> str | None:
-    """The version that a request names, None: none.
-
-    Raises:
-        RequestError: it is not a number.
-    """
-    value = json.loads(parameters or "{}").get(_PARAMETER)
-    if value is None:
-        return None
-    # A number in JSON or gRPC; text too, for clients that can send nothing else. Never a path.
-    if isinstance(value, bool) or not str(value).isascii() or not str(value).isdecimal():
-        raise RequestError(f"release must be the number of a release, got {value!r}", field=_PARAMETER, value=value)
-    return str(int(value))

@@ -1,23 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first step of the ensemble, without Triton: a prompt's text to the tensors that the engine step takes."""
+"""The first step of the ensemble, without Triton: prompts in text to the tensors that the engine step takes."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ensemble_configs.errors import RequestError
 from ensemble_configs.release import load_release
 from serving.embedding_bias import dense_bias
+from serving.prompt_batch import Row, for_each_row, joined, rows_of
 from serving.required_tensors import check_required
 from serving.stop_strings import check_stop_strings
 from serving.stream_state import StreamContext, new_stream_key, pack
 from serving.tokenization import PromptTokenizer
 from serving.word_lists import Ids, bad_words_of, ids_of, pack_words, texts_of
-
-Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
 class PromptStep:
@@ -31,21 +28,18 @@ class PromptStep:
         """Raises: SpecError: no such release, or no usable tokenizer in it."""
         return cls(PromptTokenizer.from_spec(load_release(folder).tokenizer))
 
-    def prepare(self, tensors: Arrays) -> dict[str, npt.NDArray[np.generic]]:
-        """The output tensors of one request, by name; ids are ``[1, n] int32``.
+    def prepare(self, tensors: Row) -> dict[str, npt.NDArray[np.generic]]:
+        """The output tensors of one request, by name; ids are ``[batch, n] int32``, padded behind the shorter prompts.
 
         Raises:
-            RequestError: an input is missing, the prompt is empty, text is not UTF-8, a stop string or bias is bad,
-                there is a batch.
+            RequestError: an input is missing, a prompt is empty, text is not UTF-8, a stop string or bias is bad.
         """
         check_required("preprocessing", tensors)
-        batch = tensors["QUERY"].shape[0]
-        if batch != 1:
-            raise RequestError(
-                f"text_input has a batch of {batch}; send one prompt in a request, they are batched in flight",
-                field="text_input",
-                value=batch,
-            )
+        rows = rows_of(tensors)
+        outputs = for_each_row(self._prepare_one, rows)
+        return outputs[0] if len(outputs) == 1 else joined(outputs, pad_ids=[self._pad_id(row) for row in rows])
+
+    def _prepare_one(self, tensors: Row) -> dict[str, npt.NDArray[np.generic]]:
         input_ids = self._tokenizer.encode_bytes(tensors["QUERY"].item())
         stop_words = tensors.get("STOP_WORDS_DICT")
         strings = () if stop_words is None else check_stop_strings(stop_words[0])
@@ -73,7 +67,11 @@ class PromptStep:
                 outputs[name] = tensors[given]
         return outputs
 
-    def _model_inputs(self, tensors: Arrays, input_ids: Ids) -> dict[str, npt.NDArray[np.generic]]:
+    def _pad_id(self, tensors: Row) -> int:
+        given = (*_items(tensors, "PAD_ID"), self._tokenizer.pad_id, self._tokenizer.end_id)
+        return next((int(token_id) for token_id in given if token_id is not None), 0)
+
+    def _model_inputs(self, tensors: Row, input_ids: Ids) -> dict[str, npt.NDArray[np.generic]]:
         """The prompt of the decoder, and the id that tells this prompt's tokens from equal ones in the KV cache."""
         outputs: dict[str, npt.NDArray[np.generic]] = {}
         decoder_text = "".join(texts_of(_items(tensors, "DECODER_QUERY"), "decoder_text_input"))
@@ -87,6 +85,6 @@ class PromptStep:
         return outputs
 
 
-def _items(tensors: Arrays, name: str) -> list[Any]:
+def _items(tensors: Row, name: str) -> list[Any]:
     """The values of a tensor ``[1, n]``; none of one that was not sent."""
     return tensors[name].reshape(-1).tolist() if name in tensors else []

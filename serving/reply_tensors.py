@@ -46,6 +46,8 @@ def result_tensors(reply: Reply) -> dict[str, Array]:
         tensors["num_output_tokens"] = np.array([[reply.num_output_tokens]], dtype=np.int32)
     if reply.log_probs is not None:
         tensors |= _log_prob_tensors(reply)
+    if reply.batch_index is not None:
+        tensors["batch_index"] = np.array([[reply.batch_index]], dtype=np.int32)
     if reply.sequence_index is not None:
         tensors["sequence_index"] = np.array([[reply.sequence_index]], dtype=np.int32)
     if reply.perf is not None:

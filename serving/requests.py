@@ -5,9 +5,8 @@ Driven by the rows of `ensemble_configs.tensors`: what a row's `field` names is 
 `ResponseOptions` below.
 """
 
-import math
 from collections.abc import Mapping
-from typing import Annotated, get_args, get_origin, get_type_hints
+from typing import Annotated, get_type_hints
 
 import msgspec
 import numpy as np
@@ -21,12 +20,12 @@ from serving.engines.packed_array import PackedArray
 from serving.engines.request_limits import unsupported_error
 from serving.guides import check_guide, guide_text
 from serving.model_input_checks import check_model_inputs, num_virtual_tokens
+from serving.number_ranges import check_range, out_of_range, ranges_of
 from serving.stream_state import KEYS_PER_REQUEST
 from serving.word_lists import unpack_words
 
 _ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm") + named_at("tensorrt_llm_bls", BLS_INPUTS))
 _MAX_LOGITS_BYTES = 1 << 28  # of one response
-_ONE_PROMPT = "send one prompt in a request, they are batched in flight"
 _SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
 
 
@@ -65,7 +64,7 @@ class RequestDecoder:
     def decode(
         self, tensors: Mapping[str, npt.NDArray[np.generic]], *, is_context_only: bool = False
     ) -> DecodedRequest:
-        """Check and convert one request.
+        """Check and convert a request of one prompt, or one prompt of a batch.
 
         Args:
             tensors: by the names of `tensorrt_llm`'s inputs, or of those that only `tensorrt_llm_bls` has; a scalar is
@@ -85,7 +84,7 @@ class RequestDecoder:
                 raise _refused_by_all(name, row, self._info)
             target = sampling if row.field in _SAMPLING_FIELDS else options
             value = _value(name, row, array, self._info.vocab_size)
-            _check_range(row.field, value)
+            check_range(row.field, value, _RANGES)
             if row.field in target and target[row.field] != value:
                 raise RequestError(
                     f"{name}={value} contradicts the same setting under its other name ({target[row.field]}); send one",
@@ -116,7 +115,7 @@ class RequestDecoder:
         for field in ("end_id", "top_p_reset_id"):
             token_id = values.get(field)
             if isinstance(token_id, int) and not -1 <= token_id < self._info.vocab_size:
-                raise _out_of_range(field, token_id, f"-1 (none) to {self._info.vocab_size - 1}")
+                raise out_of_range(field, token_id, f"-1 (none) to {self._info.vocab_size - 1}")
         check_model_inputs(params, vocab_size=self._info.vocab_size)
         check_guide(params)
         return params
@@ -126,11 +125,11 @@ class RequestDecoder:
         if not ids:
             raise RequestError("input_ids is empty; send at least one token", field="input_ids")
         if declared is not None and declared != len(ids):
-            raise _out_of_range("input_lengths", declared, f"{len(ids)}, the number of input_ids")
+            raise out_of_range("input_lengths", declared, f"{len(ids)}, the number of input_ids")
         num_ids = self._info.vocab_size + num_virtual_tokens(request.sampling)
         if min(ids) < 0 or max(ids) >= num_ids:
             bad = next(i for i in ids if not 0 <= i < num_ids)
-            raise _out_of_range("input_ids", bad, f"0 to {num_ids - 1}, the model's vocabulary")
+            raise out_of_range("input_ids", bad, f"0 to {num_ids - 1}, the model's vocabulary")
         limit = self._info.max_seq_len
         if len(ids) >= limit:
             raise RequestError(
@@ -141,7 +140,7 @@ class RequestDecoder:
                 max=limit - 1,
             )
         if request.sampling.max_tokens > limit - len(ids):
-            raise _out_of_range(
+            raise out_of_range(
                 "max_tokens",
                 request.sampling.max_tokens,
                 f"1 to {limit - len(ids)} for this prompt ({limit} tokens of prompt and output together)",
@@ -159,13 +158,6 @@ def _stop_request(tensors: Mapping[str, npt.NDArray[np.generic]]) -> DecodedRequ
 
 
 def _value(name: str, row: Tensor, array: npt.NDArray[np.generic], vocab_size: int) -> object:
-    batch = array.shape[0] if array.ndim else 1
-    if batch != 1:
-        raise RequestError(
-            f"{name} has a batch of {batch}; {_ONE_PROMPT}",
-            field=name,
-            value=batch,
-        )
     if row.is_scalar or (row.dims == (1,) and row.data_type != STRING):
         return _scalar(array)
     return _item(name, row, array[0], vocab_size)
@@ -199,9 +191,8 @@ def _scalar(array: npt.NDArray[np.generic]) -> object:
     return float(str(scalar)) if scalar.dtype == np.float32 else scalar.item()
 
 
-# For the documents: what goes for every engine, and the output that is never there.
+# For the documents: what goes for every engine.
 CONDITIONS = {"beam_width": "without `stream`, `top_k` and `top_p`"}
-NEVER_TOLD = {"batch_index": _ONE_PROMPT}
 
 
 def _check_logits(request: DecodedRequest, vocab_size: int) -> None:
@@ -211,11 +202,13 @@ def _check_logits(request: DecodedRequest, vocab_size: int) -> None:
         num_rows += len(request.options.input_ids)
     if sampling.return_generation_logits:
         num_rows += sampling.beam_width * sampling.max_tokens
+    if sampling.use_draft_logits:  # within the engine's process, but as large
+        num_rows += sampling.num_draft_tokens
     limit = _MAX_LOGITS_BYTES // (4 * vocab_size)
     if num_rows > limit:
         raise RequestError(
-            f"logits of {num_rows} tokens, all beams together, are more than a response may hold ({limit}); ask for "
-            "fewer tokens or beams",
+            f"logits of {num_rows} tokens, all beams and drafts together, are more than a response may hold ({limit}); "
+            "ask for fewer tokens, beams or drafts",
             field="max_tokens",
             value=sampling.max_tokens,
         )
@@ -240,7 +233,7 @@ def _check_beams(request: DecodedRequest) -> None:
             value=width,
         )
     if wanted is not None and wanted > width:
-        raise _out_of_range("num_return_sequences", wanted, f"1 to {width}, the beams")
+        raise out_of_range("num_return_sequences", wanted, f"1 to {width}, the beams")
 
 
 def _refused_by_all(name: str, row: Tensor, info: EngineInfo) -> RequestError:
@@ -249,57 +242,13 @@ def _refused_by_all(name: str, row: Tensor, info: EngineInfo) -> RequestError:
     )
 
 
-def _check_range(field: str, value: object) -> None:
-    if isinstance(value, tuple):
-        for item in value:
-            _check_range(field, item)
-    if not isinstance(value, int | float):
-        return
-    if isinstance(value, float) and not math.isfinite(value):
-        raise _out_of_range(field, value, "a finite number")
-    limits = _RANGES.get(field)
-    if limits is not None and not _is_inside(value, limits):
-        raise _out_of_range(field, value, _in_words(limits))
-
-
-def _is_inside(value: float, limits: msgspec.Meta) -> bool:
-    return (
-        (limits.ge is None or value >= limits.ge)
-        and (limits.gt is None or value > limits.gt)
-        and (limits.le is None or value <= limits.le)
-        and (limits.lt is None or value < limits.lt)
-    )
-
-
-def _in_words(limits: msgspec.Meta) -> str:
-    if limits.ge is not None and limits.le is not None:
-        return f"{limits.ge:g} to {limits.le:g}"
-    words = (("at least", limits.ge), ("above", limits.gt), ("at most", limits.le), ("below", limits.lt))
-    return " and ".join(f"{word} {limit:g}" for word, limit in words if limit is not None)
-
-
-def _out_of_range(field: str, value: object, allowed: str) -> RequestError:
-    return RequestError(f"{field} must be {allowed}; got {value}", field=field, value=value)
-
-
-def _ranges(struct: type[msgspec.Struct]) -> dict[str, msgspec.Meta]:
-    """The limits of every number among a struct's fields, from its own annotations."""
-    found = {}
-    for field, hint in get_type_hints(struct, include_extras=True).items():
-        for part in (hint, *get_args(hint)):  # also within `X | None` and `tuple[X, ...]`
-            for meta in get_args(part) if get_origin(part) is Annotated else ():
-                if isinstance(meta, msgspec.Meta):
-                    found[field] = meta
-    return found
-
-
 # By field; of two names for one setting the newer, which comes first in the table.
 _CLIENT_NAMES = {row.field: row.ensemble for row in reversed(_ROWS.values()) if row.ensemble}
 # What a caller of the ensemble sends as text and the engine step gets as ids.
 _ENSEMBLE_NAMES = _CLIENT_NAMES | {row.field: row.ensemble for _, row in reversed(inputs_of("preprocessing"))}
 # What an engine reads as an array, by its annotation.
 _PACKED = frozenset(field for field, hint in get_type_hints(SamplingParams).items() if hint == PackedArray | None)
-_RANGES = _ranges(SamplingParams) | _ranges(ResponseOptions)
+_RANGES = ranges_of(SamplingParams) | ranges_of(ResponseOptions)
 _DEFAULTS = {
     field.name: field.default
     for field in msgspec.structs.fields(SamplingParams)

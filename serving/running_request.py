@@ -26,7 +26,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     stream_state: StreamState | None = None
     log_probs: list[float] | None = None  # of the generated tokens in this reply
     cum_log_prob: float | None = None  # of all generated tokens up to here
-    sequence_index: int | None = None  # where a request has several
+    batch_index: int | None = None  # of the prompt, where a request has several
+    sequence_index: int | None = None  # where a prompt has several
     perf: PerfMetrics | None = None  # with the last reply
     extras: ExtraOutputs | None = None  # of beams as many as asked for, each with what `token_ids` has of the prompt
 
@@ -60,7 +61,7 @@ class RunningRequest:
     is_prompt_echoed: bool
     times: RequestTimes
     returns_log_probs: bool = False
-    sequence_index: int = 0  # among those of one request; each has a stream of its own
+    sequence_index: int = 0  # among those of one prompt; each has a stream of its own
     # How a cancelled request fails; None: it ends well, with what it has.
     cancel_error: ServingError | None = None
     is_ending: bool = False  # the engine has been asked to stop it

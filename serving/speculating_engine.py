@@ -2,8 +2,10 @@
 """Speculative decoding with any two engines: one drafts, the other verifies what it was sent beside the prompt.
 
 For requests that ask for drafts (`num_draft_tokens`), round by round: the draft engine goes on from the output so far,
-the target verifies that and adds a token of its own. Every token is one that the target chose, so the text is the same
-as without. All other requests pass through.
+the target verifies that and adds a token of its own. Verified by ids, every token is one that the target chose, so the
+text is the same as without. With `use_draft_logits` the target gets the drafts' logits too and weighs their
+probabilities against its own, as it does with a client's `draft_logits`; greedy requests it verifies by ids all the
+same. All other requests pass through.
 
 Both engines are stepped by one loop. Upstream orchestrates rounds in a client of two models instead, which costs two
 trips through the server for each, and streams nothing.
@@ -32,8 +34,6 @@ from serving.speculation import Speculation
 # Far above the keys of the requests themselves.
 _FIRST_ROUND_KEY = 1 << 62
 
-# Of what a request asks to be told, the draft engine need tell nothing.
-_TOKENS_ALONE = dict.fromkeys(("return_log_probs", "return_context_logits", "return_generation_logits"), False)
 # Each round is a request of its own, and these are of the whole one.
 _OF_ONE_ROUND = ("beam_width", *DISAGGREGATION_FIELDS, *DRAFT_FIELDS)
 _DEFAULTS = SamplingParams(max_tokens=1)
@@ -51,11 +51,8 @@ class SpeculatingEngine(Engine):
         self._drafting: dict[int, Speculation] = {}  # by the round's, as below
         self._verifying: dict[int, Speculation] = {}
         self._round_keys = itertools.count(_FIRST_ROUND_KEY)
-        self.info = msgspec.structs.replace(
-            target.info,
-            supported=target.info.supported | {"num_draft_tokens"},
-            why_not={field: reason for field, reason in target.info.why_not.items() if field != "num_draft_tokens"},
-        )
+        self._num_used_blocks = 0  # of the target, before the rounds that were over with the last step gave theirs back
+        self.info = _info_of_pair(target.info, draft.info)
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request, or the first draft of one."""
@@ -87,7 +84,9 @@ class SpeculatingEngine(Engine):
     def step(self) -> list[TokenChunk]:
         """One iteration of each engine."""
         chunks = [self._take_draft(chunk) for chunk in self._draft.step()]
-        chunks += [self._take(chunk) for chunk in self._target.step()]
+        verified = self._target.step()
+        self._num_used_blocks = self._target.stats().num_used_kv_blocks
+        chunks += [self._take(chunk) for chunk in verified]
         return [chunk for chunk in chunks if chunk is not None]
 
     @property
@@ -96,9 +95,14 @@ class SpeculatingEngine(Engine):
         return self._target.has_work or self._draft.has_work
 
     def stats(self) -> EngineStats:
-        """The target's; a request that is being drafted for runs too."""
+        """The target's, where a request that is being drafted for runs too; and the draft engine's."""
         stats = self._target.stats()
-        return msgspec.structs.replace(stats, num_running=stats.num_running + len(self._drafting))
+        return msgspec.structs.replace(
+            stats,
+            num_running=stats.num_running + len(self._drafting),
+            num_used_kv_blocks=self._num_used_blocks if self.has_work else stats.num_used_kv_blocks,
+            draft=self._draft.stats(),
+        )
 
     def close(self) -> None:
         """Close both."""
@@ -107,24 +111,22 @@ class SpeculatingEngine(Engine):
 
     def _begin_round(self, speculation: Speculation) -> None:
         """Raises: RequestError: the target refuses to go on."""
-        speculation.round_key = next(self._round_keys)
-        speculation.draft_ids = []
+        speculation.begin_round(next(self._round_keys))
         if speculation.num_wanted_drafts:
-            request = speculation.round_request(max_tokens=speculation.num_wanted_drafts, **_TOKENS_ALONE)
             with contextlib.suppress(RequestError):  # too long for the draft engine, perhaps; the target goes on alone
-                self._draft.add(_as_known_to(self._draft.info, request))
+                self._draft.add(_as_known_to(self._draft.info, speculation.draft_request()))
                 self._drafting[speculation.round_key] = speculation
                 return
         self._verify(speculation)
 
     def _verify(self, speculation: Speculation) -> None:
-        self._target.add(speculation.round_request(draft_input_ids=tuple(speculation.draft_ids)))
+        self._target.add(speculation.target_request())
         self._verifying[speculation.round_key] = speculation
 
     def _take_draft(self, chunk: TokenChunk) -> TokenChunk | None:
         """Collect drafts; the error of a request that cannot go on, if it cannot."""
         speculation = self._drafting[chunk.key]
-        speculation.draft_ids += chunk.token_ids
+        speculation.note_drafts(chunk)
         if chunk.finish_reason is None and chunk.error is None:
             return None
         del self._drafting[chunk.key]
@@ -162,12 +164,29 @@ class SpeculatingEngine(Engine):
 def _refuse_what_needs_one_round(sampling: SamplingParams, info: EngineInfo) -> None:
     for field in _OF_ONE_ROUND:
         value = getattr(sampling, field)
+        if field == "draft_acceptance_threshold" and sampling.use_draft_logits:
+            continue  # the same in each round
         if value != getattr(_DEFAULTS, field):
             raise RequestError(
                 f"{field} does not go with num_draft_tokens ({sampling.num_draft_tokens}); leave one of them out",
                 field=field,
                 provider=info.provider,
             )
+
+
+def _info_of_pair(target: EngineInfo, draft: EngineInfo) -> EngineInfo:
+    """The target's, with what the draft engine adds, or why it does not."""
+    supported, why_not = target.supported | {"num_draft_tokens"}, dict(target.why_not)
+    if "draft_logits" not in target.supported:
+        why_not["use_draft_logits"] = target.why_not.get("draft_logits", "it verifies drafts by their ids")
+    elif "return_generation_logits" not in draft.supported:
+        reason = draft.why_not.get("return_generation_logits", "leave it out")
+        why_not["use_draft_logits"] = f"its draft_engine ({draft.provider}) gives no logits: {reason}"
+    else:
+        supported |= {"use_draft_logits"}
+    return msgspec.structs.replace(
+        target, supported=supported, why_not={name: why_not[name] for name in why_not.keys() - supported}
+    )
 
 
 def _as_known_to(info: EngineInfo, request: GenerationRequest) -> GenerationRequest:

@@ -68,10 +68,15 @@ _state_decoder: msgspec.msgpack.Decoder[StreamState | Census] = msgspec.msgpack.
 keys_decoder = msgspec.msgpack.Decoder(list[int])
 
 
+# Behind a context that is shorter than another one of its batch: a byte that MessagePack and UTF-8 never use.
+CONTEXT_PADDING = 0xC1
+_PADDING = bytes([CONTEXT_PADDING])
+
+
 def unpack_context(packed: bytes) -> StreamContext:
     """Raises: RequestError: somebody else than `preprocessing` wrote it."""
     try:
-        return _context_decoder.decode(packed)
+        return _context_decoder.decode(packed.rstrip(_PADDING))
     except msgspec.DecodeError as exc:
         raise _not_ours("stream_context") from exc
 

@@ -4,7 +4,6 @@
 Each error fails one request, and none shows a traceback to a caller.
 """
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -57,12 +56,6 @@ def start_each(start: Callable[[Any], Any], requests: list[Any]) -> None:
         refusal = guarded(start, request)
         if refusal is not None:
             request.get_response_sender().send(refusal, flags=final_flag())
-
-
-def is_context_only(request: Any) -> bool:
-    """Whether a request is for the prefill's server of two: its parameter `request_type` says ``context_only``."""
-    parameters = request.parameters()
-    return bool(parameters) and json.loads(parameters).get("request_type") == "context_only"
 
 
 class TensorSink:

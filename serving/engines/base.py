@@ -159,6 +159,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int
     num_steps: int
     num_preemptions: int | None = None  # in the engine's life; None: it does not tell
+    draft: "EngineStats | None" = None  # of the engine that drafts for it, with a KV cache of its own
 
 
 class Engine(ABC):

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """OpenVINO GenAI continuous batching behind the seam, on the CPU.
 
-OpenVINO batches, pages and preempts. This module maps requests and holds back those that do not fit yet, since OpenVINO
-2026.4 runs more than `max_num_seqs` at once, and when nothing can go on in a step it drops everything that runs.
+OpenVINO batches, pages and preempts. This module maps requests, drives the pipeline and puts back what it drops; what
+may not begin yet waits here, and `openvino_admission` says what.
 """
 
 import contextlib
 from collections import deque
-from dataclasses import dataclass, field
 
 import msgspec
 
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
-from ensemble_configs.errors import RequestError, SpecError, Unavailable
+from ensemble_configs.errors import SpecError, Unavailable
 from serving.engines.base import (
     Engine,
     EngineInfo,
@@ -24,9 +23,11 @@ from serving.engines.base import (
     TokenChunk,
 )
 from serving.engines.model_folder import ModelFolder
+from serving.engines.openvino_admission import Admission
 from serving.engines.openvino_beams import as_beam, best_first, refuse_unsearchable
 from serving.engines.openvino_capabilities import CAPABILITIES
-from serving.engines.openvino_drafting import DraftCount, num_drafts_of, refuse_undraftable, set_drafting
+from serving.engines.openvino_drafting import num_drafts_of, refuse_undraftable, set_drafting
+from serving.engines.openvino_generation import Generation
 from serving.engines.openvino_guides import GuideCompiler, refuse_unguidable
 from serving.engines.openvino_pipeline import (
     FINISH_REASONS,
@@ -37,45 +38,10 @@ from serving.engines.openvino_pipeline import (
     load_pipeline,
     token_tensor,
 )
-from serving.engines.openvino_shared_blocks import EarlierPrompts, Lineage
 from serving.engines.request_limits import refuse_unservable
-from serving.engines.request_times import RequestTimes
 from serving.engines.signal_stack import drop_signal_stack
 
 _MAX_DROPS = 8  # of the whole batch in a row, with no token in between; then its requests fail
-
-
-@dataclass(slots=True, eq=False)
-class _Generation:
-    """One request, waiting here or running in the pipeline."""
-
-    request: GenerationRequest
-    config: object
-    output_ids: list[int] = field(default_factory=list)
-    times: RequestTimes = field(default_factory=RequestTimes)
-    drafts: DraftCount = field(default_factory=DraftCount)
-    num_prefill_blocks: int = 0  # may still be taken by its prefill; none once a token has come
-    lineage: Lineage | None = None  # from its first try to begin; None too where nothing is cached
-
-    @property
-    def token_ids(self) -> list[int]:
-        """All tokens so far; given to the pipeline again, they are the prompt."""
-        return self.request.input_ids + self.output_ids
-
-    @property
-    def num_blocks(self) -> int:
-        """KV blocks of all its tokens so far."""
-        return -(-(len(self.request.input_ids) + len(self.output_ids)) // KV_BLOCK_TOKENS)
-
-    @property
-    def can_go_on(self) -> bool:
-        """Whether it can be given to the pipeline again with its output so far as a part of the prompt.
-
-        A guide and these penalties look at what was generated, and the pipeline no longer knows which tokens that were.
-        """
-        sampling = self.request.sampling
-        looks_back = sampling.presence_penalty or sampling.frequency_penalty or sampling.guide_type is not None
-        return not (self.output_ids and looks_back)
 
 
 class OpenVinoEngine(Engine):
@@ -98,11 +64,11 @@ class OpenVinoEngine(Engine):
         self._guides = GuideCompiler(model.dir, model.vocab_size)
         unmet = CAPABILITIES.unmet(spec)
         self._is_pipeline_empty = True
-        self._waiting: deque[_Generation] = deque()
-        self._running: dict[int, tuple[Handle, _Generation]] = {}
+        self._waiting: deque[Generation] = deque()
+        self._running: dict[int, tuple[Handle, Generation]] = {}
         self._num_used_blocks = 0
-        self._earlier = EarlierPrompts(spec.num_kv_blocks + spec.max_num_seqs)
-        self._leaving: list[tuple[int, _Generation]] = []  # cancelled, and the step that has freed their blocks
+        self._admission = Admission(spec)
+        self._leaving: list[tuple[int, Generation]] = []  # cancelled, and the step that has freed their blocks
         self._num_steps = 0
         self._num_drops = 0
         self.info = EngineInfo(
@@ -123,8 +89,8 @@ class OpenVinoEngine(Engine):
         refuse_unguidable(request.sampling, self.info)
         refuse_unsearchable(request.sampling, self.info)
         refuse_undraftable(request.sampling, self._spec)
-        self._refuse_unfitting(request)
-        self._waiting.append(_Generation(request, self._config(request.sampling)))
+        self._admission.refuse_unfitting(request)
+        self._waiting.append(Generation(request, self._config(request.sampling)))
 
     def cancel(self, key: int) -> None:
         """Stop a request; the next step frees its blocks, and the one after it shows that in `stats`."""
@@ -191,7 +157,7 @@ class OpenVinoEngine(Engine):
             config.structured_output_config = self._guides.compile(sampling.guide_type, sampling.guide)
         return config
 
-    def _count_drafts(self, generation: _Generation, num_tokens: int) -> None:
+    def _count_drafts(self, generation: Generation, num_tokens: int) -> None:
         sampling = generation.request.sampling
         num_drafts = num_drafts_of(sampling, self._spec)
         if num_drafts and generation.output_ids:  # the first token comes from the prefill
@@ -201,7 +167,7 @@ class OpenVinoEngine(Engine):
                 num_missing=sampling.max_tokens - len(generation.output_ids),
             )
 
-    def _perf(self, generation: _Generation) -> PerfMetrics | None:
+    def _perf(self, generation: Generation) -> PerfMetrics | None:
         drafts = generation.drafts
         # A prompt may have nothing to look up: how often it had, OpenVINO does not tell.
         num_offered = None if self._spec.max_ngram_size is not None else drafts.num_offered
@@ -211,90 +177,25 @@ class OpenVinoEngine(Engine):
         return round(self._pipeline.get_metrics().cache_usage * self.info.num_kv_blocks / 100)
 
     def _admit(self) -> None:
-        while self._waiting and self._has_room_for(self._waiting[0]) and self._may_begin(self._waiting[0]):
+        while self._waiting and self._may_begin(self._waiting[0]):
             generation = self._waiting.popleft()
             request = generation.request
             handle = self._pipeline.add_request(request.key, token_tensor(generation.token_ids), generation.config)
-            if generation.lineage is not None:
-                self._earlier.note(generation.lineage)
+            self._admission.note(generation)
             generation.num_prefill_blocks = generation.num_blocks
             generation.times.note_scheduled()
             self._running[request.key] = (handle, generation)
             self._is_pipeline_empty = False
 
-    def _has_room_for(self, generation: _Generation) -> bool:
-        """Whether its prefill fits the KV cache beside all that has begun, with one more block for each of those.
-
-        Prefills that wait for each other's blocks would never end: OpenVINO preempts for decoding only, and prefix
-        caching gives a request the blocks that it shares as soon as it is added.
-        """
-        sampled = [generation, *(running for _, running in self._running.values())]
-        if self._spec.num_draft_tokens or any(one.request.sampling.beam_width > 1 for one in sampled):
-            return self._has_room_to_the_end(generation)
-        if not self._running:
-            return True
-        if len(self._running) == self.info.max_num_seqs:
-            return False
-        num_promised = sum(running.num_prefill_blocks + 1 for _, running in self._running.values())
-        return self._num_used_blocks + num_promised + generation.num_blocks <= self.info.num_kv_blocks
-
-    def _may_begin(self, generation: _Generation) -> bool:
-        """Whether nothing that is in its prefill goes on from the same earlier prompt (`openvino_shared_blocks`)."""
-        if not self._spec.is_prefix_caching:
-            return True
-        if generation.lineage is None:
-            generation.lineage = self._earlier.lineage_of(generation.token_ids)
-        # A cancelled one may still take part in a step.
-        others = [running for _, running in self._running.values()] + [left for _, left in self._leaving]
-        return not any(
-            other.num_prefill_blocks and other.lineage and other.lineage.continued & generation.lineage.continued
-            for other in others
+    def _may_begin(self, generation: Generation) -> bool:
+        return self._admission.may_begin(
+            generation,
+            beside=[running for _, running in self._running.values()],
+            leaving=[left for _, left in self._leaving],
+            num_used_blocks=self._num_used_blocks,
         )
 
-    def _max_num_blocks(self, request: GenerationRequest) -> int:
-        """KV blocks that a request may take until its end, with drafts behind it; its last token is never fed back.
-
-        Beams are counted as if they shared nothing.
-        """
-        sampling = request.sampling
-        num_tokens = len(request.input_ids) + sampling.max_tokens - 1 + num_drafts_of(sampling, self._spec)
-        return sampling.beam_width * -(-num_tokens // KV_BLOCK_TOKENS)
-
-    def _refuse_unfitting(self, request: GenerationRequest) -> None:
-        """A request with drafts or beams must fit the KV cache to its end: it is not preempted."""
-        num_drafts, num_beams = num_drafts_of(request.sampling, self._spec), request.sampling.beam_width
-        if (num_drafts or num_beams > 1) and self._max_num_blocks(request) > self.info.num_kv_blocks:
-            max_tokens = request.sampling.max_tokens
-            more = f"+ {num_drafts} drafts" if num_drafts else f"in each of {num_beams} beams"
-            raise RequestError(
-                f"{len(request.input_ids)} prompt tokens + max_tokens {max_tokens} {more} cannot fit "
-                f"the KV cache of {self.info.num_kv_blocks} blocks; ask for less or raise engine.num_kv_blocks",
-                field="max_tokens",
-                value=max_tokens,
-                num_kv_blocks=self.info.num_kv_blocks,
-            )
-
-    def _has_room_to_the_end(self, generation: _Generation) -> bool:
-        """Whether all that has begun can go on to its end beside it: what is preempted while drafting is lost."""
-        num_promised = sum(self._max_num_blocks(running.request) for _, running in self._running.values())
-        num_leaving = sum(self._max_num_blocks(left.request) for _, left in self._leaving)
-        num_blocks = num_promised + num_leaving + self._max_num_blocks(generation.request)
-        is_there_a_seat = len(self._running) < self.info.max_num_seqs and num_blocks <= self.info.num_kv_blocks
-        return is_there_a_seat and (self._spec.draft_dir is None or self._has_room_in_a_step(generation))
-
-    def _has_room_in_a_step(self, generation: _Generation) -> bool:
-        """Whether its whole prefill goes into the step that all others take part in, or it is alone.
-
-        With a draft model, OpenVINO 2026.4 gives wrong tokens where a prefill in company takes several steps.
-        """
-        num_tokens = len(generation.request.input_ids)
-        for _, running in self._running.values():
-            request = running.request
-            is_in_prefill = running.num_prefill_blocks > 0
-            num_tokens += len(request.input_ids) if is_in_prefill else 1 + num_drafts_of(request.sampling, self._spec)
-        return not self._running or num_tokens <= self._spec.max_num_batched_tokens
-
-    def _read(self) -> tuple[list[TokenChunk], list[_Generation]]:
+    def _read(self) -> tuple[list[TokenChunk], list[Generation]]:
         """What the last step made, and which requests it dropped."""
         chunks, dropped = [], []
         for handle, generation in list(self._running.values()):
@@ -306,7 +207,7 @@ class OpenVinoEngine(Engine):
                 dropped.append(generation)
         return chunks, dropped
 
-    def _read_chunk(self, handle: Handle, generation: _Generation) -> TokenChunk | None:
+    def _read_chunk(self, handle: Handle, generation: Generation) -> TokenChunk | None:
         if generation.request.sampling.beam_width > 1:
             return self._read_beams(handle, generation)
         key = generation.request.key
@@ -315,8 +216,7 @@ class OpenVinoEngine(Engine):
             finish_reason = FINISH_REASONS[output.finish_reason.value]
             if finish_reason is not None:
                 del self._running[key]
-                if generation.lineage is not None:
-                    self._earlier.note(generation.lineage)
+                self._admission.note(generation)
             elif not token_ids:
                 continue
             self._count_drafts(generation, len(token_ids))
@@ -328,7 +228,7 @@ class OpenVinoEngine(Engine):
             return TokenChunk(key, token_ids, finish_reason, log_probs=log_probs, perf=perf)
         return None
 
-    def _read_beams(self, handle: Handle, generation: _Generation) -> TokenChunk | None:
+    def _read_beams(self, handle: Handle, generation: Generation) -> TokenChunk | None:
         """All at once, in the last step; nothing of a request that was dropped."""
         outputs = best_first(handle.read().values())
         if not outputs:
@@ -347,7 +247,7 @@ class OpenVinoEngine(Engine):
             extras=ExtraOutputs(beams),
         )
 
-    def _retry(self, dropped: list[_Generation]) -> list[TokenChunk]:
+    def _retry(self, dropped: list[Generation]) -> list[TokenChunk]:
         """Put dropped requests back to the front of the queue, to go on after their output so far.
 
         OpenVINO ends all requests with IGNORED when none can go on. Each of ours would fit alone, so that is a matter

@@ -21,12 +21,12 @@ from serving.engines.capabilities import (
 )
 from serving.engines.openvino_guides import GUIDE_FIELDS, TOKENIZER_FILE, WITHOUT_TOKENIZER
 from serving.engines.openvino_pipeline import ROWS
-from serving.engines.request_limits import NO_DRAFT_LOGITS
 
 _NO_MASK = "GenerationConfig takes no mask or bias on logits; leave it out or serve with another provider"
 _NO_LOGITS = "no output of its pipeline has logits; return_log_probs gives those of the chosen tokens"
 _NO_DECAY = "GenerationConfig.top_p stays as it is for the whole request; leave it out"
 _DRAFTS = "drafts are the deployment's business: engine.draft_dir or engine.max_ngram_size; leave it out"
+_NO_DRAFT_LOGITS = "its pipeline drafts by itself and verifies by ids, and no output of it has logits; leave it out"
 _IDS_ONLY = "add_request with token ids takes no embeddings; leave it out or serve with another provider"
 _NO_ENCODER = "its continuous batching runs decoders only; leave it out"
 _NO_POSITIONS = "add_request with token ids takes no rotary positions; leave it out"
@@ -49,7 +49,7 @@ CAPABILITIES = Capabilities(
         (*DRAFT_FIELDS, *LOOKAHEAD_FIELDS),
         _DRAFTS,
     )
-    | {"use_draft_logits": NO_DRAFT_LOGITS}
+    | {"use_draft_logits": _NO_DRAFT_LOGITS}
     | dict.fromkeys(PROMPT_TABLE_FIELDS, _IDS_ONLY)
     | dict.fromkeys(
         ENCODER_DECODER_FIELDS,

@@ -8,9 +8,9 @@ model has sampled is not: OpenVINO 2026.4 weighs the draft's probability against
 (`validate_candidate` in its sampler.cpp), so that all but the first token follow the draft. Hence a sampled request is
 refused there: OpenVINO serves none without drafting.
 
-OpenVINO 2026.4 loses requests that it preempts while it drafts: `openvino` admits only what fits to its end. With a
-draft model it makes no tokens for the others while a prompt is in its prefill, and wrong ones where several steps of
-prefill are shared: `openvino` admits a prompt when one step has room for all of it, and a longer one alone.
+OpenVINO 2026.4 loses requests that it preempts while it drafts: `openvino_admission` admits only what fits to its end.
+With a draft model it makes no tokens for the others while a prompt is in its prefill, and wrong ones where several
+steps of prefill are shared: a prompt is admitted when one step has room for all of it, and a longer one alone.
 """
 
 from dataclasses import dataclass

@@ -84,8 +84,9 @@ def load_pipeline(spec: OpenVinoEngineSpec) -> Pipeline:
     """Load and compile the model, and allocate its KV cache by running a block of tokens; needs no tokenizer there.
 
     Raises:
-        SpecError: OpenVINO cannot load the model, or not in this way.
+        SpecError: OpenVINO cannot load the model, or not in this way; this CPU has not the precision.
     """
+    _check_kv_precision(spec)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KERNELS_KEPT))  # read when the first kernel is made
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.max_num_batched_tokens = spec.max_num_batched_tokens
@@ -108,6 +109,21 @@ def load_pipeline(spec: OpenVinoEngineSpec) -> Pipeline:
     except (RuntimeError, MemoryError) as exc:
         raise SpecError(f"OpenVINO cannot load {spec.dir}: {last_line(exc)}", field="engine.dir") from exc
     return pipeline
+
+
+def _check_kv_precision(spec: OpenVinoEngineSpec) -> None:
+    """On a CPU without bf16 OpenVINO runs the model in f32 and meets the other type only at its first token."""
+    if spec.kv_cache_precision == "bf16" and not has_bf16():
+        raise SpecError(
+            "engine.kv_cache_precision: this CPU has no bf16 instructions; set auto, f16 or u8",
+            field="engine.kv_cache_precision",
+            value="bf16",
+        )
+
+
+def has_bf16() -> bool:
+    """Whether OpenVINO computes in bf16 on this CPU."""
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def _properties(spec: OpenVinoEngineSpec) -> dict[str, object]:

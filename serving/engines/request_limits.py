@@ -10,8 +10,6 @@ from ensemble_configs.errors import RequestError
 from serving.engines.base import EngineInfo, GenerationRequest, SamplingParams
 
 _MAX_SHOWN_CHARS = 60
-# Why no provider honours `use_draft_logits`.
-NO_DRAFT_LOGITS = "what the server drafts is verified by its ids, which keeps the answer exact; leave it out"
 
 
 def refuse_unservable(request: GenerationRequest, info: EngineInfo) -> None:
@@ -30,11 +28,13 @@ def refuse_unservable(request: GenerationRequest, info: EngineInfo) -> None:
 def unsupported_error(field: str, value: object, info: EngineInfo, *, name: str | None = None) -> RequestError:
     """The refusal of a sampling parameter that the provider does not honour, with its reason where it has one.
 
+    A value is shown if it is a single one: lists of ids and packed arrays are mostly not what the client has sent.
+
     Args:
         name: what the client calls it, if not as the field.
     """
     why_not = info.why_not.get(field, "leave it out")
-    short = value if len(str(value)) <= _MAX_SHOWN_CHARS else None
+    short = value if isinstance(value, bool | int | float | str) and len(str(value)) <= _MAX_SHOWN_CHARS else None
     name = name or field
     shown = name if short is None else f"{name} ({short})"
     return RequestError(

@@ -23,7 +23,7 @@ from serving.engines.capabilities import Capabilities, Condition
 from serving.engines.clock import Clock, Pace
 from serving.engines.context_phase import check_context_phase, context_phase_of
 from serving.engines.paged_batch import PagedBatch, PlannedStep, Sequence
-from serving.engines.request_limits import NO_DRAFT_LOGITS, refuse_unservable
+from serving.engines.request_limits import refuse_unservable
 from serving.engines.retained_blocks import RetainedBlocks
 from serving.engines.simulated_request import SimulatedRequest
 from serving.engines.toy_beams import BeamSearch
@@ -32,19 +32,20 @@ from serving.engines.toy_model import ToyModel
 from serving.engines.toy_output import ToyOutput
 
 _ANOTHER_OUTPUT = Condition("as a change of the output, which does not follow the guide", lambda _: True, "")
-_WHY_NOT = {"use_draft_logits": NO_DRAFT_LOGITS}
+# It has nothing that drafts; `serving.speculating_engine` puts a draft engine beside it.
+_BESIDE_A_DRAFT_ENGINE = Condition(
+    "with `draft_engine`",
+    lambda _: False,
+    "nothing drafts for it; name a draft_engine in the deployment, or leave it out",
+)
 CAPABILITIES = Capabilities(
-    supported=frozenset(SamplingParams.__struct_fields__) - _WHY_NOT.keys(),
-    why_not=_WHY_NOT,
+    supported=frozenset(SamplingParams.__struct_fields__),
+    why_not={},
     conditions={
         "guide_type": _ANOTHER_OUTPUT,  # it knows no text
         "guide": _ANOTHER_OUTPUT,
-        # It has nothing that drafts; `serving.speculating_engine` puts a draft engine beside it.
-        "num_draft_tokens": Condition(
-            "with `draft_engine`",
-            lambda _: False,
-            "nothing drafts for it; name a draft_engine in the deployment, or leave it out",
-        ),
+        "num_draft_tokens": _BESIDE_A_DRAFT_ENGINE,
+        "use_draft_logits": _BESIDE_A_DRAFT_ENGINE,
     },
 )
 

@@ -74,6 +74,9 @@ class ToyTokens:
     def accept(self, draft_id: int, draft_prob: float | None, threshold: float) -> bool:
         """Take a draft as the next token if it is what would come, or, with its probability there, likely enough.
 
+        No rejection sampling: tokens here are not drawn from these probabilities, so that there is no distribution
+        to keep, and the threshold is not drawn either.
+
         Args:
             draft_id: the token.
             draft_prob: that the draft's model gave it.
@@ -83,10 +86,8 @@ class ToyTokens:
         if draft_id in banned:
             return False
         log_prob = logits.get(draft_id, 0.0) - self._norm(banned, logits)
-        if draft_prob is None:
-            is_accepted = draft_id in dict(self.best(1))
-        else:
-            is_accepted = math.exp(log_prob) >= threshold * draft_prob
+        is_likely_enough = draft_prob is not None and math.exp(log_prob) >= threshold * draft_prob
+        is_accepted = is_likely_enough or draft_id in dict(self.best(1))
         if is_accepted:
             self._take(draft_id, log_prob)
         return is_accepted

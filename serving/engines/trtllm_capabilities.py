@@ -18,19 +18,17 @@ from serving.engines.capabilities import (
     Capabilities,
     Condition,
 )
-from serving.engines.request_limits import NO_DRAFT_LOGITS
 from serving.engines.trtllm_arguments import TrtLlmSpec
 from serving.engines.trtllm_sampling_rows import ARGUMENTS, FOR_TRTLLM_SAMPLER
 
 _REFUSED = (
     dict.fromkeys(
-        DRAFT_FIELDS,
+        (*DRAFT_FIELDS, "use_draft_logits"),
         "LLM.generate_async of 1.2 has no argument for drafts (ExternalDraftTokensConfig was the executor's own); "
         "have the deployment draft, engine.speculation",
     )
     | {
         "num_draft_tokens": "LLM takes the number of drafts when it loads a model: engine.speculation; leave it out",
-        "use_draft_logits": NO_DRAFT_LOGITS,
     }
     | dict.fromkeys(
         PROMPT_TABLE_FIELDS,

@@ -52,6 +52,7 @@ class Sent:
     model: str
     tensors: dict[str, Given]
     is_valid: bool = True
+    num_prompts: int = 1
     request_id: str = ""
     is_streaming_call: bool = True  # gRPC: ModelStreamInfer, else ModelInfer
     is_typed: bool = False  # gRPC: values in fields of their type where there is one, else as raw bytes
@@ -106,7 +107,11 @@ class RequestFuzzer:
         """The next one."""
         rng = self._rng
         model = rng.choices(list(MODELS), list(MODELS.values()))[0]
-        sent = Sent(model, self._valid(model), request_id=rng.choice(["", "a", str(rng.randrange(10**9))]))
+        num_prompts = rng.randrange(2, 5) if model != "postprocessing" and rng.random() < 0.2 else 1
+        tensors = self._valid(model) if num_prompts == 1 else self._valid_batch(model, num_prompts)
+        sent = Sent(
+            model, tensors, num_prompts=num_prompts, request_id=rng.choice(["", "a", str(rng.randrange(10**9))])
+        )
         if model in ("preprocessing", "postprocessing"):
             sent = replace(sent, is_streaming_call=rng.random() < 0.5)
         if rng.random() < 0.4:
@@ -160,6 +165,18 @@ class RequestFuzzer:
             case "preprocessing":
                 return {"QUERY": strings(self._text()), "REQUEST_OUTPUT_LEN": numbers("INT32", [length])}
         return {"TOKENS_BATCH": numbers("INT32", ids, dims=(1, 1, len(ids)))}
+
+    def _valid_batch(self, model: str, num_prompts: int) -> dict[str, Given]:
+        """Several valid requests as one, with the tensors that all of them have; ids are padded."""
+        rows = [self._valid(model) for _ in range(num_prompts)]
+        names = [name for name in rows[0] if all(name in row for row in rows)]
+        width = max(row["input_ids"].shape[1] for row in rows) if "input_ids" in names else 0
+        together = {}
+        for name in names:
+            parts = [row[name].content.ljust(4 * width if name == "input_ids" else 0, b"\xff") for row in rows]
+            dims = (width,) if name == "input_ids" else rows[0][name].shape[1:]
+            together[name] = Given(rows[0][name].data_type, (num_prompts, *dims), b"".join(parts))
+        return together
 
     def _text(self) -> bytes:
         words = [self._rng.choice(_WORDS) for _ in range(self._rng.randrange(1, 20))]
@@ -245,7 +262,7 @@ class RequestFuzzer:
         return self._changed(sent, name, numbers(given.data_type, [1] * count, dims=dims))
 
     def _with_parameters(self, sent: Sent) -> Sent:
-        names = ["priority", "timeout", "colour"]
+        names = ["priority", "timeout", "colour", "release"]
         values = [0, 1, 2, 10**6, 2**62]
         return replace(sent, parameters={self._rng.choice(names): self._rng.choice(values)})
 

@@ -54,7 +54,12 @@ class StreamFailed(Exception):
 
 
 def stream(
-    url: str, model: str, tensors: Mapping[str, object], *, request_id: str = ""
+    url: str,
+    model: str,
+    tensors: Mapping[str, object],
+    *,
+    request_id: str = "",
+    parameters: Mapping[str, int] | None = None,
 ) -> Generator[dict[str, Array], None, None]:
     """The responses to one request, each as arrays by output name, up to the final one.
 
@@ -66,7 +71,9 @@ def stream(
     with grpcclient.InferenceServerClient(url) as client:
         client.start_stream(lambda result, error: responses.put((result, error)))
         try:
-            client.async_stream_infer(model, inputs, request_id=request_id, enable_empty_final_response=True)
+            client.async_stream_infer(
+                model, inputs, request_id=request_id, enable_empty_final_response=True, parameters=parameters
+            )
             while True:
                 result, error = responses.get(timeout=60)
                 if error is not None:

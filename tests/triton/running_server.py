@@ -3,7 +3,6 @@
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Self
 import psutil
 import yaml
 
+from benchmarks.free_ports import free_ports
 from serving.lifeline import ask_all
 from serving.run_dir import RUN_DIR_VARIABLE
 
@@ -31,18 +31,6 @@ def deployment_text(
     tokenizer = {"dir": str(PROJECT / "examples/demo_model/target")}
     spec = {"name": name, "tokenizer": tokenizer, "engine": dict(engine), "triton": dict(triton or {}), **more}
     return yaml.safe_dump(spec)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on at this moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
 
 
 class RunningServer:
@@ -97,8 +85,8 @@ class RunningServer:
                 return float(match[3])
         raise AssertionError(f"no {name} with {labels} in\n{page}")
 
-    def used_kv_blocks(self) -> float:
-        return self.metric("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="used")
+    def used_kv_blocks(self, model: str = "tensorrt_llm") -> float:
+        return self.metric("nv_trt_llm_kv_cache_block_metrics", model=model, kv_cache_block_type="used")
 
     def num_streams(self) -> int:
         """What the adapters hold, as `trireme serve` asks them before it stops."""

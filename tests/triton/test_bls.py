@@ -58,6 +58,23 @@ def test_drafts_change_nothing_but_the_number_of_steps(drafting: RunningServer) 
     assert len(responses) == 30 - accepted, "a response for each round"
 
 
+def test_sampled_drafts_are_weighed_by_their_logits_on_request(drafting: RunningServer) -> None:
+    biased = {"embedding_bias_words": [" the"], "embedding_bias_weights": [7.0], "max_tokens": 120, "stream": False}
+
+    def text(**how: object) -> str:
+        [only] = texts(drafting, BLS, **biased | how)
+        return only
+
+    sampled = {"top_p": 0.9, "seed": 7}
+    by_ids = {"num_draft_tokens": 4}
+    weighed = by_ids | {"use_draft_logits": True}
+    assert text(**by_ids) == text(**weighed) == text(), "greedy"
+    assert text(**sampled, **by_ids) == text(**sampled)
+    assert text(**sampled, **weighed) != text(**sampled), "by their logits some are likely enough that were not chosen"
+    with pytest.raises(StreamFailed, match=r"field=use_draft_logits\].*needs num_draft_tokens"):
+        text(use_draft_logits=True)
+
+
 def test_a_stop_string_cuts_a_drafted_text_exactly(drafting: RunningServer) -> None:
     whole = texts(drafting)[-1]
     stop = whole[25:32]
@@ -69,15 +86,17 @@ def test_a_stop_string_cuts_a_drafted_text_exactly(drafting: RunningServer) -> N
 def test_a_client_that_leaves_ends_the_drafting_for_it(drafting: RunningServer) -> None:
     chunks = stream(drafting.url, BLS, ASK | {"num_draft_tokens": 4, "max_tokens": 1500})
     next(chunks)
+    wait_until(lambda: drafting.used_kv_blocks() > 0, 5)
+    wait_until(lambda: drafting.used_kv_blocks("tensorrt_llm_draft") > 0, 5)
     chunks.close()
     wait_until(lambda: drafting.num_streams() == 0, 5)
-    wait_until(lambda: drafting.used_kv_blocks() == 0, 5)
+    wait_until(lambda: drafting.used_kv_blocks() == drafting.used_kv_blocks("tensorrt_llm_draft") == 0, 5)
 
 
 def test_drafts_are_refused_where_nothing_drafts(simulated: RunningServer) -> None:
     with pytest.raises(StreamFailed, match=r"field=num_draft_tokens value=4 provider=simulated.*draft_engine"):
         texts(simulated, num_draft_tokens=4)
-    with pytest.raises(StreamFailed, match="field=use_draft_logits value=True provider=simulated"):
+    with pytest.raises(StreamFailed, match=r"field=use_draft_logits value=True provider=simulated.*draft_engine"):
         texts(simulated, use_draft_logits=True)
     assert "".join(texts(simulated, num_draft_tokens=0, use_draft_logits=False)) == "".join(texts(simulated))
 
@@ -129,6 +148,19 @@ def test_a_request_runs_on_the_release_that_it_names(urls: tuple[str, str]) -> N
                 assert ask(model=BLS, model_version=version, release=release) == expected[release]
         with pytest.raises(RequestError, match="release 3 is not loaded here"):
             ask(model=BLS, release=3)
+
+
+@pytest.mark.parametrize("model", ["ensemble", "ensemble_graph", "tensorrt_llm"])
+def test_a_model_that_serves_one_release_refuses_another_one_by_name(simulated: RunningServer, model: str) -> None:
+    asked = engine_request([5, 6], 3) if model == "tensorrt_llm" else ASK
+
+    def ask(release: int) -> int:
+        return len(list(stream(simulated.url, model, asked, parameters={"release": release})))
+
+    assert ask(1) > 0
+    with pytest.raises(StreamFailed, match=r"\[INVALID_ARG field=release value=7\].*ask tensorrt_llm_bls"):
+        ask(7)
+    wait_until(lambda: simulated.num_streams() == 0, 5)
 
 
 @pytest.mark.parametrize("endpoint", ["generate", "versions/1/generate_stream"])

@@ -6,12 +6,6 @@ import pytest
 from raw_calls import StreamFailed, engine_request, stream
 from running_server import RunningServer
 
-# A batch of two: every input has it.
-TWO_PROMPTS: dict[str, object] = {
-    "text_input": np.array([[b"a"], [b"b"]], dtype=np.object_),
-    "max_tokens": np.array([[5], [5]], dtype=np.int32),
-    "exclude_input_in_output": np.array([[True], [True]]),
-}
 PROMPT = "What is the capital of France?"
 ASK: dict[str, object] = {"text_input": PROMPT, "max_tokens": 12, "exclude_input_in_output": True}
 
@@ -134,7 +128,6 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     "wrong type": ({"max_tokens": np.array([[5.0]], dtype=np.float32)}, "data-type is 'FP32'"),
     "stop words that are numbers": ({"stop_words": np.array([[5]], dtype=np.int32)}, "data-type is 'INT32'"),
     "wrong shape": ({"max_tokens": np.array([[5, 6]], dtype=np.int32)}, "unexpected shape for input 'max_tokens'"),
-    "a batch of prompts": (TWO_PROMPTS, "[INVALID_ARG field=text_input value=2]"),
     "a bias without its weight": (
         {"embedding_bias_words": ["x"]},
         "[INVALID_ARG field=embedding_bias_weights value=0] embedding_bias_words has 1 words",

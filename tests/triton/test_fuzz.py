@@ -2,6 +2,7 @@
 """Whatever is sent to the live server, every request is answered, with no traceback, and nothing is left of it."""
 
 import asyncio
+import io
 import itertools
 import time
 from collections import Counter
@@ -37,7 +38,7 @@ async def ask_grpc(stub: service_pb2_grpc.GRPCInferenceServiceStub, sent: Sent) 
             if not sent.is_streaming_call:
                 await stub.ModelInfer(message)
                 return "answered", ""
-            return await _read_stream(stub, message)
+            return await _read_stream(stub, message, sent)
     except grpc.aio.AioRpcError as exc:
         if exc.code() is grpc.StatusCode.UNAVAILABLE:
             return LOST, exc.details() or ""
@@ -45,8 +46,9 @@ async def ask_grpc(stub: service_pb2_grpc.GRPCInferenceServiceStub, sent: Sent) 
 
 
 async def _read_stream(
-    stub: service_pb2_grpc.GRPCInferenceServiceStub, message: service_pb2.ModelInferRequest
+    stub: service_pb2_grpc.GRPCInferenceServiceStub, message: service_pb2.ModelInferRequest, sent: Sent
 ) -> Outcome:
+    answered: set[int | None] = set()
     is_over = asyncio.Event()
 
     async def requests() -> AsyncIterator[service_pb2.ModelInferRequest]:
@@ -58,12 +60,29 @@ async def _read_stream(
         async for response in call:
             if response.error_message:
                 return "failed", response.error_message
+            answered.add(_batch_index(response.infer_response))
             if response.infer_response.parameters["triton_final_response"].bool_param:
-                return "answered", ""
+                return _complete(sent, answered)
     finally:
         is_over.set()
         call.cancel()
     return "cut", "the stream ended without a final response"
+
+
+def _batch_index(response: service_pb2.ModelInferResponse) -> int | None:
+    for output, content in zip(response.outputs, response.raw_output_contents, strict=True):
+        if output.name == "batch_index":
+            return int.from_bytes(content, "little")
+    return None
+
+
+def _complete(sent: Sent, answered: set[int | None]) -> Outcome:
+    """Whether each prompt of a request that is right was answered, and told apart from the others."""
+    is_batch = sent.num_prompts > 1 and sent.model != "preprocessing"
+    expected = set(range(sent.num_prompts)) if is_batch else {None}
+    if sent.is_valid and answered != expected:
+        return "not all", f"answers for {answered}, and not for {expected}"
+    return "answered", ""
 
 
 async def ask_http(session: aiohttp.ClientSession, fuzzer: RequestFuzzer, kind: int) -> Outcome:
@@ -78,7 +97,7 @@ async def ask_http(session: aiohttp.ClientSession, fuzzer: RequestFuzzer, kind: 
     try:
         async with (
             asyncio.timeout(ANSWER_S),
-            session.post(f"/v2/models/{path}", data=body, headers=headers) as response,
+            session.post(f"/v2/models/{path}", data=io.BytesIO(body), headers=headers) as response,
         ):
             text = await response.text(errors="replace")
     except aiohttp.ClientConnectionError as exc:

@@ -16,9 +16,9 @@ import grpc.aio
 import numpy as np
 import psutil
 import pytest
-from running_server import free_ports
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from benchmarks.free_ports import free_ports
 from serving.server.installation import find_triton
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]

@@ -49,7 +49,7 @@ def test_every_sequence_of_a_request_has_the_exact_text_of_its_seed(
 
 
 def active_requests(server: RunningServer) -> float:
-    return server.metric("nv_trt_llm_request_metrics", request_type="active")
+    return server.metric("nv_trt_llm_request_metrics", model="tensorrt_llm", request_type="active")
 
 
 def test_a_client_that_leaves_ends_all_sequences_of_its_request(simulated: RunningServer, model: str) -> None:

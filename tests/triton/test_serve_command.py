@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from running_server import PROJECT, RunningServer, deployment_text, free_ports
+from running_server import PROJECT, RunningServer, deployment_text
 
+from benchmarks.free_ports import free_ports
 from serving.server.installation import find_triton
 
 SIMULATED = {"provider": "simulated"}

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from running_server import READY_S, deployment_text, free_ports
+from running_server import READY_S, deployment_text
 
+from benchmarks.free_ports import free_ports
 from ensemble_configs.deployment import load_deployment, override_triton
 from ensemble_configs.repository import write_repository
 from serving.server.installation import find_triton

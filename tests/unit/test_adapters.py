@@ -191,6 +191,31 @@ def test_the_unexpected_fails_one_request_and_shows_no_traceback(
     assert "Traceback" in caplog.text
 
 
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm"])
+def test_a_request_for_another_release_is_refused_before_it_is_read(ensemble: EnsembleByHand, model: str) -> None:
+    request = pb_utils.InferenceRequest(
+        model_name=model, inputs=[], requested_output_names=[], parameters={"release": 7}
+    )
+    ensemble.adapters[model].execute([request])
+    [response] = request.get_response_sender().wait()
+    error = response.error()
+    assert error is not None
+    assert error.message().startswith("[INVALID_ARG field=release value=7]")
+    assert error.code() == pb_utils.TritonError.INVALID_ARG
+
+
+def test_several_prompts_of_one_request_are_answered_as_if_each_were_alone(
+    ensemble: EnsembleByHand, model: str
+) -> None:
+    texts = (b"Who?", PROMPT.encode(), b"x")
+    alone = [streamed(text_input=array(text, np.object_)) for text in texts]
+    together = {name: np.concatenate([one[name] for one in alone]) for name in alone[0]}
+    responses = ensemble.ask(together, model)
+    for index, one in enumerate(alone):
+        own = [response for response in responses if response["batch_index"].tolist() == [[index]]]
+        assert text_of(own) == text_of(ensemble.ask(one, model))
+
+
 def test_one_bad_request_of_a_batch_fails_alone(ensemble: EnsembleByHand) -> None:
     requests = [
         pb_utils.InferenceRequest(
@@ -263,7 +288,8 @@ def test_a_stream_whose_last_chunk_triton_throws_away_is_forgotten(ensemble: Ens
     context = ensemble.ask_model(
         "preprocessing", {"QUERY": array(b"hello", np.object_), "REQUEST_OUTPUT_LEN": array(3, np.int32)}
     )[0]["STREAM_CONTEXT"]
-    sender = ensemble.send("tensorrt_llm", engine_request(3, stream_context=context))
+    # Long enough that the first chunk is here before the end.
+    sender = ensemble.send("tensorrt_llm", engine_request(300, stream_context=context))
     wait_until(lambda: bool(sender.responses))
     first = {tensor.name(): tensor.as_numpy() for tensor in sender.responses[0].output_tensors()}
     ensemble.ask_model("postprocessing", {"TOKENS_BATCH": first["output_ids"], "STREAM_STATE": first["stream_state"]})

@@ -1,10 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark makes of arrivals, and of the bytes of a stream."""
+"""What a benchmark makes of arrivals, and of the bytes of a stream; and the ports that its server gets."""
+
+import socket
+from pathlib import Path
 
 import pytest
 
+from benchmarks import free_ports
 from benchmarks.http2_streams import Received
 from benchmarks.workload import Run
+
+
+def test_ports_are_free_and_none_that_an_outgoing_connection_gets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    outgoing = tmp_path / "range"
+    outgoing.write_text("10003\t65533\n")
+    monkeypatch.setattr(free_ports, "_OUTGOING", outgoing)
+    monkeypatch.setattr(free_ports, "_is_free", lambda port: port != 65_534)
+    assert sorted(free_ports.free_ports(4)) == [10_000, 10_001, 10_002, 65_535]
+    outgoing.write_text("1024\t65535\n")
+    assert len(set(free_ports.free_ports(3))) == 3, "no port is left out where all would be"
+
+
+def test_a_port_that_somebody_listens_on_is_not_free() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert not free_ports._is_free(taken.getsockname()[1])
 
 
 def test_a_runs_figures_are_those_of_its_arrivals() -> None:

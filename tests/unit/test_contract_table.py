@@ -29,11 +29,12 @@ from serving.contract_table import (
 from serving.detokenization import TextDecoder
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.packed_array import Array
+from serving.prompt_batch import engine_rows
 from serving.prompt_step import PromptStep
 from serving.reply_tensors import reply_tensors, text_tensors
 from serving.requests import RequestDecoder
 from serving.running_request import Reply, RunningRequest
-from serving.sequence_group import SequenceGroup
+from serving.sequence_group import Member, SequenceGroup
 from serving.stream_state import unpack_context
 from serving.text_step import TextStep
 from serving.tokenization import PromptTokenizer
@@ -82,6 +83,7 @@ COMPANIONS: dict[str, list[str]] = {
     "decoder_input_lengths": ["decoder_input_ids"], "prompt_vocab_size": ["prompt_embedding_table"],
     "lora_weights": _LORA, "lora_config": _LORA, "guided_decoding_guide_type": ["guided_decoding_guide"],
     "guided_decoding_guide": ["guided_decoding_guide_type"], "encoder_output_lengths": ["encoder_input_features"],
+    "use_draft_logits": ["num_draft_tokens", "runtime_top_p"],
     "draft_logits": ["draft_input_ids"], "draft_acceptance_threshold": ["draft_input_ids", "draft_logits"],
     "cross_attention_mask": ["encoder_input_features"], "skip_cross_attn_blocks": ["encoder_input_features"],
     "mrope_rotary_cos_sin": ["mrope_position_deltas"], "mrope_position_deltas": ["mrope_rotary_cos_sin"],
@@ -151,15 +153,18 @@ class Server:
         return {to_engine[name]: array for name, array in self.prompt_step.prepare(given).items()}
 
     def answer_to(self, tensors: dict[str, Array], *, is_context_only: bool = False) -> dict[str, Array]:
-        """All outputs of a request, the last one of each name."""
+        """All outputs of a request, or of the last prompt of a batch; the last one of each name."""
         minimal = self.tensors([]) if "input_ids" not in tensors else {}
-        decoded = self.decoder.decode(minimal | tensors, is_context_only=is_context_only)
+        rows = engine_rows(minimal | tensors)
+        decoded = self.decoder.decode(rows[-1], is_context_only=is_context_only)
         options = decoded.options
         packed = options.stream_context
         answers: dict[str, Array] = {}
         sink: Any = SimpleNamespace(send=lambda reply: answers.update(self._tensors(reply)))
-        if (options.num_return_sequences or 1) > 1:
-            sink = SequenceGroup(sink, options.num_return_sequences or 1, on_failure=lambda: None).sinks[0]
+        has_several = (options.num_return_sequences or 1) > 1
+        if has_several or len(rows) > 1:
+            member = Member(len(rows) - 1 if len(rows) > 1 else None, 0 if has_several else None)
+            sink = SequenceGroup(sink, [member, member], on_failure=lambda: None).sinks[0]
         times: Any = SimpleNamespace(arrival_ns=1)
         context = None if packed is None else unpack_context(packed)
         running = RunningRequest(sink, "", options, context, True, times, decoded.sampling.return_log_probs)
@@ -276,10 +281,9 @@ def test_an_output_is_there_or_not_as_the_table_says(
     if reason is None:
         is_context = name == "context_phase_params"
         tensors = server.tensors([]) if is_context else server.tensors([asking])
+        if name == "batch_index":
+            tensors = {given: np.concatenate([array, array]) for given, array in tensors.items()}
         assert server.answer_to(tensors, is_context_only=is_context)[name].size > 0
-    elif name == "batch_index":
-        with pytest.raises(RequestError, match=reason):
-            server.answer_to(server.tensors([]) | {"input_ids": np.array([PROMPT, PROMPT], dtype=np.int32)})
     elif row.field in PROVIDERS[provider].supported or row.field == "return_perf_metrics":
         assert name not in server.answer_to(server.tensors([asking]))
     else:

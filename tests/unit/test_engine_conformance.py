@@ -174,6 +174,27 @@ def prompt_of(num_tokens: int, seed: int = 0) -> list[int]:
     return [20 + (7 * seed + 13 * i * (seed + 1)) % 1000 for i in range(num_tokens)]
 
 
+def come_and_go(session: Session, num_requests: int, *, max_prompt_tokens: int, max_tokens: int) -> None:
+    """Requests that are added and cancelled at random; those that are not all get their tokens."""
+    rng = random.Random(0)
+    max_tokens_of: dict[int, int] = {}
+    for _ in range(num_requests):
+        num_prompt_tokens = rng.randint(1, max_prompt_tokens)
+        num_tokens = rng.randint(1, rng.choice([3, max_tokens]))
+        key = session.add(prompt_of(num_prompt_tokens, rng.randrange(6)), num_tokens)
+        max_tokens_of[key] = num_tokens
+        for _ in range(rng.choice([0, 1, 10])):
+            session.step()
+        running = [key for key, output in session.outputs.items() if not output.is_done]
+        if running and rng.random() < 0.4:
+            cancelled = rng.choice(running)
+            session.cancel(cancelled)
+            del max_tokens_of[cancelled]
+    outputs = session.drain()
+    assert {key: len(output.token_ids) for key, output in outputs.items()} == max_tokens_of
+    assert {output.finish_reason for output in outputs.values()} == {FinishReason.LENGTH}
+
+
 @pytest.fixture(scope="module")
 def engines() -> Iterator[Callable[..., Engine]]:
     """Engines by provider and limits; loaded once, since tests leave them as they found them."""
@@ -670,23 +691,7 @@ def test_requests_that_come_and_go_at_random_in_a_full_kv_cache_all_end_well(
 ) -> None:
     session = session_of(num_kv_blocks=8)
     num_kv_tokens = 8 * session.engine.info.kv_block_tokens
-    rng = random.Random(0)
-    max_tokens_of: dict[int, int] = {}
-    for _ in range(40):
-        num_prompt_tokens = rng.randint(1, num_kv_tokens * 3 // 4)
-        max_tokens = rng.randint(1, rng.choice([3, 40]))
-        key = session.add(prompt_of(num_prompt_tokens, rng.randrange(6)), max_tokens)
-        max_tokens_of[key] = max_tokens
-        for _ in range(rng.choice([0, 1, 10])):
-            session.step()
-        running = [key for key, output in session.outputs.items() if not output.is_done]
-        if running and rng.random() < 0.4:
-            cancelled = rng.choice(running)
-            session.cancel(cancelled)
-            del max_tokens_of[cancelled]
-    outputs = session.drain()
-    assert {key: len(output.token_ids) for key, output in outputs.items()} == max_tokens_of
-    assert {output.finish_reason for output in outputs.values()} == {FinishReason.LENGTH}
+    come_and_go(session, 40, max_prompt_tokens=num_kv_tokens * 3 // 4, max_tokens=40)
 
 
 def test_closing_with_running_requests_is_quiet(provider: Provider, capfd: pytest.CaptureFixture[str]) -> None:

@@ -36,12 +36,14 @@ def metrics() -> EngineMetrics:
 
 def shown(metrics: EngineMetrics) -> dict[str, float]:
     """Values by the label that tells the gauges of a family apart."""
-    families: tuple[pb_utils.MetricFamily, ...] = metrics._families
+    families: dict[str, pb_utils.MetricFamily] = metrics._families
     found = {}
-    for family in families:
+    for family in families.values():
         for metric in family.metrics:
             labels = dict(metric.labels)
-            assert (labels.pop("model"), labels.pop("version")) == ("tensorrt_llm", "3")
+            assert labels.pop("version") == "3"
+            if labels.pop("model") == "tensorrt_llm_draft":
+                labels = {"draft": ""} | labels
             found["/".join([family.name, *(part for item in labels.items() for part in item)])] = metric.value()
     return found
 
@@ -104,3 +106,19 @@ def test_preemptions_are_counted_over_the_lives_of_engines_that_tell(clock: Cloc
         clock.now_s += 1
         metrics.update(msgspec.structs.replace(BUSY, num_preemptions=num_preemptions))
         assert shown(metrics)["trireme_preemptions_total"] == total
+
+
+def test_a_draft_engine_is_shown_as_a_model_of_its_own_until_it_has_died(clock: Clock, metrics: EngineMetrics) -> None:
+    metrics.update(IDLE)
+    assert not any("draft" in name for name in shown(metrics)), "there is none"
+    draft = EngineStats(num_running=1, num_waiting=0, num_used_kv_blocks=2, num_kv_blocks=5, num_steps=9)
+    metrics.update(msgspec.structs.replace(BUSY, draft=draft))
+    clock.now_s += 1
+    metrics.update(msgspec.structs.replace(BUSY, draft=draft))
+    assert used(metrics) == 7, "the engine's own"
+    blocks = "nv_trt_llm_kv_cache_block_metrics/draft//kv_cache_block_type"
+    assert [shown(metrics)[f"{blocks}/{name}"] for name in ("max", "used", "free")] == [5, 2, 3]
+    assert shown(metrics)["trireme_kv_cache_usage_fraction/draft/"] == 0.4
+    assert shown(metrics)["trireme_requests_running/draft/"] == 1
+    metrics.update(IDLE)  # as `serving.generation` tells when the engine has died
+    assert [shown(metrics)[f"{blocks}/{name}"] for name in ("max", "used", "free")] == [5, 0, 5]

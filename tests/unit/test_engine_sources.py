@@ -141,6 +141,34 @@ def test_a_guest_that_waits_for_an_engine_can_be_closed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_guest_that_is_closed_at_the_moment_it_reached_the_owner_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listener = EngineListener("1")  # as above
+    source = SharedEngine("1")
+    call = source._call
+
+    def call_and_close() -> socket.socket:
+        sock = call()
+        source.close()
+        return sock
+
+    monkeypatch.setattr(source, "_call", call_and_close)
+    failed: list[ServerError] = []
+
+    def connect() -> None:
+        try:
+            source.connect()
+        except ServerError as exc:
+            failed.append(exc)
+
+    connecting = threading.Thread(target=connect, daemon=True)
+    connecting.start()
+    connecting.join(5)
+    listener.close()
+    assert [error.facts for error in failed] == [{"reason": "shutdown"}]
+
+
 def test_a_newer_owner_takes_the_older_ones_place_and_keeps_it(tmp_path: Path, guest: Adapter) -> None:
     release = write_release(tmp_path, {"mode": "echo"})
     older, newer = (Adapter(OwnedEngine(release, EngineListener("1"))) for _ in range(2))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import psutil
@@ -68,7 +69,7 @@ class Bench:
 
     def start_endless(self, request_id: str = "", **tensors: object) -> RecordingSink:
         """Send a request that runs until it is stopped, and wait for its first token."""
-        sink = self.start(request_id, request_output_len=ENDLESS, **tensors)
+        sink = self.start(request_id, **({"request_output_len": ENDLESS} | tensors))
         wait_until(lambda: bool(sink.replies))
         return sink
 
@@ -354,7 +355,7 @@ def test_a_census_that_fails_is_taken_again_and_forgets_nobody(slow: Bench) -> N
     before = len(slow.censuses)
     wait_until(lambda: len(slow.censuses) > before + 1)
     slow.unread = lambda _: []
-    wait_until(lambda: slow.service._lost_streams == [])
+    wait_until(lambda: slow.service._left._lost_streams == [])
     assert 21 in slow.censuses[-1].lost_keys
 
 
@@ -667,7 +668,7 @@ def storm(bench: Bench, *, num_requests: int, seed: int, num_kills: int) -> None
     assert [violation for sink, _ in sinks for violation in sink.violations] == []
     assert bench.service.num_running == 0
     wait_until(lambda: bench.stats[-1].num_used_kv_blocks == 0)
-    wait_until(lambda: bench.service._lost_streams == [])
+    wait_until(lambda: bench.service._left._lost_streams == [])
     assert len(sinks) + num_refused == num_requests
 
 
@@ -775,6 +776,128 @@ def test_a_refusal_by_the_engine_is_told_once_and_stops_the_other_sequences(echo
     assert sink.error is not None
     assert sink.error.code == "INVALID_ARG"
     wait_until(lambda: echo.service.num_running == 0)
+    assert sink.violations == []
+
+
+# Several prompts in one request.
+
+
+def batch_of(*prompts: list[int], **tensors: object) -> dict[str, object]:
+    """A request to the engine step for these prompts, each padded with an id that is none."""
+    width = max(map(len, prompts))
+    rows = {
+        "input_ids": [[*prompt, *[-7] * (width - len(prompt))] for prompt in prompts],
+        "input_lengths": [[len(prompt)] for prompt in prompts],
+    }
+    tensors = {"request_output_len": 6, "streaming": True} | tensors
+    given: dict[str, object] = {name: np.array(value, dtype=np.int32) for name, value in rows.items()}
+    for name, value in tensors.items():
+        given[name] = np.array([[value]] * len(prompts), dtype=DTYPES[type(value)])
+    return given
+
+
+def tokens_of(replies: list[Reply]) -> list[int]:
+    return [token_id for reply in replies for token_id in reply.token_ids]
+
+
+PROMPTS = ([20, 21], [30, 31, 32, 33], [40])
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_each_prompt_of_a_batch_is_answered_as_if_it_were_alone(make: Make, is_streaming: bool) -> None:
+    bench = make()
+    how: dict[str, object] = {"request_output_len": 6, "streaming": is_streaming, "return_num_input_tokens": True}
+    alone = [bench.start("", input_ids=prompt, **how).wait().replies for prompt in PROMPTS]
+    sink = bench.start("", **batch_of(*PROMPTS, **how)).wait()
+    for index, replies in enumerate(alone):
+        own = [reply for reply in sink.replies if reply.batch_index == index]
+        assert tokens_of(own) == tokens_of(replies)
+        assert {reply.num_input_tokens for reply in own} == {len(PROMPTS[index])}
+        assert is_streaming or len(own) == 1
+    assert {reply.batch_index for reply in sink.replies} == {0, 1, 2}
+    assert [reply.is_final for reply in sink.replies] == [*[False] * (len(sink.replies) - 1), True]
+    assert sink.violations == []
+
+
+def test_one_prompt_has_no_batch_index(echo: Bench) -> None:
+    assert {reply.batch_index for reply in echo.start().wait().replies} == {None}
+
+
+def test_a_client_that_goes_away_ends_all_prompts_of_its_batch(slow: Bench) -> None:
+    sink = slow.start_endless("", **batch_of(*PROMPTS, request_output_len=ENDLESS))
+    sink.is_abandoned = True
+    error = sink.wait().error
+    assert error is not None
+    assert error.code == "CANCELLED"
+    wait_until(lambda: slow.service.num_running == 0)
+    wait_until(lambda: slow.stats[-1].num_running == 0)
+    assert sink.violations == []
+
+
+def test_an_abandoned_stream_of_an_ensembles_batch_ends_all_of_it(slow: Bench) -> None:
+    contexts = [pack(StreamContext(new_stream_key())) for _ in PROMPTS]
+    keys = [StreamContext(*msgspec.msgpack.decode(packed.tobytes())).key for packed in contexts]
+    slow.unread = lambda census: [key for key in census.num_chunks if key == keys[1]]
+    sink = slow.start_endless(
+        "", **batch_of(*PROMPTS, request_output_len=ENDLESS), stream_context=np.concatenate(contexts)
+    )
+    error = sink.wait().error
+    slow.unread = lambda _: []
+    assert error is not None
+    assert error.code == "CANCELLED"
+    wait_until(lambda: slow.service.num_running == 0)
+    wait_until(lambda: slow.stats[-1].num_running == 0)
+    wait_until(lambda: set(keys) <= {key for census in slow.censuses for key in census.lost_keys})
+    assert sink.violations == []
+
+
+def test_a_stop_request_ends_all_prompts_of_a_batch_with_what_they_have(slow: Bench) -> None:
+    tensors = batch_of(*PROMPTS, request_output_len=ENDLESS, return_finish_reason=True)
+    sink = slow.start_endless("batch", **tensors)
+    slow.start("batch", **batch_of(*PROMPTS, stop=True)).wait()
+    ends = {reply.batch_index: reply.finish_reason for reply in sink.wait().replies if reply.finish_reason}
+    assert ends == dict.fromkeys(range(3), FinishReason.CANCELLED)
+    assert sink.error is None
+    assert sink.violations == []
+
+
+def test_when_the_engine_dies_a_batch_gets_one_error(make: Make) -> None:
+    bench = make(**SLOW)
+    sink = bench.start_endless("", **batch_of(*PROMPTS, request_output_len=ENDLESS))
+    bench.kill_engine()
+    assert isinstance(sink.wait().error, Unavailable)
+    wait_until(lambda: bench.service.num_running == 0)
+    assert sink.violations == []
+
+
+def test_a_prompt_that_the_engine_refuses_fails_its_batch_and_stops_the_others(echo: Bench) -> None:
+    tensors = batch_of(*PROMPTS) | {"request_output_len": np.array([[6], [200], [6]], dtype=np.int32)}
+    sink = echo.start("", **tensors).wait()
+    assert sink.error is not None
+    assert sink.error.code == "INVALID_ARG"
+    wait_until(lambda: echo.service.num_running == 0)
+    assert sink.violations == []
+
+
+def test_a_batch_that_cannot_be_handed_over_fails_as_a_whole_and_once(
+    slow: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = slow.service._engine.submit
+    handed: list[int] = []
+
+    def fail_at_third(given: GenerationRequest, *, request_id: str) -> None:
+        if len(handed) == 2:
+            raise OverflowError("cannot be encoded")
+        handed.append(given.key)
+        submit(given, request_id=request_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slow.service._engine, "submit", fail_at_third)
+        sink = slow.start("", **batch_of(*PROMPTS, request_output_len=ENDLESS)).wait()
+    assert sink.error is not None
+    assert (sink.error.code, "OverflowError" in str(sink.error)) == ("INTERNAL", False)
+    assert slow.service.num_running == 0
+    wait_until(lambda: slow.stats[-1].num_running == 0)
     assert sink.violations == []
 
 

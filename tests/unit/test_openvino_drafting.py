@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 from sampled_distribution import deviation, sampled_outputs
-from test_engine_conformance import DEMO_MODEL, Session, openvino, prompt_of
+from test_engine_conformance import DEMO_MODEL, Session, come_and_go, openvino, prompt_of
 from tokenizers import Tokenizer
 
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import RequestError, SpecError
 from serving.engines import openvino as openvino_engine
-from serving.engines.base import Engine, FinishReason, SamplingParams
+from serving.engines.base import Engine, SamplingParams
 from serving.engines.providers import create_engine
 
 DRAFT = DEMO_MODEL.parent / "draft"
@@ -202,23 +202,7 @@ def test_openvino_breaks_where_a_step_has_no_room_for_what_was_looked_up() -> No
 
 
 def test_requests_that_come_and_go_in_a_full_kv_cache_are_not_lost(small: Engine) -> None:
-    session = Session(small)
-    rng = random.Random(0)
-    max_tokens_of: dict[int, int] = {}
-    for _ in range(30):
-        max_tokens = rng.randint(1, rng.choice([3, 60]))
-        key = session.add(prompt_of(rng.randint(1, 190), rng.randrange(6)), max_tokens)
-        max_tokens_of[key] = max_tokens
-        for _ in range(rng.choice([0, 1, 10])):
-            session.step()
-        running = [key for key, output in session.outputs.items() if not output.is_done]
-        if running and rng.random() < 0.4:
-            cancelled = rng.choice(running)
-            session.cancel(cancelled)
-            del max_tokens_of[cancelled]
-    outputs = session.drain()
-    assert {key: len(output.token_ids) for key, output in outputs.items()} == max_tokens_of
-    assert {output.finish_reason for output in outputs.values()} == {FinishReason.LENGTH}
+    come_and_go(Session(small), 30, max_prompt_tokens=190, max_tokens=60)
     assert small.stats().num_used_kv_blocks == 0
 
 

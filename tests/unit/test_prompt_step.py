@@ -13,14 +13,28 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.errors import RequestError, SpecError
-from ensemble_configs.tensors import Tensor, inputs_of
+from ensemble_configs.tensors import PROMPT_TENSORS, Tensor, inputs_of
+from serving.engines.base import EngineInfo, SamplingParams
+from serving.prompt_batch import engine_rows
 from serving.prompt_step import PromptStep
+from serving.requests import RequestDecoder
 from serving.stream_state import unpack_context
 from serving.tokenization import PromptTokenizer
 
 PROMPTS = PromptTokenizer.from_spec(TokenizerSpec(dir=TOKENIZER, add_special_tokens=False))
 ROWS: dict[str, Tensor] = dict(inputs_of("preprocessing"))
 LISTS = {"STOP_WORDS_DICT", "BAD_WORDS_DICT", "EMBEDDING_BIAS_WORDS", "EMBEDDING_BIAS_WEIGHTS"}
+
+INFO = EngineInfo(
+    provider="toy",
+    vocab_size=PROMPTS.vocab_size,
+    max_seq_len=100,
+    end_ids=(2,),
+    kv_block_tokens=16,
+    num_kv_blocks=64,
+    max_num_seqs=8,
+    supported=frozenset(SamplingParams.__struct_fields__),
+)
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 
@@ -35,6 +49,11 @@ def prompt(*texts: bytes, **more: npt.NDArray[np.generic]) -> Arrays:
         "QUERY": np.array([[text] for text in texts or (b"hello there",)], dtype=np.object_),
         "REQUEST_OUTPUT_LEN": np.array([[7]], dtype=np.int32),
     } | more
+
+
+def to_engine(outputs: Arrays) -> Arrays:
+    names = {row.preprocessing: row.engine for row in PROMPT_TENSORS}
+    return {names[name]: array for name, array in outputs.items()}
 
 
 def words(*strings: bytes) -> npt.NDArray[np.generic]:
@@ -150,10 +169,63 @@ def test_a_bad_word_that_has_no_token_cannot_be_kept_out_and_is_refused() -> Non
         PromptStep(word_tokenizer()).prepare(prompt(b"a b", BAD_WORDS_DICT=words(b"\n")))
 
 
-def test_a_batch_of_prompts_is_refused_with_its_size(step: PromptStep) -> None:
-    with pytest.raises(RequestError, match=r"text_input has a batch of 2; send one prompt in a request") as caught:
-        step.prepare(prompt(b"a", b"b"))
-    assert caught.value.facts == {"field": "text_input", "value": 2}
+# Of three prompts: a bad and stop word, and the weight of a bias. With the bias comes a decoder's text.
+WORDS_AND_BIAS = [(b"", 0.0), (b" red ball", 2.0), (b"x", 0.0)]
+
+
+def batch(step: PromptStep) -> tuple[Arrays, list[Arrays]]:
+    """The outputs for three prompts in one request, and for each alone."""
+    rows = [
+        prompt(
+            text,
+            STOP_WORDS_DICT=words(word, b""),
+            BAD_WORDS_DICT=words(word),
+            EMBEDDING_BIAS_WORDS=words(b" red" if bias else b""),
+            EMBEDDING_BIAS_WEIGHTS=weights(bias),
+            DECODER_QUERY=words(b"Born" if bias else b""),
+            PROMPT_TABLE_EXTRA_ID=np.array([[9]], dtype=np.uint64),
+            PAD_ID=np.array([[77]], dtype=np.int32),
+        )
+        for text, (word, bias) in zip((b"hello there", b"a", b"one two three four five"), WORDS_AND_BIAS, strict=True)
+    ]
+    together = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    return step.prepare(together), [step.prepare(row) for row in rows]
+
+
+def test_a_batch_is_padded_to_its_longest_prompt_with_the_pad_id_that_was_sent(step: PromptStep) -> None:
+    outputs, alone = batch(step)
+    lengths = outputs["REQUEST_INPUT_LEN"][:, 0].tolist()
+    assert lengths == [one["INPUT_ID"].shape[1] for one in alone]
+    assert len(set(lengths)) == 3
+    for ids, length, one in zip(outputs["INPUT_ID"].tolist(), lengths, alone, strict=True):
+        assert ids == one["INPUT_ID"][0].tolist() + [77] * (max(lengths) - length)
+
+
+def test_a_batch_is_padded_with_the_tokenizers_own_id_where_none_was_sent(step: PromptStep) -> None:
+    together = prompt(b"one two three", b"a") | {"REQUEST_OUTPUT_LEN": np.array([[7], [7]], dtype=np.int32)}
+    assert step.prepare(together)["INPUT_ID"][1, -1] == (PROMPTS.end_id if PROMPTS.pad_id is None else PROMPTS.pad_id)
+    unknown = word_tokenizer()  # has neither
+    assert PromptStep(unknown).prepare(together)["INPUT_ID"].tolist()[1][1:] == [0, 0]
+
+
+def test_the_engine_step_finds_in_each_row_of_a_batch_what_the_prompt_has_alone(step: PromptStep) -> None:
+    outputs, alone = batch(step)
+    decoder = RequestDecoder(INFO)
+    assert all(array.shape[0] == 3 for array in outputs.values())
+    for row, one in zip(engine_rows(to_engine(outputs)), alone, strict=True):
+        got, expected = (decoder.decode(tensors) for tensors in (row, to_engine(one)))
+        assert got.sampling == expected.sampling
+        contexts = [unpack_context(request.options.stream_context or b"") for request in (got, expected)]
+        assert contexts[0].stop_strings == contexts[1].stop_strings
+        assert got.options.input_ids == expected.options.input_ids
+    keys = {unpack_context(packed.tobytes()).key for packed in outputs["STREAM_CONTEXT"]}
+    assert len(keys) == 3
+
+
+def test_a_prompt_of_a_batch_that_is_wrong_is_named_by_its_row(step: PromptStep) -> None:
+    together = prompt(b"a", b"b", b"") | {"REQUEST_OUTPUT_LEN": np.array([[7]] * 3, dtype=np.int32)}
+    with pytest.raises(RequestError, match=r"^\[INVALID_ARG field=text_input batch_index=2\] text_input is empty"):
+        step.prepare(together)
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,7 @@ COMPANIONS: dict[str, dict[str, object]] = {
     "prompt_vocab_size": {"prompt_embedding_table": [[0.5, 1.0], [1.5, 2.0]]},
     "lora_weights": {"lora_task_id": 1, "lora_config": [[0, 1, 8]]},
     "lora_config": {"lora_task_id": 1, "lora_weights": [[0.5, 1.0]]},
+    "use_draft_logits": {"num_draft_tokens": 5},
     "draft_logits": {"draft_input_ids": [5]},
     "draft_acceptance_threshold": {"draft_input_ids": [5], "draft_logits": [[0.5] * 100]},
     "decoder_input_lengths": {"decoder_input_ids": [8, 9]},
@@ -285,14 +286,6 @@ def test_two_names_of_one_setting_may_agree_and_not_contradict(new: str, old: st
     error = refusal(**{new: 3, old: 2})
     assert error.facts == {"field": old, "value": 2}
     assert "contradicts the same setting under its other name (3)" in error.message
-
-
-@pytest.mark.parametrize("name", TAKEN)
-def test_a_batch_is_refused_whichever_tensor_has_it(name: str) -> None:
-    one = array(name, VALUES[name][0])
-    tensors = {n: array(n, v) for n, v in {"input_ids": [5], "request_output_len": 1}.items()}
-    with pytest.raises(RequestError, match=f"{name} has a batch of 2; send one prompt in a request"):
-        RequestDecoder(INFO).decode(tensors | {name: np.concatenate([one, one])})
 
 
 @pytest.mark.parametrize(
@@ -440,6 +433,7 @@ MISFITS: list[tuple[dict[str, object], str, str]] = [
     ({"lora_weights": [[0.5]], "lora_config": [[0, 0, 8]]}, "lora_weights", "needs lora_task_id"),
     ({"draft_input_ids": [5, 6], "draft_logits": [[0.5] * 100]}, "draft_logits", "of shape [2, 100]"),
     ({"draft_acceptance_threshold": 0.5}, "draft_acceptance_threshold", "needs draft_logits"),
+    ({"use_draft_logits": True}, "use_draft_logits", "needs num_draft_tokens"),
     ({"decoder_input_ids": [5, 100]}, "decoder_input_ids", "0 to 99"),
     ({"decoder_input_ids": [5], "decoder_input_lengths": 2}, "decoder_input_lengths", "must be 1"),
     ({"skip_cross_attn_blocks": True}, "skip_cross_attn_blocks", "needs encoder_input_features"),
@@ -473,6 +467,8 @@ def test_more_logits_than_a_response_may_hold_are_refused() -> None:
         in refusal(roomy, return_generation_logits=True, beam_width=2, request_output_len=400).message
     )
     assert "logits of 700 tokens" in refusal(roomy, return_context_logits=True, input_ids=[5] * 700).message
+    drafts = refusal(roomy, num_draft_tokens=700, use_draft_logits=True).message
+    assert "logits of 700 tokens, all beams and drafts together" in drafts
 
 
 def test_an_empty_range_list_asks_for_nothing_and_false_needs_no_encoder() -> None:
@@ -487,7 +483,9 @@ def test_ids_behind_the_vocabulary_stand_for_rows_of_the_prompts_own_table() -> 
 
 def test_text_that_became_ids_is_refused_by_the_name_that_the_client_of_the_ensemble_knows() -> None:
     context = list(pack(StreamContext(1))[0])
-    assert refusal(BARE, decoder_input_ids=[5], stream_context=context).facts["field"] == "decoder_text_input"
+    error = refusal(BARE, decoder_input_ids=[12, 5], stream_context=context)
+    assert error.facts == {"field": "decoder_text_input", "provider": "toy"}, "no ids: the client has sent none"
+    assert error.message == "decoder_text_input is not supported by the provider 'toy'; leave it out"
     assert refusal(BARE, decoder_input_ids=[5]).facts["field"] == "decoder_input_ids"
 
 

@@ -7,7 +7,7 @@ from recording_sink import RecordingSink
 from ensemble_configs.errors import ServerError
 from serving.engines.base import SamplingParams
 from serving.running_request import Reply
-from serving.sequence_group import SequenceGroup, context_of, sampling_of
+from serving.sequence_group import Member, SequenceGroup, context_of, sampling_of
 from serving.stream_state import KEYS_PER_REQUEST, StreamContext, new_stream_key
 
 
@@ -22,7 +22,8 @@ class Failures:
 
 def group_of(num_sequences: int) -> tuple[SequenceGroup, RecordingSink, Failures]:
     sink, failures = RecordingSink(), Failures()
-    return SequenceGroup(sink, num_sequences, on_failure=failures), sink, failures
+    members = [Member(None, index) for index in range(num_sequences)]
+    return SequenceGroup(sink, members, on_failure=failures), sink, failures
 
 
 def reply(token_id: int, *, is_final: bool) -> Reply:
@@ -42,6 +43,19 @@ def test_only_the_very_last_reply_is_final_and_each_says_whose_it_is() -> None:
         (0, [13], True),
     ]
     assert (failures.num_calls, sink.violations) == (0, [])
+
+
+def test_a_reply_says_of_which_prompt_and_of_which_of_its_sequences_it_is() -> None:
+    sink = RecordingSink()
+    members = [Member(0, None), Member(1, 0), Member(1, 1)]
+    group = SequenceGroup(sink, members, on_failure=Failures())
+    for index in (2, 0, 1):
+        group.sinks[index].send(reply(index, is_final=True))
+    assert [(r.token_ids, r.batch_index, r.sequence_index, r.is_final) for r in sink.replies] == [
+        ([2], 1, 1, False),
+        ([0], 0, None, False),
+        ([1], 1, 0, True),
+    ]
 
 
 def test_the_first_failure_is_the_requests_and_nothing_follows_it() -> None:

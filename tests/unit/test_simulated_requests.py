@@ -212,6 +212,16 @@ def test_drafts_with_logits_are_taken_where_they_are_likely_enough() -> None:
     assert len(bench.tokens(**asked, draft_acceptance_threshold=0.01)) == 8
 
 
+def test_a_draft_that_would_have_come_is_taken_however_sure_of_it_its_model_is() -> None:
+    bench = Bench()
+    expected = bench.tokens()
+    logits = np.zeros((1, VOCAB_SIZE), dtype=np.float32)
+    logits[0, expected[0]] = 50.0  # certain
+    chunks = bench.chunks(draft_input_ids=(expected[0],), draft_logits=PackedArray.of(logits))
+    assert len(chunks[0].token_ids) == 2
+    assert [token_id for chunk in chunks for token_id in chunk.token_ids] == expected
+
+
 def test_drafts_leave_room_for_a_token_and_take_no_end() -> None:
     bench = Bench()
     expected = bench.tokens()

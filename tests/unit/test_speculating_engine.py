@@ -11,7 +11,15 @@ from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.errors import RequestError, SpecError
 from serving.detokenization import TextDecoder
-from serving.engines.base import Engine, ExtraOutputs, FinishReason, GenerationRequest, SamplingParams, TokenChunk
+from serving.engines.base import (
+    Engine,
+    EngineStats,
+    ExtraOutputs,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    TokenChunk,
+)
 from serving.engines.clock import VirtualClock
 from serving.engines.simulated import SimulatedEngine
 from serving.extra_outputs import merged
@@ -136,8 +144,29 @@ def test_a_request_can_be_cancelled_in_every_phase_and_leaves_nothing() -> None:
         engine.cancel(1)
         assert not engine.has_work
         assert (engine.stats().num_running, engine.stats().num_used_kv_blocks) == (0, 0)
+        assert _draft_stats(engine).num_used_kv_blocks == 0
         assert engine.perf_of(1) is None
         assert len(ids(run(engine, request())[1])) == 40, "the same key again"
+
+
+def _draft_stats(engine: SpeculatingEngine) -> EngineStats:
+    stats = engine.stats().draft
+    assert stats is not None
+    return stats
+
+
+def test_the_draft_engines_kv_blocks_are_told_beside_the_targets() -> None:
+    engine = SpeculatingEngine(simulated(num_kv_blocks=64), simulated(num_kv_blocks=24, kv_block_tokens=8))
+    assert (engine.stats().num_kv_blocks, _draft_stats(engine).num_kv_blocks) == (64, 24)
+    engine.add(request())
+    used = set()
+    while engine.has_work:
+        engine.step()
+        used.add((engine.stats().num_used_kv_blocks, _draft_stats(engine).num_used_kv_blocks))
+    # Of up to 42 tokens that are fed back: in blocks of 16, and of 8.
+    assert max(target for target, _ in used) == 3
+    assert max(draft for _, draft in used) in (5, 6)
+    assert engine.stats().num_used_kv_blocks == _draft_stats(engine).num_used_kv_blocks == 0
 
 
 def test_a_request_that_is_drafted_for_counts_as_running() -> None:
@@ -189,6 +218,108 @@ def _extras(chunks: list[TokenChunk]) -> ExtraOutputs:
         joined = merged(joined, chunk.extras)
     assert joined is not None
     return joined
+
+
+# Drafts that are weighed by their probabilities
+
+LENIENT: dict[str, object] = {"use_draft_logits": True, "draft_acceptance_threshold": 0.001}
+SAMPLED: dict[str, object] = {"top_p": 0.9, "seed": 7}
+
+
+def counts(chunks: list[TokenChunk]) -> tuple[int | None, int | None]:
+    """Accepted and drafted."""
+    perf = chunks[-1].perf
+    assert perf is not None
+    return perf.total_accepted_draft_tokens, perf.total_draft_tokens
+
+
+@pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
+def test_greedy_text_stays_the_same_when_drafts_are_to_be_weighed(sampling: dict[str, object]) -> None:
+    greedy = {name: value for name, value in sampling.items() if name not in SAMPLED}
+    one = request(**greedy, **LENIENT)  # type: ignore[arg-type]
+    plain = request(**greedy)  # type: ignore[arg-type]
+    by_ids, weighed = run(pair(), plain)[1], run(pair(), one)[1]
+    assert ids(weighed) == ids(by_ids) == ids(run(simulated(), without_drafts(plain))[1])
+    assert counts(weighed) == counts(by_ids)
+
+
+def test_sampled_drafts_that_are_likely_enough_are_accepted_though_others_would_have_come() -> None:
+    by_ids = run(pair(), request(**SAMPLED))[1]  # type: ignore[arg-type]
+    weighed = run(pair(), request(**SAMPLED, **LENIENT))[1]  # type: ignore[arg-type]
+    alone = ids(run(simulated(), without_drafts(request(**SAMPLED)))[1])  # type: ignore[arg-type]
+    drafts = ids(run(simulated(error_rate=0.3), without_drafts(request(**SAMPLED)))[1])  # type: ignore[arg-type]
+    assert ids(by_ids) == alone
+    assert len(ids(weighed)) == 40
+    changed = [made for made, chosen in zip(ids(weighed), alone, strict=True) if made != chosen]
+    assert changed
+    assert set(changed) <= set(drafts)
+    accepted_by_ids, _ = counts(by_ids)
+    accepted, drafted = counts(weighed)
+    assert accepted_by_ids is not None
+    assert accepted is not None
+    assert drafted is not None
+    assert accepted_by_ids < accepted < drafted
+    assert accepted == 40 - len(weighed), "each response has one token of the target's own"
+
+
+def test_without_a_threshold_a_draft_must_be_as_likely_as_to_the_draft_engine() -> None:
+    # Of the draft engine's logits the bias is no part: what it makes likely there looks unlikely, and is accepted.
+    for sampling, is_same in ((SAMPLED, True), (SAMPLED | {"embedding_bias": {50: 7.0}}, False)):
+        by_ids = ids(run(pair(), request(max_tokens=200, **sampling))[1])  # type: ignore[arg-type]
+        weighed = run(pair(), request(max_tokens=200, **sampling, use_draft_logits=True))[1]  # type: ignore[arg-type]
+        assert (ids(weighed) == by_ids) is is_same
+
+
+class _Recording(SimulatedEngine):
+    """Keeps the requests that it gets."""
+
+    def __init__(self, error_rate: float = 0.0) -> None:
+        spec = {"provider": "simulated", "error_rate": error_rate}
+        super().__init__(SimulatedEngineSpec.model_validate(spec), VirtualClock())
+        self.requests: list[GenerationRequest] = []
+
+    def add(self, request: GenerationRequest) -> None:
+        self.requests.append(request)
+        super().add(request)
+
+
+def test_the_target_gets_the_logits_of_each_draft_and_the_client_its_own() -> None:
+    target, draft = _Recording(), _Recording(0.3)
+    one = request(**SAMPLED, **LENIENT, return_generation_logits=True, max_tokens=12)  # type: ignore[arg-type]
+    chunks = run(SpeculatingEngine(target, draft), one)[1]
+    logits = _extras(chunks).generation_logits
+    assert logits is not None
+    assert logits.shape == (12, 4096)
+    assert len(target.requests) == len(chunks)
+    for round_of in (found.sampling for found in target.requests):
+        assert round_of.draft_acceptance_threshold == 0.001
+        if round_of.draft_input_ids:
+            assert round_of.draft_logits is not None
+            rows = round_of.draft_logits.array()
+            assert rows.shape == (len(round_of.draft_input_ids), 4096)
+            assert tuple(rows.argmax(axis=1)) == round_of.draft_input_ids
+    assert {found.sampling.return_generation_logits for found in draft.requests} == {True}
+    assert {found.sampling.use_draft_logits for found in target.requests + draft.requests} == {False}
+
+
+def test_logits_are_asked_for_only_where_drafts_are_weighed() -> None:
+    for sampling in ({"use_draft_logits": True}, SAMPLED):
+        draft = _Recording(0.3)
+        run(SpeculatingEngine(_Recording(), draft), request(**sampling))
+        assert {found.sampling.return_generation_logits for found in draft.requests} == {False}
+
+
+def test_drafts_cannot_be_weighed_where_one_of_the_two_has_no_logits() -> None:
+    for is_target, reason in ((True, "it counts no odds"), (False, r"draft_engine \(simulated\) gives no logits: it")):
+        lacking, other = simulated(), simulated()
+        field = "draft_logits" if is_target else "return_generation_logits"
+        lacking.info = msgspec.structs.replace(
+            lacking.info, supported=lacking.info.supported - {field}, why_not={field: "it counts no odds"}
+        )
+        engine = SpeculatingEngine(lacking, other) if is_target else SpeculatingEngine(other, lacking)
+        with pytest.raises(RequestError, match=f"field=use_draft_logits .*{reason}"):
+            engine.add(request(**SAMPLED, use_draft_logits=True))  # type: ignore[arg-type]
+        assert len(ids(run(engine, request(**SAMPLED))[1])) == 40  # type: ignore[arg-type]
 
 
 class _Unverifying(SimulatedEngine):

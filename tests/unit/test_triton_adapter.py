@@ -21,7 +21,7 @@ from ensemble_configs.errors import (
 from serving.census import take_census
 from serving.generation import EngineRefusal
 from serving.stream_state import Census
-from serving.triton_adapter import error_response, final_flag, guarded, is_context_only, release_folder, triton_error
+from serving.triton_adapter import error_response, final_flag, guarded, release_folder, triton_error
 
 CODES = [
     (RequestError("no", field="top_p", value=2), "INVALID_ARG", "[INVALID_ARG field=top_p value=2] no"),
@@ -111,16 +111,3 @@ def test_a_census_that_is_not_answered_is_an_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pb_utils.InferenceRequest, "loaded_models", {"postprocessing": model})
     with pytest.raises(ServerError, match=r"no census of the streams: .*broken"):
         take_census(Census({}))
-
-
-@pytest.mark.parametrize(
-    ("parameters", "expected"),
-    [({}, False), ({"request_type": "context_only"}, True), ({"request_type": "both"}, False)],
-)
-def test_a_request_says_by_its_parameter_that_it_is_for_the_prefills_server(
-    parameters: dict[str, object], expected: bool
-) -> None:
-    request = pb_utils.InferenceRequest(
-        inputs=[], requested_output_names=[], model_name="tensorrt_llm", parameters=parameters
-    )
-    assert is_context_only(request) is expected

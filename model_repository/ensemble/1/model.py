@@ -6,6 +6,7 @@ import triton_python_backend_utils as pb_utils
 from serving.engine_sources import SharedEngine
 from serving.lifeline import Lifeline, generation_handlers
 from serving.request_metrics import RequestMetrics
+from serving.request_parameters import check_release, parameters_of
 from serving.text_pipeline import TextPipeline
 from serving.triton_adapter import TensorSink, release_folder, start_each
 
@@ -14,6 +15,7 @@ class TritonPythonModel:
     """Takes requests and returns at once; the threads of its engine's replies respond."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        self.version = args["model_version"]
         metrics = RequestMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
         self.pipeline = TextPipeline.from_release(release_folder(args), SharedEngine(args["model_version"]), metrics)
         self.lifeline = Lifeline(args, generation_handlers(self.pipeline))
@@ -22,6 +24,7 @@ class TritonPythonModel:
         start_each(self._start, requests)
 
     def _start(self, request) -> None:
+        check_release(parameters_of(request.parameters()), self.version)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         self.pipeline.start(tensors, TensorSink(request), request_id=request.request_id())
 

@@ -11,7 +11,8 @@ from serving.generation import GenerationService
 from serving.lifeline import Lifeline, generation_handlers
 from serving.reply_tensors import reply_tensors
 from serving.request_metrics import RequestMetrics
-from serving.triton_adapter import error_response, final_flag, is_context_only, release_folder, start_each
+from serving.request_parameters import check_release, is_context_only, parameters_of
+from serving.triton_adapter import error_response, final_flag, release_folder, start_each
 
 
 class TritonSink:
@@ -34,6 +35,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         folder = release_folder(args)
+        self.version = args["model_version"]
         gauges = EngineMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
         metrics = RequestMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
         release = load_release(folder)
@@ -48,12 +50,14 @@ class TritonPythonModel:
         start_each(self._start, requests)
 
     def _start(self, request) -> None:
+        parameters = parameters_of(request.parameters())
+        check_release(parameters, self.version)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         self.service.start(
             tensors,
             TritonSink(request.get_response_sender()),
             request_id=request.request_id(),
-            is_context_only=is_context_only(request),
+            is_context_only=is_context_only(parameters),
         )
 
     def finalize(self) -> None:
