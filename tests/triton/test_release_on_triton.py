@@ -15,6 +15,11 @@ from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.release_lock import lock_file, locked
 
 
+@pytest.fixture(autouse=True)
+def cache_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "hashes"))
+
+
 @pytest.fixture
 def release(tmp_path: Path) -> Path:
     """As `trireme pull` leaves it."""

@@ -3,7 +3,9 @@
 
 import os
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,11 @@ def pull(
 
 def releases(cache: Path) -> set[str]:
     return {path.name for path in cache.iterdir() if not path.name.startswith(".")}
+
+
+@pytest.fixture(autouse=True)
+def cache_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "hashes"))
 
 
 @pytest.fixture
@@ -162,6 +169,29 @@ def test_a_target_that_cannot_be_written_is_told_with_what_to_do(tmp_path: Path)
     copy = FileCopy(source, blocked / "below it", hash_file(source), 7)
     with pytest.raises(SpecError, match=r"cannot write .*below it: .*; see who may write there, and pull again"):
         copy_files([copy], num_jobs=1, on_bytes=id)
+
+
+def test_who_pulls_what_is_being_pulled_waits_for_it(release: Path, cache: Path) -> None:
+    is_copying, may_go_on, is_waiting = threading.Event(), threading.Event(), threading.Event()
+
+    def hold(_num_bytes: int) -> None:
+        is_copying.set()
+        assert may_go_on.wait(30)
+
+    def tell(text: str) -> None:
+        assert "waiting for another pull" in text
+        is_waiting.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(pull, cache, release, on_bytes=hold)
+        assert is_copying.wait(30)
+        other = ReleaseCache(cache, max_bytes=10**9, tell=tell)
+        second = pool.submit(other.pull, release, num_jobs=1, on_bytes=id)
+        assert is_waiting.wait(30)
+        assert not releases(cache)
+        may_go_on.set()
+        assert second.result(30).num_copied_bytes == 0
+        assert first.result(30).folder == second.result(30).folder
 
 
 # Releases of six megabytes each.
