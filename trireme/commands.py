@@ -29,7 +29,11 @@ class Command(NamedTuple):
 COMMANDS = {
     "serve": Command("serving.server.command", "serve", "Serve a deployment on Triton, and drain it when it stops"),
     "render": Command("ensemble_configs.command", "render", "Write the model repository of a deployment"),
-    "plan": Command("build_engines.planner.plan_command", "plan", "Say what a model needs and how fast it will be on which GPUs"),
+    "plan": Command(
+        "build_engines.planner.plan_command", "plan", "Say what a model needs and how fast it will be on which GPUs"
+    ),
+    "doctor": Command("serving.server.doctor_command", "doctor", "Check that a built release can be served here"),
+    "pull": Command("build_engines.pull_command", "pull", "Copy a built release to a local disk, whole or not at all"),
     "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
 }
 
