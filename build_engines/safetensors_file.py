@@ -53,6 +53,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         SpecError: it cannot be read, or is no safetensors file: too short, a header that is too large or no JSON,
             unknown types, sizes that disagree with shapes, tensors that overlap, leave gaps, or lie outside the file.
     """
+    if path.exists() and not path.is_file():
+        raise _wrong(path, "it is no file")
     try:
         file_bytes = path.stat().st_size
         with path.open("rb") as file:
