@@ -52,6 +52,13 @@ class ParallelSizes:
     is_attention_dp: bool = False
     embedding: EmbeddingSharding = "vocab"
 
+    def __str__(self) -> str:
+        """Short: tp4 pp2; what is 1 is left out, but for tp1."""
+        parts = [f"tp{self.tp_size}"]
+        parts += [f"{name}{size}" for name, size in (("pp", self.pp_size), ("cp", self.cp_size)) if size > 1]
+        parts += [f"ep{self.ep_size}"] if self.ep_size > 1 else []
+        return " ".join([*parts, "attention-dp"] if self.is_attention_dp else parts)
+
     @property
     def world_size(self) -> int:
         """All ranks."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from build_engines.gpus import Gpu
 from build_engines.model_shape import ModelShape
+from build_engines.parallel_sizes import ParallelSizes
 from build_engines.planner.footprint import Footprint, footprint_of
-from build_engines.planner.layout import Layout, why_format_is_illegal, why_layout_is_illegal
+from build_engines.planner.legality import why_format_is_illegal, why_layout_is_illegal
 from build_engines.planner.model_costs import ModelCosts
 from build_engines.planner.step_time import Engine
 from build_engines.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
@@ -49,7 +50,7 @@ class Candidate:
     num_replicas: int
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ParallelSizes:
         """Of one replica."""
         return self.engine.layout
 
@@ -106,17 +107,17 @@ def _does_not_fit(footprint: Footprint) -> str:
     )
 
 
-def _layouts(model: ModelShape, machines: Machines, wanted: Wanted) -> Iterator[Layout]:
+def _layouts(model: ModelShape, machines: Machines, wanted: Wanted) -> Iterator[ParallelSizes]:
     powers = [2**n for n in range(machines.num_gpus.bit_length()) if 2**n <= machines.num_gpus]
     for tp in wanted.tp_sizes or powers:
         for pp in wanted.pp_sizes or powers:
             for cp in (1, 2, 4):
                 if tp * pp * cp > machines.num_gpus:
                     continue
-                yield Layout(tp, pp, cp)
+                yield ParallelSizes(tp, pp, cp_size=cp)
                 if model.is_moe and tp > 1 and cp == 1:
-                    yield Layout(tp, pp, ep_size=tp)
-                    yield Layout(tp, pp, ep_size=tp, is_attention_dp=True)
+                    yield ParallelSizes(tp, pp, ep_size=tp)
+                    yield ParallelSizes(tp, pp, ep_size=tp, is_attention_dp=True)
 
 
 def _formats(model: ModelShape, wanted: Wanted) -> Iterator[tuple[str, str]]:

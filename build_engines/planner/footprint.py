@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from build_engines.gpus import Gpu
 from build_engines.model_shape import ModelShape
-from build_engines.planner.layout import Layout
+from build_engines.parallel_sizes import ParallelSizes
 from build_engines.planner.model_costs import ModelCosts
-from build_engines.weight_formats import KV_FORMATS, FormatPlan
+from build_engines.sharding import ShardPlan
+from build_engines.weight_formats import FormatPlan
 
 _GIB = 2**30
-ONE_GPU = Layout()
+ONE_GPU = ParallelSizes()
 # Of the CUDA context, NCCL's buffers, the engine's own code and cuBLAS's workspace; 0.5 to 1 GiB in published logs.
 CONTEXT_BYTES = int(0.8 * _GIB)
 # Published logs of 8B and 70B models at 8,192 tokens a step: activations take what some 14 vectors of hidden width and
@@ -43,7 +44,7 @@ def footprint_of(
     model: ModelShape,
     formats: FormatPlan,
     kv_format: str,
-    layout: Layout,
+    layout: ParallelSizes,
     gpu: Gpu,
     *,
     max_num_tokens: int = 8192,
@@ -56,7 +57,7 @@ def footprint_of(
         kv_fraction: share of the memory left over that the KV cache gets; `free_gpu_memory_fraction` of the engine.
     """
     costs = ModelCosts.of(model)
-    weights = weight_bytes_per_rank(costs, formats, layout)
+    weights = max(ShardPlan(model, layout).bytes_per_rank(formats))
     workspace = CONTEXT_BYTES + _activation_bytes(costs, layout, max_num_tokens)
     free = gpu.memory_bytes - weights - workspace
     per_token = kv_bytes_per_token(model, kv_format, layout)
@@ -73,32 +74,16 @@ def footprint_of(
     )
 
 
-def kv_bytes_per_token(model: ModelShape, kv_format: str, layout: Layout = ONE_GPU) -> float:
-    """Of one token of one sequence on one rank: 2 x layers x KV heads x head_dim x bytes, heads rounded up.
+def kv_bytes_per_token(model: ModelShape, kv_format: str, layout: ParallelSizes = ONE_GPU) -> float:
+    """Of one token of one sequence on the fullest rank: 2 x layers x KV heads x head_dim x bytes, heads rounded up.
 
     Latent attention keeps kv_lora_rank + rope_dim in each layer, on every rank of a tensor-parallel group.
     """
-    heads = model.num_kv_heads
-    tp = 1 if layout.is_attention_dp else layout.tp_size
-    share = -(-heads // tp) / heads
-    layers = -(-model.num_layers // layout.pp_size) / model.num_layers
-    values = sum(layer.attention.kv_values_per_token for layer in model.layers)
-    return values * KV_FORMATS[kv_format] * share * layers / layout.cp_size
+    shards = ShardPlan(model, layout)
+    first_ranks = range(0, layout.world_size, layout.stage_size)  # one of each stage
+    return max(shards.kv_bytes_per_token(rank, kv_format) for rank in first_ranks)
 
 
-def weight_bytes_per_rank(costs: ModelCosts, formats: FormatPlan, layout: Layout) -> int:
-    """On the fullest rank: its layers, split by tp_size, and embedding or head at an end of the pipeline."""
-    stage = -(-costs.model.num_layers // layout.pp_size) / costs.model.num_layers
-    tp = layout.tp_size
-    whole = costs.bytes_in(formats)
-    attention = whole.attention / (1 if layout.is_attention_dp else tp)
-    rest = (whole.dense_mlp + whole.experts) / tp
-    outer = whole.outer / tp
-    if layout.pp_size > 1 and not costs.model.is_tied:
-        outer /= 2  # the embedding is on the first stage, the head on the last
-    return int((attention + rest + whole.other) * stage + outer)
-
-
-def _activation_bytes(costs: ModelCosts, layout: Layout, max_num_tokens: int) -> int:
+def _activation_bytes(costs: ModelCosts, layout: ParallelSizes, max_num_tokens: int) -> int:
     widths = _ACTIVATION_VECTORS * costs.model.hidden_size + 2 * costs.active_intermediate_size / layout.tp_size
     return int(2 * max_num_tokens * widths)

@@ -46,7 +46,7 @@ def plan_as_data(plan: Plan, *, name: str) -> dict[str, object]:
 
 def print_plan(plan: Plan, *, name: str, num_shown: int) -> None:
     """To standard output, as wide as the terminal."""
-    console = Console(file=sys.stdout, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 150)
+    console = Console(file=sys.stdout, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 170)
     for line in _heading(plan, name):
         console.print(line, highlight=False)
     console.print(_table(plan, num_shown))

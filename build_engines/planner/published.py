@@ -20,9 +20,9 @@ from build_engines.checkpoint_config import read_model_shape
 from build_engines.gpus import gpu_named
 from build_engines.known_models import known_models
 from build_engines.model_shape import ModelShape
+from build_engines.parallel_sizes import ParallelSizes
 from build_engines.planner.efficiencies import Efficiencies
 from build_engines.planner.footprint import footprint_of
-from build_engines.planner.layout import Layout
 from build_engines.planner.model_costs import ModelCosts
 from build_engines.planner.steady_state import Limits, Workload, at_rate, saturated
 from build_engines.planner.step_time import Engine, StepLoad, step_time
@@ -148,7 +148,7 @@ def _engine(one: Measurement) -> Engine:
 @cache
 def _cached_engine(model: str, gpu: str, tp_size: int, pp_size: int, weight_format: str, kv_format: str) -> Engine:
     formats = FormatPlan(WEIGHT_FORMATS[weight_format])
-    return Engine(ModelCosts.of(_model(model)), formats, kv_format, Layout(tp_size, pp_size), gpu_named(gpu))
+    return Engine(ModelCosts.of(_model(model)), formats, kv_format, ParallelSizes(tp_size, pp_size), gpu_named(gpu))
 
 
 def _limits(one: Measurement) -> Limits:

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from build_engines.gpus import Gpu
+from build_engines.parallel_sizes import ParallelSizes
 from build_engines.planner.efficiencies import Efficiencies
-from build_engines.planner.layout import Layout
 from build_engines.planner.model_costs import FormatBytes, ModelCosts
 from build_engines.weight_formats import KV_FORMATS, FormatPlan
 
@@ -25,7 +25,7 @@ class Engine:
     costs: ModelCosts
     formats: FormatPlan
     kv_format: str
-    layout: Layout
+    layout: ParallelSizes
     gpu: Gpu
     inter_node_gbs: float = 50.0  # InfiniBand, a GPU's share of it, one direction; 400 Gb/s
 
@@ -88,7 +88,7 @@ def _stage_time(engine: Engine, eff: Efficiencies, load: StepLoad) -> StepTime:
     # One row of logits for each sequence that gets a token; a prompt's last chunk gives one, too.
     num_rows = load.num_decoding + (load.prompt_tokens / load.prompt_length if load.prompt_length else 0)
     head_ops = 2 * costs.head_size * num_rows / layout.tp_size / (gpu.tflops["fp16"] * 1e12 * eff.gemm_fp16)
-    head_read = 2 * costs.head_size / layout.tp_size / memory
+    head_read = 2 * costs.head_size / layout.dense_tp_size / memory
     head_ops, head_read = head_ops / stages, head_read / stages  # the last stage's alone
     attention_ranks = layout.tp_size
     kv = _kv_read_s(engine, eff, load) / stages
@@ -119,9 +119,9 @@ def _matrices(engine: Engine, eff: Efficiencies, num_tokens: float) -> StepTime:
     layout, gpu, costs, linear = engine.layout, engine.gpu, engine.costs, engine.formats.linear
     whole = engine.weight_bytes
     split = layout.tp_size * layout.pp_size
-    attention_bytes = whole.attention / (layout.pp_size if layout.is_attention_dp else split)
+    dense_split = layout.dense_tp_size * layout.pp_size
     experts_read = whole.experts * costs.experts_met_share(num_tokens)
-    num_bytes = attention_bytes + (whole.dense_mlp + experts_read) / split
+    num_bytes = (whole.attention + whole.dense_mlp) / dense_split + experts_read / split
     size = costs.attention_size + costs.dense_mlp_size + costs.active_expert_size
     peak = gpu.tflops[linear.compute] * 1e12 * eff.gemm(linear)
     return StepTime(
@@ -133,8 +133,8 @@ def _matrices(engine: Engine, eff: Efficiencies, num_tokens: float) -> StepTime:
 def _kv_read_s(engine: Engine, eff: Efficiencies, load: StepLoad) -> float:
     layout, heads = engine.layout, engine.costs.model.num_kv_heads
     # A rank has some of the sequences, or some of the heads of all.
-    share = 1 / layout.tp_size if layout.is_attention_dp else -(-heads // layout.tp_size) / heads
-    values = engine.costs.kv_values_kept(load.context_tokens) * share / layout.cp_size
+    share = 1 / layout.tp_size if layout.is_attention_dp else layout.kv_heads(heads) / heads
+    values = engine.costs.kv_values_kept(load.context_tokens) * share
     num_bytes = load.num_decoding * values * KV_FORMATS[engine.kv_format]
     return num_bytes / (engine.gpu.bandwidth_gbs * 1e9 * eff.kv_cache)
 

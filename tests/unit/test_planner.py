@@ -7,18 +7,19 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from build_engines.checkpoint_config import read_model_shape
 from build_engines.gpus import gpu_named
 from build_engines.known_models import known_models
 from build_engines.model_shape import ModelShape
+from build_engines.parallel_sizes import ParallelSizes
 from build_engines.planner.candidates import Machines, Wanted, candidates
 from build_engines.planner.efficiencies import TABLE, fitted
 from build_engines.planner.estimators import Load, Roofline
 from build_engines.planner.footprint import Footprint, footprint_of, kv_bytes_per_token
-from build_engines.planner.layout import Layout, why_format_is_illegal, why_layout_is_illegal
+from build_engines.planner.legality import why_format_is_illegal, why_layout_is_illegal
 from build_engines.planner.model_costs import ModelCosts
 from build_engines.planner.plan import Plan, Question, Targets, make_plan
 from build_engines.planner.plan_report import plan_as_data
@@ -39,7 +40,7 @@ def model(name: str) -> ModelShape:
 
 
 def engine(name: str = "llama-3.1-8b", form: str = "bf16", kv: str = "bf16", gpu: str = "h100", tp: int = 1) -> Engine:
-    return Engine(ModelCosts.of(model(name)), FormatPlan(WEIGHT_FORMATS[form]), kv, Layout(tp), gpu_named(gpu))
+    return Engine(ModelCosts.of(model(name)), FormatPlan(WEIGHT_FORMATS[form]), kv, ParallelSizes(tp), gpu_named(gpu))
 
 
 # What a model needs.
@@ -48,18 +49,23 @@ def engine(name: str = "llama-3.1-8b", form: str = "bf16", kv: str = "bf16", gpu
 @pytest.mark.parametrize(
     ("name", "kv_format", "layout", "num_bytes"),
     [
-        ("llama-2-7b", "fp16", Layout(), 2 * 32 * 32 * 128 * 2),  # 0.5 MiB
-        ("llama-3.1-70b", "fp16", Layout(), 327_680),
-        ("llama-3.1-70b", "fp8", Layout(), 163_840),
-        ("llama-3.1-70b", "fp16", Layout(4), 327_680 / 4),
-        ("llama-3.1-70b", "fp16", Layout(16), 327_680 / 8),  # 8 KV heads on 16 ranks: one each, twice
-        ("llama-3.1-70b", "fp16", Layout(2, pp_size=4), 327_680 / 8),
-        ("llama-3.1-405b", "fp16", Layout(pp_size=4), 2 * 32 * 8 * 128 * 2),  # 126 layers: 32 on the fullest stage
-        ("deepseek-v3", "fp16", Layout(8), 61 * 576 * 2),  # latent attention is not split
-        ("deepseek-v3", "fp8", Layout(1, pp_size=61), 576),
+        ("llama-2-7b", "fp16", ParallelSizes(), 2 * 32 * 32 * 128 * 2),  # 0.5 MiB
+        ("llama-3.1-70b", "fp16", ParallelSizes(), 327_680),
+        ("llama-3.1-70b", "fp8", ParallelSizes(), 163_840),
+        ("llama-3.1-70b", "fp16", ParallelSizes(4), 327_680 / 4),
+        ("llama-3.1-70b", "fp16", ParallelSizes(16), 327_680 / 8),  # 8 KV heads on 16 ranks: one each, twice
+        ("llama-3.1-70b", "fp16", ParallelSizes(2, pp_size=4), 327_680 / 8),
+        (
+            "llama-3.1-405b",
+            "fp16",
+            ParallelSizes(pp_size=4),
+            2 * 32 * 8 * 128 * 2,
+        ),  # 126 layers: 32
+        ("deepseek-v3", "fp16", ParallelSizes(8), 61 * 576 * 2),  # latent attention is not split
+        ("deepseek-v3", "fp8", ParallelSizes(1, pp_size=61), 576),
     ],
 )
-def test_kv_bytes_of_a_token_on_a_rank(name: str, kv_format: str, layout: Layout, num_bytes: float) -> None:
+def test_kv_bytes_of_a_token_on_a_rank(name: str, kv_format: str, layout: ParallelSizes, num_bytes: float) -> None:
     assert kv_bytes_per_token(model(name), kv_format, layout) == pytest.approx(num_bytes)
 
 
@@ -68,7 +74,7 @@ def _published_memory(metric: str) -> list[Measurement]:
 
 
 def _footprint(one: Measurement) -> Footprint:
-    layout = Layout(one.tp_size)
+    layout = ParallelSizes(one.tp_size)
     return footprint_of(
         model(one.model),
         FormatPlan(WEIGHT_FORMATS[one.weight_format]),
@@ -92,7 +98,7 @@ def test_the_kv_cache_is_as_large_as_published(one: Measurement) -> None:
 
 
 def test_a_70b_in_fp8_leaves_no_room_on_one_gpu_of_80_gb_for_a_long_sequence() -> None:
-    found = footprint_of(model("llama-3.1-70b"), FormatPlan(WEIGHT_FORMATS["fp8"]), "fp8", Layout(), H100)
+    found = footprint_of(model("llama-3.1-70b"), FormatPlan(WEIGHT_FORMATS["fp8"]), "fp8", ParallelSizes(), H100)
     assert found.weight_bytes / GIB == pytest.approx(67.7, abs=0.1)
     assert found.num_sequences(131_072) == 0
     assert found.num_sequences(2_048) > 0
@@ -104,20 +110,28 @@ def test_a_70b_in_fp8_leaves_no_room_on_one_gpu_of_80_gb_for_a_long_sequence() -
 @pytest.mark.parametrize(
     ("name", "layout", "words"),
     [
-        ("llama-3.1-70b", Layout(8), None),
-        ("llama-3.1-70b", Layout(3), "64 attention heads are not divisible by tp_size 3"),
-        ("qwen2.5-7b", Layout(8), "28 attention heads are not divisible by tp_size 8"),
-        ("llama-3.1-8b", Layout(16), "reaches over the NVLink domain of 8 H100-SXM-80GB"),
-        ("llama-3.1-8b", Layout(4, cp_size=4), "reaches over the NVLink domain of 8"),
-        ("llama-3.1-8b", Layout(pp_size=64), "pp_size 64 is more than the 32 layers"),
-        ("llama-3.1-8b", Layout(2, ep_size=2), "ep_size 2: the model has no experts"),
-        ("mixtral-8x7b", Layout(8, ep_size=8), None),
-        ("mixtral-8x7b", Layout(4, ep_size=8), "ep_size 8 does not divide tp_size 4"),
-        ("llama-3.1-8b", Layout(2, is_attention_dp=True), "attention DP is for models with experts"),
-        ("deepseek-v3", Layout(8, ep_size=8, is_attention_dp=True), None),
+        ("llama-3.1-70b", ParallelSizes(8), None),
+        (
+            "llama-3.1-70b",
+            ParallelSizes(3),
+            "num_attention_heads (64) is not divisible by tp_size (3); tp_size may be 1, 2, 4, 8",
+        ),
+        (
+            "qwen2.5-7b",
+            ParallelSizes(8),
+            "num_attention_heads (28) is not divisible by tp_size (8); tp_size may be 1, 2, 4",
+        ),
+        ("llama-3.1-8b", ParallelSizes(16), "reaches over the NVLink domain of 8 H100-SXM-80GB"),
+        ("llama-3.1-8b", ParallelSizes(4, cp_size=4), "reaches over the NVLink domain of 8"),
+        ("llama-3.1-8b", ParallelSizes(pp_size=64), "pp_size (64) is more than the model's 32 layers"),
+        ("llama-3.1-8b", ParallelSizes(2, ep_size=2), "ep_size is 2, but LlamaForCausalLM has no experts"),
+        ("mixtral-8x7b", ParallelSizes(8, ep_size=8), None),
+        ("mixtral-8x7b", ParallelSizes(4, ep_size=8), "ep_size (8) does not divide tp_size (4)"),
+        ("llama-3.1-8b", ParallelSizes(2, is_attention_dp=True), "attention DP is for models with experts"),
+        ("deepseek-v3", ParallelSizes(8, ep_size=8, is_attention_dp=True), None),
     ],
 )
-def test_layouts_are_legal_or_refused_with_the_reason(name: str, layout: Layout, words: str | None) -> None:
+def test_layouts_are_legal_or_refused_with_the_reason(name: str, layout: ParallelSizes, words: str | None) -> None:
     reason = why_layout_is_illegal(model(name), layout, H100, gpus_per_node=8)
     assert reason is None if words is None else words in str(reason)
 
@@ -135,14 +149,16 @@ def test_layouts_are_legal_or_refused_with_the_reason(name: str, layout: Layout,
 )
 def test_formats_are_legal_or_refused_with_the_reason(form: str, kv: str, gpu: str, words: str | None) -> None:
     formats = FormatPlan(WEIGHT_FORMATS[form])
-    reason = why_format_is_illegal(model("llama-3.1-8b"), formats, kv, Layout(), gpu_named(gpu))
+    reason = why_format_is_illegal(model("llama-3.1-8b"), formats, kv, ParallelSizes(), gpu_named(gpu))
     assert reason is None if words is None else words in str(reason)
 
 
 def test_groups_of_scales_must_divide_what_a_rank_has() -> None:
-    formats, layout = FormatPlan(WEIGHT_FORMATS["int4_awq"]), Layout(8)
+    formats, layout = FormatPlan(WEIGHT_FORMATS["int4_awq"]), ParallelSizes(8)
     reason = why_format_is_illegal(model("llama-2-7b"), formats, "fp16", layout, H100)  # 11008 / 8 = 1376
-    assert reason == "int4_awq has groups of 128, which do not divide intermediate_size / ranks (11008 / 8)"
+    assert "int4_awq has one scale for 128 weights, but a rank's part of down [4096, 11008] is [4096, 1376]" in str(
+        reason
+    )
 
 
 # How long a step takes.
@@ -161,6 +177,7 @@ def test_a_step_of_one_stream_takes_at_least_what_reading_the_weights_takes() ->
     assert weights_s < seconds < 2 * weights_s
 
 
+@settings(deadline=None)  # the first example counts the models
 @given(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 8000))
 def test_more_work_never_takes_less_time(batch: int, more: int, context: int) -> None:
     for one in (engine(), engine("mixtral-8x7b", "fp8", "fp8", tp=2), engine("deepseek-v3", "fp8", "fp8", tp=8)):
@@ -172,16 +189,12 @@ def test_more_work_never_takes_less_time(batch: int, more: int, context: int) ->
         )
 
 
-def test_stages_of_a_pipeline_share_the_work_and_not_the_latency() -> None:
-    one, two = engine("llama-3.1-70b", "fp8", "fp8"), engine("llama-3.1-70b", "fp8", "fp8")
-    two = replace(two, layout=Layout(pp_size=2))
-    load = StepLoad(64, 1000)
-    assert (
-        step_time(one, fitted(), load).total_s
-        < step_time(two, fitted(), load).total_s
-        < 2 * step_time(one, fitted(), load).total_s
-    )
-    assert saturated(two, fitted(), Workload(500, 500), Limits(10**6)).output_tokens_per_s > 1  # type: ignore[union-attr]
+def test_stages_of_a_pipeline_work_at_the_same_time_and_a_token_passes_them_all() -> None:
+    one = engine("llama-3.1-70b", "fp8", "fp8")
+    two = replace(one, layout=ParallelSizes(pp_size=2))
+    alone, staged = (step_time(each, fitted(), StepLoad(64, 1000)).total_s for each in (one, two))
+    # Half of the batch at a time reads all weights all the same.
+    assert alone / 2 < staged < alone
 
 
 # The steady state.
@@ -287,7 +300,7 @@ def test_who_misses_a_target_comes_behind_all_who_meet_it() -> None:
 
 
 def test_a_rate_takes_as_few_gpus_as_keep_up() -> None:
-    few, many = (plan_of(load=Load(requests_per_s=rate), num_gpus=8) for rate in (0.5, 20.0))
+    few, many = (plan_of(load=Load(requests_per_s=rate), num_gpus=8) for rate in (0.5, 8.0))
     assert few.options[0].num_gpus < many.options[0].num_gpus
     assert few.options[0].output_tokens_per_s == pytest.approx(500)
 
