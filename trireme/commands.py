@@ -29,6 +29,11 @@ class Command(NamedTuple):
 COMMANDS = {
     "serve": Command("serving.server.command", "serve", "Serve a deployment on Triton, and drain it when it stops"),
     "render": Command("ensemble_configs.command", "render", "Write the model repository of a deployment"),
+    "import": Command(
+        "build_engines.migration.command",
+        "import_repository",
+        "Turn an inflight_batcher_llm repository into a deployment",
+    ),
     "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
 }
 
