@@ -3,8 +3,10 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from pydantic import JsonValue
 
 from ensemble_configs.errors import SpecError
 
@@ -31,6 +33,7 @@ class CompiledEngine:
     version: str
     pretrained: Json
     build: Json
+    data: dict[str, JsonValue] = field(default_factory=dict)  # the whole file
 
     @property
     def release(self) -> tuple[int, int] | None:
@@ -119,4 +122,5 @@ def load_compiled_engine(folder: Path) -> CompiledEngine | None:
             "with --engine-dir",
             file=file,
         )
-    return CompiledEngine(file, str(data.get("version", "")), data["pretrained_config"], _section(data, "build_config"))
+    version = str(data.get("version", ""))
+    return CompiledEngine(file, version, data["pretrained_config"], _section(data, "build_config"), data)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from build_engines.migration.compiled_engine import load_compiled_engine
+from build_engines.migration.compiled_engine import CompiledEngine, load_compiled_engine
 from build_engines.migration.compiled_rules import engine_entries
 from build_engines.migration.context import Context
 from build_engines.migration.llmapi import is_llmapi, llmapi_entries
@@ -32,6 +32,7 @@ class Import:
     deployment: DeploymentSpec
     text: str
     report: Report
+    engine: CompiledEngine | None  # None: a checkpoint, or not on this machine
 
 
 def plan_import(
@@ -69,7 +70,7 @@ def plan_import(
     entries += tokenizer_entries(_path(data, "tokenizer"), engine, is_compiled=kind == "inflight_batcher_llm")
     if engine is None and kind == "inflight_batcher_llm":
         entries.append(_no_engine_config())
-    return _checked(entries, repository=repository, kind=kind, out=out)
+    return _checked(entries, Report(repository=repository, kind=kind, deployment=out, entries=()), engine)
 
 
 def _provider(kind: str) -> Entry:
@@ -100,19 +101,26 @@ def _told_of_missing(entry: Entry) -> Entry:
     return dataclasses.replace(entry, verdict=dataclasses.replace(entry.verdict, why=why))
 
 
-def _checked(entries: Sequence[Entry], *, repository: Path, kind: str, out: Path) -> Import:
-    data = nested(entries)
+def _checked(entries: Sequence[Entry], report: Report, engine: CompiledEngine | None) -> Import:
+    data, out = nested(entries), report.deployment
     for section, option in (("engine", "--engine-dir"), ("tokenizer", "--tokenizer-dir")):
         if _path(data, section) is None:
-            raise SpecError(f"{repository} names no {section}; name its folder with {option}", file=repository)
+            raise SpecError(
+                f"{report.repository} names no {section}; name its folder with {option}", file=report.repository
+            )
     data["name"] = name_of(out)
     deployment = validate(DeploymentSpec, data, source=out)
     data = _in_order(data, _ORDER)
     data["engine"] = _in_order(data["engine"], ("provider", "dir", *type(deployment.engine).model_fields))
     told = tuple(_told_of_missing(entry) for entry in entries)
-    text = _HEADER + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
-    report = Report(repository=repository, kind=kind, deployment=out, entries=told)
-    return Import(deployment=deployment, text=text, report=report)
+    return Import(
+        deployment=deployment, text=to_text(data), report=dataclasses.replace(report, entries=told), engine=engine
+    )
+
+
+def to_text(data: dict[str, object]) -> str:
+    """A deployment file."""
+    return _HEADER + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _in_order(section: object, names: Sequence[str]) -> dict[str, object]:

@@ -13,6 +13,7 @@ from test_migration import TOKENIZER
 from build_engines.migration.importing import plan_import
 from build_engines.migration.report import Outcome
 from ensemble_configs.deployment import load_deployment
+from ensemble_configs.release_manifest import address
 from trireme.__main__ import main
 
 
@@ -76,6 +77,22 @@ def test_the_report_is_for_programs_too(
         "why": "upstream's default, 1",
         "note": "not filled",
     }
+
+
+def test_engine_and_tokenizer_become_a_release_where_that_is_asked_for(
+    folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, engine = folders
+    out, release = tmp_path / "new.yaml", tmp_path / "release"
+    options = ["--engine-dir", engine, "--tokenizer-dir", TOKENIZER, "--out", out, "--release-dir", release]
+    code, _, error = run(capsys, monkeypatch, old, *options)
+    assert (code, out.exists(), release.exists()) == (2, False, False)
+    assert "--release-dir needs --num-parameters" in error
+    code, report, _ = run(capsys, monkeypatch, old, *options, "--num-parameters", 1000, "--sm", 90, "--strict")
+    assert code == 0
+    assert load_deployment(out).release_dir == release
+    assert "  tensorrt_llm.gpt_model_path = /old/engines/llama -> release_dir: a part of the release" in report
+    assert f"  release = {address(release)} -> release_dir" in report.splitlines()
 
 
 def test_a_file_that_is_there_is_not_replaced_unasked(
