@@ -64,6 +64,9 @@ def plan_import(
         engine = load_compiled_engine(folder) if folder is not None else None
         context = Context(settings=settings, engine=engine, engine_dir=engine_dir, tokenizer_dir=tokenizer_dir)
         entries = [_provider(kind), *repository_entries(models, context)]
+        if tokenizer_dir is not None and "preprocessing" not in models:
+            verdict = carried("tokenizer.dir", str(tokenizer_dir.resolve()), "of --tokenizer-dir")
+            entries.append(Entry(setting="preprocessing", value="", note="not there", verdict=verdict))
         if engine is not None:
             entries += engine_entries(engine)
     data = nested(entries)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+UNFILLED = "not filled"  # the note of a value that is a placeholder still
+
 
 class Outcome(StrEnum):
     """The class of a setting; each has exactly one."""
@@ -58,7 +60,7 @@ class Entry:
     note: str = ""  # "not filled", "not a number"
 
     def __str__(self) -> str:
-        shown = f" = {self.value}" if self.value else ""
+        shown = f" = {self.value}" if self.value and self.note != UNFILLED else ""
         note = f" ({self.note})" if self.note else ""
         target = f" -> {self.verdict.where}" if self.verdict.where else ""
         why = f": {self.verdict.why}" if self.verdict.why else ""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from build_engines.migration.report import UNFILLED
+
 T = TypeVar("T")
 
 PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
@@ -44,7 +46,7 @@ class Value:
     def note(self) -> str:
         """What is to be said of the text itself."""
         if self.is_unfilled:
-            return "not filled"
+            return UNFILLED
         return "" if self.text else "empty"
 
 

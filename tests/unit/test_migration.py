@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every setting of a filled `inflight_batcher_llm` repository, 0.17 to 1.2, is carried, implied or named as lost."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -302,6 +303,25 @@ def test_folders_of_another_machine_are_kept_and_said_so(tmp_path: Path) -> None
     for setting in ("tensorrt_llm.gpt_model_path", "preprocessing.tokenizer_dir"):
         assert "is not on this machine; kept as it is" in entry(result, setting).verdict.why
     assert lost(result) == ["tokenizer: eos_token", "engine config.json"], "what only the folders tell is named"
+
+
+def test_an_engine_without_the_models_around_it_is_enough(tmp_path: Path) -> None:
+    repository = write_old_repository(tmp_path / "old", models=["tensorrt_llm"])
+    with pytest.raises(SpecError, match="names no tokenizer; name its folder with --tokenizer-dir"):
+        plan_import(repository, out=tmp_path / "new.yaml")
+    engine = write_engine_config(tmp_path / "engine")
+    result = plan_import(repository, out=tmp_path / "new.yaml", engine_dir=engine, tokenizer_dir=TOKENIZER)
+    assert (result.deployment.tokenizer.dir, lost(result)) == (TOKENIZER, [])
+
+
+def test_the_report_in_the_documentation_is_one_that_the_import_writes(tmp_path: Path) -> None:
+    values = {"decoupled_mode": "False", "kv_cache_free_gpu_mem_fraction": "0.85", "normalize_log_probs": "true"}
+    report = imported(tmp_path, values).report.to_text()
+    document = (Path(__file__).resolve().parent.parent.parent / "docs" / "migration.md").read_text()
+    [sample] = [block for block in document.split("```") if "carried into the deployment" in block]
+    shown = re.sub(r"\n  (?=model; )", " ", sample)  # the document breaks long lines
+    missing = [line for line in shown.splitlines() if line and line not in report.splitlines()]
+    assert missing == []
 
 
 def test_the_old_repository_is_not_touched(tmp_path: Path) -> None:
