@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from pydantic import ValidationError
 
 from build_engines.migration.compiled_engine import CompiledEngine, load_compiled_engine
 from build_engines.migration.compiled_rules import engine_entries
@@ -112,13 +113,30 @@ def _checked(entries: Sequence[Entry], report: Report, engine: CompiledEngine | 
                 f"{report.repository} names no {section}; name its folder with {option}", file=report.repository
             )
     data["name"] = name_of(out)
-    deployment = validate(DeploymentSpec, data, source=out)
+    try:
+        deployment = validate(DeploymentSpec, data, source=out)
+    except SpecError as exc:
+        fitting = [_without_refused(entry, exc.__cause__) for entry in entries]
+        if fitting == list(entries):
+            raise
+        return _checked(fitting, report, engine)
     data = _in_order(data, _ORDER)
     data["engine"] = _in_order(data["engine"], ("provider", "dir", *type(deployment.engine).model_fields))
     told = tuple(_told_of_missing(entry) for entry in entries)
     return Import(
         deployment=deployment, text=to_text(data), report=dataclasses.replace(report, entries=told), engine=engine
     )
+
+
+def _without_refused(entry: Entry, cause: BaseException | None) -> Entry:
+    """An entry whose value no deployment may have: it is lost, with the reason of the deployment's own check."""
+    for error in cause.errors() if isinstance(cause, ValidationError) else ():
+        # A union's location names the member, too: engine, tensorrt, sink_tokens.
+        *parents, last = (str(part) for part in error["loc"] if isinstance(part, str))
+        for field in entry.verdict.fields:
+            if field.startswith(f"{parents[0] if parents else last}.") and field.rpartition(".")[2] == last:
+                return dataclasses.replace(entry, verdict=lost(f"{field} refuses it: {error['msg']}; set another"))
+    return entry
 
 
 def to_text(data: dict[str, object]) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 from google.protobuf import text_format
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from old_repositories import (
     FIXED,
     PARAMETERS,
@@ -255,6 +257,60 @@ def test_every_tensor_of_theirs_is_ours_with_the_same_type_and_dims(
         assert {name: declared[name] for name in promised.keys() - missing} == {
             name: promised[name] for name in promised.keys() - missing
         }
+
+
+VALUES = st.sampled_from(
+    ("", "0", "-1", "1", "7", "0.0", "0.5", "1.0", "2", "1e9", "nan", "inf", "true", "False", "x", "0,1", "-1,0", "1;2",
+     "{0}, {1}", "medusa", "eagle", "lookahead", "xgrammar", "max_utilization", "/a/b", "${x}", "é", " ", "1_000")
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("random")
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=st.dictionaries(st.sampled_from(sorted(EVERYTHING)), VALUES, max_size=12))
+def test_whatever_is_filled_the_deployment_is_valid_and_nothing_goes_missing(
+    folder: Path, values: dict[str, str]
+) -> None:
+    values = {name: value for name, value in values.items() if not (name == "max_queue_size" and not value.isdigit())}
+    result = imported(folder, values)
+    (folder / "random.yaml").write_text(result.text)
+    data = load_deployment(folder / "random.yaml").model_dump()
+    counted = Counter(entry.setting for entry in result.report.entries)
+    wanted = [setting for named in placeholders((1, 2)).values() for setting in named.values()]
+    assert {name: counted[name] for name in wanted} == dict.fromkeys(wanted, 1)
+    for found in result.report.of(Outcome.CARRIED):
+        value: Any = data
+        for name in found.verdict.where.split("."):
+            value = value[name]
+        assert value is not None, found
+
+
+@pytest.mark.parametrize(
+    ("placeholder", "value", "words"),
+    [
+        (
+            "kv_cache_free_gpu_mem_fraction",
+            "0.0",
+            "engine.free_gpu_memory_fraction refuses it: Input should be greater",
+        ),
+        ("max_beam_width", "0", ""),
+        ("sink_token_length", "-1", "engine.sink_tokens refuses it"),
+        ("kv_cache_host_memory_bytes", "-1", "engine.host_cache_bytes refuses it"),
+        ("cuda_graph_cache_size", "-1", "engine.perf_knobs.cuda_graph_cache_size refuses it"),
+        ("max_attention_window_size", "2048,0", ""),
+    ],
+)
+def test_a_value_that_no_deployment_may_have_is_named(placeholder: str, value: str, words: str, tmp_path: Path) -> None:
+    result = imported(tmp_path, {placeholder: value})
+    found = entry(result, f"tensorrt_llm.{placeholder}").verdict
+    assert (found.outcome, words in found.why) == (
+        Outcome.CARRIED if placeholder == "max_beam_width" else Outcome.LOST,
+        True,
+    )
 
 
 def test_a_parameter_that_upstream_never_had_is_named(tmp_path: Path) -> None:
