@@ -239,4 +239,7 @@ def _config_entries(model: FilledConfig, context: Context) -> Iterator[Entry]:
         else:
             why = "no setting of upstream's templates; see whether you still need it"
             yield Entry(setting=name, value=value.text, note=value.note, verdict=lost(why))
+    why = "the default of a request at llmapi; that of inflight_batcher_llm is the other"
+    exclude = carried("responses.exclude_input_in_output", True, why)
+    yield Entry(setting="SamplingParams: exclude_input_from_output", value="", note="not there", verdict=exclude)
     yield from llmapi_tensor_entries(model)

@@ -87,6 +87,7 @@ def test_upstreams_defaults_are_written_where_ours_differ(tmp_path: Path) -> Non
         "is_chunked_prefill": False,
     }
     assert str(result.deployment.tokenizer.dir) == str(TOKENIZER)
+    assert result.deployment.responses.exclude_input_in_output, "llmapi sends no prompt back unless asked"
     assert lost(result) == TENSORS
 
 
