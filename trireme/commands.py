@@ -34,6 +34,11 @@ COMMANDS = {
     ),
     "doctor": Command("serving.server.doctor_command", "doctor", "Check that a built release can be served here"),
     "pull": Command("build_engines.pull_command", "pull", "Copy a built release to a local disk, whole or not at all"),
+    "import": Command(
+        "build_engines.migration.command",
+        "import_repository",
+        "Turn an inflight_batcher_llm repository into a deployment",
+    ),
     "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
 }
 
