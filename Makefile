@@ -6,7 +6,7 @@ RUN = .venv/bin/python -m
 DEMO = ../../.tools/build-cpu/bin/python
 ADAPTERS = $(wildcard model_repository/*/1/model.py)
 
-.PHONY: help setup serve test unit triton-test soak lint format render bench bench-model bench-tools docs demo-model lock trtllm-facts clean
+.PHONY: help setup serve test unit triton-test soak lint format render bench bench-model bench-tools docs demo-model lock trtllm-facts planner-fit clean
 
 help: ## List the tasks
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
@@ -53,6 +53,10 @@ bench-tools: setup ## Install perf_analyzer and genai-perf, NVIDIA's load genera
 bench-model: ## Build the 125M model of random weights that the benchmarks use; two minutes
 	@$(SETUP) --only build-cpu
 	.tools/build-cpu/bin/python benchmarks/random_model/build.py $(ARGS)
+
+planner-fit: ## Fit the planner's constants to the published measurements again, and state its errors; some minutes
+	@$(SETUP) --only build-cpu
+	.tools/build-cpu/bin/python -m benchmarks.planner_fit
 
 docs: setup ## Write the conformance table again and check every link between the documents
 	$(RUN) serving.contract_table

@@ -15,8 +15,7 @@ from build_engines.known_models import known_models
 from build_engines.model_shape import ModelShape
 from build_engines.planner.candidates import Machines, Wanted
 from build_engines.planner.estimators import Load, Roofline
-from build_engines.planner.plan import Question, Targets, make_plan
-from build_engines.planner.plan_plot import write_plot
+from build_engines.planner.plan import Plan, Question, Targets, make_plan
 from build_engines.planner.plan_report import plan_as_data, print_plan
 from build_engines.planner.serving_limit import MEASURED_RESPONSES_PER_S, ServingLimit
 from build_engines.planner.steady_state import Workload
@@ -90,12 +89,20 @@ def plan(
     )
     made = make_plan(question, [Roofline()])
     if plot is not None:
-        write_plot(made, plot)
+        _plot(made, plot)
     if is_json:
         json.dump(plan_as_data(made, name=model), sys.stdout, indent=2)
         sys.stdout.write("\n")
     else:
         print_plan(made, name=model, num_shown=num_shown)
+
+
+def _plot(made: Plan, path: Path) -> None:
+    try:
+        from build_engines.planner.plan_plot import write_plot  # noqa: PLC0415 - matplotlib takes a second to import
+    except ModuleNotFoundError as exc:
+        raise SpecError("--plot needs matplotlib; install trireme[plot]", field="plot") from exc
+    write_plot(made, path)
 
 
 def _model(name: str) -> ModelShape:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 from demo_release import alter_a_byte, write_demo_release
-from running_server import RunningServer, free_ports
+from running_server import RunningServer
 
+from benchmarks.free_ports import free_ports
 from build_engines.release_cache import ReleaseCache
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.release_lock import lock_file, locked
