@@ -54,7 +54,8 @@ class Option:
     candidate: Candidate
     estimate: Estimate
     num_gpus: int  # that it takes: as many replicas as are needed
-    output_tokens_per_s: float
+    engine_output_tokens_per_s: float  # what the engines make
+    output_tokens_per_s: float  # what of it goes out through the serving host
     estimator: str
     uncertainty: float  # 9 of 10 within this factor either way
     unmeasured: tuple[str, ...]
@@ -152,6 +153,7 @@ def _option(question: Question, candidate: Candidate, estimators: list[Estimator
         candidate=candidate,
         estimate=estimate,
         num_gpus=num_gpus,
+        engine_output_tokens_per_s=replicas * estimate.output_tokens_per_s,
         output_tokens_per_s=tokens_per_s,
         estimator=estimator.name,
         uncertainty=factor,

@@ -61,7 +61,7 @@ def _heading(plan: Plan, name: str) -> Iterator[str]:
     mixture = f", {active / 1e9:.2f}B of them for each token" if active != total else ""
     yield f"{name}: {model.architecture}, {total:,} parameters{mixture}"
     sixteen = "fp16" if model.dtype == "float16" else "bf16"
-    sizes = ", ".join(f"{form} {_weight_bytes(question, form) / 1e9:.1f}" for form in (sixteen, "fp8", "int4_awq"))
+    sizes = ", ".join(f"{form} {_weight_bytes(question, form) / 1e9:.3g}" for form in (sixteen, "fp8", "int4_awq"))
     kv = ", ".join(f"{form} {kv_bytes_per_token(model, form):,.0f}" for form in (sixteen, "fp8"))
     yield f"weights in GB: {sizes}; KV bytes a token: {kv}"
     nodes = f" in {machines.num_nodes} nodes" if machines.num_nodes > 1 else ""
@@ -128,7 +128,8 @@ def _notes(plan: Plan, num_shown: int) -> Iterator[str]:
     if best.is_capped_by_serving:
         yield (
             "The serving host binds before the GPUs: it streams "
-            f"{plan.question.serving.responses_per_s:,.0f} responses/s (--serving-responses-per-s), the engine more."
+            f"{plan.question.serving.responses_per_s:,.0f} responses/s a replica, as measured on two cores; the engines "
+            f"make {best.engine_output_tokens_per_s:,.0f} tokens/s. Measure yours: --serving-responses-per-s."
         )
     unmeasured = sorted({name for option in plan.options[:num_shown] for name in option.unmeasured})
     if unmeasured:
@@ -152,6 +153,7 @@ def _option_as_data(option: Option) -> dict[str, object]:
         "num_gpus": option.num_gpus,
         "num_replicas": option.num_gpus // option.candidate.layout.world_size,
         **_estimate_as_data(estimate),
+        "engine_output_tokens_per_s": option.engine_output_tokens_per_s,
         "output_tokens_per_s": option.output_tokens_per_s,
         "output_tokens_per_s_per_gpu": option.tokens_per_s_per_gpu,
         "usd_per_million_tokens": option.usd_per_million_tokens,
