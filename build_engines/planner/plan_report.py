@@ -127,8 +127,8 @@ def _notes(plan: Plan, num_shown: int) -> Iterator[str]:
         yield f"{best.candidate.engine.formats.linear.name} is not free of loss: `trireme evaluate` says what it costs."
     if best.is_capped_by_serving:
         yield (
-            f"The serving host binds before the GPUs: {plan.question.serving.responses_per_s:,.0f} responses/s a replica "
-            "were measured on two cores, and the engines "
+            "The serving host binds before the GPUs: "
+            f"{plan.question.serving.responses_per_s:,.0f} responses/s a replica were measured on two cores; the engines "
             f"make {best.engine_output_tokens_per_s:,.0f} tokens/s. Measure yours: --serving-responses-per-s."
         )
     unmeasured = sorted({name for option in plan.options[:num_shown] for name in option.unmeasured})
