@@ -3,7 +3,6 @@
 
 import shlex
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -13,30 +12,15 @@ from build_engines.recipe import hash_recipe
 from build_engines.release_assembly import BuiltRelease, assemble
 from build_engines.stages import Command, StageWatcher, run_stages
 from build_engines.work_folder import WorkFolder
-from ensemble_configs.errors import BuildError, SpecError
+from ensemble_configs.errors import BuildError
 from ensemble_configs.finding import Finding
 
 LOGS = ".logs"
 
 
-def refuse_job(job: BuildJob) -> None:
-    """Check a job against everything that is known before any work.
-
-    Raises:
-        SpecError: it names every finding, one after the other.
-    """
-    findings = backend_of(job.recipe).check(job)
-    if findings:
-        raise SpecError(
-            f"{job.recipe.name} cannot be built: {listing(findings)}", field=findings[0].check, count=len(findings)
-        )
-
-
-def listing(findings: Sequence[Finding]) -> str:
-    """All findings in a line, numbered where there are several."""
-    if len(findings) == 1:
-        return str(findings[0])
-    return " ".join(f"({number}) {finding};" for number, finding in enumerate(findings, 1)).rstrip(";")
+def check_job(job: BuildJob) -> list[Finding]:
+    """All that stands in the way of a job, as far as it can be known before any work."""
+    return backend_of(job.recipe).check(job)
 
 
 def build(
@@ -45,7 +29,7 @@ def build(
     """Build a release into `out`.
 
     Args:
-        job: checked by `refuse_job` already.
+        job: one that `check_job` has nothing against.
         out: folder of releases; the work folder is in it, too.
         watcher: told how it goes.
         is_resumed: use what an earlier build that did not finish has left.

@@ -33,7 +33,18 @@ class CheckpointFiles:
     @cached_property
     def shape(self) -> ModelShape:
         """What the config describes."""
-        return read_model_shape(self.config, source=str(self.dir / "config.json"))
+        source = str(self.dir / "config.json")
+        return read_model_shape(_as_hugging_face(self.config) if self.is_converted else self.config, source=source)
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether one of TensorRT-LLM's scripts has written it: config.json and rank0.safetensors."""
+        return "architectures" not in self.config and isinstance(self.config.get("mapping"), dict)
+
+    @property
+    def num_ranks(self) -> int:
+        """Of a converted checkpoint, how many files of weights there are."""
+        return sum(1 for path in self.weight_files if path.name.startswith("rank"))
 
     @property
     def files(self) -> list[Path]:
@@ -71,6 +82,14 @@ class CheckpointFiles:
     def weights_sha256(self) -> str:
         """One hash for the weight files."""
         return hash_listing({path.name: self.hashes[path.name] for path in self.weight_files})
+
+
+def _as_hugging_face(config: dict[str, object]) -> dict[str, object]:
+    """TensorRT-LLM's config in Hugging Face's names; a base with a drafter is taken for its base, a Llama."""
+    architecture = config.get("architecture")
+    is_drafting = architecture in ("EagleForCausalLM", "MedusaForCausalLM", "ReDrafterForLLaMALM")
+    names = {"head_dim": config.get("head_size"), "torch_dtype": config.get("dtype")}
+    return config | names | {"architectures": ["LlamaForCausalLM" if is_drafting else architecture]}
 
 
 def folder_sha256(folder: Path) -> str:

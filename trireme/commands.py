@@ -30,6 +30,7 @@ COMMANDS = {
     "serve": Command("serving.server.command", "serve", "Serve a deployment on Triton, and drain it when it stops"),
     "render": Command("ensemble_configs.command", "render", "Write the model repository of a deployment"),
     "doctor": Command("serving.server.doctor_command", "doctor", "Check that a built release can be served here"),
+    "build": Command("build_engines.build_command", "build", "Build a release from a checkpoint and a recipe"),
     "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
 }
 
