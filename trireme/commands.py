@@ -31,6 +31,7 @@ COMMANDS = {
     "render": Command("ensemble_configs.command", "render", "Write the model repository of a deployment"),
     "doctor": Command("serving.server.doctor_command", "doctor", "Check that a built release can be served here"),
     "build": Command("build_engines.build_command", "build", "Build a release from a checkpoint and a recipe"),
+    "pull": Command("build_engines.pull_command", "pull", "Copy a built release to a local disk, whole or not at all"),
     "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
 }
 
