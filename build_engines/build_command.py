@@ -15,7 +15,7 @@ from build_engines.build import build as build_release
 from build_engines.build import check_job
 from build_engines.build_job import BuildJob, Tools, backend_of
 from build_engines.build_progress import BuildProgress
-from build_engines.checkpoint_files import CheckpointFiles
+from build_engines.checkpoint_folder import CheckpointFiles
 from build_engines.dry_run import plan_document, plan_text
 from build_engines.recipe import OpenVinoRecipe, Recipe, load_recipe
 from ensemble_configs.errors import SpecError

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from build_engines.build_estimates import RankSizes, calibration_estimate, copy_estimate, rank_sizes
 from build_engines.build_job import SOURCE, BuildJob, BuildPlan
-from build_engines.checkpoint_files import CheckpointFiles, folder_sha256
+from build_engines.checkpoint_folder import CheckpointFiles, folder_sha256
 from build_engines.gpu_build import TEXTS, check_gpu_job, check_readable, describe, texts_stage
 from build_engines.recipe import PyTorchRecipe
 from build_engines.recipe_checks import shard_plan

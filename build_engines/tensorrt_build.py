@@ -19,7 +19,7 @@ from build_engines.build_estimates import (
     rank_sizes,
 )
 from build_engines.build_job import SOURCE, BuildJob, BuildPlan
-from build_engines.checkpoint_files import folder_sha256
+from build_engines.checkpoint_folder import folder_sha256
 from build_engines.gpu_build import TEXTS, calibration_stage, check_gpu_job, check_readable, describe, texts_stage
 from build_engines.recipe import TensorRtRecipe
 from build_engines.recipe_parts import MedusaRecipe
