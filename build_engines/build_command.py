@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from build_engines.build import build as build_release
-from build_engines.build import check_job
-from build_engines.build_job import BuildJob, Tools, backend_of
+from build_engines.build import check_job, plan_job
+from build_engines.build_job import BuildJob, Tools
 from build_engines.build_progress import BuildProgress
 from build_engines.checkpoint_folder import CheckpointFiles
 from build_engines.dry_run import plan_document, plan_text
@@ -67,7 +67,7 @@ def build(
     )
     _refuse(job)
     if is_dry_run:
-        plan = backend_of(spec).plan(job)
+        plan = plan_job(job)
         typer.echo(json.dumps(plan_document(job, plan, out), indent=2) if is_json else plan_text(job, plan, out))
         return
     with BuildProgress() as progress, _ended_like_an_interrupt():

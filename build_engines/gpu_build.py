@@ -64,13 +64,6 @@ def _check_files(job: BuildJob) -> Iterator[Finding]:
         yield _finding(
             "checkpoint", "no .safetensors", "weights", "convert pickled weights to safetensors; those are not loaded"
         )
-    if "auto_map" in job.checkpoint.config:
-        yield _finding(
-            "checkpoint",
-            "auto_map in config.json: code of its own, which upstream's scripts would run",
-            "a checkpoint of a published architecture",
-            "take one without code",
-        )
 
 
 def check_calibration_file(calibration: Calibration | None) -> Iterator[Finding]:

@@ -119,15 +119,15 @@ def test_a_recipe_becomes_a_sealed_release(tools: FakeTools, recipe: Path, tmp_p
     assert manifest.weight_bytes_per_rank == (release / "engine/rank0.engine").stat().st_size
     assert [path.name for path in out.iterdir() if path.name.startswith(".building")] == []
     provenance = json.loads((release / PROVENANCE_FILE).read_text())
-    assert set(provenance["details"]["stage_seconds"]) == {"calibration", "checkpoint", "engine", "texts"}
+    assert set(provenance["details"]["stage_seconds"]) == {"look", "calibration", "checkpoint", "engine", "texts"}
     assert "--qformat fp8" in provenance["details"]["commands"]["checkpoint"]
-    assert "quantize: rank 1 of 2" in (out / ".logs" / release.name / "02-checkpoint.log").read_text()
+    assert "quantize: rank 1 of 2" in (out / ".logs" / release.name / "03-checkpoint.log").read_text()
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(tools: FakeTools, recipe: Path, tmp_path: Path) -> None:
     lines = build(tools, recipe, tmp_path / "out").stderr.splitlines()
-    assert "[2/4] checkpoint: quantize.py: fp8, 2 ranks ..." in lines
-    assert any(re.fullmatch(r"\[3/4\] engine: done in \d+\.\d s", line) for line in lines)
+    assert "[3/5] checkpoint: quantize.py: fp8, 2 ranks ..." in lines
+    assert any(re.fullmatch(r"\[4/5\] engine: done in \d+\.\d s", line) for line in lines)
 
 
 def test_the_same_build_makes_the_same_release_anywhere(tools: FakeTools, recipe: Path, tmp_path: Path) -> None:
@@ -158,23 +158,30 @@ def test_a_failed_stage_leaves_the_old_release_whole_and_the_new_one_absent(
     assert failed.returncode == 2
     assert "stage engine failed: trtllm-build ended with status 1" in failed.stderr
     assert "    RuntimeError: trtllm-build fails as it was told to" in failed.stderr
-    assert "03-engine.log" in failed.stderr
+    assert "04-engine.log" in failed.stderr
     assert content(old) == before
     assert [path.name for path in out.iterdir() if not path.name.startswith(".")] == [old.name]
     refused = build(tools, other, out)
     assert refused.returncode == 2
     assert (
-        "with finished stages: calibration, checkpoint; go on from there with --resume, or start anew" in refused.stderr
+        "with finished stages: look, calibration, checkpoint; go on from there with --resume, or start anew"
+        in refused.stderr
     )
     resumed = build(tools, other, out, "--resume")
-    assert "[2/4] checkpoint: finished earlier" in resumed.stderr
+    assert "[3/5] checkpoint: finished earlier" in resumed.stderr
     assert verify(built(resumed)).limits.max_batch_size == 8
 
 
-def test_nothing_is_kept_by_a_build_that_failed_at_its_first_stage(tools: FakeTools, tmp_path: Path) -> None:
-    plain = write_recipe(tmp_path, format="bf16", kv_format=None, calibration=None)
-    assert build(tools, plain, tmp_path / "out", FAKE_TOOL_FAILS="convert_checkpoint").returncode == 2
-    built(build(tools, plain, tmp_path / "out"))  # no --resume needed: there was nothing to lose
+def test_a_refused_checkpoint_leaves_nothing_and_is_refused_before_any_tool_runs(
+    tools: FakeTools, recipe: Path, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(DEMO, checkpoint)
+    (checkpoint / "model.safetensors").write_bytes((DEMO / "model.safetensors").read_bytes()[:-1000])
+    result = build(tools, recipe, tmp_path / "out", checkpoint=checkpoint)
+    assert result.returncode == 2
+    assert "model.safetensors" in result.stderr
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_ctrl_c_keeps_what_is_finished(tools: FakeTools, recipe: Path, tmp_path: Path) -> None:
@@ -189,7 +196,7 @@ def test_ctrl_c_keeps_what_is_finished(tools: FakeTools, recipe: Path, tmp_path:
     assert process.stderr is not None
     with process.stderr:
         for line in process.stderr:
-            if line.startswith("[3/4] engine: trtllm-build"):
+            if line.startswith("[4/5] engine: trtllm-build"):
                 break
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
@@ -332,7 +339,7 @@ def test_what_the_machine_lacks_is_named(recipe: Path, tmp_path: Path) -> None:
     ("config", "named"),
     [
         ({"architectures": ["NewForCausalLM"]}, "NewForCausalLM"),
-        ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map in config.json"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "wants remote code (auto_map)"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized already (awq)"),
     ],
 )
