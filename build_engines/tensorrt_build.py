@@ -298,7 +298,7 @@ def _largest_engine(folder: Path) -> int:
 
 
 def _notes(job: BuildJob, recipe: TensorRtRecipe) -> tuple[str, ...]:
-    if not job.is_dry_run or recipe.builder.num_workers:
+    if not job.is_dry_run or recipe.builder.num_workers or recipe.world_size == 1:
         return ()
     return (
         f"--workers is for a machine with {recipe.world_size} GPUs and the memory named above; with less it is lower, "
