@@ -108,11 +108,15 @@ class FormatPlan:
 
     def num_bytes(self, weights: Iterable[Weight]) -> int:
         """Of all of them."""
-        return sum(self.of(weight).num_bytes(_as_matrix(weight)) for weight in weights)
+        return sum(self.num_bytes_of(weight, weight.shape) for weight in weights)
+
+    def num_bytes_of(self, weight: Weight, shape: tuple[int, ...]) -> int:
+        """Of a part of one tensor, that part having this shape."""
+        return self.of(weight).num_bytes(_as_matrix(weight, shape))
 
 
-def _as_matrix(weight: Weight) -> tuple[int, ...]:
-    match weight.shape:
+def _as_matrix(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
+    match shape:
         case (size,):
             return (1, size)
         case (experts, into, out) if weight.num_experts > 1:  # all experts in one tensor: [experts, in, out]

@@ -51,6 +51,10 @@ LINEAR_ROLES = frozenset(
     }
 )  # fmt: skip
 
+# Architectures whose fused QKV has the rows of each KV head together: its queries, its key, its value. In the others
+# all queries come first, then all keys, then all values.
+FUSED_BY_KV_HEAD = frozenset({"FalconForCausalLM"})
+
 
 @dataclass(frozen=True)
 class Weight:
@@ -72,17 +76,27 @@ class Weight:
 
 def weights_of(model: ModelShape) -> list[Weight]:
     """Every tensor of the model's checkpoint, in the order of the layers."""
+    embedding, *last = outer_weights(model)
+    layers = [weight for index in range(model.num_layers) for weight in layer_weights(model, index)]
+    return [embedding, *layers, *last]
+
+
+def outer_weights(model: ModelShape) -> list[Weight]:
+    """Those outside the layers: embedding, final norm, and the head where it is not the embedding."""
     names = _NAMES.get(model.architecture, _LLAMA_NAMES)
     h, v = model.hidden_size, model.vocab_size
     weights = [Weight(names["embedding"], (v, h), Role.EMBEDDING)]
-    for index, layer in enumerate(model.layers):
-        weights += _layer(model, names, index, layer)
     weights += _norm(names["final_norm"], h, None, has_bias=model.has_norm_bias)
     if not model.is_tied:
         weights.append(Weight(names["head"], (v, h), Role.HEAD))
     if model.has_head_bias:
         weights.append(Weight(_bias(names["head"]), (v,), Role.HEAD, is_bias=True))
     return weights
+
+
+def layer_weights(model: ModelShape, index: int) -> list[Weight]:
+    """Those of one layer."""
+    return list(_layer(model, _NAMES.get(model.architecture, _LLAMA_NAMES), index, model.layers[index]))
 
 
 def num_parameters(model: ModelShape) -> int:

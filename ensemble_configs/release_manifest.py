@@ -29,6 +29,7 @@ from ensemble_configs.release_parts import (
     EvaluationResult,
     ModelIdentity,
     Override,
+    PackageName,
     ReleaseFile,
     ReleaseLimits,
     ReleasePath,
@@ -40,6 +41,14 @@ MANIFEST_FILE = "release.json"
 PROVENANCE_FILE = "provenance.json"
 SIGNATURE_FILE = "release.sig"
 _NOT_CONTENT = frozenset({MANIFEST_FILE, PROVENANCE_FILE, SIGNATURE_FILE, draft_of(Path(MANIFEST_FILE)).name})
+
+# What must be installed in the very version that a release was built with, the first at least being known. A compiled
+# engine loads in no other; with another, a release is not the one that was evaluated.
+BINDING_PACKAGES = {
+    "tensorrt": ("tensorrt_llm", "tensorrt"),
+    "pytorch": ("tensorrt_llm",),
+    "openvino": ("openvino", "openvino_genai"),
+}
 
 _BUILD_AGAIN = "build the release again, or pull it again from where it is whole"
 
@@ -55,7 +64,9 @@ class ReleaseManifest(Spec):
     recipe_sha256: Sha256 = Field(description="of the recipe, by `hash_recipe`")
     recipe: dict[str, JsonValue]
     provider: Literal["openvino", "tensorrt", "pytorch"]
-    versions: dict[str, str] = Field(description="of the packages it was built with: tensorrt_llm, tensorrt, openvino")
+    versions: dict[PackageName, str] = Field(
+        description="of the packages it was built with, by name with underscores: tensorrt_llm, tensorrt, openvino"
+    )
     sm: Positive | None = Field(default=None, description="the GPU's compute capability, 90 for 9.0; none: any, or CPU")
     tp_size: Positive = 1
     pp_size: Positive = 1
@@ -79,6 +90,8 @@ class ReleaseManifest(Spec):
                 f"world_size ({self.world_size}) is not tp_size ({self.tp_size}) * pp_size ({self.pp_size}) * "
                 f"cp_size ({self.cp_size})"
             )
+        if BINDING_PACKAGES[self.provider][0] not in self.versions:
+            raise ValueError(f"versions does not name {BINDING_PACKAGES[self.provider][0]}")
         if self.recipe_sha256 != hash_recipe(self.recipe):
             raise ValueError(f"recipe_sha256 is not that of the recipe, {hash_recipe(self.recipe)}")
         return self

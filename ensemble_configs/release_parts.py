@@ -19,6 +19,7 @@ def _safe(path: str) -> str:
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ReleasePath = Annotated[str, AfterValidator(_safe)]
+PackageName = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0)]
 

@@ -21,6 +21,7 @@ from serving.detokenization import TextDecoder
 from serving.engine_messages import Broken, Channel, ChannelClosed, Command
 from serving.engines.base import Engine, FinishReason, GenerationRequest, TokenChunk
 from serving.engines.providers import create_engine
+from serving.release_check import refuse_unfit_releases
 from serving.speculating_engine import SpeculatingEngine
 from serving.stopping_engine import StoppingEngine
 from serving.switchboard import Switchboard
@@ -62,6 +63,7 @@ def close_engine(engine: Engine) -> None:
 
 def _load(folder: Path) -> Engine:
     release = load_release(folder)
+    refuse_unfit_releases(release)
     engine = create_engine(release.engine)
     if release.draft_engine is not None:
         engine = SpeculatingEngine(engine, create_engine(release.draft_engine))

@@ -2,6 +2,7 @@
 """A built release of the demo model, of real files: the committed engine and tokenizer, sealed."""
 
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 from ensemble_configs.file_hashes import hash_file
@@ -28,7 +29,7 @@ def demo_manifest(**changes: object) -> ReleaseManifest:
         "recipe_sha256": hash_recipe(dict(recipe)),
         "recipe": recipe,
         "provider": "openvino",
-        "versions": {},
+        "versions": {name: version(name) for name in ("openvino", "openvino_genai")},
         "limits": ReleaseLimits(max_seq_len=2048),
         "weight_bytes_per_rank": NUM_PARAMETERS,
         "kv_bytes_per_token": KV_BYTES_PER_TOKEN,
@@ -54,7 +55,8 @@ def write_demo_release(folder: Path, **changes: object) -> Path:
 
 def write_gpu_release(folder: Path, **changes: object) -> Path:
     """The same with files that only look like a compiled engine of `world_size` ranks; nothing can load it."""
-    manifest = demo_manifest(**{"provider": "tensorrt", "sm": 90} | changes)
+    versions = {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48"}
+    manifest = demo_manifest(**{"provider": "tensorrt", "sm": 90, "versions": versions} | changes)
     (folder / "engine").mkdir(parents=True)
     (folder / "engine" / "config.json").write_text("{}")
     for rank in range(manifest.world_size):

@@ -120,6 +120,7 @@ def test_a_folder_without_a_manifest_is_no_release(release: Path) -> None:
         pytest.param({"colour": "red"}, "colour: extra inputs", id="unknown key"),
         pytest.param({"world_size": 2}, r"world_size \(2\) is not tp_size \(1\)", id="ranks that do not multiply"),
         pytest.param({"recipe": {}}, "recipe_sha256 is not that of the recipe", id="another recipe"),
+        pytest.param({"versions": {"nncf": "3.4.0"}}, "versions does not name openvino", id="no version of the engine"),
         pytest.param({"files": {}}, "does not list engine/openvino_model.xml", id="no files"),
         pytest.param({"files": {"../x": {"sha256": "0" * 64, "size": 1}}}, "not a plain relative path", id="outside"),
         pytest.param({"files": {"/x": {"sha256": "0" * 64, "size": 1}}}, "not a plain relative path", id="absolute"),
@@ -159,10 +160,11 @@ def test_nothing_is_sealed_that_lacks_a_file_of_its_provider(tmp_path: Path) -> 
 
 def test_an_engine_of_two_ranks_has_two_files(tmp_path: Path) -> None:
     release = write_gpu_release(tmp_path / "release", tp_size=2, world_size=2)
+    manifest = load_manifest(release)
     (release / "release.json").unlink()
     (release / "engine/rank1.engine").unlink()
     with pytest.raises(SpecError, match=r"has no engine/rank1.engine, so"):
-        seal(release, demo_manifest(provider="tensorrt", tp_size=2, world_size=2))
+        seal(release, manifest)
     assert not (release / "release.json").exists()
 
 
