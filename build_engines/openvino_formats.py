@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from build_engines.model_shape import GroupedAttention, ModelShape
 from build_engines.recipe import OpenVinoRecipe
+from build_engines.recipe_parts import DraftModelSpec
 from build_engines.weight_formats import WEIGHT_FORMATS, WeightFormat
 from build_engines.weight_table import LINEAR_ROLES, Role, Weight, weights_of
 from ensemble_configs.errors import SpecError
@@ -144,3 +145,20 @@ def kv_bytes_per_token(model: ModelShape, recipe: OpenVinoRecipe) -> int:
             keys = dim * (1 + _INT8_SCALE_BYTES / _KV_BLOCK_TOKENS)
             total += attention.num_kv_heads * (keys + dim + _INT8_SCALE_BYTES)
     return round(total)
+
+
+def draft_recipe(recipe: OpenVinoRecipe, draft: DraftModelSpec) -> OpenVinoRecipe:
+    """The draft's weights in its format, all else as the large model's; nothing is calibrated."""
+    is_int4 = draft.format == "int4"
+    changes: dict[str, object] = {
+        "format": draft.format,
+        "embedding_format": "auto",
+        "head_format": "auto",
+        "group_size": (recipe.group_size or 128) if is_int4 else None,
+        "ratio": 1.0,
+        "is_awq": False,
+        "is_data_aware": False,
+        "calibration": None,
+        "draft": None,
+    }
+    return recipe.model_copy(update=changes)
