@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a job to a release: refuse what cannot work, run the stages, assemble; `build_engines.build_command` calls it."""
+"""From a job to a release: refuse what cannot work, run the stages, assemble; `trireme build` calls it."""
 
 import shlex
 import shutil
