@@ -104,7 +104,8 @@ class ReleaseManifest(Spec):
             "pytorch": ("config.json",),
             "openvino": ("openvino_model.xml", "openvino_model.bin", "config.json"),
         }[self.provider]
-        return (*(f"engine/{name}" for name in engine), "tokenizer/tokenizer.json")
+        draft = () if self.draft is None else (f"{self.draft.dir}/config.json",)
+        return (*(f"engine/{name}" for name in engine), *draft, "tokenizer/tokenizer.json")
 
 
 def hash_recipe(recipe: dict[str, JsonValue]) -> str:

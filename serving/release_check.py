@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every start looks at the built releases that it is to load, before anything is imported that could load them."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from ensemble_configs.deployment import ReleaseSpec
@@ -8,6 +10,7 @@ from ensemble_configs.errors import SpecError
 from ensemble_configs.file_hashes import HashMemory
 from ensemble_configs.finding import Finding, refuse
 from ensemble_configs.preflight import check_release
+from ensemble_configs.release_lock import in_use
 from ensemble_configs.release_manifest import BINDING_PACKAGES, find_release, load_manifest
 from serving.this_machine import read_machine
 
@@ -20,6 +23,15 @@ def refuse_unfit_releases(spec: ReleaseSpec) -> None:
     """
     for folder, part in releases_of(spec):
         refuse(findings_here(folder, part), source=folder)
+
+
+@contextlib.contextmanager
+def releases_in_use(spec: ReleaseSpec) -> Iterator[None]:
+    """Keep the releases of a deployment from being evicted, where they lie in a cache of `trireme pull`."""
+    with contextlib.ExitStack() as held:
+        for folder, _ in releases_of(spec):
+            held.enter_context(in_use(folder))
+        yield
 
 
 def releases_of(spec: ReleaseSpec) -> list[tuple[Path, ReleaseSpec]]:

@@ -48,6 +48,8 @@ def copy_tokenizer(folder: Path) -> None:
 def write_demo_release(folder: Path, **changes: object) -> Path:
     """Make `folder` a sealed release of the demo model on OpenVINO."""
     shutil.copytree(DEMO_MODEL / "openvino" / "target", folder / "engine")
+    if changes.get("draft") is not None:
+        shutil.copytree(DEMO_MODEL / "openvino" / "draft", folder / "draft")
     copy_tokenizer(folder)
     seal(folder, demo_manifest(**changes))
     return folder

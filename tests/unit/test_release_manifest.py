@@ -13,7 +13,7 @@ from ensemble_configs.durable_files import write_atomically
 from ensemble_configs.errors import SpecError
 from ensemble_configs.file_hashes import hash_file, hash_listing
 from ensemble_configs.release_manifest import address, find_release, hash_recipe, load_manifest, seal, verify
-from ensemble_configs.release_parts import EvaluationResult, Override
+from ensemble_configs.release_parts import DraftModel, EvaluationResult, ModelIdentity, Override
 
 MODEL = "engine/openvino_model.bin"
 
@@ -166,6 +166,18 @@ def test_an_engine_of_two_ranks_has_two_files(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"has no engine/rank1.engine, so"):
         seal(release, manifest)
     assert not (release / "release.json").exists()
+
+
+def test_a_draft_model_must_be_there(tmp_path: Path) -> None:
+    release = write_demo_release(tmp_path / "release")
+    draft = DraftModel(
+        model=ModelIdentity(architecture="LlamaForCausalLM", num_parameters=1000, source="x"),
+        weights_sha256="0" * 64,
+        weight_bytes_per_rank=1000,
+        kv_bytes_per_token=10,
+    )
+    with pytest.raises(SpecError, match=r"has no draft/config.json"):
+        seal(release, demo_manifest(draft=draft))
 
 
 def test_a_release_is_not_sealed_with_another_tokenizer(release: Path) -> None:

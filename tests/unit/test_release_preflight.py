@@ -258,6 +258,7 @@ def test_a_draft_model_counts_where_it_drafts(tmp_path: Path) -> None:
     )
     release = write_demo_release(tmp_path / "release", draft=draft)
     manifest = load_manifest(release)
+    assert "draft/openvino_model.bin" in manifest.files
     plain = deployment(release, {"num_kv_blocks": 100})
     drafting = deployment(release, {"num_kv_blocks": 100, "draft_dir": release / "draft", "is_prefix_caching": False})
     assert memory_need_bytes(manifest, drafting) - memory_need_bytes(manifest, plain) == 1000 + 3200 * 10
