@@ -31,6 +31,9 @@ COMMANDS = {
     "render": Command("ensemble_configs.command", "render", "Write the model repository of a deployment"),
     "doctor": Command("serving.server.doctor_command", "doctor", "Check that a built release can be served here"),
     "pull": Command("build_engines.pull_command", "pull", "Copy a built release to a local disk, whole or not at all"),
+    "evaluate": Command(
+        "build_engines.evaluation.command", "evaluate_release", "Compare a release with the one that it was made from"
+    ),
     "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
 }
 

@@ -28,7 +28,8 @@ def evaluate_release(
     release: Annotated[Path, typer.Argument(help="Folder of a release, or a deployment file.", metavar="RELEASE")],
     against: Annotated[Path, typer.Option(help="The release or deployment that it is compared with.", metavar="BASE")],
     tasks: Annotated[
-        Path | None, typer.Option(help="Items, a JSON object a line.", show_default="the demo model's, for its releases")
+        Path | None,
+        typer.Option(help="Items, a JSON object a line.", show_default="the demo model's, for its releases"),
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(help="Recipe whose limits decide.", show_default="the release's own")
@@ -82,11 +83,10 @@ def evaluate_release(
         items = sample(items, limit, seed=SEED)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=is_json) as progress:
-        bars: dict[str, object] = {}
+        bar = progress.add_task("")
 
         def told(what: str, done: int, total: int) -> None:
-            bar = bars.setdefault(what, progress.add_task(what, total=total) if what not in bars else None)
-            progress.update(bar, completed=done)  # type: ignore[arg-type]
+            progress.update(bar, description=what, completed=done, total=total)
 
         quality = _quality(candidate, recipe)
         found = evaluate(candidate, base, items, quality, tasks_sha256=hash_items(file), told=told)

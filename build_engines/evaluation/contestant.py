@@ -119,7 +119,7 @@ def _spec_of(folder: Path, manifest: ReleaseManifest) -> EngineSpec:
         "max_num_batched_tokens": min(limits.max_num_tokens or 512, 8192),
     }
     if manifest.provider == "openvino":
-        blocks = 64 * -(-min(limits.max_seq_len, 2048) // 32)
+        blocks = max(1024, -(-limits.max_seq_len // 32))  # one of the longest at least
         return OpenVinoEngineSpec.model_validate(
             common | {"provider": "openvino", "num_kv_blocks": blocks, "is_prefix_caching": False}
         )

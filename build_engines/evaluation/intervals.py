@@ -6,6 +6,8 @@ numbers of tokens, a share where they are 1. What is compared between two models
 resampling is paired.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,4 +48,4 @@ def unseen_share(num_items: int) -> float:
 
     Resampling cannot tell: where no item differs, no resample does. (1 - p)^n = 0.025.
     """
-    return 1.0 - ((1 - CONFIDENCE) / 2) ** (1 / num_items)
+    return 1.0 - math.exp(math.log((1 - CONFIDENCE) / 2) / num_items)

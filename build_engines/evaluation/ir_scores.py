@@ -11,8 +11,8 @@ import numpy as np
 import openvino
 from numpy.typing import NDArray
 
-from serving.engines.openvino_pipeline import last_line
 from ensemble_configs.errors import SpecError
+from serving.engines.openvino_pipeline import last_line
 
 _PIECE = 16  # tokens
 

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from build_engines.evaluation.tasks import Item, Kind
 
+_IMPOSSIBLE = -100.0  # nats
+
 
 class Observation(NamedTuple):
     """One item's part in one figure, which is sum(amounts) / sum(weights)."""
@@ -22,7 +24,9 @@ class Observation(NamedTuple):
     baseline: float | None = None
 
 
-def observe_text(item: Item, base: NDArray[np.float32], candidate: NDArray[np.float32], ids: NDArray[np.int64]) -> list[Observation]:  # fmt: skip  # noqa: E501
+def observe_text(
+    item: Item, base: NDArray[np.float32], candidate: NDArray[np.float32], ids: NDArray[np.int64]
+) -> list[Observation]:
     """How likely the text is to both, and how far apart their predictions are.
 
     Args:
@@ -31,15 +35,20 @@ def observe_text(item: Item, base: NDArray[np.float32], candidate: NDArray[np.fl
         candidate: the same of the release.
         ids: [num_tokens], the tokens that stand there.
     """
-    places = np.arange(len(ids))
-    ours = float(-candidate[places, ids].astype(np.float64).sum())
-    theirs = float(-base[places, ids].astype(np.float64).sum())
+    places, base, candidate = np.arange(len(ids)), _known(base), _known(candidate)
+    ours = float(-candidate[places, ids].sum(dtype=np.float64))
+    theirs = float(-base[places, ids].sum(dtype=np.float64))
     divergence = float((np.exp(base.astype(np.float64)) * (base - candidate)).sum())
     where = (item.task, item.group)
     return [
         Observation(*where, "perplexity_ratio", ours - theirs, len(ids), ours, theirs),
         Observation(*where, "kl", max(0.0, divergence), len(ids)),
     ]
+
+
+def _known(log_probs: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What is no number counts as impossible: a broken model is a bad one, and can be told so in finite figures."""
+    return np.nan_to_num(log_probs, nan=_IMPOSSIBLE, neginf=_IMPOSSIBLE)
 
 
 def observe_answer(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from build_engines.evaluation.evaluation import Evaluation
-from build_engines.evaluation.verdict import Figure
+from build_engines.evaluation.verdict import METRICS
 from ensemble_configs.errors import SpecError
 from ensemble_configs.release_manifest import address, seal, verify
 from ensemble_configs.release_parts import EvaluationBase, EvaluationResult, Override
@@ -65,18 +65,22 @@ def _renamed(folder: Path, name: str, new: str) -> Path:
 
 
 def _results(evaluation: Evaluation) -> Iterator[EvaluationResult]:
+    """Every figure; of a comparison first both sides, then what is judged."""
     for figure in evaluation.figures:
+        sides = METRICS[figure.metric].compares
+        if sides is not None and figure.candidate is not None:
+            yield EvaluationResult(
+                task=figure.task,
+                group=figure.group,
+                metric=sides,
+                value=figure.candidate,
+                baseline=figure.baseline,
+            )
         yield EvaluationResult(
             task=figure.task,
             group=figure.group,
             metric=figure.metric,
             value=figure.value,
             interval=figure.interval,
-            baseline=_baseline(figure),
             passed=figure.passed,
         )
-
-
-def _baseline(figure: Figure) -> float | None:
-    """What the base would have: none lost, nothing different."""
-    return figure.baseline

@@ -18,14 +18,21 @@ def tables(evaluation: Evaluation) -> Iterator[Table]:
 
 
 def _worst(evaluation: Evaluation) -> Table:
-    table = Table(title=f"{evaluation.release} against {evaluation.base}: the worst group decides", title_justify="left")
+    table = Table(
+        title=f"{evaluation.release} against {evaluation.base}: the worst group decides", title_justify="left"
+    )
     for column in ("figure", "worst group", "value", "95 % interval", "limit", ""):
         table.add_column(column)
     for figure in evaluation.worst.values():
         verdict = _VERDICTS[figure.passed] + (", not certain" if figure.is_certain is False else "")
         limit = "" if figure.limit is None else f"{figure.limit:g}"
         table.add_row(
-            METRICS[figure.metric].title, f"{figure.task}, {figure.group}", shown(figure), interval(figure), limit, verdict
+            METRICS[figure.metric].title,
+            f"{figure.task}, {figure.group}",
+            shown(figure),
+            interval(figure),
+            limit,
+            verdict,
         )
     return table
 

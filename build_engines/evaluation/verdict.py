@@ -12,11 +12,14 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from build_engines.evaluation.intervals import bootstrap_interval, ratio_of_sums, unseen_share
 from build_engines.evaluation.observations import Observation
 from build_engines.recipe_parts import QualitySpec
 from ensemble_configs.errors import SpecError
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ class Metric:
 
 
 METRICS = {
-    "perplexity_ratio": Metric("perplexity over the base's", "perplexity_ratio_max", is_log=True, compares="perplexity"),
+    "perplexity_ratio": Metric(
+        "perplexity over the base's", "perplexity_ratio_max", is_log=True, compares="perplexity"
+    ),
     "kl": Metric("KL(base || release), nats a token", "kl_max"),
     "agreement": Metric("greedy tokens until the first difference", "agreement_min", is_more_worse=False),
     "exact_match": Metric("answers that are the base's", None, is_more_worse=False, is_share=True),
@@ -110,7 +115,7 @@ def _unlog(metric: Metric, value: float) -> float:
     return math.exp(value) if metric.is_log else value
 
 
-def _interval(metric: Metric, amounts: np.ndarray, weights: np.ndarray, seed: int) -> tuple[float, float] | None:  # type: ignore[type-arg]
+def _interval(metric: Metric, amounts: Floats, weights: Floats, seed: int) -> tuple[float, float] | None:
     if len(amounts) < 2:
         return None
     if metric.is_share and np.ptp(amounts) == 0:
