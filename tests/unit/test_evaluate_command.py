@@ -74,7 +74,7 @@ def add_noise(release: Path) -> None:
     seal(release, load_manifest(release))
 
 
-def test_a_release_is_as_good_as_itself(
+def test_a_release_is_as_good_as_itself_and_its_manifest_says_so(
     base: Path, release: Path, few: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = evaluate(capsys, release, "--against", base, "--tasks", few, "--json")
@@ -90,17 +90,10 @@ def test_a_release_is_as_good_as_itself(
         "perplexity_ratio": {1.0}, "kl": {0.0}, "agreement": {1.0}, "exact_match": {1.0}, "accuracy_drop": {0.0},
     }  # fmt: skip
     right = [figure["candidate"] for figure in found["figures"] if figure["metric"] == "accuracy_drop"]
-    assert min(right) >= 0.75
+    assert right == [1.0, 1.0, 1.0]  # sums, capitals, retrieval
     perplexity = {f["group"]: f["candidate"] for f in found["figures"] if f["metric"] == "perplexity_ratio"}
     assert 1.2 < perplexity["en"] < 1.4  # 1.31 in the demo model's README
-    assert "the release's address was" in err
 
-
-def test_what_was_found_is_in_the_manifest_and_changes_the_address(
-    base: Path, release: Path, few: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = evaluate(capsys, release, "--against", base, "--tasks", few)
-    assert code == 0
     assert not release.exists()  # it was named for its address
     (moved,) = release.parent.glob("demo-int8-*")
     manifest = verify(moved)
@@ -109,14 +102,14 @@ def test_what_was_found_is_in_the_manifest_and_changes_the_address(
     assert address(moved)[:12] in err
     assert manifest.evaluated_against is not None
     assert manifest.evaluated_against.address == address(base)
-    found = {(result.task, result.group, result.metric): result for result in manifest.evaluation}
-    assert found["sums", "en", "accuracy_drop"].passed is True
-    assert found["sums", "en", "accuracy"].baseline == 1.0
-    assert found["sentences", "hi", "perplexity_ratio"].interval == (1.0, 1.0)
+    results = {(result.task, result.group, result.metric): result for result in manifest.evaluation}
+    assert results["sums", "en", "accuracy_drop"].passed is True
+    assert results["sums", "en", "accuracy"].baseline == 1.0
+    assert results["sentences", "hi", "perplexity_ratio"].interval == (1.0, 1.0)
     assert check_evaluation(manifest) == []
 
 
-def test_a_damaged_release_fails_and_is_refused_from_then_on(
+def test_a_damaged_release_fails_and_is_refused_until_somebody_answers_for_it(
     base: Path, release: Path, few: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add_noise(release)
@@ -131,24 +124,14 @@ def test_a_damaged_release_fails_and_is_refused_from_then_on(
     assert finding.check == "evaluation"
     assert "--override" in finding.next_step
 
-
-def test_an_override_is_recorded_with_who_and_why(
-    base: Path, release: Path, few: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    add_noise(release)
-    args = (release, "--against", base, "--tasks", few, "--override", "--reason", "a trial", "--who", "A. Person")
+    args = (moved, "--against", base, "--tasks", few, "--override", "--reason", "a trial", "--who", "A. Person")
     code, _, _ = evaluate(capsys, *args)
     assert code == 0
-    (moved,) = release.parent.glob("demo-int8-*")
-    manifest = load_manifest(moved)
+    (again,) = release.parent.glob("demo-int8-*")
+    manifest = load_manifest(again)
     assert manifest.override is not None
     assert (manifest.override.reason, manifest.override.who) == ("a trial", "A. Person")
     assert check_evaluation(manifest) == []
-    # A later verdict without an override is one without an override.
-    code, _, _ = evaluate(capsys, moved, "--against", base, "--tasks", few)
-    assert code == 1
-    (again,) = release.parent.glob("demo-int8-*")
-    assert load_manifest(again).override is None
 
 
 @pytest.mark.parametrize(
