@@ -1,42 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a job to a release: refuse what cannot work, run the stages, assemble; `trireme build` calls it."""
 
+import json
 import shlex
 import shutil
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from build_engines.build_job import BuildJob, BuildPlan, backend_of
+from build_engines.checkpoint_check import check_checkpoint
 from build_engines.recipe import hash_recipe
 from build_engines.release_assembly import BuiltRelease, assemble
-from build_engines.stages import Command, StageWatcher, run_stages
+from build_engines.stages import Command, Estimate, Stage, StageWatcher, run_stages
 from build_engines.work_folder import WorkFolder
-from ensemble_configs.errors import BuildError, SpecError
+from ensemble_configs.errors import BuildError
 from ensemble_configs.finding import Finding
 
 LOGS = ".logs"
+_LOOK_BYTES_PER_S = 1e9  # assumed
 
 
-def refuse_job(job: BuildJob) -> None:
-    """Check a job against everything that is known before any work.
-
-    Raises:
-        SpecError: it names every finding, one after the other.
-    """
-    findings = backend_of(job.recipe).check(job)
-    if findings:
-        raise SpecError(
-            f"{job.recipe.name} cannot be built: {listing(findings)}", field=findings[0].check, count=len(findings)
-        )
+def check_job(job: BuildJob) -> list[Finding]:
+    """All that stands in the way of a job, as far as it can be known before any work."""
+    return backend_of(job.recipe).check(job)
 
 
-def listing(findings: Sequence[Finding]) -> str:
-    """All findings in a line, numbered where there are several."""
-    if len(findings) == 1:
-        return str(findings[0])
-    return " ".join(f"({number}) {finding};" for number, finding in enumerate(findings, 1)).rstrip(";")
+def plan_job(job: BuildJob) -> BuildPlan:
+    """The back end's plan, with a look at the whole checkpoint before it."""
+    plan = backend_of(job.recipe).plan(job)
+    if job.checkpoint.is_converted:  # upstream's script has written it; it is compared with the recipe by `check_job`
+        return plan
+    return replace(plan, stages=(_look_stage(job), *plan.stages))
+
+
+def _look_stage(job: BuildJob) -> Stage:
+    def work(folder: Path, _work: Path) -> None:
+        checked = check_checkpoint(job.checkpoint.dir)
+        facts = {"tensors": len(checked.tensors), "unused": sorted(checked.unused)}
+        (folder / "checked.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+    num_bytes = job.checkpoint.weight_bytes
+    estimate = Estimate(seconds=num_bytes / _LOOK_BYTES_PER_S)
+    key: dict[str, JsonValue] = {"checkpoint": job.checkpoint_sha256}
+    return Stage("look", "look at every tensor of the checkpoint", work, key=key, estimate=estimate)
 
 
 def build(
@@ -45,7 +53,7 @@ def build(
     """Build a release into `out`.
 
     Args:
-        job: checked by `refuse_job` already.
+        job: one that `check_job` has nothing against.
         out: folder of releases; the work folder is in it, too.
         watcher: told how it goes.
         is_resumed: use what an earlier build that did not finish has left.
@@ -64,10 +72,14 @@ def build(
                 f"from there with --resume, or start anew after `rm -r {path}`",
                 file=path,
             )
-        plan = backend_of(job.recipe).plan(job)
+        plan = plan_job(job)
         _link(plan, work)
-        stamps = run_stages(plan.stages, work, watcher)
-        release = assemble(plan, stamps, work, name=job.recipe.name, details=_details(job, plan))
+        try:
+            stamps = run_stages(plan.stages, work, watcher)
+            release = assemble(plan, stamps, work, name=job.recipe.name, details=_details(job, plan))
+        finally:
+            if not work.finished() and not work.logs.exists():  # nothing in it that anybody could want
+                work.remove()
         _keep_logs(work, out / LOGS / release.path.name)
         work.remove()
     return release

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, cast
 
-from build_engines.checkpoint_files import CheckpointFiles
+from build_engines.checkpoint_folder import CheckpointFiles
 from build_engines.recipe import Recipe
 from build_engines.stages import Stage
 from ensemble_configs.finding import Finding

@@ -42,7 +42,7 @@ def load_config(checkpoint: Path) -> dict[str, object]:
         raise SpecError(
             f"cannot read {path}: {exc.strerror}; name a checkpoint's folder or its config.json", file=path
         ) from exc
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise SpecError(f"{path} is not JSON: {exc}", file=path) from exc
     if not isinstance(config, dict):
         raise SpecError(f"{path} holds no object of keys and values", file=path)
@@ -73,6 +73,11 @@ def read_model_shape(config: Mapping[str, object], *, source: str = "config.json
     return _READERS[name](_Config(config, source), name)
 
 
+# Of these a list is made here, and a config may come from anywhere.
+_LISTED = frozenset({"num_hidden_layers", "n_layer", "num_experts", "num_local_experts", "n_routed_experts"})
+_MOST_LISTED = 10_000
+
+
 class _Config:
     """Values of a `config.json` by name, each of the type that it should have."""
 
@@ -95,6 +100,8 @@ class _Config:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise self._wrong(name, value, "a whole number, at least 0")
+            if name in _LISTED and value > _MOST_LISTED:
+                raise self._wrong(name, value, f"at most {_MOST_LISTED:,}")
             return value or None
         return None
 

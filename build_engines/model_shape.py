@@ -135,6 +135,11 @@ class ModelShape:
         """The mixtures among the layers' feed-forward networks."""
         return tuple(layer.mlp for layer in self.layers if isinstance(layer.mlp, ExpertMlp))
 
+    @cached_property
+    def layer_kinds(self) -> tuple[tuple[Attention, Mlp], ...]:
+        """The different layers that it has, windows aside."""
+        return tuple(dict.fromkeys((layer.attention, layer.mlp) for layer in self.layers))
+
     @property
     def is_moe(self) -> bool:
         """Whether it has experts."""

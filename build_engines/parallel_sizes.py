@@ -6,9 +6,9 @@ The rules are TensorRT-LLM's, so that a plan made here is what its ranks load (`
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
 from build_engines.model_shape import DenseMlp, ExpertMlp, GroupedAttention, ModelShape
 from ensemble_configs.errors import SpecError
@@ -65,7 +65,7 @@ class ParallelSizes:
     @property
     def moe_tp_size(self) -> int:
         """Ranks that share the matrices of one routed expert."""
-        return self.tp_size // self.ep_size
+        return max(1, self.tp_size // self.ep_size)
 
     @property
     def dense_tp_size(self) -> int:
@@ -134,92 +134,69 @@ def check_sizes(model: ModelShape, sizes: ParallelSizes) -> None:
     """Refuse sizes into which the model cannot be divided.
 
     Raises:
-        SpecError: it names the number, the size, and the sizes that would do.
+        SpecError: it names the number, the size, and sizes that would do with the others as they are.
     """
     for name in ("tp_size", "pp_size", "ep_size", "cp_size"):
         size = getattr(sizes, name)
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise SpecError(f"{name} must be a whole number, at least 1; got {size!r}", field=name, value=size)
+    problem = next(_problems(model, sizes), None)
+    if problem is not None:
+        name, what = problem
+        fitting = [size for size in range(1, _MOST_RANKS + 1) if _is_legal(model, sizes, {name: size})]
+        way_out = f"{name} may be {_listing(fitting)}" if fitting else f"no {name} up to {_MOST_RANKS} would do"
+        raise SpecError(f"{what}; {way_out}", field=name, value=getattr(sizes, name))
+
+
+_MOST_RANKS = 64  # as far as other sizes are tried
+
+
+def _is_legal(model: ModelShape, sizes: ParallelSizes, change: dict[str, Any]) -> bool:
+    return next(_problems(model, replace(sizes, **change)), None) is None
+
+
+def _listing(sizes: list[int]) -> str:
+    is_run = len(sizes) > 2 and sizes[-1] - sizes[0] == len(sizes) - 1
+    return f"{sizes[0]} to {sizes[-1]}" if is_run else ", ".join(map(str, sizes))
+
+
+def _problems(model: ModelShape, sizes: ParallelSizes) -> Iterator[tuple[str, str]]:
+    """The size to change, and what is wrong."""
     if sizes.pp_size > model.num_layers:
-        raise SpecError(
-            f"pp_size ({sizes.pp_size}) is more than the model's {model.num_layers} layers; take at most "
-            f"{model.num_layers}",
-            field="pp_size",
-            value=sizes.pp_size,
-        )
-    _check_experts(model, sizes)
-    for division in _divisions(model, sizes):
-        if division.number % division.size:
-            raise SpecError(
-                f"{division.what} ({division.number}) is not divisible by {division.size_name} ({division.size}); take "
-                f"one of {_listing(_divisors(division.number))}",
-                field=division.size_name,
-                value=division.size,
-            )
+        yield "pp_size", f"pp_size ({sizes.pp_size}) is more than the model's {model.num_layers} layers"
+    if sizes.ep_size > 1:
+        if not model.is_moe:
+            yield "ep_size", f"ep_size is {sizes.ep_size}, but {model.architecture} has no experts"
+        if sizes.tp_size % sizes.ep_size:
+            both = f"ep_size ({sizes.ep_size}) does not divide tp_size ({sizes.tp_size})"
+            yield "ep_size", f"{both}, whose ranks share the experts"
+        if sizes.cp_size > 1:
+            yield "ep_size", "TensorRT-LLM does not run expert parallelism and context parallelism together"
+    for what, number, divisor, size, field in _divisions(model, sizes):
+        if number % size:
+            yield field, f"{what} ({number}) is not divisible by {divisor} ({size})"
     for num_kv_heads, ranks in product(_kv_heads(model), (sizes.dense_tp_size, sizes.dense_tp_size * sizes.cp_size)):
         if ranks % num_kv_heads and num_kv_heads % ranks:
-            fitting = [size for size in range(1, 2 * ranks) if size % num_kv_heads == 0 or num_kv_heads % size == 0]
-            raise SpecError(
-                f"num_key_value_heads ({num_kv_heads}) and {_attention_ranks(sizes)} ({ranks}): one must divide the "
-                f"other; take one of {_listing(fitting)}",
-                field="tp_size",
-                value=sizes.tp_size,
-            )
+            both = f"num_key_value_heads ({num_kv_heads}) and {_attention_ranks(sizes)} ({ranks})"
+            yield "tp_size", f"of {both} neither divides the other"
 
 
-def _check_experts(model: ModelShape, sizes: ParallelSizes) -> None:
-    if sizes.ep_size == 1:
-        return
-    if not model.is_moe:
-        raise SpecError(
-            f"ep_size is {sizes.ep_size}, but {model.architecture} has no experts; leave it at 1",
-            field="ep_size",
-            value=sizes.ep_size,
-        )
-    if sizes.tp_size % sizes.ep_size:
-        raise SpecError(
-            f"ep_size ({sizes.ep_size}) must divide tp_size ({sizes.tp_size}), whose ranks share the experts; take one "
-            f"of {_listing(_divisors(sizes.tp_size))}",
-            field="ep_size",
-            value=sizes.ep_size,
-        )
-    if sizes.cp_size > 1:
-        raise SpecError(
-            "TensorRT-LLM does not run expert parallelism and context parallelism together; set ep_size or cp_size "
-            "to 1",
-            field="ep_size",
-            value=sizes.ep_size,
-        )
-
-
-class _Division(NamedTuple):
-    """What must be a whole number."""
-
-    what: str
-    number: int
-    size_name: str
-    size: int
-
-
-def _divisions(model: ModelShape, sizes: ParallelSizes) -> Iterator[_Division]:
-    tp_size = sizes.dense_tp_size
+def _divisions(model: ModelShape, sizes: ParallelSizes) -> Iterator[tuple[str, int, str, int, str]]:
+    """What must be whole: a number of the model, by what it is divided, and the size to change."""
+    tp = ("tp_size", sizes.dense_tp_size, "tp_size")
     if sizes.embedding == "hidden":
-        yield _Division("hidden_size, along which the embedding is split,", model.hidden_size, "tp_size", tp_size)
-    for attention, mlp in dict.fromkeys((layer.attention, layer.mlp) for layer in model.layers):
-        yield _Division(
-            "num_attention_heads", attention.num_heads, _attention_ranks(sizes), sizes.dense_tp_size * sizes.cp_size
-        )
+        yield "hidden_size, along which the embedding is split,", model.hidden_size, *tp
+    for attention, mlp in model.layer_kinds:
+        ranks = sizes.dense_tp_size * sizes.cp_size
+        yield "num_attention_heads", attention.num_heads, _attention_ranks(sizes), ranks, "tp_size"
         match mlp:
             case DenseMlp():
-                yield _Division("intermediate_size", mlp.intermediate_size, "tp_size", tp_size)
+                yield "intermediate_size", mlp.intermediate_size, *tp
             case ExpertMlp():
-                yield _Division("the number of experts", mlp.num_experts, "ep_size", sizes.ep_size)
-                yield _Division(
-                    "the experts' intermediate_size", mlp.intermediate_size, "tp_size / ep_size", sizes.moe_tp_size
-                )
-                yield _Division(
-                    "the shared experts' intermediate_size", mlp.shared_intermediate_size, "tp_size", tp_size
-                )
+                yield "the number of experts", mlp.num_experts, "ep_size", sizes.ep_size, "ep_size"
+                size = mlp.intermediate_size
+                yield "the experts' intermediate_size", size, "tp_size / ep_size", sizes.moe_tp_size, "tp_size"
+                yield "the shared experts' intermediate_size", mlp.shared_intermediate_size, *tp
 
 
 def _attention_ranks(sizes: ParallelSizes) -> str:
@@ -227,13 +204,4 @@ def _attention_ranks(sizes: ParallelSizes) -> str:
 
 
 def _kv_heads(model: ModelShape) -> set[int]:
-    return {layer.attention.num_kv_heads for layer in model.layers if isinstance(layer.attention, GroupedAttention)}
-
-
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
-
-
-def _listing(sizes: list[int]) -> str:
-    """The first of them; a size above 64 helps nobody."""
-    return ", ".join(str(size) for size in sizes if size <= 64)
+    return {attention.num_kv_heads for attention, _ in model.layer_kinds if isinstance(attention, GroupedAttention)}

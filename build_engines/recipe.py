@@ -11,6 +11,7 @@ from typing import Annotated, Literal, get_args
 import yaml
 from pydantic import BaseModel, Field, JsonValue, model_validator
 
+from build_engines.parallel_sizes import EmbeddingSharding
 from build_engines.recipe_parts import (
     BuilderSpec,
     Calibration,
@@ -88,14 +89,17 @@ class TensorRtRecipe(_GpuRecipe):
     gptq_file: Path | None = Field(
         default=None, description="GPTQ weights beside a plain checkpoint; none: the checkpoint is GPTQ itself"
     )
-    smoothquant: SmoothQuantSpec | None = Field(default=None, description="for format smoothquant")
+    smoothquant: SmoothQuantSpec | None = Field(
+        default=None, description="for format smoothquant of the Llama family; none: its defaults"
+    )
     kv_cache_type: Literal["paged", "continuous", "disabled"] = "paged"
-    tokens_per_block: Positive = Field(default=32, description="of the KV cache")
+    kv_block_tokens: Positive = Field(default=32, description="of the KV cache")
     is_gathering_context_logits: bool = False
     is_gathering_generation_logits: bool = False
     logits_dtype: Literal["float16", "float32"] = "float32"
-    is_embedding_sharded: bool = Field(default=False, description="the embedding over the ranks of tensor parallel")
-    embedding_sharding_dim: Literal[0, 1] = Field(default=0, description="0: the vocabulary, 1: the hidden size")
+    embedding: EmbeddingSharding = Field(
+        default="none", description="along which side it is split over the ranks of tensor parallel"
+    )
     is_weight_streaming: bool = Field(default=False, description="weights may stay in host memory")
     plugins: Plugins = Plugins()
 

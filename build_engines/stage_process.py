@@ -40,6 +40,7 @@ def run_command(argv: Sequence[str], *, cwd: Path, log: Path, lock: int, env: Ma
     Raises:
         CommandFailed: it could not be started or ended with anything but 0.
     """
+    log.parent.mkdir(exist_ok=True)
     with log.open("ab") as output:
         output.write(f"{time.strftime('%F %T')} $ cd {cwd} && {shlex.join(argv)}\n".encode())
         output.flush()

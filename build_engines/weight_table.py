@@ -83,7 +83,7 @@ def weights_of(model: ModelShape) -> list[Weight]:
 
 def outer_weights(model: ModelShape) -> list[Weight]:
     """Those outside the layers: embedding, final norm, and the head where it is not the embedding."""
-    names = _NAMES.get(model.architecture, _LLAMA_NAMES)
+    names = tensor_names(model.architecture)
     h, v = model.hidden_size, model.vocab_size
     weights = [Weight(names["embedding"], (v, h), Role.EMBEDDING)]
     weights += _norm(names["final_norm"], h, None, has_bias=model.has_norm_bias)
@@ -94,9 +94,14 @@ def outer_weights(model: ModelShape) -> list[Weight]:
     return weights
 
 
+def tensor_names(architecture: str) -> dict[str, str]:
+    """Of an architecture's tensors by what they are here; ``{l}`` stands for the layer, ``{e}`` for the expert."""
+    return _NAMES.get(architecture, _LLAMA_NAMES)
+
+
 def layer_weights(model: ModelShape, index: int) -> list[Weight]:
     """Those of one layer."""
-    return list(_layer(model, _NAMES.get(model.architecture, _LLAMA_NAMES), index, model.layers[index]))
+    return list(_layer(model, tensor_names(model.architecture), index, model.layers[index]))
 
 
 def num_parameters(model: ModelShape) -> int:

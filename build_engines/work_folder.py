@@ -85,8 +85,7 @@ class WorkFolder:
         return self.path / "logs"
 
     def log(self, number: int, stage: str) -> Path:
-        """The log of a stage; its folder is there."""
-        self.logs.mkdir(exist_ok=True)
+        """The log of a stage; none is there of a stage that runs no tool."""
         return self.logs / f"{number:02}-{stage}.log"
 
     def finished(self) -> list[str]:

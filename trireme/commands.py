@@ -30,6 +30,7 @@ COMMANDS = {
     "serve": Command("serving.server.command", "serve", "Serve a deployment on Triton, and drain it when it stops"),
     "render": Command("ensemble_configs.command", "render", "Write the model repository of a deployment"),
     "doctor": Command("serving.server.doctor_command", "doctor", "Check that a built release can be served here"),
+    "build": Command("build_engines.build_command", "build", "Build a release from a checkpoint and a recipe"),
     "pull": Command("build_engines.pull_command", "pull", "Copy a built release to a local disk, whole or not at all"),
     "evaluate": Command(
         "build_engines.evaluation.command", "evaluate_release", "Compare a release with the one that it was made from"

@@ -112,6 +112,7 @@ LLAMA = PUBLISHED["llama-3.1-8b"].config
         ({"architectures": None}, "architectures is missing"),
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
         ({"num_hidden_layers": "32"}, "num_hidden_layers must be a whole number, at least 0; got '32'"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 10,000; got 1000000000"),
         ({"num_key_value_heads": 5}, r"num_attention_heads / num_key_value_heads \(32 / 5\) is not a whole number"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false; got 1"),
         ({"layer_types": ["full_attention"]}, "layer_types must be 32 of full_attention or sliding_attention"),
@@ -122,7 +123,10 @@ def test_a_config_that_cannot_be_read_is_refused_by_name(change: dict[str, objec
         read_model_shape(LLAMA | change)
 
 
-@pytest.mark.parametrize(("text", "words"), [(None, "cannot read"), ("{", "is not JSON"), ("[]", "holds no object")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(None, "cannot read"), ("{", "is not JSON"), ("[" * 10**5, "is not JSON"), ("[]", "holds no object")],
+)
 def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str | None, words: str) -> None:
     path = tmp_path / "config.json"
     if text is not None:

@@ -113,6 +113,15 @@ def test_ranks_together_hold_every_number(model: ModelShape, of: ParallelSizes) 
     assert held == num_parameters(model) + head + repeated + padding
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_can_be_divided(name: str) -> None:
+    """The first and the last layer of each: DeepSeek's first has no experts."""
+    model = published(name)
+    model = replace(model, layers=(model.layers[0], model.layers[-1]))
+    tp_size = {"falcon-7b": 71, "qwen2.5-0.5b": 2, "qwen2.5-7b": 4}.get(name, 8)  # of Falcon one of its 71 heads each
+    check_coverage(plan_shards(model, tp_size=tp_size, pp_size=2))
+
+
 @settings(max_examples=50, deadline=None)
 @given(models(), sizes, st.sampled_from(["bf16", "int8_weight_only", "smoothquant", "fp8", "fp8_rowwise"]))
 def test_counting_by_kind_equals_counting_every_piece(model: ModelShape, of: ParallelSizes, name: str) -> None:
@@ -361,7 +370,7 @@ def test_stages_divide_the_kv_cache() -> None:
         (
             "qwen2.5-7b",
             {"tp_size": 8},
-            r"num_attention_heads \(28\) is not divisible by tp_size \(8\); take one of 1, 2, 4, 7, 14, 28",
+            r"num_attention_heads \(28\) is not divisible by tp_size \(8\); tp_size may be 1, 2, 4$",
         ),
         (
             "llama-3.1-8b",
@@ -371,23 +380,23 @@ def test_stages_divide_the_kv_cache() -> None:
         (
             "mixtral-8x22b",
             {"tp_size": 6, "intermediate_size": 16386},
-            r"num_key_value_heads \(8\) and tp_size \(6\): one must divide the other; take one of 1, 2, 4, 8",
+            r"of num_key_value_heads \(8\) and tp_size \(6\) neither divides the other; tp_size may be 1, 2$",
         ),
-        ("llama-3.1-8b", {"pp_size": 33}, r"pp_size \(33\) is more than the model's 32 layers; take at most 32"),
+        ("llama-3.1-8b", {"pp_size": 33}, r"pp_size \(33\) is more than the model's 32 layers; pp_size may be 1 to 32"),
         (
             "llama-3.1-8b",
             {"tp_size": 2, "ep_size": 2},
-            "ep_size is 2, but LlamaForCausalLM has no experts; leave it at 1",
+            "ep_size is 2, but LlamaForCausalLM has no experts; ep_size may be 1$",
         ),
         (
             "mixtral-8x7b",
             {"tp_size": 2, "ep_size": 4},
-            r"ep_size \(4\) must divide tp_size \(2\), whose ranks share the experts; take one of 1, 2",
+            r"ep_size \(4\) does not divide tp_size \(2\), whose ranks share the experts; ep_size may be 1, 2$",
         ),
         (
             "mixtral-8x7b",
             {"tp_size": 16, "ep_size": 16},
-            r"the number of experts \(8\) is not divisible by ep_size \(16\); take one of 1, 2, 4, 8",
+            r"the number of experts \(8\) is not divisible by ep_size \(16\); ep_size may be 1, 2, 4, 8$",
         ),
         (
             "mixtral-8x7b",
@@ -402,7 +411,7 @@ def test_stages_divide_the_kv_cache() -> None:
         (
             "llama-3.1-8b",
             {"tp_size": 32, "embedding": "hidden", "hidden_size": 4104, "head_dim": 128},
-            r"the embedding is split, \(4104\) is not divisible by tp_size \(32\); take one of 1, 2, 3, 4, 6, 8",
+            r"the embedding is split, \(4104\) is not divisible by tp_size \(32\); tp_size may be 1, 2, 4, 8$",
         ),
         (
             "mixtral-8x7b",
@@ -477,6 +486,12 @@ def test_a_plan_with_a_hole_or_beyond_the_end_is_noticed(monkeypatch: pytest.Mon
         monkeypatch.setattr(ShardPlan, "pieces", lambda _, rank, first=spoilt: first if rank == 0 else whole[1])
         with pytest.raises(AssertionError, match=words):
             check_coverage(plan)
+
+
+def test_no_size_may_do() -> None:
+    model = published("mixtral-8x7b", num_attention_heads=7, num_key_value_heads=7, head_dim=128)
+    with pytest.raises(SpecError, match=r"not divisible by tp_size \(64\); no tp_size up to 64 would do"):
+        plan_shards(model, tp_size=64, ep_size=8)
 
 
 def test_counting_a_candidate_is_cheap() -> None:
