@@ -47,14 +47,14 @@ def _text(text: str) -> str:
 
 _STORIES = [
     _text(
-        """In brackets the 95 % interval. Stories are open-ended, 128 tokens long: after a first difference, for which two
-        nearly equal probabilities are enough, everything counts as different."""
+        """In brackets the 95 % interval. Stories are open-ended, 128 tokens long: after a first difference,
+        for which two nearly equal probabilities are enough, everything counts as different."""
     )
 ]
 _KV_CACHE = [
     _text(
-        """Answers come from the engine with its paged cache. Perplexity and KL divergence are of plain inference, 16
-        tokens at a time, whose cache is quantized in a similar way and not the same."""
+        """Answers come from the engine with its paged cache. Perplexity and KL divergence are of plain
+        inference, 16 tokens at a time, whose cache is quantized in a similar way and not the same."""
     )
 ]
 
@@ -63,14 +63,15 @@ def _origin(result: Document, source: str) -> Iterator[str]:
     where = result["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in result["releases"][0]["versions"].items())
     yield _text(
-        f"""Written by `make docs` from `benchmarks/results/{source}`; what the figures mean and how a recipe sets limits is
-        in [evaluation.md](evaluation.md). To measure again, build the recipes below and give the releases to
-        `python -m benchmarks.quantization`, the base first."""
+        f"""Written by `make docs` from `benchmarks/results/{source}`; what the figures mean and how a recipe
+        sets limits is in [evaluation.md](evaluation.md). To measure again, build the recipes below and give
+        the releases to `python -m benchmarks.quantization`, the base first."""
     )
     yield _text(
-        f"""{where["date"][:10]}, {where["cpu"]}, {where["num_cpus"]} cores without a GPU, Python {where["python"]}; built
-        with {versions}. Everything but size holds for the demo model alone: it knows little, and what it knows leaves few
-        doubts, so quantization costs it less than it costs a large model."""
+        f"""{where["date"][:10]}, {where["cpu"]}, {where["num_cpus"]} cores without a GPU, Python
+        {where["python"]}; built with {versions}. Everything but size holds for the demo model alone: it
+        knows little, and what it knows leaves few doubts, so quantization costs it less than it costs a
+        large model."""
     )
 
 
@@ -91,9 +92,10 @@ def _sizes(rows: list[Document]) -> Iterator[str]:
         ),
     )
     yield _text(
-        """The file is `openvino_model.bin`; the last two columns say how many times smaller it is, and the matrices in its
-        layers by themselves, than of the first row. Predicted by `build_engines.openvino_formats`. The embedding, which is
-        the head too, has a fifth of this model's parameters and stays in int8 where the layers are int4."""
+        """The file is `openvino_model.bin`; the last two columns say how many times smaller it is, and the
+        matrices in its layers by themselves, than of the first row. Predicted by
+        `build_engines.openvino_formats`. The embedding, which is the head too, has a fifth of this model's
+        parameters and stays in int8 where the layers are int4."""
     )
 
 
@@ -127,11 +129,12 @@ def _speeds(result: Document) -> Iterator[str]:
     )
     plain = [rows[0]["speed"][count]["tokens_per_s"]["median"] for count in ("1", "16")]
     yield _text(
-        f"""Output tokens/s over those of `{rows[0]["name"]}` ({plain[0]:,.0f} and {plain[1]:,.0f}), in the engine's own process
-        without a server, {result["output_tokens"]} tokens a request, {result["rounds"]} rounds in which each was measured once,
-        medians with the 90 % interval. The machine was shared: load {result["environment"]["load_1min"]:.1f} on
-        {result["environment"]["num_cpus"]} cores. A model of 5M parameters fits into the processor's cache, so what fewer bits
-        save in memory traffic shows little here."""
+        f"""Output tokens/s over those of `{rows[0]["name"]}` ({plain[0]:,.0f} and {plain[1]:,.0f}), in the
+        engine's own process without a server, {result["output_tokens"]} tokens a request,
+        {result["rounds"]} rounds in which each was measured once, medians with the 90 % interval. The
+        machine was shared: load {result["environment"]["load_1min"]:.1f} on
+        {result["environment"]["num_cpus"]} cores. A model of 5M parameters fits into the processor's cache,
+        so what fewer bits save in memory traffic shows little here."""
     )
 
 
@@ -150,12 +153,12 @@ def _formats(recipe: Document) -> str:
 def _worst(rows: Iterable[Document]) -> Iterator[str]:
     cells = []
     for row in rows:
-        for metric in _NAMES:
+        for metric, title in _NAMES.items():
             figure = row["quality"]["worst"][metric]
             limit = "" if figure["limit"] is None else f"{figure['limit']:g}"
             verdict = {True: "passed", False: "failed", None: ""}[figure["passed"]]
             group = f"{figure['task']}, {figure['group']}"
-            cells.append([f"`{row['name']}`", _NAMES[metric], group, _value(figure), limit, verdict])
+            cells.append([f"`{row['name']}`", title, group, _value(figure), limit, verdict])
     yield _table(["recipe", "figure", "worst group", "value", "limit", ""], cells)
 
 

@@ -53,15 +53,16 @@ def record(folder: Path, evaluation: Evaluation, override: Override | None) -> R
         "override": override,
     }
     new = seal(folder, manifest.model_copy(update=changes))
-    return Recorded(_renamed(folder, manifest.name, new), new, old)
+    return Recorded(_renamed(folder, manifest.name, old, new), new, old)
 
 
-def _renamed(folder: Path, name: str, new: str) -> Path:
-    place = folder.with_name(f"{name}-{new[:12]}")
-    is_named_for_address = re.fullmatch(re.escape(name) + "-[0-9a-f]{12}", folder.resolve().name) is not None
-    if not is_named_for_address or place.exists() or folder.is_symlink():
+def _renamed(folder: Path, name: str, old: str, new: str) -> Path:
+    """Its new name, if it was named for its address: by a build, or by `trireme pull`."""
+    is_built = re.fullmatch(re.escape(name) + "-[0-9a-f]{12}", folder.resolve().name) is not None
+    if not (is_built or folder.resolve().name == old) or folder.is_symlink():
         return folder
-    return folder.rename(place)
+    place = folder.resolve().with_name(f"{name}-{new[:12]}" if is_built else new)
+    return folder if place.exists() else folder.rename(place)
 
 
 def _results(evaluation: Evaluation) -> Iterator[EvaluationResult]:

@@ -162,6 +162,22 @@ def test_a_release_that_passes_cannot_be_overridden(
     assert load_manifest(release).evaluation == ()
 
 
+def test_a_release_that_was_pulled_is_called_by_its_new_address(
+    base: Path, tmp_path: Path, few: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pulled = Path(shutil.copytree(base, tmp_path / address(base)))
+    first = few.with_name("one.jsonl")
+    first.write_text(few.read_text(encoding="utf-8").splitlines()[0] + "\n", encoding="utf-8")
+    limits: dict[str, JsonValue] = {"quality": {"agreement_min": 0.5}}
+    recipe = RECIPE | limits
+    seal(pulled, load_manifest(pulled).model_copy(update={"recipe": recipe, "recipe_sha256": hash_recipe(recipe)}))
+    pulled = pulled.rename(pulled.with_name(address(pulled)))
+    code, _, _ = evaluate(capsys, pulled, "--against", base, "--tasks", first)
+    assert code == 0
+    (moved,) = tmp_path.glob("[0-9a-f]*")
+    assert moved.name == address(moved) != pulled.name
+
+
 def test_an_altered_release_is_not_evaluated(
     base: Path, release: Path, few: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
