@@ -29,6 +29,7 @@ triton-test: setup ## Only the tests on the real Triton
 	$(RUN) pytest -m "triton and not soak and not gpu" $(ARGS)
 
 soak: setup bench-tools ## The full counts of the long checks; most of an hour
+	@$(SETUP) --only build-cpu
 	$(RUN) pytest -m soak --timeout 7200 $(ARGS)
 
 lint: setup ## ruff and mypy strict over everything
@@ -54,8 +55,9 @@ bench-model: ## Build the 125M model of random weights that the benchmarks use; 
 	@$(SETUP) --only build-cpu
 	.tools/build-cpu/bin/python benchmarks/random_model/build.py $(ARGS)
 
-docs: setup ## Write the conformance table again and check every link between the documents
+docs: setup ## Write the conformance table and the page on quantization again, and check every link between the documents
 	$(RUN) serving.contract_table
+	$(RUN) benchmarks.quantization_page
 	$(RUN) scripts.check_links
 
 demo-model: ## Train, export and evaluate the demo model anew, in .tools/build-cpu
