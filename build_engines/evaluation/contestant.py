@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from build_engines.evaluation.ir_scores import IrScores, log_softmax
+from build_engines.evaluation.observations import log_softmax
 from ensemble_configs.deployment import load_deployment
 from ensemble_configs.engine_specs import EngineSpec, OpenVinoEngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.errors import ServerError, SpecError
@@ -38,11 +38,19 @@ class Contestant:
         spec: how its engine is run.
     """
 
-    def __init__(self, name: str, spec: EngineSpec, tokenizer_dir: Path, release: Path | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        spec: EngineSpec,
+        tokenizer_dir: Path,
+        *,
+        folder: Path | None = None,
+        manifest: ReleaseManifest | None = None,
+    ) -> None:
         self.name = name
         self.spec = spec
-        self.folder = release
-        self.manifest: ReleaseManifest | None = None if release is None else verify(release)
+        self.folder = folder
+        self.manifest = manifest
         self.tokenizer: Tokenizer = load_tokenizer(tokenizer_dir)
 
     @property
@@ -68,6 +76,8 @@ class Contestant:
         None: the engine gives no logits.
         """
         if isinstance(self.spec, OpenVinoEngineSpec):
+            from build_engines.evaluation.ir_scores import IrScores  # noqa: PLC0415  other engines do without OpenVINO
+
             scores = IrScores(self.spec.dir, kv_cache_precision=self.spec.kv_cache_precision)
             return scores.log_probs, lambda: None
         engine = create_engine(self.spec)
@@ -102,7 +112,7 @@ def load_contestant(path: Path, *, kv_cache_precision: KvPrecision | None = None
         return Contestant(deployment.name, spec, deployment.tokenizer.dir)
     manifest = verify(path)
     spec = _with_kv(_spec_of(path, manifest), kv_cache_precision)
-    return Contestant(manifest.name, spec, path / "tokenizer", path)
+    return Contestant(manifest.name, spec, path / "tokenizer", folder=path, manifest=manifest)
 
 
 def without_end(token_ids: Sequence[int], end_ids: Sequence[int]) -> Sequence[int]:

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from build_engines.evaluation.contestant import Contestant
-from build_engines.evaluation.observations import Observation, observe_answer, observe_text
+from build_engines.evaluation.observations import Observation, metrics_of, observe_answer, observe_text
 from build_engines.evaluation.tasks import Item, Kind
-from build_engines.evaluation.verdict import Figure, figures_of, verdict_of, worst_of
+from build_engines.evaluation.verdict import Figure, figures_of, refuse_unmeasured, verdict_of, worst_of
 from build_engines.recipe_parts import QualitySpec
 from ensemble_configs.errors import SpecError
 
@@ -64,6 +64,7 @@ def evaluate(
         )
     longest = min(release.spec.max_seq_len, base.spec.max_seq_len)
     fitting = [item for item in items if _num_tokens(item, base) <= longest]
+    refuse_unmeasured({metric for item in fitting for metric in metrics_of(item.kind)}, quality)  # before any work
     observations = [*_observe_texts(release, base, fitting, told), *_observe_answers(release, base, fitting, told)]
     figures = figures_of(observations, quality, seed=SEED)
     return Evaluation(

@@ -11,6 +11,7 @@ import numpy as np
 import openvino
 from numpy.typing import NDArray
 
+from build_engines.evaluation.observations import log_softmax
 from ensemble_configs.errors import SpecError
 from serving.engines.openvino_pipeline import last_line
 
@@ -46,11 +47,3 @@ class IrScores:
         }
         outputs = self._request.infer({name: value for name, value in inputs.items() if name in self._names})
         return np.array(outputs["logits"][0], dtype=np.float32)  # a copy: the next call writes to the same place
-
-
-def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Of each row."""
-    wide = logits.astype(np.float64)
-    wide -= wide.max(axis=-1, keepdims=True)
-    wide -= np.log(np.exp(wide).sum(axis=-1, keepdims=True))
-    return wide.astype(np.float32)

@@ -24,6 +24,16 @@ class Observation(NamedTuple):
     baseline: float | None = None
 
 
+def metrics_of(kind: Kind) -> tuple[str, ...]:
+    """What an item of a kind can tell about."""
+    match kind:
+        case Kind.TEXT:
+            return ("perplexity_ratio", "kl")
+        case Kind.OPEN:
+            return ("agreement", "exact_match")
+    return ("agreement", "exact_match", "accuracy_drop")
+
+
 def observe_text(
     item: Item, base: NDArray[np.float32], candidate: NDArray[np.float32], ids: NDArray[np.int64]
 ) -> list[Observation]:
@@ -84,3 +94,11 @@ def num_equal(base: Sequence[int], candidate: Sequence[int]) -> int:
 def is_right(item: Item, text: str) -> bool:
     """Whether an answer is what the item expects."""
     return text.startswith(item.expected) if item.kind is Kind.NEEDLE else text == item.expected
+
+
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Of each row."""
+    wide = logits.astype(np.float64)
+    wide -= wide.max(axis=-1, keepdims=True)
+    wide -= np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+    return wide.astype(np.float32)

@@ -7,7 +7,7 @@ would tell.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import msgspec
@@ -78,9 +78,8 @@ def figures_of(observations: Iterable[Observation], quality: QualitySpec, *, see
     groups: dict[tuple[str, str, str], list[Observation]] = {}
     for each in observations:
         groups.setdefault((each.task, each.group, each.metric), []).append(each)
-    figures = [_figure(where, each, quality, seed) for where, each in groups.items()]
-    _refuse_unmeasured(figures, quality)
-    return figures
+    refuse_unmeasured({metric for _, _, metric in groups}, quality)
+    return [_figure(where, each, quality, seed) for where, each in groups.items()]
 
 
 def _figure(where: tuple[str, str, str], found: Sequence[Observation], quality: QualitySpec, seed: int) -> Figure:
@@ -149,8 +148,12 @@ def verdict_of(figures: Iterable[Figure]) -> bool | None:
     return all(judged) if judged else None
 
 
-def _refuse_unmeasured(figures: Sequence[Figure], quality: QualitySpec) -> None:
-    measured = {figure.metric for figure in figures}
+def refuse_unmeasured(measured: Set[str], quality: QualitySpec) -> None:
+    """Refuse a verdict that would say nothing about one of its limits.
+
+    Raises:
+        SpecError: the recipe limits something that is not among the `measured` metrics.
+    """
     for name, metric in METRICS.items():
         if metric.limit and getattr(quality, metric.limit) is not None and name not in measured:
             kinds = "text, and an engine that gives logits" if name in ("perplexity_ratio", "kl") else "exact or needle"

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from build_engines.evaluation.intervals import bootstrap_interval, ratio_of_sums, unseen_share
-from build_engines.evaluation.observations import Observation, is_right, num_equal, observe_answer, observe_text
+from build_engines.evaluation.observations import (
+    Observation,
+    is_right,
+    metrics_of,
+    num_equal,
+    observe_answer,
+    observe_text,
+)
 from build_engines.evaluation.tasks import Item, Kind
 from build_engines.evaluation.verdict import Figure, figures_of, verdict_of, worst_of
 from build_engines.recipe_parts import QualitySpec
@@ -169,3 +176,13 @@ def test_an_answer_is_right_when_it_is_the_expected_one() -> None:
     assert not is_right(exact, " Lucy came")
     assert is_right(needle, " Lucy came")
     assert not is_right(needle, " Mia, not Lucy")
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_an_item_tells_what_its_kind_promises(kind: Kind) -> None:
+    item = Item("t", kind, "en", "?", " yes")
+    if kind is Kind.TEXT:
+        found = observe_text(item, np.zeros((1, 2), np.float32), np.zeros((1, 2), np.float32), np.array([0]))
+    else:
+        found = observe_answer(item, [1], [1], (" yes", " yes"))
+    assert tuple(each.metric for each in found) == metrics_of(kind)
