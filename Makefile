@@ -29,6 +29,7 @@ triton-test: setup ## Only the tests on the real Triton
 	$(RUN) pytest -m "triton and not soak and not gpu" $(ARGS)
 
 soak: setup bench-tools ## The full counts of the long checks; most of an hour
+	@$(SETUP) --only build-cpu
 	$(RUN) pytest -m soak --timeout 7200 $(ARGS)
 
 lint: setup ## ruff and mypy strict over everything
@@ -58,8 +59,9 @@ planner-fit: ## Fit the planner's constants to the published measurements again,
 	@$(SETUP) --only build-cpu
 	.tools/build-cpu/bin/python -m benchmarks.planner_fit
 
-docs: setup ## Write the conformance table again and check every link between the documents
+docs: setup ## Write the conformance table and the page on quantization again, and check every link between the documents
 	$(RUN) serving.contract_table
+	$(RUN) benchmarks.quantization_page
 	$(RUN) scripts.check_links
 
 demo-model: ## Train, export and evaluate the demo model anew, in .tools/build-cpu
