@@ -27,8 +27,8 @@ class Estimator(Protocol):
 
     name: str
 
-    def why_not(self, candidate: Candidate) -> str | None:
-        """Why it cannot say anything of this one, or None."""
+    def why_not(self, candidate: Candidate, workload: Workload, limits: Limits) -> str | None:
+        """Why it cannot say anything of this one, or None: `estimate` may be asked."""
 
     def estimate(self, candidate: Candidate, workload: Workload, load: Load, limits: Limits) -> Estimate | None:
         """None: not one request fits, or the rate cannot be kept up with."""
@@ -42,7 +42,7 @@ class Roofline:
     def __init__(self, efficiencies: Efficiencies | None = None) -> None:
         self._eff = efficiencies or fitted()
 
-    def why_not(self, candidate: Candidate) -> str | None:  # noqa: ARG002 - of the interface
+    def why_not(self, candidate: Candidate, workload: Workload, limits: Limits) -> str | None:  # noqa: ARG002
         """Covers all."""
         return None
 

@@ -57,6 +57,7 @@ class Option:
     engine_output_tokens_per_s: float  # what the engines make
     output_tokens_per_s: float  # what of it goes out through the serving host
     estimator: str
+    why_estimator: str  # and not those before it; empty: it is the first
     uncertainty: float  # 9 of 10 within this factor either way
     unmeasured: tuple[str, ...]
     missed: str | None = None  # the target that it misses
@@ -78,13 +79,15 @@ class Plan:
     question: Question
     options: tuple[Option, ...]
     rejected: tuple[Rejected, ...]
+    why_estimator: str  # the first of the estimators is that
 
 
-def make_plan(question: Question, estimators: list[Estimator], *, num_curves: int = 8) -> Plan:
+def make_plan(question: Question, estimators: list[Estimator], *, why_estimator: str = "", num_curves: int = 8) -> Plan:
     """Estimate every legal candidate and rank.
 
     Args:
         estimators: the first that covers a candidate is asked.
+        why_estimator: that the first is the first, for the report.
         num_curves: for the best of so many weight formats, throughput against latency is worked out too.
 
     Raises:
@@ -113,7 +116,7 @@ def make_plan(question: Question, estimators: list[Estimator], *, num_curves: in
         )
         for option in options
     ]
-    return Plan(question, tuple(finished), tuple(rejected))
+    return Plan(question, tuple(finished), tuple(rejected), why_estimator)
 
 
 def _best_of_each_format(options: list[Option]) -> list[Option]:
@@ -135,11 +138,15 @@ def _check(question: Question) -> None:
 
 
 def _option(question: Question, candidate: Candidate, estimators: list[Estimator]) -> Option | None:
-    estimator = next((one for one in estimators if one.why_not(candidate) is None), None)
-    if estimator is None:
+    limits = _limits(question, candidate)
+    passed_over = []
+    for estimator in estimators:
+        why_not = estimator.why_not(candidate, question.workload, limits)
+        if why_not is None:
+            break
+        passed_over.append(f"{estimator.name}: {why_not}")
+    else:
         return None
-    wanted = question.wanted
-    limits = Limits(candidate.footprint.kv_tokens, wanted.max_batch_size, wanted.max_num_tokens)
     found = _replicas(question, candidate, estimator, limits)
     if found is None:
         return None
@@ -148,7 +155,7 @@ def _option(question: Question, candidate: Candidate, estimators: list[Estimator
     most = question.serving.tokens_per_s(estimate.tpot_ms)
     tokens_per_s = replicas * min(estimate.output_tokens_per_s, most)
     price = question.price_per_gpu_hour
-    factor, unmeasured = factor_of(candidate)
+    factor, unmeasured = factor_of(candidate, estimator.name)
     return Option(
         candidate=candidate,
         estimate=estimate,
@@ -156,12 +163,17 @@ def _option(question: Question, candidate: Candidate, estimators: list[Estimator
         engine_output_tokens_per_s=replicas * estimate.output_tokens_per_s,
         output_tokens_per_s=tokens_per_s,
         estimator=estimator.name,
+        why_estimator="; ".join(passed_over),
         uncertainty=factor,
         unmeasured=tuple(unmeasured),
         missed=question.targets.missed_by(estimate),
         is_capped_by_serving=estimate.output_tokens_per_s > most,
         usd_per_million_tokens=None if price is None else num_gpus * price / (tokens_per_s * 3600) * 1e6,
     )
+
+
+def _limits(question: Question, candidate: Candidate) -> Limits:
+    return Limits(candidate.footprint.kv_tokens, question.wanted.max_batch_size, question.wanted.max_num_tokens)
 
 
 def _replicas(
@@ -228,6 +240,8 @@ def _why_not_first(option: Option, best: Option) -> str:
         return option.missed
     ratio = best.tokens_per_s_per_gpu / option.tokens_per_s_per_gpu
     mine, theirs = option.estimate.step, best.estimate.step
+    if mine is None or theirs is None:
+        return f"{ratio:.2f}x the GPU time a token"
     tokens = option.estimate.batch_size or 1.0, best.estimate.batch_size or 1.0
     parts = {}
     for name in ("compute_s", "bandwidth_s", "interconnect_s", "host_s"):
@@ -240,8 +254,8 @@ def _why_not_first(option: Option, best: Option) -> str:
 
 def _curve(question: Question, option: Option, estimators: list[Estimator]) -> tuple[Estimate, ...]:
     estimator = next(one for one in estimators if one.name == option.estimator)
-    wanted, candidate = question.wanted, option.candidate
-    limits = Limits(candidate.footprint.kv_tokens, wanted.max_batch_size, wanted.max_num_tokens)
+    candidate = option.candidate
+    limits = _limits(question, candidate)
     full = limits.batch(question.workload)
     sizes = sorted({min(full, 2**n) for n in range(full.bit_length() + 1)})
     found = (estimator.estimate(candidate, question.workload, Load(size), limits) for size in sizes)

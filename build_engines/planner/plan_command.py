@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from build_engines.checkpoint_config import load_model_shape, read_model_shape
+from build_engines.checkpoint_config import load_config, read_model_shape
 from build_engines.gpus import gpu_named
 from build_engines.known_models import known_models
-from build_engines.model_shape import ModelShape
 from build_engines.planner.candidates import Machines, Wanted
-from build_engines.planner.estimators import Load, Roofline
+from build_engines.planner.estimator_choice import Wish, chosen
+from build_engines.planner.estimators import Load
 from build_engines.planner.plan import Plan, Question, Targets, make_plan
 from build_engines.planner.plan_report import plan_as_data, print_plan
 from build_engines.planner.serving_limit import MEASURED_RESPONSES_PER_S, ServingLimit
@@ -48,6 +48,7 @@ def plan(
     serving_responses_per_s: Annotated[
         float, typer.Option(min=1, help="What the serving host streams; measure yours with make bench.")
     ] = MEASURED_RESPONSES_PER_S,
+    estimator: Annotated[Wish, typer.Option(help="Who predicts; auto: the one with the smaller error.")] = "auto",
     num_shown: Annotated[int, typer.Option("--top", min=1, help="Options to print.")] = 10,
     plot: Annotated[Path | None, typer.Option(help="Write throughput against latency to this PNG or SVG.")] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
@@ -67,7 +68,8 @@ def plan(
     \b
     Exit codes: 0 done; 2 the question is wrong or nothing fits.
     """
-    shape = _model(model)
+    config = _config(model)
+    shape = read_model_shape(config, source=model)
     workload = Workload(isl, osl)
     question = Question(
         model=shape,
@@ -87,7 +89,8 @@ def plan(
         ),
         serving=ServingLimit(serving_responses_per_s),
     )
-    made = make_plan(question, [Roofline()])
+    with chosen(estimator, config) as (estimators, why):
+        made = make_plan(question, estimators, why_estimator=why)
     if plot is not None:
         _plot(made, plot)
     if is_json:
@@ -105,13 +108,13 @@ def _plot(made: Plan, path: Path) -> None:
     write_plot(made, path)
 
 
-def _model(name: str) -> ModelShape:
+def _config(name: str) -> dict[str, object]:
     path = Path(name)
     if path.exists():
-        return load_model_shape(path)
+        return load_config(path)
     known = known_models()
     if name.lower() in known:
-        return read_model_shape(known[name.lower()].config, source=name)
+        return known[name.lower()].config
     raise SpecError(
         f"model {name!r} is neither a folder or config.json here nor a known name; names are {', '.join(known)}",
         field="model",

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from build_engines.planner.efficiencies import fitted
+from build_engines.planner.estimator_choice import stated_errors
 from build_engines.planner.estimators import Load
 from build_engines.planner.footprint import kv_bytes_per_token
 from build_engines.planner.model_costs import ModelCosts
@@ -38,7 +39,8 @@ def plan_as_data(plan: Plan, *, name: str) -> dict[str, object]:
         "load": question.load._asdict(),
         "targets": asdict(question.targets),
         "price_per_gpu_hour": question.price_per_gpu_hour,
-        "options": [_option_as_data(option) for option in plan.options],
+        "estimator": {"why": plan.why_estimator, "errors": stated_errors()},
+        "options": [_option_as_data(option, plan) for option in plan.options],
         "rejected": [asdict(one) for one in plan.rejected],
         "efficiencies": dict(fitted()),
     }
@@ -68,6 +70,22 @@ def _heading(plan: Plan, name: str) -> Iterator[str]:
     yield f"{machines.num_gpus} x {machines.gpu.title}{nodes}; {question.workload.isl} tokens in, " + (
         f"{question.workload.osl} out; {_load_in_words(question)}"
     )
+    yield from _estimators(plan)
+
+
+def _estimators(plan: Plan) -> Iterator[str]:
+    """How many options each estimated, and why not the first."""
+    of_name: dict[str, list[Option]] = {}
+    for option in plan.options:
+        of_name.setdefault(option.estimator, []).append(option)
+    counts = ", ".join(f"{len(options)} options by {name}" for name, options in of_name.items())
+    yield f"estimated: {counts}" + (f"; {plan.why_estimator}" if plan.why_estimator else "")
+    passed_over: dict[str, list[Option]] = {}
+    for option in plan.options:
+        if option.why_estimator:
+            passed_over.setdefault(option.why_estimator, []).append(option)
+    for reason, options in passed_over.items():
+        yield f"  {options[0].estimator} for {len(options)} options, {options[0].candidate.name} among them; {reason}"
 
 
 def _load_in_words(question: Question) -> str:
@@ -142,7 +160,7 @@ def _notes(plan: Plan, num_shown: int) -> Iterator[str]:
         yield f"  {'; '.join(names[:3])}{more}: {reason}"
 
 
-def _option_as_data(option: Option) -> dict[str, object]:
+def _option_as_data(option: Option, plan: Plan) -> dict[str, object]:
     engine, estimate, footprint = option.candidate.engine, option.estimate, option.candidate.footprint
     return {
         "weight_format": engine.formats.linear.name,
@@ -156,6 +174,7 @@ def _option_as_data(option: Option) -> dict[str, object]:
         "output_tokens_per_s_per_gpu": option.tokens_per_s_per_gpu,
         "usd_per_million_tokens": option.usd_per_million_tokens,
         "estimator": option.estimator,
+        "why_estimator": option.why_estimator or plan.why_estimator,
         "uncertainty_factor": option.uncertainty,
         "unmeasured": list(option.unmeasured),
         "bound_by": "serving host" if option.is_capped_by_serving else estimate.bound_by,
@@ -176,7 +195,9 @@ def _estimate_as_data(estimate: Estimate) -> dict[str, object]:
         "tpot_ms": estimate.tpot_ms,
         "replica_output_tokens_per_s": estimate.output_tokens_per_s,
         "batch_size": estimate.batch_size,
-        "step_ms": {name.removesuffix("_s"): 1000 * seconds for name, seconds in vars(estimate.step).items()},
+        "step_ms": None
+        if estimate.step is None
+        else {name.removesuffix("_s"): 1000 * seconds for name, seconds in vars(estimate.step).items()},
     }
 
 

@@ -21,8 +21,9 @@ from build_engines.gpus import gpu_named
 from build_engines.known_models import known_models
 from build_engines.model_shape import ModelShape
 from build_engines.parallel_sizes import ParallelSizes
+from build_engines.planner.candidates import Candidate
 from build_engines.planner.efficiencies import Efficiencies
-from build_engines.planner.footprint import footprint_of
+from build_engines.planner.footprint import Footprint, footprint_of
 from build_engines.planner.model_costs import ModelCosts
 from build_engines.planner.steady_state import Limits, Workload, at_rate, saturated
 from build_engines.planner.step_time import Engine, StepLoad, step_time
@@ -72,6 +73,12 @@ def scored() -> tuple[Measurement, ...]:
     return tuple(one for one in measurements() if _is_scored(one))
 
 
+def candidate_of(one: Measurement) -> Candidate:
+    """What was measured, as the planner would try it."""
+    engine = _engine(one)
+    return Candidate(engine, _footprint(engine, _kv_fraction(one)), 1)
+
+
 def predicted(one: Measurement, eff: Efficiencies) -> float | None:
     """What the roofline says, in the unit of the measurement; None: it says that the load cannot be kept up with."""
     assert one.isl is not None
@@ -79,7 +86,7 @@ def predicted(one: Measurement, eff: Efficiencies) -> float | None:
     engine, workload = _engine(one), Workload(int(one.isl), int(one.osl or 1))
     match one.metric, one.load:
         case "output_throughput_total" | "output_throughput_per_gpu", {"saturated": True}:
-            estimate = saturated(engine, eff, workload, _limits(one))
+            estimate = saturated(engine, eff, workload, limits_of(one))
             if estimate is None:
                 return None
             per = engine.layout.world_size if one.metric.endswith("per_gpu") else 1
@@ -90,7 +97,7 @@ def predicted(one: Measurement, eff: Efficiencies) -> float | None:
             load = StepLoad(prompt_tokens=workload.isl, prompt_length=workload.isl)
             return 1000 * step_time(engine, eff, load).total_s
         case "ttft_mean" | "itl_mean", {"rate": rate}:
-            estimate = at_rate(engine, eff, workload, _limits(one), float(rate))
+            estimate = at_rate(engine, eff, workload, limits_of(one), float(rate))
             if estimate is None:
                 return None
             return estimate.ttft_ms if one.metric == "ttft_mean" else estimate.tpot_ms
@@ -111,9 +118,13 @@ class Errors(NamedTuple):
 
 def log_errors(rows: Iterable[Measurement], eff: Efficiencies) -> dict[str, list[float]]:
     """By cell: log(predicted / measured)."""
+    return errors_by_cell((one, predicted(one, eff)) for one in rows)
+
+
+def errors_by_cell(pairs: Iterable[tuple[Measurement, float | None]]) -> dict[str, list[float]]:
+    """The same of any predictions; None: there is none."""
     found = defaultdict(list)
-    for one in rows:
-        value = predicted(one, eff)
+    for one, value in pairs:
         if value is not None:
             found[one.cell].append(math.log(value / one.value))
     return dict(found)
@@ -151,18 +162,23 @@ def _cached_engine(model: str, gpu: str, tp_size: int, pp_size: int, weight_form
     return Engine(ModelCosts.of(_model(model)), formats, kv_format, ParallelSizes(tp_size, pp_size), gpu_named(gpu))
 
 
-def _limits(one: Measurement) -> Limits:
-    """NVIDIA's tables were made with 0.95 of the free memory since 0.17, with 0.90 before."""
-    fraction = 0.90 if one.group in {"trtllm-v0.13-maxtput", "trtllm-v0.14-serving"} else 0.95
+def limits_of(one: Measurement) -> Limits:
+    """What our footprint leaves room for."""
+    kv_tokens = _footprint(_engine(one), _kv_fraction(one)).kv_tokens
     # A figure was published, so something fitted.
-    return Limits(kv_tokens=max(_kv_tokens(_engine(one), fraction), int((one.isl or 0) + (one.osl or 0))))
+    return Limits(kv_tokens=max(kv_tokens, int((one.isl or 0) + (one.osl or 0))))
+
+
+def _kv_fraction(one: Measurement) -> float:
+    """NVIDIA's tables were made with 0.95 of the free memory since 0.17, with 0.90 before."""
+    return 0.90 if one.group in {"trtllm-v0.13-maxtput", "trtllm-v0.14-serving"} else 0.95
 
 
 @cache
-def _kv_tokens(engine: Engine, fraction: float) -> int:
+def _footprint(engine: Engine, kv_fraction: float) -> Footprint:
     return footprint_of(
-        engine.costs.model, engine.formats, engine.kv_format, engine.layout, engine.gpu, kv_fraction=fraction
-    ).kv_tokens
+        engine.costs.model, engine.formats, engine.kv_format, engine.layout, engine.gpu, kv_fraction=kv_fraction
+    )
 
 
 def _static_batch(engine: Engine, eff: Efficiencies, workload: Workload, batch: int) -> float:

@@ -44,12 +44,12 @@ class Estimate:
     tpot_ms: float
     output_tokens_per_s: float
     batch_size: float  # sequences that run at once
-    step: StepTime  # of a typical step: what binds
+    step: StepTime | None  # of a typical step: what binds; None: the estimator does not say
 
     @property
     def bound_by(self) -> str:
         """What most of a step waits for."""
-        return self.step.bound_by
+        return self.step.bound_by if self.step else "(not said)"
 
 
 def at_concurrency(
