@@ -78,6 +78,6 @@ def _number(figure: Figure, value: float) -> str:
         case "perplexity_ratio":
             return f"{value:.4f}"
         case "kl":
-            return f"{value:.5f}"
+            return f"{value:.1e}"
         case _:
             return f"{100 * value:.1f} %"
