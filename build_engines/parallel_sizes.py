@@ -130,6 +130,11 @@ class ParallelSizes:
         return self.dense_tp_size == 1 or self.embedding == "vocab"
 
 
+def can_divide(model: ModelShape, sizes: ParallelSizes) -> bool:
+    """Whether `check_sizes` would let them pass, all of them being at least 1."""
+    return next(_problems(model, sizes), None) is None
+
+
 def check_sizes(model: ModelShape, sizes: ParallelSizes) -> None:
     """Refuse sizes into which the model cannot be divided.
 
@@ -143,16 +148,13 @@ def check_sizes(model: ModelShape, sizes: ParallelSizes) -> None:
     problem = next(_problems(model, sizes), None)
     if problem is not None:
         name, what = problem
-        fitting = [size for size in range(1, _MOST_RANKS + 1) if _is_legal(model, sizes, {name: size})]
+        changes: list[dict[str, Any]] = [{name: size} for size in range(1, _MOST_RANKS + 1)]
+        fitting = [change[name] for change in changes if can_divide(model, replace(sizes, **change))]
         way_out = f"{name} may be {_listing(fitting)}" if fitting else f"no {name} up to {_MOST_RANKS} would do"
         raise SpecError(f"{what}; {way_out}", field=name, value=getattr(sizes, name))
 
 
 _MOST_RANKS = 64  # as far as other sizes are tried
-
-
-def _is_legal(model: ModelShape, sizes: ParallelSizes, change: dict[str, Any]) -> bool:
-    return next(_problems(model, replace(sizes, **change)), None) is None
 
 
 def _listing(sizes: list[int]) -> str:

@@ -4,6 +4,7 @@
 import math
 import time
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from build_engines.model_shape import (
     LayerShape,
     ModelShape,
 )
-from build_engines.parallel_sizes import ParallelSizes
+from build_engines.parallel_sizes import EmbeddingSharding, ParallelSizes, can_divide
 from build_engines.shard_coverage import Copies, check_coverage
 from build_engines.sharding import ShardPlan, plan_shards
 from build_engines.tensor_pieces import Cut, Piece
@@ -78,32 +79,22 @@ def models(draw: st.DrawFn) -> ModelShape:
     )  # fmt: skip
 
 
-sizes = st.builds(
-    ParallelSizes,
-    st.sampled_from([1, 2, 3, 4]),
-    st.integers(1, 3),
-    st.sampled_from([1, 1, 2, 4]),
-    st.sampled_from([1, 1, 2]),
-    st.booleans(),
-    st.sampled_from(["none", "vocab", "hidden"]),
-)
+EMBEDDINGS: list[EmbeddingSharding] = ["none", "vocab", "hidden"]
+SIZES = [
+    ParallelSizes(*each) for each in product((1, 2, 3, 4, 8), (1, 2, 3), (1, 2, 4), (1, 2), (False, True), EMBEDDINGS)
+]
 
 
-def plan_of(model: ModelShape, of: ParallelSizes) -> ShardPlan:
-    try:
-        return plan_shards(
-            model, tp_size=of.tp_size, pp_size=of.pp_size, ep_size=of.ep_size, cp_size=of.cp_size,
-            is_attention_dp=of.is_attention_dp, embedding=of.embedding,
-        )  # fmt: skip
-    except SpecError:
-        assume(False)
-        raise
+@st.composite
+def plans(draw: st.DrawFn) -> ShardPlan:
+    model = draw(models())
+    return ShardPlan(model, draw(st.sampled_from([each for each in SIZES if can_divide(model, each)])))
 
 
 @settings(max_examples=50, deadline=None)
-@given(models(), sizes)
-def test_ranks_together_hold_every_number(model: ModelShape, of: ParallelSizes) -> None:
-    plan = plan_of(model, of)
+@given(plans())
+def test_ranks_together_hold_every_number(plan: ShardPlan) -> None:
+    model, of = plan.model, plan.sizes
     copies = check_coverage(plan)
     repeated = sum((each.times - 1) * math.prod(end - start for start, end in each.box) for each in copies)
     padding = sum(math.prod([piece.padding, *piece.weight.shape[1:]])
@@ -123,9 +114,8 @@ def test_published_models_can_be_divided(name: str) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(models(), sizes, st.sampled_from(["bf16", "int8_weight_only", "smoothquant", "fp8", "fp8_rowwise"]))
-def test_counting_by_kind_equals_counting_every_piece(model: ModelShape, of: ParallelSizes, name: str) -> None:
-    plan = plan_of(model, of)
+@given(plans(), st.sampled_from(["bf16", "int8_weight_only", "smoothquant", "fp8", "fp8_rowwise"]))
+def test_counting_by_kind_equals_counting_every_piece(plan: ShardPlan, name: str) -> None:
     formats = FormatPlan(WEIGHT_FORMATS[name], head=WEIGHT_FORMATS["int8_weight_only"])
     for rank, counted in enumerate(plan.bytes_per_rank(formats)):
         pieces = list(plan.pieces(rank))
@@ -134,10 +124,10 @@ def test_counting_by_kind_equals_counting_every_piece(model: ModelShape, of: Par
 
 
 @settings(max_examples=40, deadline=None)
-@given(models(), sizes)
-def test_each_rank_has_the_kv_heads_of_its_query_heads(model: ModelShape, of: ParallelSizes) -> None:
+@given(plans())
+def test_each_rank_has_the_kv_heads_of_its_query_heads(plan: ShardPlan) -> None:
+    model, of = plan.model, plan.sizes
     assume(isinstance(model.attention, GroupedAttention))
-    plan = plan_of(model, of)
     group = model.attention.num_heads // model.num_kv_heads
     for rank in range(of.world_size):
         heads: dict[str, list[int]] = {"query": [], "key": [], "value": []}
