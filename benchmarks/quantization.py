@@ -6,6 +6,7 @@ writes `docs/quantization.md` from the result. Speed is measured in rounds, each
 the machine does falls on all alike; a ratio is of one round.
 """
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -34,9 +35,18 @@ def main(
     checkpoint: Annotated[Path, typer.Option(help="That they were built from.")] = _DEMO / "target",
     tasks: Annotated[Path, typer.Option(help="What they are asked.")] = _DEMO / "tasks.jsonl",
     rounds: Annotated[int, typer.Option(min=1, help="Of the measurement of speed.")] = 7,
+    result: Annotated[
+        Path | None, typer.Option(help="Measure only speed, and put it into this result of the same releases.")
+    ] = None,
 ) -> None:
     """Evaluate each release against the first one, and the first one's KV cache in int8 against fp16."""
     console, items = Console(stderr=True), load_items(tasks)
+    prompts = [item.prompt for item in items if item.kind is Kind.OPEN]
+    if result is not None:
+        document = json.loads(result.read_text(encoding="utf-8"))
+        document |= _speeds(releases, prompts, rounds)
+        result.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        return
     base = releases[0]
     rows = []
     for release in releases:
@@ -45,20 +55,16 @@ def main(
     console.print(f"{base.name}: KV cache")
     kv_cache = _quality(base, base, items, tasks, ("u8", "f16"))
     console.print("speed")
-    speeds = _speeds(releases, [item.prompt for item in items if item.kind is Kind.OPEN], rounds)
-    for row, speed in zip(rows, speeds, strict=True):
-        row["speed"] = speed
-    result: dict[str, object] = {
+    document = {
         "benchmark": "quantization",
         "environment": environment(),
         "tasks_sha256": hash_items(tasks),
         "num_items": len(items),
-        "rounds": rounds,
-        "output_tokens": _NUM_TOKENS,
         "releases": rows,
         "kv_cache": kv_cache,
+        **_speeds(releases, prompts, rounds),
     }
-    typer.echo(str(write_result("quantization_demo_cpu", result)))
+    typer.echo(str(write_result("quantization_demo_cpu", document)))
 
 
 def _row(release: Path, base: Path, items: list[Item], tasks: Path, checkpoint: Path) -> dict[str, object]:
@@ -97,8 +103,9 @@ def _limits(side: Contestant) -> QualitySpec:
     return QualitySpec.model_validate(side.manifest.recipe.get("quality", {}))
 
 
-def _speeds(releases: list[Path], prompts: list[str], rounds: int) -> list[dict[str, object]]:
-    sides = [load_contestant(release) for release in releases]
+def _speeds(releases: list[Path], prompts: list[str], rounds: int) -> dict[str, object]:
+    """With what it takes to judge them: a machine may be quieter now than it was for the rest."""
+    where, sides = environment(), [load_contestant(release) for release in releases]
     ids = [[side.prompt_ids(prompt) for prompt in prompts] for side in sides]
     engines = [create_engine(side.spec) for side in sides]
     found: list[dict[str, object]] = [{} for _ in sides]
@@ -117,7 +124,7 @@ def _speeds(releases: list[Path], prompts: list[str], rounds: int) -> list[dict[
             }
     for engine in engines:
         engine.close()
-    return found
+    return {"speed": {"environment": where, "rounds": rounds, "output_tokens": _NUM_TOKENS, "releases": found}}
 
 
 def _tokens_per_s(engine: Engine, prompts: list[list[int]]) -> float:

@@ -54,7 +54,8 @@ _STORIES = [
 _KV_CACHE = [
     _text(
         """Answers come from the engine with its paged cache. Perplexity and KL divergence are of plain
-        inference, 16 tokens at a time, whose cache is quantized in a similar way and not the same."""
+        inference, 16 tokens at a time, whose cache is quantized in a similar way and not the same; texts of 16
+        tokens and fewer say nothing about it."""
     )
 ]
 
@@ -122,19 +123,22 @@ def _accuracy(rows: list[Document]) -> Iterator[str]:
 
 
 def _speeds(result: Document) -> Iterator[str]:
-    rows = result["releases"]
+    names, speed = [row["name"] for row in result["releases"]], result["speed"]
     yield _table(
         ["recipe", "1 request", "16 requests"],
-        ([f"`{row['name']}`", *(_speed(row["speed"][count]["ratio"]) for count in ("1", "16"))] for row in rows),
+        (
+            [f"`{name}`", *(_speed(found[count]["ratio"]) for count in ("1", "16"))]
+            for name, found in zip(names, speed["releases"], strict=True)
+        ),
     )
-    plain = [rows[0]["speed"][count]["tokens_per_s"]["median"] for count in ("1", "16")]
+    plain = [speed["releases"][0][count]["tokens_per_s"]["median"] for count in ("1", "16")]
+    where = speed["environment"]
     yield _text(
-        f"""Output tokens/s over those of `{rows[0]["name"]}` ({plain[0]:,.0f} and {plain[1]:,.0f}), in the
-        engine's own process without a server, {result["output_tokens"]} tokens a request,
-        {result["rounds"]} rounds in which each was measured once, medians with the 90 % interval. The
-        machine was shared: load {result["environment"]["load_1min"]:.1f} on
-        {result["environment"]["num_cpus"]} cores. A model of 5M parameters fits into the processor's cache,
-        so what fewer bits save in memory traffic shows little here."""
+        f"""Output tokens/s over those of `{names[0]}` ({plain[0]:,.0f} and {plain[1]:,.0f}), in the engine's own
+        process without a server, {speed["output_tokens"]} tokens a request, {speed["rounds"]} rounds in which
+        each was measured once, medians with the 90 % interval. {where["date"][:10]}; the machine was shared:
+        load {where["load_1min"]:.1f} on {where["num_cpus"]} cores before it began. A model of 5M parameters
+        fits into the processor's cache, so what fewer bits save in memory traffic shows little here."""
     )
 
 
@@ -163,7 +167,7 @@ def _worst(rows: Iterable[Document]) -> Iterator[str]:
 
 
 def _value(figure: Document) -> str:
-    number = {"perplexity_ratio": "{:.4f}", "kl": "{:.5f}"}.get(figure["metric"], "{:.1%}")
+    number = {"perplexity_ratio": "{:.4f}", "kl": "{:.1e}"}.get(figure["metric"], "{:.1%}")
     ends = figure["interval"]
     shown = number.format(figure["value"])
     return shown if ends is None else f"{shown} ({number.format(ends[0])} to {number.format(ends[1])})"

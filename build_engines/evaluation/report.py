@@ -1,20 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """An evaluation as tables for people: what decides, then every group."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
 from build_engines.evaluation.evaluation import Evaluation
 from build_engines.evaluation.verdict import METRICS, Figure
 
+_PARTS = {
+    "Texts, by group": ("perplexity_ratio", "kl"),
+    "Answers, by group": ("agreement", "exact_match", "accuracy_drop"),
+}
+_SHORT = {
+    "perplexity_ratio": "ratio",
+    "kl": "KL",
+    "agreement": "agreed",
+    "exact_match": "same answers",
+    "accuracy_drop": "lost",
+}
 _VERDICTS = {True: "passed", False: "FAILED", None: "not judged"}
 
 
 def tables(evaluation: Evaluation) -> Iterator[Table]:
-    """The worst group of each figure, and all groups."""
+    """The worst group of each figure; then all groups, texts and answers apart."""
     yield _worst(evaluation)
-    yield _groups(evaluation)
+    yield from (_groups(evaluation, title, metrics) for title, metrics in _PARTS.items())
 
 
 def _worst(evaluation: Evaluation) -> Table:
@@ -25,7 +36,7 @@ def _worst(evaluation: Evaluation) -> Table:
         table.add_column(column)
     for figure in evaluation.worst.values():
         verdict = _VERDICTS[figure.passed] + (", not certain" if figure.is_certain is False else "")
-        limit = "" if figure.limit is None else f"{figure.limit:g}"
+        limit = "" if figure.limit is None else _number(figure, figure.limit)
         table.add_row(
             METRICS[figure.metric].title,
             f"{figure.task}, {figure.group}",
@@ -37,27 +48,36 @@ def _worst(evaluation: Evaluation) -> Table:
     return table
 
 
-def _groups(evaluation: Evaluation) -> Table:
-    table = Table(title="All groups; an interval is of 95 %", title_justify="left")
-    for column in ("task", "group", "items", "perplexity", "KL", "tokens agreed", "same answers", "accuracy"):
-        table.add_column(column)
+def _groups(evaluation: Evaluation, title: str, metrics: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in ("task", "group", "items"):
+        table.add_column(column, no_wrap=True)
     rows: dict[tuple[str, str], dict[str, Figure]] = {}
     for figure in evaluation.figures:
-        rows.setdefault((figure.task, figure.group), {})[figure.metric] = figure
+        if figure.metric in metrics:
+            rows.setdefault((figure.task, figure.group), {})[figure.metric] = figure
+    for metric in metrics:
+        sides = METRICS[metric].compares
+        if sides is not None:
+            table.add_column(f"{sides}, base", no_wrap=True)
+            table.add_column("release", no_wrap=True)
+        table.add_column(_SHORT[metric])
     for (task, group), figures in rows.items():
-        count = max(figure.num_items for figure in figures.values())
-        cells = [_cell(figures.get(metric)) for metric in METRICS]  # in the order of the columns
-        table.add_row(task, group, str(count), *cells)
+        cells = [cell for metric in metrics for cell in _cells(figures.get(metric), metric)]
+        table.add_row(task, group, str(max(figure.num_items for figure in figures.values())), *cells)
     return table
 
 
-def _cell(figure: Figure | None) -> str:
+def _cells(figure: Figure | None, metric: str) -> Iterator[str]:
+    """Of a comparison first both sides."""
+    if METRICS[metric].compares is not None:
+        for side in (figure.baseline, figure.candidate) if figure is not None else (None, None):
+            yield "" if figure is None or side is None else _number(figure, side)
     if figure is None:
-        return ""
-    failed = " FAILED" if figure.passed is False else ""
-    if figure.candidate is not None and figure.baseline is not None:
-        return f"{_number(figure, figure.baseline)} → {_number(figure, figure.candidate)}{failed}"
-    return f"{shown(figure)} {interval(figure)}{failed}"
+        yield ""
+        return
+    between = f" ({interval(figure)})" if figure.interval else ""
+    yield f"{shown(figure)}{between}{' FAILED' if figure.passed is False else ''}"
 
 
 def shown(figure: Figure) -> str:
@@ -78,6 +98,6 @@ def _number(figure: Figure, value: float) -> str:
         case "perplexity_ratio":
             return f"{value:.4f}"
         case "kl":
-            return f"{value:.5f}"
+            return f"{value:.1e}"
         case _:
             return f"{100 * value:.1f} %"
