@@ -33,6 +33,7 @@ COMMANDS = {
         "build_engines.planner.plan_command", "plan", "Say what a model needs and how fast it will be on which GPUs"
     ),
     "doctor": Command("serving.server.doctor_command", "doctor", "Check that a built release can be served here"),
+    "build": Command("build_engines.build_command", "build", "Build a release from a checkpoint and a recipe"),
     "pull": Command("build_engines.pull_command", "pull", "Copy a built release to a local disk, whole or not at all"),
     "import": Command(
         "build_engines.migration.command",
