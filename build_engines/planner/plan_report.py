@@ -126,11 +126,9 @@ def _notes(plan: Plan, num_shown: int) -> Iterator[str]:
     if best.candidate.engine.formats.linear.is_quantized:
         yield f"{best.candidate.engine.formats.linear.name} is not free of loss: `trireme evaluate` says what it costs."
     if best.is_capped_by_serving:
-        yield (
-            "The serving host binds before the GPUs: "
-            f"{plan.question.serving.responses_per_s:,.0f} responses/s a replica were measured on two cores; the engines "
-            f"make {best.engine_output_tokens_per_s:,.0f} tokens/s. Measure yours: --serving-responses-per-s."
-        )
+        limit = f"{plan.question.serving.responses_per_s:,.0f} responses/s a replica, measured on two cores"
+        made = f"the engines make {best.engine_output_tokens_per_s:,.0f} tokens/s"
+        yield f"The serving host binds before the GPUs ({limit}; {made}). Measure yours: --serving-responses-per-s."
     unmeasured = sorted({name for option in plan.options[:num_shown] for name in option.unmeasured})
     if unmeasured:
         yield f"Wider in `within`, for no published measurement was fitted for: {', '.join(unmeasured)}."
