@@ -58,8 +58,9 @@ planner-fit: ## Fit the planner's constants to the published measurements again,
 	@$(SETUP) --only build-cpu
 	.tools/build-cpu/bin/python -m benchmarks.planner_fit
 
-docs: setup ## Write the conformance table again and check every link between the documents
+docs: setup ## Write the tables of the documents again and check every link between the documents
 	$(RUN) serving.contract_table
+	$(RUN) build_engines.support_table
 	$(RUN) scripts.check_links
 
 demo-model: ## Train, export and evaluate the demo model anew, in .tools/build-cpu

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from build_engines.build_job import Tools
 from build_engines.build_progress import duration
+from build_engines.prove.build_step import longest_sequence
 from build_engines.prove.gpu_machine import NoGpuError, gpu_row, read_proof_machine
 from build_engines.prove.proof import Proof, proof_text, write_proof
 from build_engines.prove.proof_model import DEFAULT, REPOSITORY, describe_model, find_checkpoint
@@ -68,11 +69,10 @@ def prove(
         raise typer.Exit(EXIT_NO_GPU) from exc
     row = gpu_row(gpu, machine)
     checkpoint = find_checkpoint(model)
-    if isl + osl > checkpoint.shape.max_position_embeddings:
-        longest = checkpoint.shape.max_position_embeddings
-        raise SpecError(
-            f"isl + osl is {isl + osl} tokens, and the model reaches to {longest}; shorten one", field="isl"
-        )
+    longest = longest_sequence(checkpoint)
+    if isl + osl > longest:
+        text = f"isl + osl is {isl + osl} tokens, and the engine reaches to {longest}; shorten one"
+        raise SpecError(text, field="isl", value=isl, max=longest - osl)
     out.mkdir(parents=True, exist_ok=True)  # before an hour is spent
     proof = Proof(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
