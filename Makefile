@@ -29,6 +29,7 @@ triton-test: setup ## Only the tests on the real Triton
 	$(RUN) pytest -m "triton and not soak and not gpu" $(ARGS)
 
 soak: setup bench-tools ## The full counts of the long checks; most of an hour
+	@$(SETUP) --only build-cpu
 	$(RUN) pytest -m soak --timeout 7200 $(ARGS)
 
 lint: setup ## ruff and mypy strict over everything
@@ -61,6 +62,7 @@ planner-fit: ## Fit the planner's constants to the published measurements again,
 docs: setup ## Write the tables of the documents again and check every link between the documents
 	$(RUN) serving.contract_table
 	$(RUN) build_engines.support_table
+	$(RUN) benchmarks.quantization_page
 	$(RUN) scripts.check_links
 
 demo-model: ## Train, export and evaluate the demo model anew, in .tools/build-cpu

@@ -35,8 +35,9 @@ class BuildProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self._live.stop()
+        if self._console.is_terminal:
+            with contextlib.suppress(BrokenPipeError):
+                self._live.stop()
 
     def tell(self, text: str) -> None:
         """A line."""

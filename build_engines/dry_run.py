@@ -35,10 +35,12 @@ def plan_document(job: BuildJob, plan: BuildPlan, out: Path) -> dict[str, JsonVa
 def _stage_document(stage: Stage) -> dict[str, JsonValue]:
     estimate = stage.estimate
     argv: list[JsonValue] | None = list(stage.work.argv) if isinstance(stage.work, Command) else None
+    env: dict[str, JsonValue] = dict(stage.work.env) if isinstance(stage.work, Command) else {}
     return {
         "name": stage.name,
         "title": stage.title,
         "argv": argv,
+        "env": env,
         "estimate": {
             "disk_bytes": estimate.disk_bytes,
             "host_bytes": estimate.host_bytes,
@@ -58,7 +60,7 @@ def plan_text(job: BuildJob, plan: BuildPlan, out: Path) -> str:
     for number, stage in enumerate(plan.stages, 1):
         lines += ["", f"[{number}/{total}] {stage.name}: {stage.title}"]
         if isinstance(stage.work, Command):
-            lines += [f"  {shlex.join(stage.work.argv)}", f"  mv {stage.name}.partial {stage.name}"]
+            lines += [f"  {_typed(stage.work)}", f"  mv {stage.name}.partial {stage.name}"]
         if text := estimate_text(stage.estimate):
             lines.append(f"  # estimated: {text}")
     whole = [stage.estimate for stage in plan.stages]
@@ -70,6 +72,12 @@ def plan_text(job: BuildJob, plan: BuildPlan, out: Path) -> str:
     )
     lines += ["", f"altogether, estimated from bytes and assumed rates: {estimate_text(summary)}"]
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
+
+
+def _typed(command: Command) -> str:
+    """As a shell takes it, with what is set for it alone."""
+    settings = [f"{name}={shlex.quote(value)}" for name, value in command.env.items()]
+    return " ".join([*settings, shlex.join(command.argv)])
 
 
 def estimate_text(estimate: Estimate) -> str:

@@ -179,6 +179,14 @@ def _limits(recipe: TensorRtRecipe) -> Findings:
             "false with speculation: trtllm-build refuses max_draft_len > 0 then",
             "leave out one of the two",
         )
+    most = recipe.max_seq_len * recipe.max_batch_size
+    if recipe.max_num_tokens > most:
+        yield finding(
+            "max_num_tokens",
+            recipe.max_num_tokens,
+            f"at most max_seq_len * max_batch_size ({most}), to which trtllm-build would lower it",
+            "lower it",
+        )
     if recipe.speculation is not None and recipe.max_num_tokens <= max_draft_len(recipe):
         yield finding(
             "max_num_tokens",

@@ -15,6 +15,7 @@ from ensemble_configs.file_hashes import HashMemory, hash_file
 from ensemble_configs.finding import Finding
 from ensemble_configs.machine import Machine
 from ensemble_configs.memory_need import check_memory
+from ensemble_configs.promotion import check_evaluation
 from ensemble_configs.release_manifest import BINDING_PACKAGES, ReleaseManifest, address, compare_files, load_manifest
 from ensemble_configs.release_signature import check_signature
 
@@ -44,6 +45,7 @@ def check_release(
     return [
         *compare_files(folder, manifest, memory=memory),
         *_check_signature(folder, deployment),
+        *check_evaluation(manifest),
         *_check_versions(manifest, machine),
         *_check_gpus(manifest, machine, nodes),
         *_check_deployment(manifest, deployment),

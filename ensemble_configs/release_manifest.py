@@ -26,6 +26,7 @@ from ensemble_configs.finding import Finding, refuse
 from ensemble_configs.release_parts import (
     Bytes,
     DraftModel,
+    EvaluationBase,
     EvaluationResult,
     ModelIdentity,
     Override,
@@ -80,6 +81,7 @@ class ReleaseManifest(Spec):
     vocab_size: Positive = Field(description="rows of the embedding, padding included")
     draft: DraftModel | None = None
     evaluation: tuple[EvaluationResult, ...] = ()
+    evaluated_against: EvaluationBase | None = None
     override: Override | None = None
     files: dict[ReleasePath, ReleaseFile] = Field(default={}, description="all of the content but the manifest")
 

@@ -63,6 +63,14 @@ class EvaluationResult(Spec):
     passed: bool | None = Field(default=None, description="none: no threshold in the recipe")
 
 
+class EvaluationBase(Spec):
+    """What a release was evaluated against."""
+
+    name: str
+    address: Sha256 | None = Field(default=None, description="of the base; none: it was no release")
+    tasks_sha256: Sha256 = Field(description="of the file with what was asked")
+
+
 class Override(Spec):
     """Somebody promotes a release that the quality gate refused."""
 

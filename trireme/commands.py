@@ -43,6 +43,9 @@ COMMANDS = {
         "import_repository",
         "Turn an inflight_batcher_llm repository into a deployment",
     ),
+    "evaluate": Command(
+        "build_engines.evaluation.command", "evaluate_release", "Compare a release with the one that it was made from"
+    ),
     "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
 }
 

@@ -113,6 +113,7 @@ TABLE: list[tuple[str, dict[str, Any], str, str]] = [
         "max_num_tokens",
         "at least max_input_len (4096)",
     ),
+    ("tensorrt", {"max_batch_size": 1, "max_num_tokens": 16384}, "max_num_tokens", "max_batch_size (8192)"),
     # sizes
     ("tensorrt", {"tp_size": 3}, "tp_size", "num_attention_heads"),
     ("tensorrt", {"pp_size": 64}, "pp_size", "more than the model's 32 layers"),

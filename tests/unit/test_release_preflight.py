@@ -28,7 +28,7 @@ from ensemble_configs.machine import Gpu, Machine
 from ensemble_configs.memory_need import memory_need_bytes
 from ensemble_configs.preflight import check_release, highest_token_id
 from ensemble_configs.release_manifest import address, load_manifest, seal
-from ensemble_configs.release_parts import DraftModel, ModelIdentity, ReleaseLimits
+from ensemble_configs.release_parts import DraftModel, EvaluationResult, ModelIdentity, Override, ReleaseLimits
 
 GIB = 1 << 30
 H200 = Gpu(name="NVIDIA H200", sm=90, memory_bytes=141 * GIB, free_bytes=140 * GIB)
@@ -381,3 +381,26 @@ def test_an_engine_outside_of_the_release_is_refused(tmp_path: Path) -> None:
     path.write_text("name: x\nrelease_dir: /one\nengine: {provider: openvino, dir: /two}\n")
     with pytest.raises(SpecError, match=r"engine.dir must be the folder engine of release_dir; leave it out"):
         load_deployment(path)
+
+
+def evaluated(release: Path, *passed: bool | None, override: Override | None = None) -> None:
+    results = tuple(
+        EvaluationResult(task="facts", group=f"group {number}", metric="accuracy_drop", value=0.25, passed=one)
+        for number, one in enumerate(passed)
+    )
+    seal(release, load_manifest(release).model_copy(update={"evaluation": results, "override": override}))
+
+
+def test_a_release_that_failed_its_evaluation_is_refused(demo: Path) -> None:
+    evaluated(demo, True, None, False, False)
+    (finding,) = check_release(demo, machine=machine())
+    assert finding.check == "evaluation"
+    assert finding.found == "accuracy_drop of 0.25 in facts, group 2 and 1 more"
+    assert "--override" in finding.next_step
+
+
+def test_a_release_that_passed_or_was_overridden_is_not_refused(demo: Path) -> None:
+    evaluated(demo, True, None)
+    assert check_release(demo, machine=machine()) == []
+    evaluated(demo, False, override=Override(reason="a trial", who="A. Person"))
+    assert check_release(demo, machine=machine()) == []
