@@ -65,8 +65,9 @@ aisimulate: ## Install AISimulate, NVIDIA's planner, the second estimator of tri
 planner-estimators: setup aisimulate ## Compare the planner's two estimators on the published measurements; some minutes
 	$(RUN) benchmarks.planner_estimators
 
-docs: setup ## Write the conformance table and the page on quantization again, and check every link between the documents
+docs: setup ## Write the tables of the documents again and check every link between the documents
 	$(RUN) serving.contract_table
+	$(RUN) build_engines.support_table
 	$(RUN) benchmarks.quantization_page
 	$(RUN) scripts.check_links
 

@@ -46,6 +46,7 @@ class Gpu(Spec):
     nvlink_domain: Positive
     pcie_gbs: PositiveFloat
     is_verified: bool
+    driver_names: tuple[str, ...] = ()
 
     @property
     def memory_bytes(self) -> int:
@@ -76,3 +77,22 @@ def gpu_named(name: str) -> Gpu:
         if wanted in {gpu.name, gpu.title.lower()}:
             return gpu
     raise SpecError(f"gpu {name!r} is not known here; there are {', '.join(gpus())}", field="gpu", value=name)
+
+
+def gpu_of_driver(name: str) -> Gpu:
+    """The GPU that `nvidia-smi` calls so.
+
+    Raises:
+        SpecError: no row has that name; it says what a row needs.
+    """
+    for gpu in gpus().values():
+        if name in gpu.driver_names:
+            return gpu
+    raise SpecError(
+        f"the driver calls this GPU {name!r}, and no row of build_engines/gpus.yaml has that among its driver_names; "
+        "add the name to the row of this GPU, or a new row with its datasheet's figures: name, title, sm, memory_gib, "
+        "bandwidth_gbs, tflops, nvlink_gbs, nvlink_domain, pcie_gbs, is_verified. Where a row is close enough, name it "
+        "with --gpu",
+        field="gpu",
+        value=name,
+    )

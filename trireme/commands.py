@@ -35,6 +35,9 @@ COMMANDS = {
     "doctor": Command("serving.server.doctor_command", "doctor", "Check that a built release can be served here"),
     "build": Command("build_engines.build_command", "build", "Build a release from a checkpoint and a recipe"),
     "pull": Command("build_engines.pull_command", "pull", "Copy a built release to a local disk, whole or not at all"),
+    "prove": Command(
+        "build_engines.prove.prove_command", "prove", "Try everything on this machine's GPU, and write what came of it"
+    ),
     "import": Command(
         "build_engines.migration.command",
         "import_repository",

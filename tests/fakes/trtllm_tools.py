@@ -29,8 +29,16 @@ behaviour.{run}(parser_of(FLAGS).parse_args())
 
 _NVIDIA_SMI = """\
 #!{python}
+import sys
+FACTS = {{
+    "name": {name!r}, "compute_cap": "9.0", "memory.total": "81559", "memory.free": "81000",
+    "driver_version": "590.44.01", "power.limit": "700.00", "clocks.max.sm": "1980", "ecc.mode.current": "Enabled",
+    "mig.mode.current": "[N/A]",
+}}
+query = next(word for word in sys.argv if word.startswith("--query-gpu="))
 for index in range({num_gpus}):
-    print(f"{{index}}, GPU-{{index}}, NVIDIA H100 80GB HBM3, 9.0, 81559, 81000")
+    facts = FACTS | {{"index": str(index), "uuid": f"GPU-{{index}}"}}
+    print(", ".join(facts[name] for name in query.partition("=")[2].split(",")))
 """
 
 
@@ -103,8 +111,8 @@ def parser_of(flags: dict[str, dict[str, Any]]) -> argparse.ArgumentParser:
     return parser
 
 
-def write_fake_tools(folder: Path, *, num_gpus: int = 4) -> FakeTools:
-    """Programs that can be called like upstream's, on a machine with GPUs (H100)."""
+def write_fake_tools(folder: Path, *, num_gpus: int = 4, gpu_name: str = "NVIDIA H100 80GB HBM3") -> FakeTools:
+    """Programs that can be called like upstream's, on a machine with GPUs of SM 90."""
     tools = FakeTools(folder / "bin", folder / "site", folder / "examples", folder / "modelopt")
     places = {
         "trtllm-build": tools.bin / "trtllm-build",
@@ -123,7 +131,7 @@ def write_fake_tools(folder: Path, *, num_gpus: int = 4) -> FakeTools:
         path.chmod(0o755)
     (tools.bin / "python3").symlink_to(sys.executable)
     nvidia_smi = tools.bin / "nvidia-smi"
-    nvidia_smi.write_text(_NVIDIA_SMI.format(python=sys.executable, num_gpus=num_gpus), encoding="utf-8")
+    nvidia_smi.write_text(_NVIDIA_SMI.format(python=sys.executable, num_gpus=num_gpus, name=gpu_name), encoding="utf-8")
     nvidia_smi.chmod(0o755)
     for name, version in (("tensorrt_llm", "1.2.1"), ("tensorrt", "10.14.1.48.post1")):
         metadata = tools.site / f"{name}-{version}.dist-info" / "METADATA"
