@@ -6,7 +6,7 @@ RUN = .venv/bin/python -m
 DEMO = ../../.tools/build-cpu/bin/python
 ADAPTERS = $(wildcard model_repository/*/1/model.py)
 
-.PHONY: help setup serve test unit triton-test soak lint format render bench bench-model bench-tools docs demo-model lock trtllm-facts clean
+.PHONY: help setup serve test unit triton-test soak lint format render bench bench-model bench-tools docs demo-model lock trtllm-facts planner-fit aisimulate planner-estimators clean
 
 help: ## List the tasks
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
@@ -28,7 +28,8 @@ triton-test: setup ## Only the tests on the real Triton
 	@$(SETUP) --only perf-analyzer
 	$(RUN) pytest -m "triton and not soak and not gpu" $(ARGS)
 
-soak: setup bench-tools ## The full counts of the long checks; most of an hour
+soak: setup bench-tools aisimulate ## The full counts of the long checks; most of an hour
+	@$(SETUP) --only build-cpu
 	$(RUN) pytest -m soak --timeout 7200 $(ARGS)
 
 lint: setup ## ruff and mypy strict over everything
@@ -54,8 +55,20 @@ bench-model: ## Build the 125M model of random weights that the benchmarks use; 
 	@$(SETUP) --only build-cpu
 	.tools/build-cpu/bin/python benchmarks/random_model/build.py $(ARGS)
 
-docs: setup ## Write the conformance table again and check every link between the documents
+planner-fit: ## Fit the planner's constants to the published measurements again, and state its errors; some minutes
+	@$(SETUP) --only build-cpu
+	.tools/build-cpu/bin/python -m benchmarks.planner_fit
+
+aisimulate: ## Install AISimulate, NVIDIA's planner, the second estimator of trireme plan (1.5 GB), in .tools
+	@$(SETUP) --only aisimulate
+
+planner-estimators: setup aisimulate ## Compare the planner's two estimators on the published measurements; some minutes
+	$(RUN) benchmarks.planner_estimators
+
+docs: setup ## Write the tables of the documents again and check every link between the documents
 	$(RUN) serving.contract_table
+	$(RUN) build_engines.support_table
+	$(RUN) benchmarks.quantization_page
 	$(RUN) scripts.check_links
 
 demo-model: ## Train, export and evaluate the demo model anew, in .tools/build-cpu

@@ -19,7 +19,7 @@ from rich.table import Table
 from benchmarks.disturbed_streams import Disturbance, Scene, disturb_engine, disturb_server
 from benchmarks.report import environment, median_with_interval, write_result
 from benchmarks.through_ensemble import ThroughEnsemble
-from benchmarks.workload import PromptMaker
+from clients.exact_prompts import PromptMaker
 from ensemble_configs.deployment import DeploymentSpec, load_deployment
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
 from serving.engines.providers import create_engine

@@ -21,7 +21,8 @@ from rich.table import Table
 
 from benchmarks.report import environment, median_with_interval, write_result
 from benchmarks.through_ensemble import ThroughEnsemble, with_responses
-from benchmarks.workload import Ask, PromptMaker, Run
+from benchmarks.workload import Ask, Run
+from clients.exact_prompts import PromptMaker
 from ensemble_configs.deployment import ResponseSpec, load_deployment
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
 from serving.tokenization import PromptTokenizer

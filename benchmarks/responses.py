@@ -16,7 +16,8 @@ from rich.table import Table
 
 from benchmarks.report import environment, median_with_interval, write_result
 from benchmarks.through_ensemble import ThroughEnsemble
-from benchmarks.workload import Ask, PromptMaker, Run
+from benchmarks.workload import Ask, Run
+from clients.exact_prompts import PromptMaker
 from ensemble_configs.deployment import DeploymentSpec, ResponseSpec, TokenizerSpec, TritonSpec, load_deployment
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT

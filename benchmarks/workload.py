@@ -1,39 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark run asks and finds. Prompts have an exact length in tokens and never come twice: no cache helps."""
+"""What a benchmark run asks and finds."""
 
 import itertools
-import random
 import statistics
 from collections.abc import Sequence
 
 import msgspec
 
 from clients.streaming import GenerateRequest
-from serving.tokenization import PromptTokenizer
-
-WORDS = (
-    "the",
-    "fox",
-    "ran",
-    "over",
-    "a",
-    "hill",
-    "and",
-    "saw",
-    "one",
-    "small",
-    "red",
-    "house",
-    "near",
-    "an",
-    "old",
-    "tree",
-    "while",
-    "it",
-    "was",
-    "still",
-    "dark",
-)
 
 
 def exact_stream(
@@ -87,24 +61,3 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             tokens_per_response=num_tokens / num_responses,
             client_cpu_us=1e6 * client_cpu_s / num_responses,
         )
-
-
-class PromptMaker:
-    """Seeded prompts of `input_tokens` tokens, special tokens included."""
-
-    def __init__(self, tokenizer: PromptTokenizer, *, input_tokens: int, seed: int) -> None:
-        self._tokenizer = tokenizer
-        self._input_tokens = input_tokens
-        self._rng = random.Random(seed)
-
-    def prompts(self, count: int) -> list[str]:
-        """New prompts."""
-        return [self._prompt() for _ in range(count)]
-
-    def _prompt(self) -> str:
-        while True:
-            words = self._rng.choices(WORDS, k=self._input_tokens)
-            while (extra := len(self._tokenizer.encode(" ".join(words))) - self._input_tokens) > 0:
-                del words[-max(1, extra // 4) :]  # a word has up to four tokens: none too many at a time
-            if extra == 0:
-                return " ".join(words)

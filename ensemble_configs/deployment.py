@@ -90,9 +90,19 @@ class BlsSpec(Spec):
 
 
 class ReleaseSpec(Spec):
-    """What may differ between two releases that one server holds: `<version>/release.json`."""
+    """What may differ between two releases that one server holds: `<version>/release.json` of the model repository.
+
+    With `release_dir`, a built release (`ensemble_configs.release_manifest`), `engine.dir` and `tokenizer.dir` need not
+    be named: they are its subfolders `engine` and `tokenizer`.
+    """
 
     release: Positive
+    release_dir: Path | None = Field(
+        default=None, description="a built release: its manifest is checked at every start, and must be there"
+    )
+    release_public_key: Path | None = Field(
+        default=None, description="PEM file with an Ed25519 key; the built release must be signed with it"
+    )
     tokenizer: TokenizerSpec
     engine: EngineSpec
     draft_engine: EngineSpec | None = Field(
@@ -100,6 +110,24 @@ class ReleaseSpec(Spec):
     )
     responses: ResponseSpec = ResponseSpec()
     bls: BlsSpec = BlsSpec()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_folders_of_release(cls, data: object) -> object:
+        if not isinstance(data, dict) or not isinstance(data.get("release_dir"), str | Path):
+            return data
+        folders = {
+            part: {"dir": Path(data["release_dir"]) / part} | (data.get(part) or {})
+            for part in ("engine", "tokenizer")
+            if isinstance(data.get(part), dict | None)
+        }
+        return data | folders
+
+    @model_validator(mode="after")
+    def _engine_is_of_release(self) -> "ReleaseSpec":
+        if self.release_dir is not None and getattr(self.engine, "dir", None) != self.release_dir / "engine":
+            raise ValueError("engine.dir must be the folder engine of release_dir; leave it out")
+        return self
 
 
 class DeploymentSpec(ReleaseSpec):

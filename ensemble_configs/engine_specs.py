@@ -161,6 +161,15 @@ class DraftTargetSpec(Spec):
     max_draft_len: Positive
 
 
+class PerfKnobsSpec(Spec):
+    """How a compiled engine runs its attention and its steps."""
+
+    is_multi_block: bool = Field(default=True, description="several blocks of the GPU work on one sequence's decode")
+    is_context_fmha_fp32_acc: bool = Field(default=False, description="prefill attention sums up in 32 bits")
+    is_cuda_graph: bool = Field(default=False, description="record the steps of decode, and replay them")
+    cuda_graph_cache_size: int = Field(default=0, ge=0, description="recorded steps to keep")
+
+
 class LoraSpec(Spec):
     """Low-rank adapters, chosen by request."""
 
@@ -227,6 +236,10 @@ class TensorRtEngineSpec(_TrtLlmSpec):
     is_gathering_context_logits: bool = Field(
         default=False, description="needed for return_context_logits, by an engine built with it"
     )
+    is_normalizing_log_probs: bool = Field(
+        default=False, description="divide log probabilities by the length; inflight_batcher_llm's default was on"
+    )
+    perf_knobs: PerfKnobsSpec = PerfKnobsSpec()
     speculation: Annotated[LookaheadSpec | MedusaSpec | EagleSpec, Field(discriminator="method")] | None = None
 
     @property

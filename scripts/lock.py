@@ -20,10 +20,14 @@ NO_PERF_ANALYZER = ["--excludes", "requirements/bench-excludes.txt"]
 # In this order: `dev` is held to the versions of `serving`.
 LOCKS: dict[str, list[str]] = {
     "serving": [*PROJECT, "--extra", "serving", *SERVING_NUMPY],
-    "dev": [*PROJECT, "--extra", "serving", "--extra", "dev", *SERVING_NUMPY, "-c", "requirements/serving.txt"],
+    "dev": [
+        *[*PROJECT, "--extra", "serving", "--extra", "plot", "--extra", "dev", *SERVING_NUMPY],
+        *["-c", "requirements/serving.txt"],
+    ],
     "bench": [*PROJECT, "--extra", "bench", *NO_PERF_ANALYZER],
     "genai-perf": ["requirements/genai-perf.in", *NO_PERF_ANALYZER],
     "perf-analyzer": ["requirements/perf-analyzer.in", "--no-deps"],
+    "aisimulate": ["requirements/aisimulate.in"],
     # torch is left out: scripts/cpu_torch.py installs it
     "build-cpu": [
         *[*PROJECT, "--extra", "build-cpu", "--excludes", "requirements/build-cpu-excludes.txt"],

@@ -199,6 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Show the drift; 1 where there is some."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--write", type=Path, help="folder for what was read")
+    parser.add_argument("--diff", type=Path, help="file for the drift, empty where there is none; written last")
     options = parser.parse_args(arguments)
     known = load_facts(FACTS)
     try:
@@ -212,6 +213,8 @@ def main(arguments: list[str] | None = None) -> int:
             text = json.dumps({"source_version": version, **facts}, indent=1)
             (options.write / f"{file}.json").write_text(text + "\n", encoding="utf-8")
     found = drift(known, dumped)
+    if options.diff:
+        options.diff.write_text(found, encoding="utf-8")
     print(found or f"tensorrt_llm {version} is as the facts say")
     return 1 if found else 0
 

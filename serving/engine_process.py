@@ -15,12 +15,14 @@ import threading
 import traceback
 from pathlib import Path
 
+from ensemble_configs.deployment import ReleaseSpec
 from ensemble_configs.errors import RequestError, ServerError, ServingError
 from ensemble_configs.release import load_release
 from serving.detokenization import TextDecoder
 from serving.engine_messages import Broken, Channel, ChannelClosed, Command
 from serving.engines.base import Engine, FinishReason, GenerationRequest, TokenChunk
 from serving.engines.providers import create_engine
+from serving.release_check import refuse_unfit_releases, releases_in_use
 from serving.speculating_engine import SpeculatingEngine
 from serving.stopping_engine import StoppingEngine
 from serving.switchboard import Switchboard
@@ -60,8 +62,8 @@ def close_engine(engine: Engine) -> None:
         _log.warning("the engine has not closed within %g s; its process ends without that", CLOSE_TIMEOUT_S)
 
 
-def _load(folder: Path) -> Engine:
-    release = load_release(folder)
+def _load(release: ReleaseSpec) -> Engine:
+    refuse_unfit_releases(release)
     engine = create_engine(release.engine)
     if release.draft_engine is not None:
         engine = SpeculatingEngine(engine, create_engine(release.draft_engine))
@@ -81,7 +83,9 @@ def main() -> None:
     guests = None if args.guests_fd is None else socket.socket(fileno=args.guests_fd)
     with contextlib.ExitStack() as ending:
         try:
-            engine = _load(args.release)
+            release = load_release(args.release)
+            ending.enter_context(releases_in_use(release))
+            engine = _load(release)
             ending.callback(close_engine, engine)
             switchboard = Switchboard(channel, guests, engine.info)
             ending.callback(switchboard.close)  # first: callers need not wait for the engine's end

@@ -29,6 +29,23 @@ class Command(NamedTuple):
 COMMANDS = {
     "serve": Command("serving.server.command", "serve", "Serve a deployment on Triton, and drain it when it stops"),
     "render": Command("ensemble_configs.command", "render", "Write the model repository of a deployment"),
+    "plan": Command(
+        "build_engines.planner.plan_command", "plan", "Say what a model needs and how fast it will be on which GPUs"
+    ),
+    "doctor": Command("serving.server.doctor_command", "doctor", "Check that a built release can be served here"),
+    "build": Command("build_engines.build_command", "build", "Build a release from a checkpoint and a recipe"),
+    "pull": Command("build_engines.pull_command", "pull", "Copy a built release to a local disk, whole or not at all"),
+    "prove": Command(
+        "build_engines.prove.prove_command", "prove", "Try everything on this machine's GPU, and write what came of it"
+    ),
+    "import": Command(
+        "build_engines.migration.command",
+        "import_repository",
+        "Turn an inflight_batcher_llm repository into a deployment",
+    ),
+    "evaluate": Command(
+        "build_engines.evaluation.command", "evaluate_release", "Compare a release with the one that it was made from"
+    ),
     "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
 }
 

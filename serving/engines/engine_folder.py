@@ -28,6 +28,8 @@ class _Checkpoint(msgspec.Struct):
 
 class _Plugins(msgspec.Struct):
     tokens_per_block: int = 32
+    remove_input_padding: bool | None = True
+    context_fmha: bool | None = True
 
 
 class _Build(msgspec.Struct):
@@ -38,6 +40,15 @@ class _Build(msgspec.Struct):
     max_beam_width: int = 1
     gather_context_logits: bool = False
     plugin_config: _Plugins = msgspec.field(default_factory=_Plugins)
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens; with packed input and context FMHA, which are its defaults, the runtime does not read max_input_len.
+
+        Source: TrtGptModel's constructor (cpp/tensorrt_llm/batch_manager/trtGptModel.h).
+        """
+        is_packed = self.plugin_config.remove_input_padding and self.plugin_config.context_fmha
+        return self.max_seq_len - 1 if is_packed else self.max_input_len
 
 
 class _Config(msgspec.Struct):
@@ -76,7 +87,7 @@ def load_engine_folder(spec: TensorRtEngineSpec) -> EngineFolder:
     _refuse_other_mapping(spec, checkpoint.mapping)
     for field, wanted, built in (
         ("max_seq_len", spec.max_seq_len, build.max_seq_len),
-        ("max_seq_len", spec.max_seq_len - 1, build.max_input_len),  # any of its prompts
+        ("max_seq_len", spec.max_seq_len - 1, build.longest_prompt),  # any of its prompts
         ("max_num_seqs", spec.max_num_seqs, build.max_batch_size),
         ("max_num_batched_tokens", spec.max_num_batched_tokens, build.max_num_tokens),
         ("max_beam_width", spec.max_beam_width, build.max_beam_width),

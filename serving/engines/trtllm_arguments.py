@@ -54,7 +54,10 @@ _LLM = (
     Row("guided_decoding_backend", "guided_decoding_backend"),
     Row("max_beam_width", "max_beam_width"),
 )
-_LLM_OF_TENSORRT = (Row("is_gathering_generation_logits", "gather_generation_logits"),)
+_LLM_OF_TENSORRT = (
+    Row("is_gathering_generation_logits", "gather_generation_logits"),
+    Row("is_normalizing_log_probs", "normalize_log_probs"),
+)
 _LLM_OF_PYTORCH = (
     Row("ep_size", "moe_expert_parallel_size"),
     Row("moe_tp_size", "moe_tensor_parallel_size"),
@@ -77,6 +80,12 @@ _SCHEDULER = (
     Row("context_chunking_policy", "context_chunking_policy", _upper),
 )
 _MOE = (Row("moe_backend", "backend", _upper),)
+_PERF_KNOBS = (
+    Row("is_multi_block", "multi_block_mode"),
+    Row("is_context_fmha_fp32_acc", "enable_context_fmha_fp32_acc"),
+    Row("is_cuda_graph", "cuda_graph_mode"),
+    Row("cuda_graph_cache_size", "cuda_graph_cache_size"),
+)
 _LORA = (
     Row("max_rank", "max_lora_rank"),
     Row("target_modules", "lora_target_modules"),
@@ -160,6 +169,8 @@ def llm_arguments(spec: TrtLlmSpec, upstream: Upstream, *, kv_block_tokens: int)
     else:
         arguments |= _arguments(spec, _LLM_OF_TENSORRT)
         arguments["iter_stats_max_iterations"] = 1000  # without it an engine tells no stats
+        knobs = _arguments(spec.perf_knobs, _PERF_KNOBS)
+        arguments["extended_runtime_perf_knob_config"] = upstream.make_config("ExtendedRuntimePerfKnobConfig", **knobs)
     arguments["kv_cache_config"] = upstream.make_config("KvCacheConfig", **kv_cache)
     if spec.lora is not None:
         arguments |= {"enable_lora": True, "lora_config": _lora_config(spec.lora, upstream)}

@@ -12,6 +12,7 @@ import typer
 from ensemble_configs.deployment import TritonSpec, load_deployment, override_triton
 from ensemble_configs.errors import ServerError
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT, write_repository
+from serving.release_check import releases_in_use
 from serving.server.installation import find_triton
 from serving.server.preflight import check
 from serving.server.shared_memory import remove_dead_regions
@@ -53,7 +54,7 @@ def serve(
         _tell(f"removed the shared memory of a server that is gone ({prefix}*)")
     log_path = folder / "triton.log"
     _tell(f"loading {spec.name} (release {spec.release}) ...")
-    with log_path.open("wb") as log:
+    with releases_in_use(spec), log_path.open("wb") as log:
         try:
             Supervision(
                 start=lambda: TritonProcess(

@@ -6,6 +6,7 @@ import socket
 from ensemble_configs.deployment import DeploymentSpec, TritonSpec
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import SpecError
+from serving.release_check import refuse_unfit_releases
 
 
 def check(spec: DeploymentSpec) -> None:
@@ -14,6 +15,7 @@ def check(spec: DeploymentSpec) -> None:
     Raises:
         SpecError: what is missing, and the next step.
     """
+    refuse_unfit_releases(spec)
     _check_files(spec)
     _check_ports(spec.triton)
 

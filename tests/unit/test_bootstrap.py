@@ -266,6 +266,12 @@ class TestTritonInstallation:
         assert [path.name for path in place.iterdir()] == ["new"]
 
 
+def test_aisimulate_is_in_no_environment_but_its_own() -> None:
+    assert bootstrap.with_needs(["aisimulate"]) == ["aisimulate"]
+    assert not [step for step, needs in bootstrap.NEEDS.items() if "aisimulate" in needs]
+    assert [lock.name for lock in LOCK_FILES if "aisimulate" in versions(lock)] == ["aisimulate.txt"]
+
+
 class TestPerfAnalyzer:
     def test_genai_perf_comes_with_the_program_that_it_starts(self) -> None:
         assert bootstrap.with_needs(["genai-perf"]) == ["venv", "perf-analyzer", "genai-perf"]

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every engine provider must do, on each of them; a new provider is one row in `PROVIDERS`."""
+"""What every engine provider must do, on each of them; a new provider is one row in `PROVIDERS`.
+
+With `--engine-spec FILE` (`tests/conftest.py`) the cases are of the one real engine that the file describes alone;
+`trireme prove` runs them so. Such an engine batches by itself, whatever `step` does: what is counted in steps here is
+held to something weaker there.
+"""
 
 import functools
 import itertools
+import json
 import random
 import tempfile
 import time
@@ -12,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from fake_tensorrt_llm import SteppedEngine, fake_tensorrt_llm, write_checkpoint, write_engine
+from pydantic import TypeAdapter
 from trtllm_behaviour import Executor
 
 from ensemble_configs.engine_specs import (
@@ -72,6 +79,7 @@ class Provider:
 
     create: Callable[..., Engine]
     is_exact: bool  # a request's tokens do not depend on its company
+    is_paced: bool = True  # a step is an iteration of the batch
 
 
 PROVIDERS = [
@@ -80,6 +88,25 @@ PROVIDERS = [
     pytest.param(Provider(tensorrt, is_exact=True), id="tensorrt"),
     pytest.param(Provider(pytorch, is_exact=True), id="pytorch"),
 ]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "provider" in metafunc.fixturenames:
+        spec = metafunc.config.getoption("--engine-spec")
+        metafunc.parametrize("provider", PROVIDERS if spec is None else [real_provider(spec)], indirect=True)
+
+
+def real_provider(file: Path) -> object:
+    """The engine of a spec's JSON, which the limits of each test are put over."""
+    described = json.loads(file.read_text(encoding="utf-8"))
+
+    def create(**changes: int) -> Engine:
+        spec = TypeAdapter[EngineSpec](EngineSpec).validate_python(described | LIMITS | changes)
+        return create_engine(spec)
+
+    provider = Provider(create, is_exact=False, is_paced=False)
+    return pytest.param(provider, id=described["provider"], marks=pytest.mark.gpu)
+
 
 KEYS = itertools.count(1)
 
@@ -104,8 +131,9 @@ class Output:
 class Session:
     """Drives an engine and keeps what it makes, checking the rules of `TokenChunk` on the way."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, is_paced: bool = True) -> None:
         self.engine = engine
+        self.is_paced = is_paced
         self.outputs: dict[int, Output] = {}
 
     def add(self, prompt: list[int], max_tokens: int = 8, **sampling: float | None) -> int:
@@ -150,6 +178,15 @@ class Session:
             assert stats.num_used_kv_blocks <= stats.num_kv_blocks
         raise AssertionError("the engine does not come to an end")
 
+    def step_until(self, is_so: Callable[[], bool], *, num_steps: int) -> None:
+        """So many steps; on an engine that batches by itself, as many as it takes within a second."""
+        deadline_s = time.monotonic() + 1.0
+        for number in itertools.count():
+            is_due = number >= num_steps if self.is_paced else is_so() or time.monotonic() > deadline_s
+            if is_due:
+                return
+            self.step()
+
     def tokens_of(self, prompt: list[int], max_tokens: int = 8, **sampling: float | None) -> list[int]:
         """The output of one request alone."""
         key = self.add(prompt, max_tokens, **sampling)
@@ -164,7 +201,7 @@ class Session:
         num_kv_tokens = info.num_kv_blocks * info.kv_block_tokens
         older = self.add(prompt_of(num_kv_tokens - 3 * info.kv_block_tokens, 1), max_tokens=3 * info.kv_block_tokens)
         younger = self.add(prompt_of(info.kv_block_tokens, 2), max_tokens=3 * info.kv_block_tokens)
-        while not (set(self.step()) == {older} and self.outputs[younger].token_ids):
+        while not (set(self.step()) == {older} and (self.outputs[younger].token_ids or not self.is_paced)):
             assert not self.outputs[older].is_done, "the cache was never full"
         return older, younger
 
@@ -210,7 +247,7 @@ def engines() -> Iterator[Callable[..., Engine]]:
         engine.close()
 
 
-@pytest.fixture(params=PROVIDERS)
+@pytest.fixture
 def provider(request: pytest.FixtureRequest) -> Provider:
     assert isinstance(request.param, Provider)
     return request.param
@@ -222,7 +259,7 @@ def session_of(provider: Provider, engines: Callable[..., Engine]) -> Iterator[C
     opened: list[Session] = []
 
     def open_session(**changes: int) -> Session:
-        opened.append(Session(engines(provider, **changes)))
+        opened.append(Session(engines(provider, **changes), is_paced=provider.is_paced))
         return opened[-1]
 
     yield open_session
@@ -259,18 +296,22 @@ def test_blocks_are_as_large_as_info_says(session: Session) -> None:
         used.append(session.engine.stats().num_used_kv_blocks)
     # The prompt fills the first block; each token but the last, which is never fed back, takes a slot behind it.
     expected = [1] + [2] * block_tokens + [3] * (block_tokens - 1)
-    assert used[:-1] == expected[:-1]
+    if session.is_paced:
+        assert used[:-1] == expected[:-1]
+    else:
+        assert max(used) in (2, 3)
 
 
 def test_stats_count_running_and_waiting_requests_and_steps(session: Session) -> None:
     before = session.engine.stats()
     assert (before.num_running, before.num_waiting) == (0, 0)
     for i in range(7):
-        session.add(prompt_of(5, i), max_tokens=4)
+        session.add(prompt_of(5, i), max_tokens=4 if session.is_paced else 200)
     assert session.engine.stats().num_waiting + session.engine.stats().num_running == 7
-    session.step()
+    session.step_until(lambda: session.engine.stats().num_running == 4, num_steps=1)
     stats = session.engine.stats()
-    assert (stats.num_running, stats.num_waiting, stats.num_steps) == (4, 3, before.num_steps + 1)
+    assert (stats.num_running, stats.num_waiting) == (4, 3)
+    assert stats.num_steps == before.num_steps + 1 if session.is_paced else stats.num_steps > before.num_steps
     assert 0 < stats.num_used_kv_blocks <= stats.num_kv_blocks == session.engine.info.num_kv_blocks
 
 
@@ -438,7 +479,7 @@ def test_the_last_chunk_tells_when_what_happened(session: Session) -> None:
 
 def test_what_is_known_of_a_running_request_can_be_asked_before_it_is_cancelled(session: Session) -> None:
     key = session.add(prompt_of(12), 50)
-    assert session.engine.perf_of(key) is None
+    assert session.engine.perf_of(key) is None or not session.is_paced
     while not session.outputs[key].token_ids:
         session.step()
     perf = session.engine.perf_of(key)
@@ -551,29 +592,30 @@ def test_one_refused_request_does_not_hurt_another(session: Session) -> None:
 
 
 def test_a_short_request_added_later_finishes_before_a_long_one(session: Session) -> None:
-    long = session.add(prompt_of(8, 1), 100)
+    long = session.add(prompt_of(8, 1), 100 if session.is_paced else 800)
     for _ in range(3):
         session.step()
     short = session.add(prompt_of(8, 2), 5)
     while not session.outputs[short].is_done:
         session.step()
-    assert 0 < len(session.outputs[long].token_ids) < 20
+    assert not session.outputs[long].is_done
+    assert 0 < len(session.outputs[long].token_ids) < 20 or not session.is_paced
 
 
 def test_tokens_come_as_they_are_made(session: Session) -> None:
-    key = session.add(prompt_of(8), 10)
-    assert session.drain()[key].num_chunks == 10
+    key = session.add(prompt_of(8), 10 if session.is_paced else 200)
+    num_chunks = session.drain()[key].num_chunks
+    assert num_chunks == 10 if session.is_paced else num_chunks > 10
 
 
 def test_a_long_prompt_does_not_stop_the_others(session: Session) -> None:
-    running = session.add(prompt_of(8, 1), 40)
-    session.step()
+    running = session.add(prompt_of(8, 1), 40 if session.is_paced else 400)
+    session.step_until(lambda: bool(session.outputs[running].token_ids), num_steps=1)
+    num_before = len(session.outputs[running].token_ids)
     long = session.add(prompt_of(640, 2), 1)  # ten chunks of 64 tokens
-    num_steps = 0
     while not session.outputs[long].is_done:
-        assert running in session.step()
-        num_steps += 1
-    assert num_steps >= 10
+        assert running in session.step() or not session.is_paced
+    assert len(session.outputs[running].token_ids) - num_before >= 10 - (not session.is_paced)
 
 
 def test_more_requests_than_the_batch_holds_all_finish(session: Session) -> None:
@@ -590,7 +632,10 @@ def test_requests_start_in_the_order_they_came(session: Session) -> None:
             first_steps.setdefault(key, number)
         if not session.engine.has_work:
             break
-    assert [first_steps[key] for key in keys] == sorted(first_steps.values())
+    if session.is_paced:
+        assert [first_steps[key] for key in keys] == sorted(first_steps.values())
+    else:  # of those that start together, any may be seen first
+        assert max(first_steps[key] for key in keys[:4]) <= min(first_steps[key] for key in keys[-4:])
 
 
 def test_requests_that_do_not_fit_the_kv_cache_together_all_finish(session_of: Callable[..., Session]) -> None:
@@ -620,14 +665,17 @@ def test_nothing_follows_a_cancel_and_its_blocks_are_free_within_two_steps(sessi
     info = session.engine.info
     other = session.add(prompt_of(8, 1), 30)
     cancelled = session.add(prompt_of(5 * info.kv_block_tokens, 2), 200)
-    while not session.outputs[cancelled].token_ids:
+    while not (session.outputs[cancelled].token_ids and session.engine.stats().num_used_kv_blocks >= 6):
+        assert not session.outputs[cancelled].token_ids or not session.is_paced
         session.step()
-    assert session.engine.stats().num_used_kv_blocks >= 6
     session.cancel(cancelled)
-    session.step()
-    session.step()
-    num_other_tokens = 8 + len(session.outputs[other].token_ids)
-    assert session.engine.stats().num_used_kv_blocks <= session.num_blocks(num_other_tokens)
+
+    def is_free() -> bool:
+        num_other_tokens = 8 + len(session.outputs[other].token_ids)
+        return session.engine.stats().num_used_kv_blocks <= session.num_blocks(num_other_tokens)
+
+    session.step_until(is_free, num_steps=2)
+    assert is_free()
     assert len(session.drain()[other].token_ids) == 30
 
 
@@ -636,8 +684,7 @@ def test_a_cancelled_engine_has_work_until_its_blocks_are_free(session: Session)
     key = session.add(prompt_of(100), 50)
     session.step()
     session.cancel(key)
-    for _ in range(2):
-        session.step()
+    session.step_until(lambda: not session.engine.has_work, num_steps=2)
     assert not session.engine.has_work
     assert session.engine.stats().num_used_kv_blocks == 0
 
@@ -702,4 +749,8 @@ def test_closing_with_running_requests_is_quiet(provider: Provider, capfd: pytes
     session.step()
     engine.close()
     del session, engine
-    assert capfd.readouterr() == ("", "")
+    said = capfd.readouterr()
+    if provider.is_paced:
+        assert said == ("", "")
+    else:  # upstream tells what it does
+        assert "Traceback" not in said.out + said.err

@@ -87,7 +87,28 @@ COMMON = [
         },
     ),
 ]
-TENSORRT = [("is_gathering_generation_logits", True, "gather_generation_logits", True)]
+KNOBS = {
+    "multi_block_mode": True,
+    "enable_context_fmha_fp32_acc": False,
+    "cuda_graph_mode": False,
+    "cuda_graph_cache_size": 0,
+}
+TENSORRT = [
+    ("is_gathering_generation_logits", True, "gather_generation_logits", True),
+    ("is_normalizing_log_probs", True, "normalize_log_probs", True),
+    ("perf_knobs", {}, "extended_runtime_perf_knob_config", KNOBS),
+    (
+        "perf_knobs",
+        {"is_multi_block": False, "is_context_fmha_fp32_acc": True, "is_cuda_graph": True, "cuda_graph_cache_size": 9},
+        "extended_runtime_perf_knob_config",
+        {
+            "multi_block_mode": False,
+            "enable_context_fmha_fp32_acc": True,
+            "cuda_graph_mode": True,
+            "cuda_graph_cache_size": 9,
+        },
+    ),
+]
 PYTORCH = [
     ("tp_size", 4, "tensor_parallel_size", 4),
     ("pp_size", 2, "pipeline_parallel_size", 2),
@@ -362,10 +383,16 @@ def test_a_spec_that_asks_for_more_than_was_built_is_refused(
 
 
 def test_an_engine_for_shorter_prompts_is_refused(tmp_path: Path, folders: Path) -> None:
-    short = write_engine(tmp_path / "short", max_input_len=1024)
+    short = write_engine(tmp_path / "short", max_input_len=1024, plugin_config={"remove_input_padding": False})
     with pytest.raises(SpecError, match=r"engine.max_seq_len \(2048\) is more than .* was built for \(1024\)"):
         args_of(folders, "tensorrt", {"dir": short})
     assert args_of(folders, "tensorrt", {"dir": short, "max_seq_len": 1025}).max_seq_len == 1025
+
+
+def test_a_default_engine_takes_any_prompt_whatever_its_max_input_len(tmp_path: Path, folders: Path) -> None:
+    # trtllm-build writes 1024 where nobody says; with packed input and context FMHA the runtime does not read it.
+    default = write_engine(tmp_path / "default", max_input_len=1024)
+    assert args_of(folders, "tensorrt", {"dir": default}).max_seq_len == 2048
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From observations to figures for each task and group, and from those to a verdict: the worst group decides.
+
+A figure is held against the recipe's limit itself, not by a bound of its interval: a release does not pass because a
+group is small, nor fail because it is. Where the limit lies within the interval, `is_certain` is false; more items
+would tell.
+"""
+
+import math
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from build_engines.evaluation.intervals import bootstrap_interval, ratio_of_sums, unseen_share
+from build_engines.evaluation.observations import Observation
+from build_engines.recipe_parts import QualitySpec
+from ensemble_configs.errors import SpecError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One kind of figure.
+
+    Attributes:
+        limit: the field of `QualitySpec` that bounds it; None: told, and not judged.
+        is_more_worse: whether a larger figure is a worse one.
+        is_share: of items, so that an item is right or wrong.
+        is_log: sums are of logarithms, the figure is what they are the logarithm of.
+        compares: what its two sides are called, where it is a difference or a ratio.
+    """
+
+    title: str
+    limit: str | None
+    is_more_worse: bool = True
+    is_share: bool = False
+    is_log: bool = False
+    compares: str | None = None
+
+
+METRICS = {
+    "perplexity_ratio": Metric(
+        "perplexity over the base's", "perplexity_ratio_max", is_log=True, compares="perplexity"
+    ),
+    "kl": Metric("KL(base || release), nats a token", "kl_max"),
+    "agreement": Metric("greedy tokens until the first difference", "agreement_min", is_more_worse=False),
+    "exact_match": Metric("answers that are the base's", None, is_more_worse=False, is_share=True),
+    "accuracy_drop": Metric("right answers lost", "accuracy_drop_max", is_share=True, compares="accuracy"),
+}
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One figure of one group."""
+
+    task: str
+    group: str
+    metric: str
+    value: float
+    num_items: int
+    interval: tuple[float, float] | None = None  # none of a single item
+    candidate: float | None = None
+    baseline: float | None = None
+    limit: float | None = None
+    passed: bool | None = None  # none: there is no limit
+    is_certain: bool | None = None  # the limit lies outside the interval
+
+
+def figures_of(observations: Iterable[Observation], quality: QualitySpec, *, seed: int) -> list[Figure]:
+    """One figure for each task, group and metric, in the order of their first observation.
+
+    Raises:
+        SpecError: the recipe limits something that no item tells anything about.
+    """
+    groups: dict[tuple[str, str, str], list[Observation]] = {}
+    for each in observations:
+        groups.setdefault((each.task, each.group, each.metric), []).append(each)
+    refuse_unmeasured({metric for _, _, metric in groups}, quality)
+    return [_figure(where, each, quality, seed) for where, each in groups.items()]
+
+
+def _figure(where: tuple[str, str, str], found: Sequence[Observation], quality: QualitySpec, seed: int) -> Figure:
+    task, group, name = where
+    metric = METRICS[name]
+    amounts = np.array([each.amount for each in found], dtype=np.float64)
+    weights = np.array([each.weight for each in found], dtype=np.float64)
+    value = _unlog(metric, ratio_of_sums(amounts, weights))
+    interval = _interval(metric, amounts, weights, seed)
+    sides: list[float | None] = [None, None]
+    if metric.compares is not None:
+        columns = ([each.candidate or 0.0 for each in found], [each.baseline or 0.0 for each in found])
+        sides = [_unlog(metric, ratio_of_sums(np.array(column), weights)) for column in columns]
+    limit: float | None = getattr(quality, metric.limit) if metric.limit else None
+    is_certain = None if limit is None or interval is None else not interval[0] <= limit <= interval[1]
+    return Figure(
+        task=task,
+        group=group,
+        metric=name,
+        value=value,
+        num_items=len(found),
+        interval=interval,
+        candidate=sides[0],
+        baseline=sides[1],
+        limit=limit,
+        passed=None if limit is None else excess(metric, value, limit) <= 0,
+        is_certain=is_certain,
+    )
+
+
+def _unlog(metric: Metric, value: float) -> float:
+    return math.exp(value) if metric.is_log else value
+
+
+def _interval(metric: Metric, amounts: Floats, weights: Floats, seed: int) -> tuple[float, float] | None:
+    if len(amounts) < 2:
+        return None
+    if metric.is_share and np.ptp(amounts) == 0:
+        # No item differs, which resampling takes for certain: widen by what may have been missed.
+        value, missed = float(amounts[0]), unseen_share(len(amounts))
+        lowest = 0.0 if metric.compares is None else -1.0
+        return max(lowest, value - missed), min(1.0, value + missed)
+    low, high = bootstrap_interval(amounts, weights, seed=seed)
+    return _unlog(metric, low), _unlog(metric, high)
+
+
+def excess(metric: Metric, value: float, limit: float) -> float:
+    """How far a value is on the wrong side of a limit; at most 0: within. Rounding errors are forgiven."""
+    difference = value - limit if metric.is_more_worse else limit - value
+    return 0.0 if abs(difference) < 1e-9 else difference
+
+
+def worst_of(figures: Iterable[Figure]) -> dict[str, Figure]:
+    """By metric, the figure that decides."""
+    worst: dict[str, Figure] = {}
+    for figure in figures:
+        known = worst.get(figure.metric)
+        if known is None or excess(METRICS[figure.metric], figure.value, known.value) > 0:
+            worst[figure.metric] = figure
+    return worst
+
+
+def verdict_of(figures: Iterable[Figure]) -> bool | None:
+    """Whether every figure that has a limit is within it; None: none has one."""
+    judged = [figure.passed for figure in worst_of(figures).values() if figure.passed is not None]
+    return all(judged) if judged else None
+
+
+def refuse_unmeasured(measured: Set[str], quality: QualitySpec) -> None:
+    """Refuse a verdict that would say nothing about one of its limits.
+
+    Raises:
+        SpecError: the recipe limits something that is not among the `measured` metrics.
+    """
+    for name, metric in METRICS.items():
+        if metric.limit and getattr(quality, metric.limit) is not None and name not in measured:
+            kinds = "text, and an engine that gives logits" if name in ("perplexity_ratio", "kl") else "exact or needle"
+            raise SpecError(
+                f"the recipe has {metric.limit}, and nothing was found about it: it takes items of kind {kinds}; name "
+                "other --tasks, or leave the limit out",
+                field=metric.limit,
+            )

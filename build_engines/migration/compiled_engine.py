@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the `config.json` of a compiled engine says: `version`, `pretrained_config` and `build_config`."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from ensemble_configs.errors import SpecError
+
+Json = dict[str, object]
+
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+# An IntFlag upstream, written as its number or its name.
+_SPECULATION = (
+    "none",
+    "draft_tokens_external",
+    "medusa",
+    "lookahead_decoding",
+    "explicit_draft_tokens",
+    "eagle",
+    "ngram",
+)
+
+
+@dataclass(frozen=True)
+class CompiledEngine:
+    """An engine's config; sections that a version does not write are empty."""
+
+    file: Path
+    version: str
+    pretrained: Json
+    build: Json
+    data: dict[str, JsonValue] = field(default_factory=dict)  # the whole file
+
+    @property
+    def release(self) -> tuple[int, int] | None:
+        """Major and minor version; None where the config does not tell."""
+        match = _VERSION.match(self.version)
+        return (int(match[1]), int(match[2])) if match else None
+
+    @property
+    def plugins(self) -> Json:
+        """`build_config.plugin_config`."""
+        return _section(self.build, "plugin_config")
+
+    @property
+    def mapping(self) -> Json:
+        """How the ranks are made: `pretrained_config.mapping`."""
+        return _section(self.pretrained, "mapping")
+
+    @property
+    def quantization(self) -> Json:
+        """`pretrained_config.quantization`."""
+        return _section(self.pretrained, "quantization")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks, each on a GPU of its own."""
+        return int_of(self.mapping, "world_size") or 1
+
+    @property
+    def kv_block_tokens(self) -> int:
+        """Tokens in a block of the KV cache; upstream's default is 32 in 1.x."""
+        return int_of(self.plugins, "tokens_per_block") or 32
+
+    @property
+    def speculation(self) -> str:
+        """How it was built to speculate, in small letters; "none" without."""
+        mode = self.build.get("speculative_decoding_mode", 1)
+        if isinstance(mode, int):
+            return _SPECULATION[max(mode.bit_length() - 1, 0)] if mode < 1 << len(_SPECULATION) else str(mode)
+        return str(mode).rpartition(".")[2].lower()
+
+    @property
+    def has_lora(self) -> bool:
+        """It was built with the LoRA plugin."""
+        return self.plugins.get("lora_plugin") not in (None, False, "disable")
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """It is one half of a model of two."""
+        architecture = str(self.pretrained.get("architecture", ""))
+        return architecture in {"EncoderModel", "DecoderModel", "WhisperEncoder"} or bool(
+            self.pretrained.get("cross_attention")
+        )
+
+
+def int_of(section: Json, key: str) -> int | None:
+    """A number of a section; None where there is none."""
+    value = section.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _section(data: Json, key: str) -> Json:
+    value = data.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def load_compiled_engine(folder: Path) -> CompiledEngine | None:
+    """Read an engine's config; None where the folder is not on this machine.
+
+    Raises:
+        SpecError: the folder is here and holds no engine's config.
+    """
+    if not folder.is_dir():
+        return None
+    file = folder / "config.json"
+    try:
+        data = json.loads(file.read_bytes())
+    except OSError as exc:
+        raise SpecError(
+            f"cannot read {file}: {exc.strerror}; name the engine's folder with --engine-dir", file=file
+        ) from exc
+    except ValueError as exc:
+        raise SpecError(f"{file} is not JSON: {exc}", file=file) from exc
+    if not isinstance(data, dict) or not isinstance(data.get("pretrained_config"), dict):
+        raise SpecError(
+            f"{file} has no pretrained_config, so it is no compiled engine's; name the folder that trtllm-build wrote "
+            "with --engine-dir",
+            file=file,
+        )
+    version = str(data.get("version", ""))
+    return CompiledEngine(file, version, data["pretrained_config"], _section(data, "build_config"), data)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rule may look at beside its own setting."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_engines.migration.compiled_engine import CompiledEngine
+from build_engines.migration.report import Verdict, carried, implied, lost
+from build_engines.migration.values import Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """The old repository as a whole."""
+
+    settings: Mapping[str, Value]  # "tensorrt_llm.parameters.max_beam_width"
+    engine: CompiledEngine | None
+    engine_dir: Path | None  # of the command line
+    tokenizer_dir: Path | None  # of the command line
+
+    def get(self, setting: str) -> Value:
+        """A setting of another rule; not set where the repository does not have it."""
+        return self.settings.get(setting, Value())
+
+
+UNREADABLE = "upstream cannot read it and takes its default: "
+
+Rule = Callable[[Value, Context], Verdict]
+
+
+def carry(where: str, convert: Callable[[str], object] = str, *, default: object = None, why: str = "") -> Rule:
+    """A field of the deployment; not set, the field gets upstream's default, said where it is None."""
+
+    def rule(value: Value, _: Context) -> Verdict:
+        read = value.read(convert)
+        if read is not None:
+            return carried(where, read, why)
+        unreadable = UNREADABLE if value.is_set else ""
+        if default is None:
+            return implied(f"{unreadable}upstream's default is none, as that of {where}")
+        return carried(where, default, f"{unreadable}upstream's default, {_shown(default)}")
+
+    return rule
+
+
+def always(why: str) -> Rule:
+    """Whatever the value."""
+    return lambda _value, _context: implied(why)
+
+
+def only(default: object, why_not: str, convert: Callable[[str], object] = str, *, why: str = "") -> Rule:
+    """Upstream's default needs nothing here; any other value cannot be carried."""
+
+    def rule(value: Value, _: Context) -> Verdict:
+        read = value.read(convert)
+        if read is None and value.is_set:
+            return implied(f"{UNREADABLE}nothing to carry")
+        if read is None or read == default:
+            return implied(why or (f"{_shown(default)}, as here" if default is not None else "not used, as here"))
+        return lost(why_not)
+
+    return rule
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of every setting of an old repository: carried, implied, or lost, each with its reason."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+UNFILLED = "not filled"  # the note of a value that is a placeholder still
+
+
+class Outcome(StrEnum):
+    """The class of a setting; each has exactly one."""
+
+    CARRIED = "carried"
+    IMPLIED = "implied"
+    LOST = "lost"
+
+
+HEADINGS = {
+    Outcome.CARRIED: "carried into the deployment",
+    Outcome.IMPLIED: "implied: needs no setting here",
+    Outcome.LOST: "CANNOT be carried",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a rule says of one setting."""
+
+    outcome: Outcome
+    why: str = ""  # lost: the reason and what to do instead
+    where: str = ""  # carried: the deployment's field
+    fields: dict[str, object] = field(default_factory=dict)  # dotted path in the deployment: its value
+
+
+def carried(where: str, value: object, why: str = "") -> Verdict:
+    """The setting is a field of the deployment."""
+    return Verdict(outcome=Outcome.CARRIED, where=where, why=why, fields={where: value})
+
+
+def implied(why: str) -> Verdict:
+    """Trireme always does what the setting asks for, or the setting did nothing."""
+    return Verdict(outcome=Outcome.IMPLIED, why=why)
+
+
+def lost(why: str, **fields: object) -> Verdict:
+    """The deployment cannot have it; `why` ends with what to do instead."""
+    return Verdict(outcome=Outcome.LOST, why=why, fields=dict(fields))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One line of the report."""
+
+    setting: str  # "tensorrt_llm.max_beam_width", "engine.version"
+    value: str  # as it stands in the old file; "" where it is not set
+    verdict: Verdict
+    note: str = ""  # "not filled", "not a number"
+
+    def __str__(self) -> str:
+        shown = f" = {self.value}" if self.value and self.note != UNFILLED else ""
+        note = f" ({self.note})" if self.note else ""
+        target = f" -> {self.verdict.where}" if self.verdict.where else ""
+        why = f": {self.verdict.why}" if self.verdict.why else ""
+        return f"{self.setting}{shown}{note}{target}{why}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What an import did."""
+
+    repository: Path
+    kind: str  # inflight_batcher_llm or llmapi
+    deployment: Path
+    entries: tuple[Entry, ...]
+
+    def of(self, outcome: Outcome) -> list[Entry]:
+        """The entries of one class, in the order of the old files."""
+        return [entry for entry in self.entries if entry.verdict.outcome is outcome]
+
+    def to_text(self) -> str:
+        """For people."""
+        lines = [f"{self.repository} ({self.kind}) -> {self.deployment}"]
+        for outcome, heading in HEADINGS.items():
+            entries = self.of(outcome)
+            lines += ["", f"{heading} ({len(entries)})", *(f"  {entry}" for entry in entries)]
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """For programs."""
+        data = {
+            "repository": str(self.repository),
+            "kind": self.kind,
+            "deployment": str(self.deployment),
+            "counts": {outcome.value: len(self.of(outcome)) for outcome in Outcome},
+            "settings": [
+                {
+                    "setting": entry.setting,
+                    "value": entry.value,
+                    "outcome": entry.verdict.outcome.value,
+                    "where": entry.verdict.where,
+                    "why": entry.verdict.why,
+                    "note": entry.note,
+                }
+                for entry in self.entries
+            ],
+        }
+        return json.dumps(data, indent=2)
+
+
+def nested(entries: Iterable[Entry]) -> dict[str, object]:
+    """The deployment's data: every entry's fields, dotted paths as mappings; None is left out."""
+    data: dict[str, object] = {}
+    for entry in entries:
+        for path, value in entry.verdict.fields.items():
+            if value is None:
+                continue
+            *parents, last = path.split(".")
+            inner = data
+            for name in parents:
+                child = inner.setdefault(name, {})
+                assert isinstance(child, dict)
+                inner = child
+            inner[last] = value
+    return data

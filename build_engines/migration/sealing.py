@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An imported engine and its tokenizer as a built release: linked or copied into a folder of their own, and sealed."""
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+
+import yaml
+from pydantic import JsonValue
+
+from build_engines.migration.compiled_engine import CompiledEngine, int_of
+from build_engines.migration.importing import Import, to_text
+from build_engines.migration.report import Entry, Verdict, carried, implied, lost
+from ensemble_configs.deployment import DeploymentSpec, validate
+from ensemble_configs.errors import SpecError
+from ensemble_configs.file_hashes import hash_file, hash_files, hash_listing
+from ensemble_configs.release_manifest import ReleaseManifest, hash_recipe, seal
+from ensemble_configs.release_parts import ModelIdentity, ReleaseLimits
+
+_ENGINE_FILES = ("config.json", "generation_config.json", "rank*.engine")
+# A tokenizer's folder is often that of the whole model; the weights do not belong to an engine's release.
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+)
+_DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def seal_import(planned: Import, folder: Path, *, num_parameters: int, sm: int | None) -> Import:
+    """Make `folder` a release of the import's engine and tokenizer, and the deployment one of that release.
+
+    Files are hard links where `folder` is on the same file system, else copies; the old ones stay.
+
+    Args:
+        planned: of an `inflight_batcher_llm` repository whose engine and tokenizer are on this machine.
+        folder: new or empty.
+        num_parameters: of the model; an engine's config does not tell.
+        sm: compute capability of the GPU that the engine was built on, 90 for 9.0; None leaves it unchecked.
+
+    Raises:
+        SpecError: there is no engine or tokenizer here, the folder is in use, or the two cannot be a release.
+    """
+    engine = planned.engine
+    if engine is None:
+        raise SpecError(
+            "a release is made of a compiled engine that is on this machine; name it with --engine-dir, and of a "
+            "checkpoint `trireme build` makes one"
+        )
+    if folder.exists() and any(folder.iterdir()):
+        raise SpecError(f"{folder} is not empty; name a new folder with --release-dir", file=folder)
+    manifest = _manifest(planned, engine, num_parameters=num_parameters, sm=sm)
+    _take(engine.file.parent, folder / "engine", _ENGINE_FILES)
+    _take(planned.deployment.tokenizer.dir, folder / "tokenizer", _TOKENIZER_FILES)
+    address = seal(folder, manifest)
+    return _of_release(planned, folder.resolve(), address, sm)
+
+
+def _take(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
+    target.mkdir(parents=True)
+    for path in sorted({path for pattern in patterns for path in source.glob(pattern) if path.is_file()}):
+        try:
+            os.link(path.resolve(), target / path.name)
+        except OSError:  # another file system, or one without links
+            shutil.copy2(path, target / path.name)
+
+
+def _manifest(planned: Import, engine: CompiledEngine, *, num_parameters: int, sm: int | None) -> ReleaseManifest:
+    build, mapping = engine.build, engine.mapping
+    ranks = sorted(engine.file.parent.glob("rank*.engine"))
+    tokenizer = planned.deployment.tokenizer.dir / "tokenizer.json"
+    if not ranks or not tokenizer.is_file():
+        missing = tokenizer if ranks else engine.file.parent / "rank0.engine"
+        raise SpecError(f"there is no {missing}, so there is nothing to make a release of", file=missing)
+    recipe: dict[str, JsonValue] = {"imported_from": str(planned.report.repository), "engine_config": engine.data}
+    data = {
+        "name": planned.deployment.name,
+        "model": ModelIdentity(
+            architecture=str(engine.pretrained.get("architecture", "unknown")),
+            num_parameters=num_parameters,
+            source=f"imported from {planned.report.repository}",
+        ),
+        # The checkpoint is not here; its weights are in the engine.
+        "weights_sha256": hash_listing(dict(zip([path.name for path in ranks], hash_files(ranks), strict=True))),
+        "tokenizer_sha256": hash_file(tokenizer),
+        "recipe": recipe,
+        "recipe_sha256": hash_recipe(recipe),
+        "provider": "tensorrt",
+        "versions": {"tensorrt_llm": engine.version},
+        "sm": sm,
+        **{key: int_of(mapping, key) or 1 for key in ("tp_size", "pp_size", "cp_size", "world_size")},
+        "limits": ReleaseLimits.model_validate(
+            {
+                "max_batch_size": int_of(build, "max_batch_size"),
+                "max_num_tokens": int_of(build, "max_num_tokens"),
+                "max_seq_len": int_of(build, "max_seq_len"),
+                "max_beam_width": int_of(build, "max_beam_width") or 1,
+            }
+        ),
+        "weight_bytes_per_rank": max(path.stat().st_size for path in ranks),
+        "kv_bytes_per_token": kv_bytes_per_token(engine),
+        "kv_block_tokens": engine.kv_block_tokens,
+        "vocab_size": int_of(engine.pretrained, "vocab_size"),
+    }
+    return validate(ReleaseManifest, data, source=engine.file)
+
+
+def kv_bytes_per_token(engine: CompiledEngine) -> int:
+    """Bytes of KV cache for a token on one rank.
+
+    2 * layers of the rank * max(1, KV heads / tp) * head size * bytes; with latent attention (MLA) layers * (rank of
+    the latent + rotary size) * bytes, which tensor parallelism does not divide.
+
+    Raises:
+        SpecError: the engine's config does not tell the model's shape.
+    """
+    pretrained = engine.pretrained
+    layers, heads = int_of(pretrained, "num_hidden_layers"), int_of(pretrained, "num_attention_heads")
+    if not layers or not heads:
+        raise SpecError(f"{engine.file} does not tell the model's layers and heads", file=engine.file)
+    tp, pp = (int_of(engine.mapping, key) or 1 for key in ("tp_size", "pp_size"))
+    size = 1 if engine.quantization.get("kv_cache_quant_algo") else _DTYPE_BYTES.get(str(pretrained.get("dtype")), 2)
+    rank_layers = -(-layers // pp)
+    if latent := int_of(pretrained, "kv_lora_rank"):
+        return rank_layers * (latent + (int_of(pretrained, "qk_rope_head_dim") or 0)) * size
+    head_size = int_of(pretrained, "head_size") or (int_of(pretrained, "hidden_size") or 0) // heads
+    kv_heads = int_of(pretrained, "num_key_value_heads") or heads
+    return 2 * rank_layers * max(1, -(-kv_heads // tp)) * head_size * size
+
+
+def _of_release(planned: Import, folder: Path, address: str, sm: int | None) -> Import:
+    data = yaml.safe_load(planned.text)
+    for section in ("engine", "tokenizer"):
+        del data[section]["dir"]
+    data = {"name": data.pop("name"), "release_dir": str(folder), **{key: part for key, part in data.items() if part}}
+    report = planned.report
+    entries = (
+        *map(_in_release, report.entries),
+        _entry("release", address, carried("release_dir", str(folder))),
+        _sm_entry(sm),
+    )
+    return Import(
+        deployment=validate(DeploymentSpec, data, source=report.deployment),
+        text=to_text(data),
+        report=dataclasses.replace(report, entries=entries),
+        engine=planned.engine,
+    )
+
+
+def _in_release(entry: Entry) -> Entry:
+    """A folder that the deployment does not name any more."""
+    if entry.verdict.where not in {"engine.dir", "tokenizer.dir"}:
+        return entry
+    return dataclasses.replace(entry, verdict=carried("release_dir", None, "a part of the release"))
+
+
+def _sm_entry(sm: int | None) -> Entry:
+    if sm is None:
+        why = "an engine's config does not tell its GPU, so a start cannot refuse another one; seal again with --sm"
+        return _entry("release: sm", "", lost(why))
+    return _entry("release: sm", str(sm), implied("checked at every start"))
+
+
+def _entry(setting: str, value: str, verdict: Verdict) -> Entry:
+    return Entry(setting=setting, value=value, verdict=verdict)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model costs per token: numbers in its matrices, values that a token leaves, operations, by kind."""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import NamedTuple
+
+from build_engines.model_shape import Attention, DenseMlp, ExpertMlp, ModelShape
+from build_engines.weight_formats import FormatPlan
+from build_engines.weight_table import Role, Weight, weights_of
+
+_MLP_ROLES = frozenset({Role.GATE, Role.UP, Role.GATE_UP, Role.DOWN})
+_OUTER_ROLES = frozenset({Role.EMBEDDING, Role.HEAD})
+
+
+class FormatBytes(NamedTuple):
+    """Bytes of a model's parts in a format."""
+
+    attention: int
+    dense_mlp: int
+    experts: int
+    outer: int  # embedding and head
+    other: int  # norms, routers, biases
+
+
+@dataclass(frozen=True, eq=False)  # one for a model: compared by identity, for caches
+class ModelCosts:
+    """Sums over a model's tensors. All counts are of the whole model, before it is split over ranks."""
+
+    model: ModelShape
+    attention_size: int  # numbers in the linear layers of attention
+    dense_mlp_size: int  # of the feed-forward networks that every token meets, shared experts too
+    expert_size: int  # of all experts
+    other_size: int  # norms, routers, biases: on every rank
+    head_size: int  # of the head's matrix, which a tied model reads, too
+    embedding_size: int
+
+    @classmethod
+    def of(cls, model: ModelShape) -> "ModelCosts":
+        """Count a model."""
+        return _counted(model)
+
+    def bytes_in(self, formats: FormatPlan) -> "FormatBytes":
+        """Of the same parts, with the formats' scales."""
+        return _format_bytes(self, formats)
+
+    def experts_met_share(self, num_tokens: float) -> float:
+        """The share of the experts' weights that a step with so many tokens reads."""
+        experts = self.model.expert_layers
+        if not experts:
+            return 0.0
+        return experts[0].experts_met(max(1, round(num_tokens))) / experts[0].num_experts
+
+    @cached_property
+    def active_expert_size(self) -> float:
+        """Numbers in the experts that one token meets."""
+        experts = self.model.expert_layers
+        return self.expert_size * experts[0].experts_per_token / experts[0].num_experts if experts else 0.0
+
+    @cached_property
+    def active_intermediate_size(self) -> float:
+        """Width of the feed-forward activations of one token, mean over the layers."""
+        widths = 0
+        for layer in self.model.layers:
+            match layer.mlp:
+                case DenseMlp(size):
+                    widths += size
+                case ExpertMlp() as mlp:
+                    widths += mlp.intermediate_size * mlp.experts_per_token + mlp.shared_intermediate_size
+        return widths / self.model.num_layers
+
+    @cached_property
+    def _kinds_of_layer(self) -> list[tuple[int, Attention, int | None]]:
+        """How many layers have which attention and which window."""
+        counts = Counter((layer.attention, layer.sliding_window) for layer in self.model.layers)
+        return [(count, attention, window) for (attention, window), count in counts.items()]
+
+    def kv_values_kept(self, num_tokens: float) -> float:
+        """Numbers in the KV cache of one sequence of so many tokens: all layers, sliding windows cut."""
+        return sum(
+            count * attention.kv_values_per_token * _kept(num_tokens, window)
+            for count, attention, window in self._kinds_of_layer
+        )
+
+    def decode_attention_flops(self, num_tokens: float) -> float:
+        """Of one token that looks back at so many: all layers."""
+        return sum(
+            count * attention.decode_flops_per_pair * _kept(num_tokens, window)
+            for count, attention, window in self._kinds_of_layer
+        )
+
+    def prefill_attention_flops(self, num_tokens: float) -> float:
+        """Of one prompt: each token looks back at all before it, n^2 / 2 pairs; within a window w, w n - w^2 / 2."""
+        total = 0.0
+        for count, attention, window in self._kinds_of_layer:
+            kept = _kept(num_tokens, window)
+            total += count * attention.prefill_flops_per_pair * (kept * num_tokens - kept**2 / 2)
+        return total
+
+
+def _kept(num_tokens: float, window: int | None) -> float:
+    return num_tokens if window is None else min(num_tokens, window)
+
+
+def _kind(weight: Weight) -> int:
+    """0 attention, 1 dense feed-forward, 2 experts, 3 embedding and head, 4 the rest."""
+    if weight.role in _OUTER_ROLES:
+        return 3
+    if weight.is_bias or weight.role in {Role.NORM, Role.ROUTER, Role.SINK}:
+        return 4
+    if weight.role not in _MLP_ROLES:
+        return 0
+    return 2 if weight.expert is not None or weight.num_experts > 1 else 1
+
+
+@cache
+def _weights(model: ModelShape) -> tuple[Weight, ...]:
+    return tuple(weights_of(model))
+
+
+@cache
+def _counted(model: ModelShape) -> ModelCosts:
+    sizes = [0, 0, 0, 0, 0]
+    for weight in _weights(model):
+        sizes[_kind(weight)] += weight.size
+    matrix = model.vocab_size * model.hidden_size
+    return ModelCosts(
+        model=model,
+        attention_size=sizes[0],
+        dense_mlp_size=sizes[1],
+        expert_size=sizes[2],
+        other_size=sizes[4],
+        head_size=matrix,
+        embedding_size=matrix,
+    )
+
+
+@cache
+def _format_bytes(costs: ModelCosts, formats: FormatPlan) -> FormatBytes:
+    totals = [0, 0, 0, 0, 0]
+    for weight in _weights(costs.model):
+        totals[_kind(weight)] += formats.num_bytes([weight])
+    return FormatBytes(*totals)

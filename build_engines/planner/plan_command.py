@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme plan`: what a model needs and how fast it will be, before any GPU is rented."""
+
+import json
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from build_engines.checkpoint_config import load_config, read_model_shape
+from build_engines.gpus import gpu_named
+from build_engines.known_models import known_models
+from build_engines.planner.candidates import Machines, Wanted
+from build_engines.planner.estimator_choice import Wish, chosen
+from build_engines.planner.estimators import Load
+from build_engines.planner.plan import Plan, Question, Targets, make_plan
+from build_engines.planner.plan_report import plan_as_data, print_plan
+from build_engines.planner.serving_limit import MEASURED_RESPONSES_PER_S, ServingLimit
+from build_engines.planner.steady_state import Workload
+from build_engines.weight_formats import KV_FORMATS, WEIGHT_FORMATS
+from ensemble_configs.errors import SpecError
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help="A checkpoint's folder, its config.json, or a name: llama-3.1-70b.")],
+    *,
+    gpu: Annotated[str, typer.Option(help="h200, h100, a100-80, l40s, l4, a10g, b200, ...")] = "h100",
+    num_gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs over all nodes.")] = 8,
+    num_nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that they are in.")] = 1,
+    isl: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 1000,
+    osl: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 1000,
+    concurrency: Annotated[float | None, typer.Option(min=1, help="Clients that each wait for their answer.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Requests a second.")] = None,
+    users: Annotated[float | None, typer.Option(min=1, help="People who read an answer before they go on.")] = None,
+    think_time_s: Annotated[float, typer.Option(min=0, help="How long a user takes to go on.")] = 30.0,
+    slo_ttft_ms: Annotated[float | None, typer.Option(min=0, help="Time to the first token, at most.")] = None,
+    slo_tpot_ms: Annotated[float | None, typer.Option(min=0, help="Time for each further token, at most.")] = None,
+    price_per_gpu_hour: Annotated[float | None, typer.Option(min=0, help="For the price of a million tokens.")] = None,
+    weight_format: Annotated[list[str] | None, typer.Option("--format", help="Only this one; may be repeated.")] = None,
+    kv_format: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
+    tp_size: Annotated[list[int] | None, typer.Option(min=1, help="Only this one; may be repeated.")] = None,
+    pp_size: Annotated[list[int] | None, typer.Option(min=1, help="Only this one; may be repeated.")] = None,
+    max_batch_size: Annotated[int, typer.Option(min=1, help="Sequences that a replica runs at once.")] = 2048,
+    max_num_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step; longer prompts are chunked.")] = 8192,
+    kv_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of the free memory, for the KV cache.")] = 0.9,
+    serving_responses_per_s: Annotated[
+        float, typer.Option(min=1, help="What the serving host streams; measure yours with make bench.")
+    ] = MEASURED_RESPONSES_PER_S,
+    estimator: Annotated[Wish, typer.Option(help="Who predicts; auto: the one with the smaller error.")] = "auto",
+    num_shown: Annotated[int, typer.Option("--top", min=1, help="Options to print.")] = 10,
+    plot: Annotated[Path | None, typer.Option(help="Write throughput against latency to this PNG or SVG.")] = None,
+    is_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """Say what a model needs, which formats and layouts are legal on some GPUs, and how fast each will be.
+
+    Needs no GPU and no weights, only the model's config.json. Without --concurrency, --rate or --users it finds the
+    most that each option serves within the targets.
+
+    \b
+    Examples:
+      trireme plan llama-3.1-70b --gpu h100 --gpus 4
+      trireme plan ./checkpoint --gpu l40s --gpus 2 --isl 2000 --osl 300 --rate 3 --slo-ttft-ms 500
+      trireme plan ./checkpoint/config.json --gpu h200 --users 1000 --price-per-gpu-hour 3.5 --json
+      trireme plan llama-3.1-8b --gpu l4 --gpus 1 --format int4_awq --plot plan.png
+
+    \b
+    Exit codes: 0 done; 2 the question is wrong or nothing fits.
+    """
+    config = _config(model)
+    shape = read_model_shape(config, source=model)
+    workload = Workload(isl, osl)
+    question = Question(
+        model=shape,
+        machines=Machines(gpu_named(gpu), num_gpus, num_nodes),
+        workload=workload,
+        load=_load(concurrency, rate, users, think_time_s),
+        targets=Targets(slo_ttft_ms, slo_tpot_ms),
+        price_per_gpu_hour=price_per_gpu_hour,
+        wanted=Wanted(
+            weight_formats=_known(weight_format, WEIGHT_FORMATS, "format"),
+            kv_formats=_known(kv_format, KV_FORMATS, "kv-format"),
+            tp_sizes=tuple(tp_size or ()),
+            pp_sizes=tuple(pp_size or ()),
+            max_num_tokens=max_num_tokens,
+            max_batch_size=max_batch_size,
+            kv_fraction=kv_fraction,
+        ),
+        serving=ServingLimit(serving_responses_per_s),
+    )
+    with chosen(estimator, config) as (estimators, why):
+        made = make_plan(question, estimators, why_estimator=why)
+    if plot is not None:
+        _plot(made, plot)
+    if is_json:
+        json.dump(plan_as_data(made, name=model), sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    else:
+        print_plan(made, name=model, num_shown=num_shown)
+
+
+def _plot(made: Plan, path: Path) -> None:
+    try:
+        from build_engines.planner.plan_plot import write_plot  # noqa: PLC0415 - matplotlib takes a second to import
+    except ModuleNotFoundError as exc:
+        raise SpecError("--plot needs matplotlib; install trireme[plot]", field="plot") from exc
+    write_plot(made, path)
+
+
+def _config(name: str) -> dict[str, object]:
+    path = Path(name)
+    if path.exists():
+        return load_config(path)
+    known = known_models()
+    if name.lower() in known:
+        return known[name.lower()].config
+    raise SpecError(
+        f"model {name!r} is neither a folder or config.json here nor a known name; names are {', '.join(known)}",
+        field="model",
+        value=name,
+    )
+
+
+def _load(concurrency: float | None, rate: float | None, users: float | None, think_time_s: float) -> Load:
+    given = [name for name, value in (("concurrency", concurrency), ("rate", rate), ("users", users)) if value]
+    if len(given) > 1:
+        raise SpecError(f"--{given[0]} and --{given[1]} are two loads; give one", field=given[1])
+    return Load(concurrency, rate, users, think_time_s)
+
+
+def _known(given: list[str] | None, known: Collection[str], option: str) -> tuple[str, ...]:
+    for name in given or ():
+        if name not in known:
+            raise SpecError(f"--{option} {name!r} is not known; there are {', '.join(known)}", field=option, value=name)
+    return tuple(given or ())

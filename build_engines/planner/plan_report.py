@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan as tables for people and as data for programs."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+
+from build_engines.planner.efficiencies import fitted
+from build_engines.planner.estimator_choice import stated_errors
+from build_engines.planner.estimators import Load
+from build_engines.planner.footprint import kv_bytes_per_token
+from build_engines.planner.model_costs import ModelCosts
+from build_engines.planner.plan import Option, Plan, Question
+from build_engines.planner.steady_state import Estimate
+from build_engines.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
+from build_engines.weight_table import num_active_parameters, num_parameters
+
+_GIB = 2**30
+
+
+def plan_as_data(plan: Plan, *, name: str) -> dict[str, object]:
+    """All of it, with units in the names; `why_not_first` is empty for the first."""
+    question = plan.question
+    model, machines = question.model, question.machines
+    return {
+        "model": {
+            "name": name,
+            "architecture": model.architecture,
+            "num_parameters": num_parameters(model),
+            "num_active_parameters": num_active_parameters(model),
+            "weight_bytes": {form: _weight_bytes(question, form) for form in WEIGHT_FORMATS},
+            "kv_bytes_per_token": {form: kv_bytes_per_token(model, form) for form in KV_FORMATS},
+        },
+        "machines": {"gpu": machines.gpu.title, "num_gpus": machines.num_gpus, "num_nodes": machines.num_nodes},
+        "workload": question.workload._asdict(),
+        "load": question.load._asdict(),
+        "targets": asdict(question.targets),
+        "price_per_gpu_hour": question.price_per_gpu_hour,
+        "estimator": {"why": plan.why_estimator, "errors": stated_errors()},
+        "options": [_option_as_data(option, plan) for option in plan.options],
+        "rejected": [asdict(one) for one in plan.rejected],
+        "efficiencies": dict(fitted()),
+    }
+
+
+def print_plan(plan: Plan, *, name: str, num_shown: int) -> None:
+    """To standard output, as wide as the terminal."""
+    console = Console(file=sys.stdout, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 170)
+    for line in _heading(plan, name):
+        console.print(line, highlight=False)
+    console.print(_table(plan, num_shown))
+    for line in _notes(plan, num_shown):
+        console.print(line, highlight=False)
+
+
+def _heading(plan: Plan, name: str) -> Iterator[str]:
+    question = plan.question
+    model, machines = question.model, question.machines
+    total, active = num_parameters(model), num_active_parameters(model)
+    mixture = f", {active / 1e9:.2f}B of them for each token" if active != total else ""
+    yield f"{name}: {model.architecture}, {total:,} parameters{mixture}"
+    sixteen = "fp16" if model.dtype == "float16" else "bf16"
+    sizes = ", ".join(f"{form} {_weight_bytes(question, form) / 1e9:.3g}" for form in (sixteen, "fp8", "int4_awq"))
+    kv = ", ".join(f"{form} {kv_bytes_per_token(model, form):,.0f}" for form in (sixteen, "fp8"))
+    yield f"weights in GB: {sizes}; KV bytes a token: {kv}"
+    nodes = f" in {machines.num_nodes} nodes" if machines.num_nodes > 1 else ""
+    yield f"{machines.num_gpus} x {machines.gpu.title}{nodes}; {question.workload.isl} tokens in, " + (
+        f"{question.workload.osl} out; {_load_in_words(question)}"
+    )
+    yield from _estimators(plan)
+
+
+def _estimators(plan: Plan) -> Iterator[str]:
+    """How many options each estimated, and why not the first."""
+    of_name: dict[str, list[Option]] = {}
+    for option in plan.options:
+        of_name.setdefault(option.estimator, []).append(option)
+    counts = ", ".join(f"{len(options)} options by {name}" for name, options in of_name.items())
+    yield f"estimated: {counts}" + (f"; {plan.why_estimator}" if plan.why_estimator else "")
+    passed_over: dict[str, list[Option]] = {}
+    for option in plan.options:
+        if option.why_estimator:
+            passed_over.setdefault(option.why_estimator, []).append(option)
+    for reason, options in passed_over.items():
+        yield f"  {options[0].estimator} for {len(options)} options, {options[0].candidate.name} among them; {reason}"
+
+
+def _load_in_words(question: Question) -> str:
+    match question.load:
+        case Load(concurrency=float() | int() as clients):
+            words = f"{clients:g} clients"
+        case Load(requests_per_s=float() | int() as rate):
+            words = f"{rate:.3g} requests/s"
+        case Load(users=float() | int() as users):
+            words = f"{users:g} users who think for {question.load.think_time_s:g} s"
+        case _:
+            words = "as much as each option takes"
+    targets = question.targets
+    words += f", TTFT <= {targets.ttft_ms:g} ms" if targets.ttft_ms is not None else ""
+    return words + (f", TPOT <= {targets.tpot_ms:g} ms" if targets.tpot_ms is not None else "")
+
+
+def _table(plan: Plan, num_shown: int) -> Table:
+    has_price = plan.question.price_per_gpu_hour is not None
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for header in ("format", "KV", "layout", "GPUs", "batch", "TTFT ms", "TPOT ms", "tokens/s", "/GPU"):
+        table.add_column(header, justify="left" if header in {"format", "KV", "layout"} else "right", no_wrap=True)
+    if has_price:
+        table.add_column("$/M tokens", justify="right", no_wrap=True)
+    table.add_column("within", justify="right", no_wrap=True)
+    table.add_column("bound by", no_wrap=True)
+    table.add_column("behind the first by", overflow="fold")
+    for option in plan.options[:num_shown]:
+        engine, estimate = option.candidate.engine, option.estimate
+        cells = [
+            engine.formats.linear.name, engine.kv_format, str(option.candidate.layout), str(option.num_gpus),
+            f"{estimate.batch_size:,.0f}", f"{estimate.ttft_ms:,.0f}", f"{estimate.tpot_ms:.1f}",
+            f"{option.output_tokens_per_s:,.0f}", f"{option.tokens_per_s_per_gpu:,.0f}",
+        ]  # fmt: skip
+        if option.usd_per_million_tokens is not None:
+            cells.append(f"{option.usd_per_million_tokens:.3f}")
+        bound = "serving host" if option.is_capped_by_serving else estimate.bound_by
+        cells += [f"x/÷ {option.uncertainty:.2f}", bound, option.why_not_first]
+        table.add_row(*cells)
+    return table
+
+
+def _notes(plan: Plan, num_shown: int) -> Iterator[str]:
+    hidden = len(plan.options) - num_shown
+    if hidden > 0:
+        yield f"{hidden} more options: --top {len(plan.options)}"
+    best = plan.options[0]
+    if best.missed is not None:
+        yield f"No option meets the targets; the first misses them by {best.missed}."
+    print_kv = best.candidate.footprint
+    yield (
+        f"first: on each GPU {print_kv.weight_bytes / _GIB:.1f} GiB of weights, {print_kv.workspace_bytes / _GIB:.1f} "
+        f"of workspace, {print_kv.kv_bytes / _GIB:.1f} of KV cache: {print_kv.kv_tokens:,} tokens, "
+        f"{print_kv.num_sequences(plan.question.workload.num_tokens):,} whole sequences a replica"
+    )
+    if best.candidate.engine.formats.linear.is_quantized:
+        yield f"{best.candidate.engine.formats.linear.name} is not free of loss: `trireme evaluate` says what it costs."
+    if best.is_capped_by_serving:
+        limit = f"{plan.question.serving.responses_per_s:,.0f} responses/s a replica, measured on two cores"
+        made = f"the engines make {best.engine_output_tokens_per_s:,.0f} tokens/s"
+        yield f"The serving host binds before the GPUs ({limit}; {made}). Measure yours: --serving-responses-per-s."
+    unmeasured = sorted({name for option in plan.options[:num_shown] for name in option.unmeasured})
+    if unmeasured:
+        yield f"Wider in `within`, for no published measurement was fitted for: {', '.join(unmeasured)}."
+    groups: dict[str, list[str]] = {}
+    for one in plan.rejected:
+        groups.setdefault(one.reason, []).append(one.name)
+    if groups:
+        yield "Not possible:"
+    for reason, names in groups.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        yield f"  {'; '.join(names[:3])}{more}: {reason}"
+
+
+def _option_as_data(option: Option, plan: Plan) -> dict[str, object]:
+    engine, estimate, footprint = option.candidate.engine, option.estimate, option.candidate.footprint
+    return {
+        "weight_format": engine.formats.linear.name,
+        "kv_format": engine.kv_format,
+        **asdict(option.candidate.layout),
+        "num_gpus": option.num_gpus,
+        "num_replicas": option.num_gpus // option.candidate.layout.world_size,
+        **_estimate_as_data(estimate),
+        "engine_output_tokens_per_s": option.engine_output_tokens_per_s,
+        "output_tokens_per_s": option.output_tokens_per_s,
+        "output_tokens_per_s_per_gpu": option.tokens_per_s_per_gpu,
+        "usd_per_million_tokens": option.usd_per_million_tokens,
+        "estimator": option.estimator,
+        "why_estimator": option.why_estimator or plan.why_estimator,
+        "uncertainty_factor": option.uncertainty,
+        "unmeasured": list(option.unmeasured),
+        "bound_by": "serving host" if option.is_capped_by_serving else estimate.bound_by,
+        "missed": option.missed,
+        "why_not_first": option.why_not_first,
+        "weight_bytes_per_gpu": footprint.weight_bytes,
+        "workspace_bytes_per_gpu": footprint.workspace_bytes,
+        "kv_bytes_per_gpu": footprint.kv_bytes,
+        "kv_bytes_per_token_per_gpu": footprint.kv_bytes_per_token,
+        "kv_tokens": footprint.kv_tokens,
+        "curve": [_estimate_as_data(one) for one in option.curve],
+    }
+
+
+def _estimate_as_data(estimate: Estimate) -> dict[str, object]:
+    return {
+        "ttft_ms": estimate.ttft_ms,
+        "tpot_ms": estimate.tpot_ms,
+        "replica_output_tokens_per_s": estimate.output_tokens_per_s,
+        "batch_size": estimate.batch_size,
+        "step_ms": None
+        if estimate.step is None
+        else {name.removesuffix("_s"): 1000 * seconds for name, seconds in vars(estimate.step).items()},
+    }
+
+
+def _weight_bytes(question: Question, weight_format: str) -> int:
+    costs = ModelCosts.of(question.model)
+    return sum(costs.bytes_in(FormatPlan(WEIGHT_FORMATS[weight_format])))

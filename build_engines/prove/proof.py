@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `trireme prove` finds, as data: one file for each GPU and day in `benchmarks/gpu/`."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ensemble_configs.durable_files import write_atomically
+from ensemble_configs.errors import SpecError
+
+FORMAT = 1
+
+
+class GpuState(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU, as `nvidia-smi` shows it; None: it does not tell."""
+
+    name: str
+    sm: int
+    memory_bytes: int | None = None
+    driver: str | None = None
+    power_limit_w: float | None = None
+    max_sm_clock_mhz: float | None = None
+    ecc: str | None = None
+    mig: str | None = None
+
+
+class ProofMachine(msgspec.Struct, frozen=True, kw_only=True):
+    """Where it ran."""
+
+    gpus: list[GpuState]
+    versions: dict[str, str]  # by package, with underscores; "python" among them
+    container: str | None = None  # the NGC container's tag: 26.07
+    cpu: str = ""
+    num_cpus: int = 0
+    kernel: str = ""
+
+
+class ProofModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What was built and asked."""
+
+    name: str
+    architecture: str
+    num_parameters: int
+    format: str  # of its matrices: fp16 or bf16
+    weights_sha256: str
+
+
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
+    """How the installed package differs from the facts that our code is written against."""
+
+    version: str
+    diff: list[str] = []  # lines of a unified diff; none: it is as the facts say
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True):
+    """A release."""
+
+    address: str
+    recipe: dict[str, object]
+    engine_bytes: int
+
+
+class FailedCase(msgspec.Struct, frozen=True):
+    """One case of the conformance suite."""
+
+    name: str
+    message: str
+
+
+class Conformance(msgspec.Struct, frozen=True, kw_only=True):
+    """How one provider did in the suite that every engine must pass."""
+
+    num_passed: int
+    num_failed: int
+    num_skipped: int
+    failed: list[FailedCase] = []
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """Means over the requests, and output tokens of all of them; of a ratio, predicted over measured each."""
+
+    ttft_ms: float
+    tpot_ms: float
+    tokens_per_s: float
+
+
+class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One provider under one load."""
+
+    provider: str
+    path: Literal["engine", "server"]  # the engine alone, in a process of its own; or the ensemble over gRPC
+    concurrency: int
+    isl: int
+    osl: int
+    num_requests: int
+    measured: Figures
+    ttft_p99_ms: float
+    predicted: Figures | None = None  # None: the plan says nothing of it
+    ratio: Figures | None = None
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How one step went."""
+
+    name: str
+    status: Literal["passed", "failed", "left out"]
+    duration_s: float
+    reason: str | None = None
+    last_lines: list[str] = []  # of what it wrote, where it failed
+
+
+class Proof(msgspec.Struct, kw_only=True):
+    """All of it; filled step by step."""
+
+    format: int = FORMAT
+    date: str  # ISO 8601, UTC
+    commit: str | None  # of this repository, "-dirty" where it was changed
+    gpu: str  # a name of gpus.yaml
+    machine: ProofMachine
+    model: ProofModel
+    drift: Drift | None = None
+    built: Built | None = None
+    conformance: dict[str, Conformance] = msgspec.field(default_factory=dict)  # by provider
+    bench: list[BenchRow] = msgspec.field(default_factory=list)
+    steps: list[StepRecord] = msgspec.field(default_factory=list)
+
+    @property
+    def failures(self) -> list[StepRecord]:
+        """The steps that failed."""
+        return [step for step in self.steps if step.status == "failed"]
+
+    @property
+    def day(self) -> str:
+        """2026-11-21."""
+        return self.date[:10]
+
+
+def proof_text(proof: Proof) -> str:
+    """As JSON, indented, for a file or a terminal."""
+    return msgspec.json.format(msgspec.json.encode(proof), indent=1).decode() + "\n"
+
+
+def write_proof(proof: Proof, folder: Path) -> Path:
+    """`<gpu>_<date>.json`, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{proof.gpu}_{proof.day}.json"
+    write_atomically(path, proof_text(proof))
+    return path
+
+
+def load_proofs(folder: Path) -> list[Proof]:
+    """All files of a folder, by name; none where there is no folder.
+
+    Raises:
+        SpecError: one is not what `write_proof` writes.
+    """
+    proofs = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            proofs.append(msgspec.json.decode(path.read_bytes(), type=Proof))
+        except msgspec.MsgspecError as exc:
+            raise SpecError(f"{path} is not a result of `trireme prove`: {exc}", file=path) from exc
+    return proofs

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme prove`: on a machine with a GPU, everything that is only tested on stand-ins elsewhere."""
+
+import contextlib
+import datetime
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from build_engines.build_job import Tools
+from build_engines.build_progress import duration
+from build_engines.prove.build_step import longest_sequence
+from build_engines.prove.gpu_machine import NoGpuError, gpu_row, read_proof_machine
+from build_engines.prove.proof import Proof, proof_text, write_proof
+from build_engines.prove.proof_model import DEFAULT, REPOSITORY, describe_model, find_checkpoint
+from build_engines.prove.proving import STEPS, Proving, describe_steps
+from build_engines.prove.step import Step, run_step
+from ensemble_configs.errors import SpecError
+
+EXIT_NOT_PROVED, EXIT_NO_GPU = 1, 2
+
+
+def prove(
+    model: Annotated[str, typer.Option(help="demo, demo-draft, or a Hugging Face checkpoint's folder.")] = DEFAULT,
+    gpu: Annotated[str, typer.Option(help="A name of gpus.yaml; auto: by what the driver calls it.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder for the result.")] = Path("benchmarks/gpu"),
+    step: Annotated[str, typer.Option("--steps", help="Only these, separated by commas.")] = ",".join(STEPS),
+    isl: Annotated[int, typer.Option(min=1, help="Tokens of a prompt in the measurements.")] = 512,
+    osl: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 128,
+    concurrency: Annotated[str, typer.Option(help="Clients at a time, separated by commas.")] = "1,4,16,64",
+    timeout_s: Annotated[float, typer.Option(min=1, help="For each program that a step runs.")] = 3600.0,
+    work: Annotated[
+        Path | None, typer.Option(help="Folder for engine and logs; kept.", show_default="one that is removed")
+    ] = None,
+    trtllm_examples: Annotated[
+        Path, typer.Option(help="TensorRT-LLM's examples, of the version that builds.")
+    ] = Tools.trtllm_examples,
+    is_json: Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")] = False,
+) -> None:
+    """Try everything on the GPU of this machine and write one JSON, whatever fails on the way.
+
+    For NVIDIA's container tritonserver:26.07-trtllm-python-py3 (TensorRT-LLM 1.2.1), from a checkout of the repository.
+    With a bare TensorRT-LLM from 1.3 on there are no compiled engines, and the provider pytorch is proved alone.
+
+    \b
+    Examples:
+      trireme prove
+      trireme prove --model /models/llama-3.1-8b --gpu h100 --work /scratch/prove
+      trireme prove --steps facts,conformance --json
+
+    \b
+    Exit codes: 0 all steps passed; 1 one failed, and the file says which; 2 no GPU, or a wrong option.
+    """
+    names, concurrencies = _steps(step), _numbers(concurrency)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        machine, _ = read_proof_machine()
+    except NoGpuError as exc:
+        _say_what_would_be_done(exc, names, console, is_json=is_json)
+        raise typer.Exit(EXIT_NO_GPU) from exc
+    row = gpu_row(gpu, machine)
+    checkpoint = find_checkpoint(model)
+    longest = longest_sequence(checkpoint)
+    if isl + osl > longest:
+        text = f"isl + osl is {isl + osl} tokens, and the engine reaches to {longest}; shorten one"
+        raise SpecError(text, field="isl", value=isl, max=longest - osl)
+    out.mkdir(parents=True, exist_ok=True)  # before an hour is spent
+    proof = Proof(
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        commit=_commit(),
+        gpu=row.name,
+        machine=machine,
+        model=describe_model(checkpoint),
+    )
+    with _work_folder(work) as folder:
+        options = [f"--trtllm-examples={trtllm_examples}"]
+        proving = Proving(proof, checkpoint, row, folder, isl, osl, concurrencies, timeout_s, options)
+        console.print(f"{machine.gpus[0].name} ({row.name}), TensorRT-LLM {_version(proof)}: {proof.model.name}")
+        for each in proving.steps(names):
+            record = run_step(each, lambda current: _shown(console, current))
+            proof.steps.append(record)
+            reason = f": {record.reason}" if record.reason else ""
+            console.print(f"{record.name}: {record.status}, {duration(record.duration_s)}{reason}", markup=False)
+            for line in record.last_lines:
+                console.print(f"    {line}", markup=False)
+            path = write_proof(proof, out)  # after every step: what ends this program loses at most one
+    if is_json:
+        sys.stdout.write(proof_text(proof))
+    elif proof.bench:
+        Console().print(_table(proof))
+    console.print(f"written to {path}", markup=False)
+    if proof.failures:
+        raise typer.Exit(EXIT_NOT_PROVED)
+
+
+def _steps(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in STEPS:
+            raise SpecError(f"--steps: {name!r} is none; there are {', '.join(STEPS)}", field="steps", value=name)
+    if not names:
+        raise SpecError(f"--steps names none; there are {', '.join(STEPS)}", field="steps")
+    return names
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise SpecError(f"--concurrency must be numbers from 1 on, such as 1,4,16; got {text!r}", field="concurrency")
+    return tuple(int(part) for part in parts)
+
+
+def _say_what_would_be_done(why: NoGpuError, names: list[str], console: Console, *, is_json: bool) -> None:
+    lines = describe_steps(names)
+    if is_json:
+        sys.stdout.write(json.dumps({"error": why.message, "would_do": lines}, indent=1) + "\n")
+        return
+    console.print(f"trireme: {why.message}", markup=False)
+    console.print("nothing was done; with a GPU these would be:")
+    for line in lines:
+        console.print(f"  {line}", markup=False)
+
+
+@contextlib.contextmanager
+def _work_folder(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given.resolve()
+        return
+    folder = Path(tempfile.mkdtemp(prefix="trireme-prove-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _shown(console: Console, step: Step) -> Iterator[None]:
+    if not console.is_terminal:
+        console.print(f"{step.name}: {step.what} ...", markup=False)
+        yield
+        return
+    with console.status(f"{step.name}: {step.what}"):
+        yield
+
+
+def _version(proof: Proof) -> str:
+    return proof.machine.versions.get("tensorrt_llm", "not installed")
+
+
+def _commit() -> str | None:
+    def git(*args: str) -> str:
+        result = subprocess.run(["git", *args], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        return result.stdout.strip()
+
+    try:
+        is_changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + ("-dirty" if is_changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None  # installed without its repository
+
+
+def _table(proof: Proof) -> Table:
+    table = Table(title=f"{proof.model.name} on {proof.gpu}: measured, and predicted / measured")
+    for column in ("provider", "through", "clients", "TTFT ms", "TPOT ms", "tokens/s", "TTFT", "TPOT", "tokens/s"):
+        table.add_column(column, justify="right")
+    for row in proof.bench:
+        figures, off = row.measured, row.ratio
+        ratios = (
+            ["", "", ""] if off is None else [f"{each:.2f}" for each in (off.ttft_ms, off.tpot_ms, off.tokens_per_s)]
+        )
+        seen = [f"{figures.ttft_ms:.1f}", f"{figures.tpot_ms:.2f}", f"{figures.tokens_per_s:.0f}"]
+        table.add_row(row.provider, row.path, str(row.concurrency), *seen, *ratios)
+    return table

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a proof, in order, and what each needs from those before; what they find goes into the `Proof`."""
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from build_engines.checkpoint_folder import CheckpointFiles
+from build_engines.gpus import Gpu
+from build_engines.planner.serving_limit import ServingLimit
+from build_engines.planner.steady_state import Limits
+from build_engines.prove.build_step import (
+    MAX_BATCH_SIZE,
+    MAX_BEAM_WIDTH,
+    MAX_NUM_TOKENS,
+    build_release,
+    describe_release,
+    longest_sequence,
+    proof_recipe,
+    refuse_version_without_engines,
+)
+from build_engines.prove.child_process import run_child
+from build_engines.prove.closed_loop import Measured, SteadyLoad
+from build_engines.prove.conformance_step import run_suite
+from build_engines.prove.engine_bench import EngineAnswer, EngineQuestion
+from build_engines.prove.facts_step import read_facts
+from build_engines.prove.prediction import predict, ratio
+from build_engines.prove.proof import BenchRow, Proof
+from build_engines.prove.proof_model import REPOSITORY
+from build_engines.prove.server_bench import bench_server
+from build_engines.prove.step import LeftOut, Step, StepFailed
+from build_engines.stage_process import last_lines
+from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.errors import SpecError
+from serving.server.installation import find_triton
+
+PROVIDERS = ("tensorrt", "pytorch")
+STEPS = {
+    "facts": "read the signatures of the installed tensorrt_llm again and compare them with tests/fakes/trtllm_facts",
+    "build": "build a small engine with `trireme build`",
+    "conformance": "run the suite that every engine must pass on {providers}",
+    "bench": "measure TTFT, TPOT and tokens/s of {providers} in a process of its own, beside what `trireme plan` says",
+    "serve": "measure the same through `trireme serve`, where Triton is installed",
+}
+
+
+def describe_steps(names: Sequence[str]) -> list[str]:
+    """What would be done, a line each."""
+    return [f"{name}: {STEPS[name].format(providers=' and '.join(PROVIDERS))}" for name in names]
+
+
+@dataclass
+class Proving:
+    """One run of all steps on one GPU.
+
+    Attributes:
+        proof: gets what is found.
+        work: folder for releases, logs and what programs tell each other.
+        isl, osl: tokens of a prompt and of an answer in the measurements.
+        timeout_s: for each program of a step.
+        build_options: more for `trireme build`.
+    """
+
+    proof: Proof
+    checkpoint: CheckpointFiles
+    gpu: Gpu
+    work: Path
+    isl: int
+    osl: int
+    concurrencies: tuple[int, ...]
+    timeout_s: float
+    build_options: list[str] = field(default_factory=list)
+    release: Path | None = None
+    num_kv_tokens: dict[str, int] = field(default_factory=dict)  # by provider, of the engine that was measured
+
+    def steps(self, names: Sequence[str]) -> list[Step]:
+        """The wanted ones, each for every provider that it is of."""
+        found: list[Step] = []
+        for name, what in STEPS.items():
+            match name:
+                case _ if name not in names:
+                    continue
+                case "facts":
+                    found.append(Step(name, what, self._facts))
+                case "build":
+                    found.append(Step(name, what, self._build))
+                case _:
+                    found += [self._of_provider(name, provider) for provider in PROVIDERS]
+        return found
+
+    def _of_provider(self, name: str, provider: str) -> Step:
+        run = {"conformance": self._conformance, "bench": self._bench, "serve": self._serve}[name]
+        return Step(f"{name} {provider}", STEPS[name].format(providers=provider), lambda: run(provider))
+
+    @property
+    def _version(self) -> str:
+        version = self.proof.machine.versions.get("tensorrt_llm")
+        if version is None:
+            raise StepFailed("tensorrt_llm is not installed; run this in a container tritonserver:*-trtllm-python-py3")
+        return version
+
+    def _facts(self) -> None:
+        self.proof.drift = read_facts(self.work, self._version)
+
+    def _build(self) -> None:
+        refuse_version_without_engines(self._version)
+        recipe = proof_recipe(self.checkpoint, self.gpu, self._version)
+        self.release = build_release(recipe, self.checkpoint.dir, self.work, self.build_options, self.timeout_s)
+        self.proof.built = describe_release(self.release, recipe)
+
+    def _conformance(self, provider: str) -> None:
+        engine = self._engine(provider) | {"max_beam_width": MAX_BEAM_WIDTH}
+        if provider == "tensorrt":
+            engine["is_gathering_generation_logits"] = True
+        else:
+            engine["sampler"] = "trtllm"  # knows seeds, penalties and beams
+        found = run_suite(provider, engine, self.work, self.timeout_s)
+        self.proof.conformance[provider] = found
+        if found.num_failed:
+            names = ", ".join(case.name for case in found.failed[:3])
+            more = "" if found.num_failed <= 3 else f" and {found.num_failed - 3} more"
+            raise StepFailed(f"{found.num_failed} of {found.num_failed + found.num_passed} cases: {names}{more}")
+
+    def _engine(self, provider: str) -> dict[str, object]:
+        """The part of an engine's spec that does not depend on the load.
+
+        Raises:
+            LeftOut: there is no engine.
+        """
+        _ = self._version
+        if provider == "pytorch":
+            return {"dir": str(self.checkpoint.dir)}
+        refuse_version_without_engines(self._version)
+        if self.release is None:
+            raise LeftOut("no engine was built")
+        return {"dir": str(self.release / "engine")}
+
+    def _loaded(self, provider: str) -> dict[str, object]:
+        """The whole spec of an engine that is measured."""
+        batch = {
+            "max_num_seqs": MAX_BATCH_SIZE,
+            "max_num_batched_tokens": MAX_NUM_TOKENS,
+            "max_seq_len": longest_sequence(self.checkpoint),
+            "is_block_reuse": False,  # no prompt comes twice
+        }
+        return {"provider": provider} | self._engine(provider) | batch
+
+    @property
+    def _loads(self) -> list[SteadyLoad]:
+        return [
+            SteadyLoad(concurrency=each, isl=self.isl, osl=self.osl, num_requests=max(16, 4 * each))
+            for each in self.concurrencies
+        ]
+
+    def _bench(self, provider: str) -> None:
+        spec = self._loaded(provider)
+        question, answer = self.work / f"bench_{provider}.json", self.work / f"bench_{provider}.answer.json"
+        log = self.work / "logs" / f"bench_{provider}.log"
+        question.write_bytes(msgspec.json.encode(EngineQuestion(engine=spec, loads=self._loads)))
+        argv = [sys.executable, "-m", "build_engines.prove.engine_bench", question, answer]
+        try:
+            status = run_child(argv, cwd=REPOSITORY, log=log, timeout_s=self.timeout_s)
+        finally:  # what was measured before something broke is kept
+            if answer.is_file():
+                found = msgspec.json.decode(answer.read_bytes(), type=EngineAnswer)
+                self.num_kv_tokens[provider] = found.num_kv_tokens
+                self._keep(provider, found.measured, serving=None)
+        if status or not answer.is_file():
+            raise StepFailed(f"the engine's process ended with status {status}", last_lines(log))
+
+    def _serve(self, provider: str) -> None:
+        try:
+            find_triton()
+        except SpecError as exc:
+            raise LeftOut(exc.message) from exc
+        if importlib.util.find_spec("tritonclient") is None:
+            raise LeftOut("tritonclient is not installed; `pip install tritonclient[grpc]`")
+        spec = DeploymentSpec.model_validate(
+            {
+                "name": f"prove_{provider}",
+                "tokenizer": {"dir": self.checkpoint.dir},
+                "engine": self._loaded(provider) | {"watchdog_s": 120},
+            }
+        )
+        measured = bench_server(spec, self._loads, self.work, self.timeout_s)
+        self._keep(provider, measured, serving=ServingLimit())
+
+    def _keep(self, provider: str, measured: list[Measured], *, serving: ServingLimit | None) -> None:
+        for load, seen in zip(self._loads, measured, strict=False):  # fewer were measured where something broke
+            kv_tokens = self.num_kv_tokens.get(provider, MAX_BATCH_SIZE * longest_sequence(self.checkpoint))
+            limits = Limits(kv_tokens, MAX_BATCH_SIZE, MAX_NUM_TOKENS)
+            model = self.proof.model
+            predicted = predict(self.checkpoint.shape, self.gpu, model.format, load, limits, serving=serving)
+            self.proof.bench.append(
+                BenchRow(
+                    provider=provider,
+                    path="engine" if serving is None else "server",
+                    concurrency=load.concurrency,
+                    isl=load.isl,
+                    osl=load.osl,
+                    num_requests=seen.num_requests,
+                    measured=seen.figures,
+                    ttft_p99_ms=seen.ttft_p99_ms,
+                    predicted=predicted,
+                    ratio=None if predicted is None else ratio(predicted, seen.figures),
+                )
+            )

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step of a proof: how it ends, and how a list of them is run so that one that fails does not lose the others."""
+
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from build_engines.prove.proof import StepRecord
+from ensemble_configs.errors import ServingError
+
+
+class StepFailed(Exception):
+    """It did not do what it should; `last_lines` of what it wrote."""
+
+    def __init__(self, reason: str, last_lines: Sequence[str] = ()) -> None:
+        super().__init__(reason)
+        self.last_lines = list(last_lines)
+
+
+class LeftOut(Exception):
+    """It cannot be done here, or what it needs has failed: not a failure of its own."""
+
+
+class Step(NamedTuple):
+    """One of them."""
+
+    name: str
+    what: str  # that it does, for people
+    run: Callable[[], None]
+
+
+Watch = Callable[[Step], AbstractContextManager[None]]
+
+
+def run_step(step: Step, watch: Watch) -> StepRecord:
+    """Run one; whatever it raises becomes its record.
+
+    Args:
+        step: that is due.
+        watch: shows that it runs.
+    """
+    started_s = time.monotonic()
+
+    def record(**how: object) -> StepRecord:
+        duration_s = round(time.monotonic() - started_s, 3)
+        return StepRecord(name=step.name, duration_s=duration_s, **how)  # type: ignore[arg-type]
+
+    try:
+        with watch(step):
+            step.run()
+    except LeftOut as exc:
+        return record(status="left out", reason=str(exc))
+    except StepFailed as exc:
+        return record(status="failed", reason=str(exc), last_lines=exc.last_lines)
+    except ServingError as exc:
+        return record(status="failed", reason=exc.message)
+    except Exception as exc:  # a step is a boundary: what nobody expected on a GPU is what a proof is for
+        lines = "".join(traceback.format_exception(exc)).splitlines()[-20:]
+        return record(status="failed", reason=f"{type(exc).__name__}: {exc}", last_lines=lines)
+    return record(status="passed")

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe: how a checkpoint becomes a release, as typed data; `recipes/*.yaml` are those that come with us.
+
+What hardware and versions make of it is for `build_engines.recipe_checks`, the commands for
+`build_engines.trtllm_commands`.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, Field, JsonValue, model_validator
+
+from build_engines.parallel_sizes import EmbeddingSharding
+from build_engines.recipe_parts import (
+    BuilderSpec,
+    Calibration,
+    DraftModelSpec,
+    Fraction,
+    LoraRecipe,
+    Plugins,
+    QualitySpec,
+    SmoothQuantSpec,
+    Speculation,
+)
+from ensemble_configs.deployment import validate
+from ensemble_configs.errors import SpecError
+from ensemble_configs.release_manifest import hash_recipe as hash_document
+from ensemble_configs.spec import Positive, Spec
+
+RECIPES = Path(__file__).with_name("recipes")
+
+GpuFormat = Literal[
+    "fp16", "bf16", "int8_weight_only", "smoothquant", "int4_weight_only", "int4_awq", "int4_gptq", "fp8",
+    "fp8_rowwise", "fp8_block", "w4a8_awq", "nvfp4",
+]  # fmt: skip
+Dtype = Literal["auto", "float16", "bfloat16", "float32"]
+
+
+class _Recipe(Spec):
+    """What every back end needs to know."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="also of the release's folder")]
+    model: str = Field(description="where the checkpoint comes from, for people: a repository and its revision")
+    max_batch_size: Positive = Field(default=64, description="requests in one step")
+    max_num_tokens: Positive = Field(default=8192, description="tokens in one step")
+    max_seq_len: Positive = Field(default=8192, description="prompt and output together, tokens")
+    calibration: Calibration | None = None
+    quality: QualitySpec = QualitySpec()
+
+
+class _GpuRecipe(_Recipe):
+    """What both back ends of TensorRT-LLM need to know."""
+
+    gpu: str = Field(description="that it will be served on: a name of gpus.yaml")
+    tensorrt_llm: str = Field(default="1.2.1", description="the version that builds and serves it")
+    format: GpuFormat = Field(description="of the matrices in the layers; embedding, head and norms keep 16 bits")
+    is_head_quantized: bool = Field(default=False, description="the head, too")
+    kv_format: Literal["auto", "fp16", "int8", "fp8", "nvfp4"] = Field(
+        default="auto", description="of the KV cache; auto: 16 bits"
+    )
+    dtype: Dtype = Field(default="auto", description="of what is not quantized; auto: the checkpoint's")
+    group_size: Positive = Field(default=128, description="weights that share a scale, for AWQ and GPTQ")
+    tp_size: Positive = Field(default=1, description="tensor parallel")
+    pp_size: Positive = Field(default=1, description="pipeline parallel")
+    cp_size: Positive = Field(default=1, description="context parallel")
+    ep_size: Positive = Field(default=1, description="expert parallel, within tp_size")
+    speculation: Speculation | None = None
+    lora: LoraRecipe | None = None
+    builder: BuilderSpec = BuilderSpec()
+
+    @property
+    def world_size(self) -> int:
+        """GPUs of one engine."""
+        return self.tp_size * self.pp_size * self.cp_size
+
+
+class TensorRtRecipe(_GpuRecipe):
+    """A compiled engine: quantize or convert, then trtllm-build."""
+
+    backend: Literal["tensorrt"]
+    max_input_len: Positive = Field(default=4096, description="prompt, tokens")
+    max_beam_width: Positive = 1
+    opt_num_tokens: Positive | None = Field(default=None, description="tokens in the step it is tuned for")
+    checkpoint_form: Literal["hugging_face", "tensorrt_llm"] = Field(
+        default="hugging_face",
+        description="tensorrt_llm: config.json and rank0.safetensors, as upstream's scripts write",
+    )
+    gptq_file: Path | None = Field(
+        default=None, description="GPTQ weights beside a plain checkpoint; none: the checkpoint is GPTQ itself"
+    )
+    smoothquant: SmoothQuantSpec | None = Field(
+        default=None, description="for format smoothquant of the Llama family; none: its defaults"
+    )
+    kv_cache_type: Literal["paged", "continuous", "disabled"] = "paged"
+    kv_block_tokens: Positive = Field(default=32, description="of the KV cache")
+    is_gathering_context_logits: bool = False
+    is_gathering_generation_logits: bool = False
+    logits_dtype: Literal["float16", "float32"] = "float32"
+    embedding: EmbeddingSharding = Field(
+        default="none", description="along which side it is split over the ranks of tensor parallel"
+    )
+    is_weight_streaming: bool = Field(default=False, description="weights may stay in host memory")
+    plugins: Plugins = Plugins()
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> "TensorRtRecipe":
+        if self.max_input_len >= self.max_seq_len:
+            raise ValueError(
+                f"max_input_len ({self.max_input_len}) must be less than max_seq_len ({self.max_seq_len}), which "
+                "counts the output, too"
+            )
+        if self.opt_num_tokens is not None and self.opt_num_tokens > self.max_num_tokens:
+            raise ValueError(f"opt_num_tokens ({self.opt_num_tokens}) > max_num_tokens ({self.max_num_tokens})")
+        return self
+
+
+class PyTorchRecipe(_GpuRecipe):
+    """A checkpoint that TensorRT-LLM's PyTorch backend loads: quantized by ModelOpt, or already as it should be."""
+
+    backend: Literal["pytorch"]
+    is_attention_dp: bool = Field(default=False, description="attention by data parallel ranks, not tensor parallel")
+    kv_block_tokens: Positive = 32
+    max_beam_width: Positive = 1
+
+
+class OpenVinoRecipe(_Recipe):
+    """OpenVINO's IR, for the CPU."""
+
+    backend: Literal["openvino"]
+    format: Literal["fp16", "int8", "int4"] = Field(description="of the matrices in the layers")
+    embedding_format: Literal["auto", "fp16", "int8", "int4"] = Field(
+        default="auto", description="auto: the exporter's"
+    )
+    head_format: Literal["auto", "fp16", "int8", "int4"] = Field(default="auto", description="auto: the exporter's")
+    kv_format: Literal["auto", "fp16", "int8"] = Field(default="auto", description="auto: the device's own")
+    is_symmetric: bool = Field(default=False, description="no zero points")
+    group_size: Positive | None = Field(default=None, description="weights that share a scale; none: a whole row")
+    ratio: Fraction = Field(default=1.0, description="of the layers that get int4; the others get int8")
+    is_awq: bool = Field(default=False, description="scale channels by what meets them; needs calibration")
+    is_data_aware: bool = Field(default=False, description="estimate scales from activations; needs calibration")
+    draft: DraftModelSpec | None = None
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "OpenVinoRecipe":
+        is_int4 = self.format == "int4"
+        for name in ("group_size", "is_awq", "is_data_aware"):
+            if getattr(self, name) and not is_int4:
+                raise ValueError(f"{name} is for format int4; leave it out or take that format")
+        if self.ratio != 1 and not is_int4:
+            raise ValueError("ratio is for format int4; leave it out or take that format")
+        if (self.is_awq or self.is_data_aware) and self.calibration is None:
+            raise ValueError("is_awq and is_data_aware need calibration; name a dataset or a file")
+        return self
+
+
+Recipe = TensorRtRecipe | PyTorchRecipe | OpenVinoRecipe
+GpuRecipe = TensorRtRecipe | PyTorchRecipe
+
+_BACKENDS: dict[object, type[Recipe]] = {
+    get_args(recipe.model_fields["backend"].annotation)[0]: recipe for recipe in get_args(Recipe)
+}
+
+
+def recipe_names() -> list[str]:
+    """Those that come with us."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def load_recipe(file_or_name: str | Path) -> Recipe:
+    """Read a recipe file, or one of ours by name; relative paths in it become absolute, from the file's own folder.
+
+    Raises:
+        SpecError: no such file, not YAML, an unknown or missing key, a wrong type or a clash. It names each.
+    """
+    path = Path(file_or_name)
+    if str(file_or_name) in recipe_names():
+        path = RECIPES / f"{file_or_name}.yaml"
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise SpecError(
+            f"cannot read the recipe {path}: {exc.strerror}; name a file, or one of {', '.join(recipe_names())}",
+            file=path,
+        ) from exc
+    except yaml.YAMLError as exc:
+        raise SpecError(f"{path} is not YAML: {' '.join(str(exc).split())}", file=path) from exc
+    if not isinstance(data, dict):
+        raise SpecError(f"{path} must hold keys and values, such as 'backend: tensorrt'", file=path)
+    recipe = _BACKENDS.get(data.get("backend"))
+    if recipe is None:
+        raise SpecError(
+            f"{path}: backend must be one of {', '.join(map(str, _BACKENDS))}; got {data.get('backend')!r}",
+            file=path,
+            field="backend",
+        )
+    return validate(recipe, data, source=path)
+
+
+def recipe_document(recipe: Recipe) -> dict[str, JsonValue]:
+    """The recipe as it goes into a manifest: every field that can change the release, of paths the last
+    name, so that machines agree."""
+    return _portable(recipe).model_dump(mode="json", exclude={"builder"})
+
+
+def hash_recipe(recipe: Recipe) -> str:
+    """SHA-256 of the recipe, 64 hexadecimal digits; where files lie on this machine does not count."""
+    return hash_document(recipe_document(recipe))
+
+
+def _portable(spec: BaseModel) -> BaseModel:
+    changes: dict[str, object] = {}
+    for name in type(spec).model_fields:
+        value = getattr(spec, name)
+        if isinstance(value, Path):
+            changes[name] = Path(value.name)
+        elif isinstance(value, BaseModel):
+            changes[name] = _portable(value)
+    return spec.model_copy(update=changes)

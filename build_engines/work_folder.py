@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a build keeps what it has finished: a folder for each stage's outputs, with a stamp of what made them.
+
+OUT/.building-<recipe>/lock                held by the build and by whatever it has started
+OUT/.building-<recipe>/<stage>/            outputs of a finished stage
+OUT/.building-<recipe>/<stage>.stamp.json  written after them: their hashes, and that of what made them
+OUT/.building-<recipe>/<stage>.partial/    outputs of a stage that runs
+OUT/.building-<recipe>/logs/               what the tools wrote
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from ensemble_configs.durable_files import sync, write_atomically
+from ensemble_configs.errors import BuildError
+from ensemble_configs.file_hashes import HashMemory, hash_files, hash_listing
+
+_PREFIX = ".building-"
+_LOCK_WAIT_S = 20.0  # what is left of a build that was killed is gone sooner
+
+
+def partial_of(stage: str) -> str:
+    """The name of the folder that a stage writes to until it is finished, relative to the work folder."""
+    return f"{stage}.partial"
+
+
+class Stamp(msgspec.Struct, frozen=True):
+    """What a finished stage has left."""
+
+    key: str  # SHA-256 of what its outputs were made from
+    outputs: dict[str, str]  # relative path to SHA-256
+    duration_s: float
+    finished_at: str
+
+    @property
+    def sha256(self) -> str:
+        """One hash for all outputs."""
+        return hash_listing(self.outputs)
+
+
+class WorkFolder:
+    """The folder of one recipe's builds, locked while this is open."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self.lock = lock
+
+    @classmethod
+    def at(cls, out: Path, recipe_sha256: str) -> Path:
+        """Where it is for a recipe."""
+        return out / f"{_PREFIX}{recipe_sha256[:16]}"
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, path: Path, *, wait_s: float = _LOCK_WAIT_S) -> Iterator[Self]:
+        """Make the folder, if need be, and lock it.
+
+        Raises:
+            BuildError: another build has it.
+        """
+        deadline = time.monotonic() + wait_s
+        while (lock := _try_lock(path)) is None:
+            if time.monotonic() > deadline:
+                raise BuildError(
+                    f"another build of this recipe is running in {path}; wait for it, or end it", file=path
+                )
+            time.sleep(0.05)
+        try:
+            yield cls(path, lock)
+        finally:
+            os.close(lock)
+
+    @property
+    def logs(self) -> Path:
+        """Where logs are."""
+        return self.path / "logs"
+
+    def log(self, number: int, stage: str) -> Path:
+        """The log of a stage; none is there of a stage that runs no tool."""
+        return self.logs / f"{number:02}-{stage}.log"
+
+    def finished(self) -> list[str]:
+        """Stages that have a stamp, in the order in which they were finished."""
+        stamps = sorted(self.path.glob("*.stamp.json"), key=lambda path: path.stat().st_mtime_ns)
+        return [path.name.removesuffix(".stamp.json") for path in stamps]
+
+    def reusable(self, stage: str, key: str) -> Stamp | None:
+        """The stamp of a stage that was made from the same, and whose outputs are as they were left."""
+        stamp = self._stamp(stage)
+        if stamp is None or stamp.key != key:
+            return None
+        folder = self.path / stage
+        if stamp.outputs.keys() != _files(folder).keys():
+            return None
+        return stamp if self._hashes(stage, folder) == stamp.outputs else None
+
+    def begin(self, stage: str) -> Path:
+        """An empty folder for a stage's outputs; what is left of the stage from earlier is removed."""
+        self.discard(stage)
+        partial = self.path / partial_of(stage)
+        partial.mkdir()
+        return partial
+
+    def discard(self, stage: str) -> None:
+        """Remove all that there is of a stage."""
+        self._stamp_file(stage).unlink(missing_ok=True)
+        for folder in (self.path / stage, self.path / partial_of(stage)):
+            _remove(folder)
+
+    def finish(self, stage: str, key: str, duration_s: float) -> Stamp:
+        """Make what lies in the partial folder the stage's outputs.
+
+        The stamp is written last: outputs without one are those of a build that was killed just then.
+        """
+        partial, final = self.path / partial_of(stage), self.path / stage
+        for file in _files(partial).values():
+            sync(file)
+        partial.rename(final)
+        sync(self.path)
+        stamp = Stamp(key, self._hashes(stage, final), round(duration_s, 3), time.strftime("%FT%T%z"))
+        write_atomically(self._stamp_file(stage), json.dumps(msgspec.to_builtins(stamp), indent=1) + "\n")
+        return stamp
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it, the stamps first: what is killed half-way is nobody's to reuse."""
+        for stage in self.finished():
+            self._stamp_file(stage).unlink()
+        _remove(self.path)
+
+    def _stamp_file(self, stage: str) -> Path:
+        return self.path / f"{stage}.stamp.json"
+
+    def _stamp(self, stage: str) -> Stamp | None:
+        try:
+            return msgspec.json.decode(self._stamp_file(stage).read_bytes(), type=Stamp)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def _hashes(self, stage: str, folder: Path) -> dict[str, str]:
+        files = _files(folder)
+        memory = HashMemory(self.path / f"{stage}.hashes.json")  # resumed, gigabytes are not read again
+        return dict(zip(files, hash_files(list(files.values()), memory=memory), strict=True))
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    paths = (path for path in folder.rglob("*") if not path.is_dir())
+    return {path.relative_to(folder).as_posix(): path for path in sorted(paths)}
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder)
+
+
+def _try_lock(path: Path) -> int | None:
+    """The lock's descriptor, or None while somebody else has it."""
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except FileNotFoundError:  # the folder is being removed by a build that has just finished
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_ino == (path / "lock").stat().st_ino:
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(lock)
+    return None

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme doctor`: all that stands in the way of serving a built release on this machine, found without a GPU."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ensemble_configs.deployment import ReleaseSpec, load_deployment
+from ensemble_configs.errors import SpecError
+from ensemble_configs.finding import Finding
+from ensemble_configs.memory_need import memory_need_bytes
+from ensemble_configs.release_manifest import ReleaseManifest, address, load_manifest
+from serving.release_check import findings_here, releases_of
+
+
+def doctor(
+    release: Annotated[
+        Path | None, typer.Argument(help="Folder of a built release.", show_default="those of the deployment")
+    ] = None,
+    deployment: Annotated[
+        Path | None, typer.Option(help="Deployment file that is to serve it: its limits, memory, tokenizer and key.")
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(help="Machines that the ranks are spread over.", min=1, show_default="the deployment's, or 1"),
+    ] = None,
+    is_full: Annotated[
+        bool, typer.Option("--full", help="Read every file again, also those that have not changed since last time.")
+    ] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Check a built release against this machine and, if you name it, a deployment; exit status 1 if anything is wrong.
+
+    Examples:
+
+      trireme doctor /models/demo-int8
+
+      trireme doctor --deployment my.yaml --full
+    """
+    results = [
+        (folder, findings_here(folder, spec, num_nodes=nodes, is_full=is_full), spec)
+        for folder, spec in _releases(release, deployment)
+    ]
+    if is_json:
+        typer.echo(json.dumps([_facts(folder, findings) for folder, findings, _ in results], indent=2))
+    else:
+        for folder, findings, spec in results:
+            _print(folder, findings, spec)
+    if any(findings for _, findings, _ in results):
+        raise typer.Exit(1)
+
+
+def _releases(release: Path | None, deployment: Path | None) -> list[tuple[Path, ReleaseSpec | None]]:
+    """Raises: SpecError: neither names a release, or they name different ones."""
+    if deployment is None:
+        if release is None:
+            raise SpecError("name the folder of a release, or a deployment that serves one (--deployment)")
+        return [(release.resolve(), None)]
+    served = releases_of(load_deployment(deployment))
+    if not served:
+        raise SpecError(f"{deployment} serves no built release; set release_dir in it", file=deployment)
+    wanted = [part for part in served if release is None or part[0].resolve() == release.resolve()]
+    if not wanted:
+        others = ", ".join(str(folder) for folder, _ in served)
+        raise SpecError(f"{deployment} serves {others}, not {release}; set release_dir in it", file=deployment)
+    return [*wanted]
+
+
+def _facts(folder: Path, findings: list[Finding]) -> dict[str, object]:
+    manifest = _manifest(folder)
+    return {
+        "release": str(folder),
+        "name": manifest and manifest.name,
+        "address": manifest and address(folder),
+        "is_fit": not findings,
+        "findings": [finding.model_dump() for finding in findings],
+    }
+
+
+def _manifest(folder: Path) -> ReleaseManifest | None:
+    try:
+        return load_manifest(folder)
+    except SpecError:  # one of the findings
+        return None
+
+
+def _print(folder: Path, findings: list[Finding], spec: ReleaseSpec | None) -> None:
+    console = Console(highlight=False, markup=False)
+    manifest = _manifest(folder)
+    if manifest is not None:
+        console.print(f"{manifest.name}  {address(folder)}", soft_wrap=True)
+    if not findings:
+        assert manifest is not None
+        for line in _summary(manifest, spec):
+            console.print(line, soft_wrap=True)
+        return
+    table = Table(title=f"{folder} cannot be served here: {len(findings)} found", title_justify="left")
+    for column in ("check", "found", "wanted", "next step"):
+        table.add_column(column, overflow="fold")
+    for finding in findings:
+        table.add_row(finding.check, finding.found, finding.wanted, finding.next_step)
+    console.print(table)
+
+
+def _summary(manifest: ReleaseManifest, spec: ReleaseSpec | None) -> list[str]:
+    num_bytes = sum(file.size for file in manifest.files.values())
+    ranks = f", {manifest.world_size} ranks" if manifest.world_size > 1 else ""
+    sm = f", sm_{manifest.sm}" if manifest.sm else ""
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+    return [
+        "can be served here",
+        f"  model    {manifest.model.architecture}, {manifest.model.num_parameters:,} parameters",
+        f"  engine   {manifest.provider}{ranks}{sm}; {versions}",
+        f"  files    {len(manifest.files)}, {num_bytes / 1e6:,.1f} MB, as the manifest lists them",
+        f"  memory   {memory_need_bytes(manifest, spec) / 1e9:,.2f} GB a rank at least",
+        f"  quality  {_quality(manifest)}",
+    ]
+
+
+def _quality(manifest: ReleaseManifest) -> str:
+    failed = [result for result in manifest.evaluation if result.passed is False]
+    text = f"{len(manifest.evaluation)} results, {len(failed)} failed" if manifest.evaluation else "not evaluated"
+    if manifest.override is not None:
+        text += f"; promoted all the same by {manifest.override.who}: {manifest.override.reason}"
+    return text

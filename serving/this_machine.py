@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine that we run on, as far as a release may need it; asked without loading an engine or CUDA."""
+
+import csv
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from ensemble_configs.machine import Gpu, Machine
+
+_MIB = 1 << 20
+_TIMEOUT_S = 60.0  # the first call loads the driver, GPU by GPU
+_QUERY = "index,uuid,name,compute_cap,memory.total,memory.free"
+# TensorRT's Python package is named for the CUDA that it is for.
+_DISTRIBUTIONS = {"tensorrt": ("tensorrt", "tensorrt_cu13", "tensorrt_cu12")}
+
+
+class _NoGpusError(Exception):
+    """Why there are none."""
+
+
+def read_machine(packages: Iterable[str], *, is_asking_for_gpus: bool) -> Machine:
+    """What is free and installed now.
+
+    Args:
+        packages: whose versions matter, with underscores.
+        is_asking_for_gpus: takes a second or so with `nvidia-smi`.
+    """
+    gpus: tuple[Gpu, ...] = ()
+    why_no_gpus = None
+    if is_asking_for_gpus:
+        try:
+            gpus = _read_gpus()
+        except _NoGpusError as exc:
+            why_no_gpus = str(exc)
+    installed = {name: found for name in packages if (found := _installed_version(name)) is not None}
+    return Machine(gpus=gpus, why_no_gpus=why_no_gpus, free_host_bytes=_free_host_bytes(), packages=installed)
+
+
+def _installed_version(name: str) -> str | None:
+    for distribution in _DISTRIBUTIONS.get(name, (name,)):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _read_gpus() -> tuple[Gpu, ...]:
+    """Raises: _NoGpusError."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        raise _NoGpusError("there is no nvidia-smi on PATH, so no driver")
+    command = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise _NoGpusError(f"nvidia-smi fails: {exc}") from exc
+    if result.returncode != 0:
+        reason = " ".join((result.stdout + result.stderr).split())
+        raise _NoGpusError(f"nvidia-smi fails with status {result.returncode}: {reason}")
+    try:
+        rows = [_Row(*row) for row in csv.reader(result.stdout.splitlines(), skipinitialspace=True) if row]
+        return tuple(row.gpu() for row in _visible(rows))
+    except (TypeError, ValueError) as exc:
+        raise _NoGpusError(f"nvidia-smi says what we do not understand: {result.stdout!r}") from exc
+
+
+class _Row:
+    """One line of nvidia-smi."""
+
+    def __init__(self, index: str, uuid: str, name: str, compute_cap: str, total_mib: str, free_mib: str) -> None:
+        self.index = index
+        self.uuid = uuid
+        self._name = name
+        self._compute_cap = compute_cap
+        self._total_mib = total_mib
+        self._free_mib = free_mib
+
+    def gpu(self) -> Gpu:
+        """Raises: ValueError: a figure is none."""
+        return Gpu(
+            name=self._name,
+            sm=int(self._compute_cap.replace(".", "")),
+            memory_bytes=_bytes(self._total_mib),
+            free_bytes=_bytes(self._free_mib),
+        )
+
+
+def _bytes(mib: str) -> int | None:
+    return None if mib.startswith("[") else int(mib) * _MIB  # "[N/A]" where memory is the host's
+
+
+def _visible(rows: list[_Row]) -> list[_Row]:
+    """The GPUs that CUDA shows to a process, in its order; nvidia-smi shows all."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return rows
+    visible = []
+    for name in map(str.strip, shown.split(",")):
+        found = [row for row in rows if name and (row.index == name or row.uuid.startswith(name))]
+        if not found:  # as CUDA does: what comes after a name that is none is hidden too
+            break
+        visible += found[:1]
+    return visible
+
+
+def _free_host_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """What can be had without swapping, under this container's limit."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        if limit != "max":  # pages of files are given back where memory is short
+            free = min(free, int(limit) - used + int(stat["inactive_file"]) + int(stat["active_file"]))
+    except (OSError, ValueError, KeyError):
+        return free  # no such limit here
+    return max(free, 0)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A built release, pulled into a cache, is served by its folder alone; an altered one is refused by either way in."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from demo_release import alter_a_byte, write_demo_release
+from running_server import RunningServer
+
+from benchmarks.free_ports import free_ports
+from build_engines.release_cache import ReleaseCache
+from clients.streaming import GenerateRequest, TritonClient
+from ensemble_configs.release_lock import lock_file, locked
+
+
+@pytest.fixture(autouse=True)
+def cache_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "hashes"))
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Path:
+    """As `trireme pull` leaves it."""
+    cache = ReleaseCache(tmp_path / "cache", max_bytes=10**9, tell=print)
+    return cache.pull(write_demo_release(tmp_path / "built"), num_jobs=4, on_bytes=id).folder
+
+
+def deployment_of(release: Path) -> str:
+    return yaml.safe_dump({"name": "built", "release_dir": str(release), "engine": {"provider": "openvino"}})
+
+
+def test_a_release_is_served_by_its_folder_alone(release: Path, tmp_path: Path) -> None:
+    with RunningServer(deployment_of(release), tmp_path / "server") as server, TritonClient(server.url) as client:
+        request = GenerateRequest(text_input="What is the capital of France?", max_tokens=20, stream=True)
+        assert "".join(chunk.text for chunk in client.generate(request)) == " The capital of France is Paris."
+        with locked(lock_file(release), is_shared=False) as is_free:
+            assert not is_free
+    with locked(lock_file(release), is_shared=False) as is_free:
+        assert is_free
+
+
+def test_a_release_that_was_altered_is_not_served(release: Path, tmp_path: Path) -> None:
+    alter_a_byte(release / "engine/openvino_model.bin")
+    (tmp_path / "d.yaml").write_text(deployment_of(release))
+    ports = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True)]
+    command = [sys.executable, "-m", "trireme", "serve", "--deployment", "d.yaml", *ports]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2
+    [line] = result.stderr.splitlines()
+    assert "file engine/openvino_model.bin: found SHA-256" in line
+    assert "build the release again, or pull it again" in line
+    assert not (tmp_path / "build").exists()

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme plan` from the command line: right, wrong, as data and as a picture."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trireme.commands import run_command
+
+DEMO = Path(__file__).parents[2] / "examples/demo_model/target"
+
+
+def plan(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        run_command("plan", list(args))
+    out, err = capsys.readouterr()
+    return int(end.value.code or 0), out, err
+
+
+def test_a_table_with_the_best_first_and_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = plan(
+        capsys, "llama-3.1-8b", "--gpu", "l40s", "--gpus", "2", "--price-per-gpu-hour", "1", "--top", "3"
+    )
+    assert code == 0
+    assert "8,030,261,248 parameters" in out
+    assert "KV bytes a token: bf16 131,072, fp8 65,536" in out
+    assert "$/M tokens" in out
+    assert "more options: --top " in out
+    assert "nvfp4 does not run on SM 89 (L40S); it does on SM 100, 120" in out
+
+
+def test_a_checkpoint_by_its_folder_and_by_its_config(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--gpu", "a10g", "--gpus", "1", "--isl", "100", "--osl", "100", "--json")
+    found = [json.loads(plan(capsys, str(path), *options)[1]) for path in (DEMO, DEMO / "config.json")]
+    assert found[0]["model"]["num_parameters"] == 4_983_552
+    assert found[0]["options"] == found[1]["options"]
+
+
+def test_only_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    args = [
+        "--format",
+        "fp8",
+        "--kv-format",
+        "fp8",
+        "--tp-size",
+        "4",
+        "--pp-size",
+        "1",
+        "--concurrency",
+        "64",
+        "--json",
+    ]
+    code, out, _ = plan(capsys, "llama-3.1-70b", "--gpus", "4", *args)
+    assert code == 0
+    [option] = [one for one in json.loads(out)["options"] if one["cp_size"] == 1]
+    assert (option["weight_format"], option["kv_format"], option["tp_size"]) == ("fp8", "fp8", 4)
+    assert option["batch_size"] == 64
+    assert option["engine_output_tokens_per_s"] >= option["output_tokens_per_s"]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"plan.{ending}"
+    assert plan(capsys, "llama-3.1-8b", "--gpus", "1", "--slo-tpot-ms", "20", "--plot", str(path))[0] == 0
+    assert path.read_bytes()[:4] in (b"\x89PNG", b"<?xm")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["gpt-9"], "model 'gpt-9' is neither a folder or config.json here nor a known name; names are llama-2-7b, "),
+        (["llama-3.1-8b", "--gpu", "h101"], "gpu 'h101' is not known here; there are a100-40, "),
+        (["llama-3.1-8b", "--format", "int3"], "--format 'int3' is not known; there are fp16, "),
+        (["llama-3.1-8b", "--rate", "1", "--users", "5"], "--rate and --users are two loads; give one"),
+        (["llama-3.1-8b", "--isl", "0"], "Input should be greater than or equal to 1"),
+        (["llama-3.1-70b", "--gpu", "l4", "--gpus", "1"], "nothing serves this workload on these GPUs"),
+        (["llama-3.1-8b", "--plot", "plan.gif"], "name a .png, .svg or .pdf"),
+        (["llama-3.1-8b", "--plot", "/no/such/folder/plan.png"], "No such file or directory"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], args: list[str], words: str) -> None:
+    code, out, err = plan(capsys, *args)
+    assert code == 2
+    assert out == ""
+    assert words in err
+    assert "Traceback" not in err
