@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import openvino
 import typer
 from rich.console import Console
 
@@ -124,7 +125,11 @@ def _speeds(releases: list[Path], prompts: list[str], rounds: int) -> dict[str, 
             }
     for engine in engines:
         engine.close()
-    return {"speed": {"environment": where, "rounds": rounds, "output_tokens": _NUM_TOKENS, "releases": found}}
+    precision = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
+    return {
+        "computed_in": precision,
+        "speed": {"environment": where, "rounds": rounds, "output_tokens": _NUM_TOKENS, "releases": found},
+    }
 
 
 def _tokens_per_s(engine: Engine, prompts: list[list[int]]) -> float:

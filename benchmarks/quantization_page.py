@@ -70,7 +70,8 @@ def _origin(result: Document, source: str) -> Iterator[str]:
     )
     yield _text(
         f"""{where["date"][:10]}, {where["cpu"]}, {where["num_cpus"]} cores without a GPU, Python
-        {where["python"]}; built with {versions}. Everything but size holds for the demo model alone: it
+        {where["python"]}; computed in {result["computed_in"]}, as this
+        processor does by itself; built with {versions}. Everything but size holds for the demo model alone: it
         knows little, and what it knows leaves few doubts, so quantization costs it less than it costs a
         large model."""
     )
@@ -137,8 +138,8 @@ def _speeds(result: Document) -> Iterator[str]:
         f"""Output tokens/s over those of `{names[0]}` ({plain[0]:,.0f} and {plain[1]:,.0f}), in the engine's own
         process without a server, {speed["output_tokens"]} tokens a request, {speed["rounds"]} rounds in which
         each was measured once, medians with the 90 % interval. {where["date"][:10]}; the machine was shared:
-        load {where["load_1min"]:.1f} on {where["num_cpus"]} cores before it began. A model of 5M parameters
-        fits into the processor's cache, so what fewer bits save in memory traffic shows little here."""
+        load {where["load_1min"]:.1f} on {where["num_cpus"]} cores before it began. A model of 5M parameters says little
+        about a large one."""
     )
 
 
