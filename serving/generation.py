@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from ensemble_configs.deployment import ReleaseSpec
 from ensemble_configs.errors import RequestError, ServerError, ServingError, Unavailable
-from serving.admission import Admission, Generation
 from serving.detokenization import TextDecoder
 from serving.engine_client import EngineClient
 from serving.engine_messages import Step
@@ -24,6 +23,7 @@ from serving.engines.base import EngineInfo, EngineStats, FinishReason, Generati
 from serving.left_clients import LeftClients
 from serving.reply_lanes import ReplyLanes
 from serving.request_metrics import RequestMetrics
+from serving.request_sequences import Generation, RequestSequences
 from serving.running_request import Reply, ReplySink, RunningRequest
 from serving.sequence_group import SequenceGroup
 from serving.stream_state import Census, StreamContext
@@ -68,7 +68,7 @@ class GenerationService:
         self._lanes = ReplyLanes(self._take_chunk, delay_s=self._chunk_delay_s)
         self._engine = EngineClient(source, on_steps=self._take_steps, on_death=self._fail_all)
         self._left = LeftClients(self._running_now, self._cancel, drop=self._engine.cancel, take_census=take_census)
-        self._admission = Admission(release, text, self._engine.start(), metrics)
+        self._asked = RequestSequences(release, text, self._engine.start(), metrics)
         self._is_closed = threading.Event()
         for watch, period_s in {**self._left.watches(client_check_s), metrics.flush: _METRICS_S}.items():
             args = (watch, period_s, self._is_closed)
@@ -93,13 +93,13 @@ class GenerationService:
         Raises:
             ServingError: the request is refused, and `sink` was not called.
         """
-        prompts = self._admission.prompts(tensors, is_context_only=is_context_only)
+        prompts = self._asked.prompts(tensors, is_context_only=is_context_only)
         if prompts[0].request.options.stop:
             for prompt in prompts:
                 self._stop(request_id, prompt.context)
             sink.send(Reply(token_ids=[], is_final=True))
             return
-        sequences, group = self._admission.sequences(prompts, sink, request_id, on_failure=self._left.orphan)
+        sequences, group = self._asked.sequences(prompts, sink, request_id, on_failure=self._left.orphan)
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal

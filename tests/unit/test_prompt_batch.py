@@ -17,7 +17,6 @@ from simulated_release import write_release
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.errors import RequestError
 from ensemble_configs.release import load_release
-from serving.admission import Admission
 from serving.chunk_gather import ChunkGather
 from serving.detokenization import TextDecoder
 from serving.engines.base import TokenChunk
@@ -26,6 +25,7 @@ from serving.engines.simulated import SimulatedEngine
 from serving.prompt_batch import Row, engine_rows, for_each_row, rows_of
 from serving.prompt_step import PromptStep
 from serving.request_metrics import RequestMetrics
+from serving.request_sequences import RequestSequences
 from serving.running_request import ReplySink
 from serving.stopping_engine import StoppingEngine
 from serving.stream_state import KEYS_PER_REQUEST
@@ -132,13 +132,13 @@ class AnyOrderService:
         spec = SimulatedEngineSpec.model_validate({"provider": "simulated", "step_ms": 0.0, "num_kv_blocks": 512})
         self._engine = StoppingEngine(SimulatedEngine(spec, VirtualClock()), self.decoder)
         metrics = RequestMetrics(pb_utils.MetricFamily, model="ensemble", version="1")
-        self._admission = Admission(release, self.decoder, self._engine.info, metrics)
+        self._asked = RequestSequences(release, self.decoder, self._engine.info, metrics)
         self.prompt_step = PromptStep(PromptTokenizer.from_spec(release.tokenizer))
         self.rng = random.Random(0)
 
     def start(self, tensors: Tensors, sink: ReplySink, *, request_id: str = "") -> None:
-        prompts = self._admission.prompts(tensors)
-        sequences, _ = self._admission.sequences(prompts, sink, request_id, on_failure=lambda _: None)
+        prompts = self._asked.prompts(tensors)
+        sequences, _ = self._asked.sequences(prompts, sink, request_id, on_failure=lambda _: None)
         running = {request.key: one for request, one in sequences}
         made: dict[int, list[TokenChunk]] = {key: [] for key in running}
         for request, _ in sequences:
@@ -315,4 +315,4 @@ def test_a_bad_row_is_named_and_nothing_is_generated_for_the_others(
 def test_stop_is_for_the_whole_request(service: AnyOrderService) -> None:
     tensors = {"input_ids": ints([1], [2]), "request_output_len": ints([3], [3]), "stop": np.array([[True], [False]])}
     with pytest.raises(RequestError, match=r"field=stop\] stop is for the whole request"):
-        service._admission.prompts(tensors)
+        service._asked.prompts(tensors)

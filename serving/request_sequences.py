@@ -37,7 +37,7 @@ class Prompt(msgspec.Struct, frozen=True):
         return 1 if self.request.sampling.beam_width > 1 else self.request.options.num_return_sequences or 1
 
 
-class Admission:
+class RequestSequences:
     """Of one release and its engine."""
 
     def __init__(self, release: ReleaseSpec, text: TextDecoder, info: EngineInfo, metrics: RequestMetrics) -> None:
