@@ -32,9 +32,7 @@ class ModelCosts:
     attention_size: int  # numbers in the linear layers of attention
     dense_mlp_size: int  # of the feed-forward networks that every token meets, shared experts too
     expert_size: int  # of all experts
-    other_size: int  # norms, routers, biases: on every rank
     head_size: int  # of the head's matrix, which a tied model reads, too
-    embedding_size: int
 
     @classmethod
     def of(cls, model: ModelShape) -> "ModelCosts":
@@ -124,15 +122,12 @@ def _counted(model: ModelShape) -> ModelCosts:
     sizes = [0, 0, 0, 0, 0]
     for weight in _weights(model):
         sizes[_kind(weight)] += weight.size
-    matrix = model.vocab_size * model.hidden_size
     return ModelCosts(
         model=model,
         attention_size=sizes[0],
         dense_mlp_size=sizes[1],
         expert_size=sizes[2],
-        other_size=sizes[4],
-        head_size=matrix,
-        embedding_size=matrix,
+        head_size=model.vocab_size * model.hidden_size,
     )
 
 

@@ -195,6 +195,7 @@ def _replicas(
                     return found
         return found
     if load.concurrency is not None:
+        most = min(most, max(1, int(load.concurrency)))  # no replica without a client
         estimate = estimator.estimate(candidate, workload, load.shared(most), limits)
     else:
         estimate = _most_within(question, candidate, estimator, limits)

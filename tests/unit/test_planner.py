@@ -305,6 +305,11 @@ def test_a_rate_takes_as_few_gpus_as_keep_up() -> None:
     assert few.options[0].output_tokens_per_s == pytest.approx(500)
 
 
+def test_few_clients_take_no_more_replicas_than_they_are() -> None:
+    option = plan_of("llama-3.1-8b", num_gpus=8, load=Load(concurrency=3), wanted=Wanted(tp_sizes=(1,))).options[0]
+    assert (option.num_gpus, option.estimate.batch_size) == (3, 1)
+
+
 def test_every_layout_that_cannot_be_is_listed_with_the_reason() -> None:
     made = plan_of(num_gpus=16, wanted=Wanted(weight_formats=("bf16", "nvfp4")))
     reasons = {one.name: one.reason for one in made.rejected}
