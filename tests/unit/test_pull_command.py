@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import os
 import random
 import resource
 import subprocess
@@ -55,12 +56,14 @@ def is_same(a: Path, b: Path) -> bool:
 
 
 def staged_bytes(cache: Path) -> int:
+    """What is copied so far. A folder may be renamed between its listing and its walk: then nothing is staged there."""
     total = 0
-    for path in (cache / ".staging").rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # renamed at this moment
-            continue
+    for folder, _, names in os.walk(cache / ".staging"):  # unlike rglob() it passes over a folder that has gone
+        for name in names:
+            try:
+                total += Path(folder, name).stat().st_size
+            except FileNotFoundError:
+                continue
     return total
 
 
@@ -96,12 +99,12 @@ def test_a_pull_that_is_killed_at_any_moment_goes_on_to_the_same_release(large: 
     num_partial = 0
     for _ in range(NUM_KILLS):
         threshold = chance.uniform(0, 1.1) * total  # beyond the whole: while it is read back
-        process = subprocess.Popen(command(large, "--to", cache), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline_s = time.monotonic() + 60
-        while process.poll() is None and staged_bytes(cache) < threshold and time.monotonic() < deadline_s:
-            time.sleep(0.002)
-        process.kill()
-        process.wait()
+        line = command(large, "--to", cache)
+        with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            deadline_s = time.monotonic() + 60
+            while process.poll() is None and staged_bytes(cache) < threshold and time.monotonic() < deadline_s:
+                time.sleep(0.002)
+            process.kill()
         if target.exists():
             verify(target)
             target.rename(tmp_path / "old")
