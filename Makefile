@@ -21,7 +21,7 @@ test: setup ## The whole suite, real Triton included (ARGS="-k stop_words")
 	@$(SETUP) --only perf-analyzer
 	$(RUN) pytest $(ARGS)
 
-unit: setup ## The tests that need no server; a minute
+unit: setup ## The tests that need no server; some minutes
 	$(RUN) pytest -m "not triton and not soak and not gpu" $(ARGS)
 
 triton-test: setup ## Only the tests on the real Triton

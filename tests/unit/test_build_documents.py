@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from published_models import PUBLISHED
 
+from build_engines.known_models import known_models
 from build_engines.pytorch_build import launch_settings
 from build_engines.recipe import PyTorchRecipe, load_recipe, recipe_names
 from ensemble_configs.engine_specs import PyTorchEngineSpec
@@ -20,7 +20,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
 def test_the_dry_run_in_the_document_is_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = "trireme build llama-3-8b-gptq-a10g --checkpoint /models/llama-3-8b-gptq --out releases --dry-run"
     shown = DOCUMENT.read_text().split(f"$ {command}\n")[1].split("```")[0].strip().splitlines()
-    config = PUBLISHED["llama-3.1-8b"].config | {"max_position_embeddings": 8192, "quantization_config": GPTQ}
+    config = known_models()["llama-3.1-8b"].config | {"max_position_embeddings": 8192, "quantization_config": GPTQ}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(SystemExit) as ended:
         run_command("build", command.replace("/models/llama-3-8b-gptq", str(tmp_path)).split()[2:])

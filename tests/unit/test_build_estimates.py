@@ -2,7 +2,6 @@
 """What stages take, and how many ranks are worked on at once."""
 
 import pytest
-from published_models import PUBLISHED
 
 from build_engines.build_estimates import (
     calibration_estimate,
@@ -14,11 +13,12 @@ from build_engines.build_estimates import (
 )
 from build_engines.build_progress import duration
 from build_engines.checkpoint_config import read_model_shape
+from build_engines.known_models import known_models
 from build_engines.recipe import TensorRtRecipe, load_recipe
 from ensemble_configs.machine import Gpu, Machine
 
 GIB = 1 << 30
-LLAMA_70B = read_model_shape(PUBLISHED["llama-3.1-70b"].config)
+LLAMA_70B = read_model_shape(known_models()["llama-3.1-70b"].config)
 
 
 def recipe_named(name: str) -> TensorRtRecipe:

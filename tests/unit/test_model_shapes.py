@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
-from published_models import PUBLISHED
 
 from build_engines.checkpoint_config import load_model_shape, read_model_shape
 from build_engines.gpus import gpu_named, gpus
+from build_engines.known_models import known_models
 from build_engines.model_shape import ExpertMlp
 from build_engines.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
 from build_engines.weight_table import Role, num_active_parameters, num_parameters, weights_of
@@ -17,9 +17,9 @@ from ensemble_configs.errors import SpecError
 DEMO = Path(__file__).parents[2] / "examples/demo_model/target"
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", known_models())
 def test_parameters_are_exact(name: str) -> None:
-    published = PUBLISHED[name]
+    published = known_models()[name]
     assert num_parameters(read_model_shape(published.config)) == published.num_parameters
 
 
@@ -35,7 +35,7 @@ def test_parameters_are_exact(name: str) -> None:
     ],
 )
 def test_kv_bytes_per_token_are_exact(name: str, kv_values: int) -> None:
-    model = read_model_shape(PUBLISHED[name].config)
+    model = read_model_shape(known_models()[name].config)
     found = sum(layer.attention.kv_values_per_token for layer in model.layers)
     assert found == kv_values
     assert found * KV_FORMATS["fp16"] == 2 * kv_values
@@ -49,7 +49,7 @@ def test_the_demo_models_table_is_its_checkpoint() -> None:
 
 
 def test_a_mixture_counts_the_chosen_experts() -> None:
-    mixtral = read_model_shape(PUBLISHED["mixtral-8x7b"].config)
+    mixtral = read_model_shape(known_models()["mixtral-8x7b"].config)
     idle = 32 * 6 * 3 * 4096 * 14336  # 6 of 8 experts in each layer
     assert num_active_parameters(mixtral) == num_parameters(mixtral) - idle
     experts = mixtral.expert_layers[0]
@@ -58,7 +58,7 @@ def test_a_mixture_counts_the_chosen_experts() -> None:
 
 
 def test_a_sliding_window_bounds_what_a_layer_reads() -> None:
-    gemma = read_model_shape(PUBLISHED["gemma-2-9b"].config)
+    gemma = read_model_shape(known_models()["gemma-2-9b"].config)
     assert [layer.sliding_window for layer in gemma.layers[:4]] == [4096, None, 4096, None]
     assert gemma.layers[0].kept_tokens(10_000) == 4096
     assert gemma.layers[1].kept_tokens(10_000) == 10_000
@@ -91,18 +91,18 @@ def test_experts_in_one_tensor_weigh_as_much_as_apart() -> None:
 def test_int4_shrinks_a_70b_by_72_percent_and_an_8b_by_64() -> None:
     plan = FormatPlan(WEIGHT_FORMATS["int4_awq"])
     for name, gigabytes in (("llama-3.1-70b", 39.7), ("llama-3.1-8b", 5.73)):
-        weights = weights_of(read_model_shape(PUBLISHED[name].config))
+        weights = weights_of(read_model_shape(known_models()[name].config))
         assert plan.num_bytes(weights) / 1e9 == pytest.approx(gigabytes, rel=0.01)
 
 
 def test_norms_routers_and_biases_keep_16_bits() -> None:
     plan = FormatPlan(WEIGHT_FORMATS["nvfp4"])
-    kept = {weight.role for weight in weights_of(read_model_shape(PUBLISHED["gpt-oss-20b"].config))
+    kept = {weight.role for weight in weights_of(read_model_shape(known_models()["gpt-oss-20b"].config))
             if plan.of(weight).bits == 16 and not weight.is_bias}  # fmt: skip
     assert kept == {Role.EMBEDDING, Role.HEAD, Role.NORM, Role.ROUTER, Role.SINK}
 
 
-LLAMA = PUBLISHED["llama-3.1-8b"].config
+LLAMA = known_models()["llama-3.1-8b"].config
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_every_gpu_can_run_every_format_of_its_sm() -> None:
 
 
 def test_mla_experts_are_read() -> None:
-    model = read_model_shape(PUBLISHED["deepseek-v3"].config)
+    model = read_model_shape(known_models()["deepseek-v3"].config)
     assert len(model.expert_layers) == 58
     assert model.expert_layers[0] == ExpertMlp(256, 8, 2048, shared_intermediate_size=2048, has_router_bias=True)
     assert num_active_parameters(model) / 1e9 == pytest.approx(37.6, abs=0.1)

@@ -4,10 +4,10 @@
 from typing import Any
 
 import pytest
-from published_models import PUBLISHED
 
 from build_engines.checkpoint_config import read_model_shape
 from build_engines.gpus import gpu_named
+from build_engines.known_models import known_models
 from build_engines.recipe import GpuRecipe, OpenVinoRecipe, PyTorchRecipe, TensorRtRecipe
 from build_engines.recipe_checks import check_recipe
 from ensemble_configs.finding import Finding
@@ -27,7 +27,7 @@ def findings(
     backend: str, model: str = "llama-3.1-8b", versions: dict[str, str] | None = None, **values: Any
 ) -> list[Finding]:
     recipe = recipe_of(backend, **values)
-    return check_recipe(recipe, read_model_shape(PUBLISHED[model].config), gpu_named(recipe.gpu), versions)
+    return check_recipe(recipe, read_model_shape(known_models()[model].config), gpu_named(recipe.gpu), versions)
 
 
 def test_a_plain_recipe_has_nothing_against_it() -> None:
@@ -158,5 +158,5 @@ def test_a_release_candidate_counts_as_its_version() -> None:
 
 def test_a_recipe_for_the_cpu_needs_no_gpu() -> None:
     values = {"name": "x", "model": "m", "backend": "openvino", "format": "int8", "max_seq_len": 1 << 20}
-    model = read_model_shape(PUBLISHED["llama-3.1-8b"].config)
+    model = read_model_shape(known_models()["llama-3.1-8b"].config)
     assert [each.check for each in check_recipe(OpenVinoRecipe.model_validate(values), model, None)] == ["max_seq_len"]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from published_models import PUBLISHED
 
 from build_engines.checkpoint_config import read_model_shape
+from build_engines.known_models import known_models
 from build_engines.model_shape import (
     DenseMlp,
     ExpertMlp,
@@ -32,7 +32,7 @@ from ensemble_configs.errors import SpecError
 
 
 def published(name: str, **change: object) -> ModelShape:
-    return read_model_shape(PUBLISHED[name].config | change)
+    return read_model_shape(known_models()[name].config | change)
 
 
 def piece_of(plan: ShardPlan, rank: int, name: str) -> Piece:
@@ -104,7 +104,7 @@ def test_ranks_together_hold_every_number(plan: ShardPlan) -> None:
     assert held == num_parameters(model) + head + repeated + padding
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", known_models())
 def test_published_models_can_be_divided(name: str) -> None:
     """The first and the last layer of each: DeepSeek's first has no experts."""
     model = published(name)

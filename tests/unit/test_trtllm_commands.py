@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
-from published_models import PUBLISHED
 from pydantic import BaseModel
 from trtllm_tools import FACTS, PROGRAMS, flags_of, parser_of, write_fake_tools
 
 from build_engines import trtllm_versions
 from build_engines.checkpoint_config import read_model_shape
 from build_engines.gpus import gpu_named
+from build_engines.known_models import known_models
 from build_engines.recipe import PyTorchRecipe, Recipe, TensorRtRecipe, load_recipe, recipe_names
 from build_engines.recipe_checks import check_recipe
 from build_engines.recipe_parts import BuilderSpec, LoraRecipe, MedusaRecipe, Plugins, SmoothQuantSpec
@@ -67,7 +67,7 @@ def arguments(program: str, argv: list[str]) -> list[str]:
 @pytest.mark.parametrize("name", GPU_RECIPES)
 def test_every_flag_of_every_command_is_in_the_facts_with_a_legal_value(name: str) -> None:
     recipe = load_recipe(name)
-    architecture = str(PUBLISHED[model_of(name)].config["architectures"][0])  # type: ignore[index]
+    architecture = str(known_models()[model_of(name)].config["architectures"][0])  # type: ignore[index]
     for program, argv in commands(recipe, architecture).items():
         flags, words = flags_of(program), arguments(program, argv)
         emitted = [word for word in words if word.startswith("--")]
@@ -221,7 +221,7 @@ def test_every_field_changes_a_command_or_is_known_to_count_elsewhere(way: str, 
 
 @pytest.mark.parametrize(("way", "recipe"), full_recipes().items(), ids=full_recipes())
 def test_a_field_that_a_way_does_not_use_is_refused_there(way: str, recipe: TensorRtRecipe) -> None:
-    model = read_model_shape(PUBLISHED["mixtral-8x7b"].config)  # has experts
+    model = read_model_shape(known_models()["mixtral-8x7b"].config)  # has experts
     changed = dict(variants(recipe))
     for field in REFUSED[way]:
         if field == "gptq_file":
@@ -316,7 +316,7 @@ def test_machine_flags_do_not_count_for_what_a_command_makes() -> None:
 def test_each_recipe_goes_the_way_that_upstream_has_for_it(name: str, way: str, is_calibrated: bool) -> None:
     recipe = load_recipe(name)
     assert isinstance(recipe, TensorRtRecipe)
-    architecture = read_model_shape(PUBLISHED[model_of(name)].config).architecture
+    architecture = read_model_shape(known_models()[model_of(name)].config).architecture
     assert route(recipe, architecture) == way
     assert needs_calibration(recipe, architecture) == is_calibrated
 
@@ -350,5 +350,5 @@ def test_medusa_heads_are_named_from_the_work_folder() -> None:
 def test_our_recipes_have_nothing_against_them(name: str) -> None:
     recipe = load_recipe(name)
     assert isinstance(recipe, TensorRtRecipe | PyTorchRecipe)
-    model = read_model_shape(PUBLISHED[model_of(name)].config)
+    model = read_model_shape(known_models()[model_of(name)].config)
     assert check_recipe(recipe, model, gpu_named(recipe.gpu), {"tensorrt_llm": "1.2.1"}) == []
