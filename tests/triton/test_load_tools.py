@@ -19,12 +19,13 @@ GENAI_PERF = TOOLS / "genai-perf" / "bin" / "genai-perf"
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="perf_analyzer is made for x86_64 only")
 
 QUESTION = {"text_input": ["What is the capital of France?"], "max_tokens": [16]}
-STORY = {"text_input": ["Once upon a time"], "max_tokens": [24]}
+STORY = {"text_input": ["Once upon a time"], "max_tokens": [200], "min_tokens": [200]}  # too long for one response
 OPTIONS = {"stream": [True], "exclude_input_in_output": [True]}
 TOKENS = {
     "input_ids": {"content": [5, 6, 7, 8], "shape": [4]},
     "input_lengths": [4],
-    "request_output_len": [16],
+    "request_output_len": [200],
+    "min_tokens": [200],
     "streaming": [True],
 }
 
@@ -47,10 +48,11 @@ def profile(server: RunningServer, folder: Path, model: str, rows: list[dict[str
     command = [str(PERF_ANALYZER), "-m", model, "-u", server.url, *how, "--profile-export-file", "out.json", *more]
     # Once in some tens of runs on a busy machine perf_analyzer ends well and leaves an empty export; it is run again.
     for _ in range(3):
-        run(command, folder)
+        said = run(command, folder)
         exported = (folder / "out.json").read_text()
         if exported:
             break
+    assert exported, said
     [experiment] = json.loads(exported)["experiments"]
     requests: list[Any] = experiment["requests"]
     return requests
@@ -63,13 +65,12 @@ def text_of(request: Any) -> str:
 def test_perf_analyzer_streams_from_the_ensemble(openvino: RunningServer, tmp_path: Path) -> None:
     more = ("--concurrency-range", "4", "--request-count", "12")
     requests = profile(openvino, tmp_path, "ensemble", [QUESTION | OPTIONS, STORY | OPTIONS], *more)
-    # It may make a few more while it stops. What is ready together comes in one response, all of it on a busy machine.
-    assert len(requests) >= 12
+    assert len(requests) >= 12  # it may make a few more while it stops
     assert sum(len(request["response_timestamps"]) for request in requests) > len(requests)
     answers = [text_of(request) for request in requests if "France" in request["request_inputs"]["text_input"]]
     assert len(answers) >= 4
     assert all("Paris" in answer for answer in answers), answers
-    wait_until(lambda: openvino.num_streams() == 0, 5)
+    wait_until(lambda: openvino.num_streams() == 0, 20)
 
 
 def test_perf_analyzer_at_a_rate_of_random_arrivals(openvino: RunningServer, tmp_path: Path) -> None:
