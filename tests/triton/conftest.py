@@ -2,6 +2,7 @@
 """Real servers for the tests of this folder: each is `trireme serve` itself, on ports of its own."""
 
 import signal
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from running_server import RunningServer, deployment_text
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
+MOST_ENDING = 1  # more would take the time of the test that runs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,8 +38,17 @@ def openvino(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
         yield server
 
 
+@pytest.fixture(scope="session")
+def ending() -> Iterator[deque[RunningServer]]:
+    """Servers whose test is over: the next one begins while they unload."""
+    servers: deque[RunningServer] = deque()
+    yield servers
+    for server in servers:
+        server.discard()
+
+
 @pytest.fixture
-def start_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
+def start_server(tmp_path: Path, ending: deque[RunningServer]) -> Iterator[Callable[..., RunningServer]]:
     """Servers that a test may spoil: `start_server(engine=..., triton=..., options=[...])`."""
     started: list[RunningServer] = []
 
@@ -55,7 +66,10 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
 
     yield start
     for server in started:
-        server.discard()
+        server.hurry()
+        ending.append(server)
+    while len(ending) > MOST_ENDING:
+        ending.popleft().discard()
 
 
 @pytest.fixture(params=["ensemble", "ensemble_graph", "tensorrt_llm_bls"])

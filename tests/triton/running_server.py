@@ -123,12 +123,15 @@ class RunningServer:
         self._log.close()
         return status
 
-    def discard(self) -> None:
-        """End it without waiting for its streams, and by force if need be; leave nothing behind."""
+    def hurry(self) -> None:
+        """Ask it to end without waiting for its streams; it takes another 2 s, for Triton unloads."""
         for _ in range(2):
             if self.process.poll() is None:
                 self.interrupt(signal.SIGINT)
-                time.sleep(0.2)
+                time.sleep(0.1)
+
+    def discard(self) -> None:
+        """Wait for its end, by force if need be; leave nothing behind."""
         try:
             self.process.wait(30)
         except subprocess.TimeoutExpired:
