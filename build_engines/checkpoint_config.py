@@ -339,14 +339,16 @@ def _falcon(config: _Config, architecture: str) -> ModelShape:
     )
     mlp = DenseMlp(config.optional_count("ffn_hidden_size") or 4 * hidden_size, is_gated=False, has_bias=has_bias)
     num_layers = config.count("num_hidden_layers", "n_layer")
+    is_parallel = config.flag("parallel_attn", default=True)
+    num_parallel_norms = config.optional_count("num_ln_in_parallel_attn") or (2 if is_new else 1)
     return _model(
         config,
         architecture,
         [LayerShape(attention, mlp)] * num_layers,
         is_tied=True,
-        norms_per_layer=2 if is_new or not config.flag("parallel_attn", default=True) else 1,
+        norms_per_layer=num_parallel_norms if is_parallel else 2,
         has_norm_bias=True,
-        is_parallel_block=config.flag("parallel_attn", default=True),
+        is_parallel_block=is_parallel,
     )
 
 

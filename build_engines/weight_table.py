@@ -125,7 +125,10 @@ def num_active_parameters(model: ModelShape) -> int:
 
 def _layer(model: ModelShape, names: dict[str, str], index: int, layer: LayerShape) -> Iterator[Weight]:
     at = {key: name.replace("{l}", str(index)) for key, name in names.items()}
-    for norm in ("input_norm", "post_norm", "pre_mlp_norm", "post_mlp_norm")[: model.norms_per_layer]:
+    norms = ("input_norm", "post_norm", "pre_mlp_norm", "post_mlp_norm")[: model.norms_per_layer]
+    if model.is_parallel_block and len(norms) > 1:
+        norms = ("attention_norm", "mlp_norm")  # side by side, of what comes in
+    for norm in norms:
         yield from _norm(at[norm], model.hidden_size, index, has_bias=model.has_norm_bias)
     match layer.attention:
         case GroupedAttention():
@@ -303,8 +306,10 @@ _NAMES = {
         "FalconForCausalLM": {
             "embedding": "transformer.word_embeddings.weight",
             "final_norm": "transformer.ln_f.weight",
-            "input_norm": f"{_BLOCK}.ln_attn.weight",
-            "post_norm": f"{_BLOCK}.ln_mlp.weight",
+            "input_norm": f"{_BLOCK}.input_layernorm.weight",
+            "post_norm": f"{_BLOCK}.post_attention_layernorm.weight",
+            "attention_norm": f"{_BLOCK}.ln_attn.weight",
+            "mlp_norm": f"{_BLOCK}.ln_mlp.weight",
             "qkv": f"{_BLOCK}.self_attention.query_key_value.weight",
             "output": f"{_BLOCK}.self_attention.dense.weight",
             "up": f"{_BLOCK}.mlp.dense_h_to_4h.weight",

@@ -156,3 +156,22 @@ def test_mla_experts_are_read() -> None:
     assert len(model.expert_layers) == 58
     assert model.expert_layers[0] == ExpertMlp(256, 8, 2048, shared_intermediate_size=2048, has_router_bias=True)
     assert num_active_parameters(model) / 1e9 == pytest.approx(37.6, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("form", "norms"),
+    [
+        ({}, {"input_layernorm"}),  # 7B
+        ({"new_decoder_architecture": True, "num_kv_heads": 2}, {"ln_attn", "ln_mlp"}),  # 40B, 180B
+        (
+            {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+            {"input_layernorm"},
+        ),  # 11B
+        ({"parallel_attn": False, "multi_query": False}, {"input_layernorm", "post_attention_layernorm"}),  # RW-1B
+    ],
+)
+def test_falcons_norms_are_called_as_in_its_four_forms(form: dict[str, object], norms: set[str]) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = read_model_shape({"architectures": ["FalconForCausalLM"], **sizes, **form})
+    names = [weight.name for weight in weights_of(model) if weight.role is Role.NORM and weight.layer == 0]
+    assert {name.split(".")[3] for name in names} == norms
