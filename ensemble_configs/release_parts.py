@@ -69,6 +69,7 @@ class EvaluationBase(Spec):
     name: str
     address: Sha256 | None = Field(default=None, description="of the base; none: it was no release")
     tasks_sha256: Sha256 = Field(description="of the file with what was asked")
+    computed_in: str | None = Field(default=None, description="number format of the multiplications, f32 or bf16")
 
 
 class Override(Spec):

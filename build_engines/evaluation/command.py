@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 from build_engines.evaluation.contestant import Contestant, KvPrecision, load_contestant
 from build_engines.evaluation.evaluation import SEED, Evaluation, evaluate
-from build_engines.evaluation.recording import record
+from build_engines.evaluation.recording import record, refuse_unwritable
 from build_engines.evaluation.report import tables
 from build_engines.evaluation.tasks import hash_items, load_items, sample
 from build_engines.recipe import load_recipe
@@ -21,6 +21,7 @@ from ensemble_configs.deployment import validate
 from ensemble_configs.errors import SpecError
 from ensemble_configs.release_parts import Override
 
+_WIDTH_OF_ALL = 160
 DEMO_MODEL = Path(__file__).resolve().parent.parent.parent / "examples" / "demo_model"
 
 
@@ -77,6 +78,8 @@ def evaluate_release(
         )
     candidate = load_contestant(release, kv_cache_precision=kv_cache)
     base = load_contestant(against, kv_cache_precision=against_kv_cache)
+    if is_recorded and is_as_it_is and candidate.folder is not None:
+        refuse_unwritable(candidate.folder)
     file = tasks or _demo_tasks(candidate)
     items = load_items(file)
     if limit is not None:
@@ -93,12 +96,13 @@ def evaluate_release(
     _show(found, is_json=is_json)
     if is_recorded and is_as_it_is and candidate.folder is not None:
         recorded = record(candidate.folder, found, override)
-        console.print(
-            f"recorded in {recorded.path / 'release.json'}; the release's address was {recorded.old_address[:12]} and "
-            f"is {recorded.address[:12]}: name that folder to serve it, and sign it again if it was signed",
-            highlight=False,
-            soft_wrap=True,
+        told_address = (
+            "the release has the address that it had"
+            if recorded.address == recorded.old_address
+            else f"the release's address was {recorded.old_address[:12]} and is {recorded.address[:12]}: name that "
+            "folder to serve it, and sign it again if it was signed"
         )
+        console.print(f"recorded in {recorded.path / 'release.json'}; {told_address}", highlight=False, soft_wrap=True)
     if found.passed is False and override is None:
         raise typer.Exit(1)
 
@@ -139,9 +143,12 @@ def _show(found: Evaluation, *, is_json: bool) -> None:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
         return
     console = Console()
+    if not console.is_terminal:  # nobody's window is too narrow for all columns
+        console = Console(width=max(console.width, _WIDTH_OF_ALL))
     for table in tables(found):
         console.print(table)
     if found.num_too_long:
         console.print(f"{found.num_too_long} items are longer than the context and were left out")
     words = {True: "passed", False: "FAILED", None: "not judged: the recipe's `quality` has no limits"}
-    console.print(f"{found.release}: {words[found.passed]}", highlight=False)
+    where = f", computed in {found.computed_in}" if found.computed_in else ""
+    console.print(f"{found.release}: {words[found.passed]}{where}", highlight=False)

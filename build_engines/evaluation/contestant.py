@@ -58,6 +58,18 @@ class Contestant:
         """Of the release."""
         return None if self.folder is None else address(self.folder)
 
+    @property
+    def computed_in(self) -> str | None:
+        """The number format of the multiplications, by the processor's own choice: f32, or bf16 where it has that.
+
+        Near ties fall otherwise in bf16, so greedy answers part sooner. None: the engine is not OpenVINO's.
+        """
+        if not isinstance(self.spec, OpenVinoEngineSpec):
+            return None
+        import openvino  # noqa: PLC0415  other engines do without OpenVINO
+
+        return str(openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name())
+
     def prompt_ids(self, prompt: str) -> list[int]:
         """With the tokens that the tokenizer puts around a prompt."""
         return list(self.tokenizer.encode(prompt).ids)

@@ -33,6 +33,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     num_items: int
     num_too_long: int  # items that do not fit into the context of both; left out
     seed: int
+    computed_in: str | None  # what OpenVINO multiplies in on this processor; none: the engine's own choice
     passed: bool | None  # none: the recipe has no limits
     worst: dict[str, Figure]
     figures: list[Figure]
@@ -76,6 +77,7 @@ def evaluate(
         num_items=len(fitting),
         num_too_long=len(items) - len(fitting),
         seed=SEED,
+        computed_in=release.computed_in,
         passed=verdict_of(figures),
         worst=worst_of(figures),
         figures=figures,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes what an evaluation found into the release's manifest, which gives the release another address."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,19 @@ from build_engines.evaluation.verdict import METRICS
 from ensemble_configs.errors import SpecError
 from ensemble_configs.release_manifest import address, seal, verify
 from ensemble_configs.release_parts import EvaluationBase, EvaluationResult, Override
+
+
+def refuse_unwritable(folder: Path) -> None:
+    """Before an evaluation that is to be recorded.
+
+    Raises:
+        SpecError: its manifest cannot be written.
+    """
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise SpecError(
+            f"{folder} cannot be written to, so the results cannot be recorded in it; use --no-record, or a copy of it",
+            file=folder,
+        )
 
 
 class Recorded(NamedTuple):
@@ -48,7 +62,10 @@ def record(folder: Path, evaluation: Evaluation, override: Override | None) -> R
     changes = {
         "evaluation": tuple(_results(evaluation)),
         "evaluated_against": EvaluationBase(
-            name=evaluation.base, address=evaluation.base_address, tasks_sha256=evaluation.tasks_sha256
+            name=evaluation.base,
+            address=evaluation.base_address,
+            tasks_sha256=evaluation.tasks_sha256,
+            computed_in=evaluation.computed_in,
         ),
         "override": override,
     }

@@ -51,7 +51,7 @@ def _worst(evaluation: Evaluation) -> Table:
 def _groups(evaluation: Evaluation, title: str, metrics: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left")
     for column in ("task", "group", "items"):
-        table.add_column(column, no_wrap=True)
+        table.add_column(column, overflow="fold")
     rows: dict[tuple[str, str], dict[str, Figure]] = {}
     for figure in evaluation.figures:
         if figure.metric in metrics:
@@ -59,9 +59,9 @@ def _groups(evaluation: Evaluation, title: str, metrics: Sequence[str]) -> Table
     for metric in metrics:
         sides = METRICS[metric].compares
         if sides is not None:
-            table.add_column(f"{sides}, base", no_wrap=True)
-            table.add_column("release", no_wrap=True)
-        table.add_column(_SHORT[metric])
+            table.add_column(f"{sides}, base", min_width=6)
+            table.add_column("release", min_width=7)
+        table.add_column(_SHORT[metric], min_width=len(_SHORT[metric]), overflow="fold")
     for (task, group), figures in rows.items():
         cells = [cell for metric in metrics for cell in _cells(figures.get(metric), metric)]
         table.add_row(task, group, str(max(figure.num_items for figure in figures.values())), *cells)

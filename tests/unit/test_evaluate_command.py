@@ -213,3 +213,15 @@ def test_different_tokenizers_are_refused(base: Path, tmp_path: Path, capsys: py
     code, _, err = evaluate(capsys, *args)
     assert code == 2
     assert "different tokenizers" in err
+
+
+def test_no_column_is_lost_where_the_tables_go_into_a_file(
+    base: Path, release: Path, few: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = evaluate(capsys, release, "--against", base, "--tasks", few, "--no-record")
+    assert code == 0
+    (heading,) = [line for line in out.splitlines() if "accuracy, base" in line]
+    for column in ("items", "agreed", "same answers", "release", "lost"):
+        assert column in heading
+    assert ": passed, computed in " in out

@@ -8,7 +8,7 @@ import pytest
 from demo_release import alter_a_byte, write_demo_release
 
 from build_engines.evaluation.evaluation import Evaluation
-from build_engines.evaluation.recording import record
+from build_engines.evaluation.recording import record, refuse_unwritable
 from build_engines.evaluation.verdict import Figure
 from ensemble_configs.errors import SpecError
 from ensemble_configs.promotion import check_evaluation
@@ -40,6 +40,7 @@ def evaluation(release: Path, *, passed: bool | None, value: float = 0.25) -> Ev
         num_items=8,
         num_too_long=0,
         seed=1,
+        computed_in="f32",
         passed=passed,
         worst={"accuracy_drop": figure},
         figures=[figure],
@@ -111,3 +112,15 @@ def test_what_changed_meanwhile_is_not_recorded(release: Path) -> None:
     alter_a_byte(release / "engine" / "openvino_model.bin")
     with pytest.raises(SpecError, match=r"engine/openvino_model\.bin"):
         record(release, evaluation(release, passed=True), None)
+
+
+def test_the_number_format_that_was_computed_in_is_kept(tmp_path: Path) -> None:
+    release = write_demo_release(tmp_path / "release")
+    recorded = record(release, evaluation(release, passed=True), None)
+    assert load_manifest(recorded.path).evaluated_against.computed_in == "f32"  # type: ignore[union-attr]
+
+
+def test_a_release_that_cannot_be_written_to_is_refused_before_it_is_asked_anything(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="the results cannot be recorded in it; use --no-record"):
+        refuse_unwritable(tmp_path / "not there")
+    refuse_unwritable(tmp_path)
