@@ -63,6 +63,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_num_input_tokens: bool | None = None
     return_num_output_tokens: bool | None = None
     return_finish_reason: bool | None = None
+    # For a deployment with admission.
+    priority: int | None = None  # 1 premium, 2 standard, 3 batch
+    tenant: str | None = None
+    deadline_ms: int | None = None  # to the last token
+    queue_timeout_ms: int | None = None  # to the start
 
 
 class GenerateChunk(msgspec.Struct, frozen=True, gc=False):

@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.engine_specs import EngineSpec
 from ensemble_configs.errors import SpecError
 from ensemble_configs.spec import Port, Positive, Spec
@@ -108,6 +109,10 @@ class ReleaseSpec(Spec):
     draft_engine: EngineSpec | None = Field(
         default=None, description="drafts for requests with num_draft_tokens; for an engine that verifies drafts"
     )
+    admission: AdmissionSpec | None = Field(
+        default=None, description="who runs next and who is refused; none: the engine's own order, and all that come"
+    )
+    slo: SloSpec = SloSpec()
     responses: ResponseSpec = ResponseSpec()
     bls: BlsSpec = BlsSpec()
 

@@ -21,6 +21,11 @@ class _BatchSpec(Spec):
         description="an engine that is silent for so long is ended and started again; more than its longest step takes",
     )
 
+    @property
+    def max_tokens_per_step(self) -> int:
+        """Tokens that a step may add to a sequence; more than one with drafts by deployment."""
+        return 1
+
 
 class _EngineSpec(_BatchSpec):
     """What a provider needs to know whose KV cache is as large as it is told."""
@@ -51,6 +56,11 @@ class OpenVinoEngineSpec(_EngineSpec):
         if self.draft_dir is None and self.max_ngram_size is None:
             return 0
         return self.num_assistant_tokens or 4
+
+    @property
+    def max_tokens_per_step(self) -> int:
+        """With all drafts accepted."""
+        return 1 + self.num_draft_tokens
 
     @model_validator(mode="after")
     def _drafts_come_from_one_place(self) -> "OpenVinoEngineSpec":
@@ -220,6 +230,20 @@ class _TrtLlmSpec(_BatchSpec):
             raise ValueError("guided_decoding_backend and tokenizer_dir go together; set both or none")
 
 
+def _accepted_at_once(
+    speculation: LookaheadSpec | MedusaSpec | EagleSpec | NGramSpec | MtpSpec | Eagle3Spec | DraftTargetSpec | None,
+) -> int:
+    match speculation:
+        case None:
+            return 1
+        case LookaheadSpec():
+            return speculation.ngram_size
+        case MtpSpec():
+            return 1 + speculation.num_nextn_predict_layers
+        case _:
+            return 1 + speculation.max_draft_len
+
+
 class TensorRtEngineSpec(_TrtLlmSpec):
     """A compiled TensorRT-LLM engine; TensorRT-LLM before 1.3."""
 
@@ -246,6 +270,11 @@ class TensorRtEngineSpec(_TrtLlmSpec):
     def world_size(self) -> int:
         """GPUs of one engine."""
         return self.tp_size * self.pp_size
+
+    @property
+    def max_tokens_per_step(self) -> int:
+        """With all drafts accepted."""
+        return _accepted_at_once(self.speculation)
 
     @model_validator(mode="after")
     def _guides_have_a_tokenizer(self) -> "TensorRtEngineSpec":
@@ -281,6 +310,11 @@ class PyTorchEngineSpec(_TrtLlmSpec):
     def world_size(self) -> int:
         """GPUs of one engine."""
         return self.tp_size * self.pp_size * self.cp_size
+
+    @property
+    def max_tokens_per_step(self) -> int:
+        """With all drafts accepted."""
+        return _accepted_at_once(self.speculation)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "PyTorchEngineSpec":

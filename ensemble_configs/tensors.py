@@ -32,7 +32,8 @@ class Tensor:
     # One value for the engine step, whatever its shape.
     is_scalar: bool = False
     is_ragged: bool = False
-    # The attribute of SamplingParams or ResponseOptions that an input ends up in, or that asks for an output.
+    # The attribute of SamplingParams, Scheduling or ResponseOptions that an input ends up in, or that asks for an
+    # output.
     field: str = ""
     # Why nothing takes it, where that holds for every provider.
     why_not: str = ""
@@ -158,6 +159,15 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
 )
 
 _TEXT_ONLY = "the models served here read text alone; describe the picture in text_input"
+
+# Ours: client -> admission. Also as parameters of a request (`serving.request_parameters`).
+SCHEDULING_INPUTS: tuple[Tensor, ...] = (
+    _option("priority", INT32, field="priority"),
+    _option("tenant", STRING, field="tenant"),
+    _option("deadline_ms", INT32, field="deadline_ms"),
+    _option("queue_timeout_ms", INT32, field="queue_timeout_ms"),
+)
+CLIENT_INPUTS += SCHEDULING_INPUTS
 
 # client -> tensorrt_llm_bls, beside the inputs of `ensemble`
 BLS_INPUTS: tuple[Tensor, ...] = (

@@ -9,7 +9,7 @@ model of that name. Blocks of the two are of different sizes, so they are not ad
 import time
 from typing import Any
 
-from serving.engines.base import EngineStats
+from serving.engines.base import AdmissionStats, EngineStats
 
 _UPDATE_S = 0.1  # each gauge costs a message to the server
 
@@ -32,6 +32,12 @@ class EngineMetrics:
                 (
                     "trireme_preemptions_total",
                     "Running requests that gave up their KV blocks to be computed again; of engines that tell",
+                    metric_family.COUNTER,
+                ),
+                ("trireme_queue_requests", "Requests that wait for admission, by class", metric_family.GAUGE),
+                (
+                    "trireme_refused_requests_total",
+                    "Requests that admission refused or that were late, by class and reason",
                     metric_family.COUNTER,
                 ),
             )
@@ -79,6 +85,7 @@ class _OfOneEngine:
         }
         self._shown: dict[str, float] = {}
         self._num_kv_blocks = 0
+        self._admission = _OfAdmission(families, labels)
 
     def show(self, stats: EngineStats | None) -> None:
         """Set what has changed. Args: `stats`: None of an engine that has died; it holds nothing any more."""
@@ -103,6 +110,7 @@ class _OfOneEngine:
                 self._shown[name] = value
                 self._gauges[name].set(value)
         self._count_preemptions(stats.num_preemptions)
+        self._admission.show(stats.admission)
 
     def _count_preemptions(self, num_preemptions: int | None) -> None:
         if num_preemptions is None:  # the engine does not tell, or has died: its successor begins at none
@@ -113,3 +121,39 @@ class _OfOneEngine:
         if num_preemptions > self._num_shown_preemptions:
             self._preemptions.increment(num_preemptions - self._num_shown_preemptions)
         self._num_shown_preemptions = num_preemptions
+
+
+class _OfAdmission:
+    """Its gauges and counters, each from the first time that there is something to show."""
+
+    def __init__(self, families: dict[str, Any], labels: dict[str, str]) -> None:
+        self._families = families
+        self._labels = labels
+        self._gauges: dict[str, Any] = {}
+        self._counters: dict[str, Any] = {}
+        self._shown: dict[str, int] = {}
+
+    def show(self, stats: AdmissionStats | None) -> None:
+        """Args: `stats`: None without admission, and of an engine that has died: nobody waits, the next counts anew."""
+        if stats is None:
+            stats = AdmissionStats(num_waiting=dict.fromkeys(self._gauges, 0), num_refused={})
+            for key in self._counters:
+                self._shown[key] = 0
+        for name, value in stats.num_waiting.items():
+            if name not in self._gauges:
+                self._gauges[name] = self._families["trireme_queue_requests"].Metric(
+                    labels=self._labels | {"class": name}
+                )
+            if self._shown.get(name) != value:
+                self._shown[name] = value
+                self._gauges[name].set(value)
+        for key, count in stats.num_refused.items():
+            if key not in self._counters:
+                class_name, _, reason = key.partition(" ")
+                self._counters[key] = self._families["trireme_refused_requests_total"].Metric(
+                    labels=self._labels | {"class": class_name, "reason": reason}
+                )
+            shown = self._shown.get(key, 0)
+            if count != shown:
+                self._counters[key].increment(count - shown if count > shown else count)
+                self._shown[key] = count

@@ -16,11 +16,13 @@ import traceback
 from pathlib import Path
 
 from ensemble_configs.deployment import ReleaseSpec
-from ensemble_configs.errors import RequestError, ServerError, ServingError
+from ensemble_configs.errors import RequestError, ServerError, ServingError, Unavailable
 from ensemble_configs.release import load_release
+from serving.admission.admitting_engine import AdmittingEngine
 from serving.detokenization import TextDecoder
 from serving.engine_messages import Broken, Channel, ChannelClosed, Command
 from serving.engines.base import Engine, FinishReason, GenerationRequest, TokenChunk
+from serving.engines.clock import WallClock
 from serving.engines.providers import create_engine
 from serving.release_check import refuse_unfit_releases, releases_in_use
 from serving.speculating_engine import SpeculatingEngine
@@ -48,7 +50,7 @@ def _obey(engine: Engine, command: GenerationRequest | int) -> TokenChunk | None
         return TokenChunk(command, [], FinishReason.CANCELLED, perf=perf)
     try:
         engine.add(command)
-    except RequestError as exc:
+    except (RequestError, Unavailable) as exc:
         return TokenChunk(command.key, [], error=str(exc))
     return None
 
@@ -67,6 +69,9 @@ def _load(release: ReleaseSpec) -> Engine:
     engine = create_engine(release.engine)
     if release.draft_engine is not None:
         engine = SpeculatingEngine(engine, create_engine(release.draft_engine))
+    if release.admission is not None:
+        tokens_per_step = release.engine.max_tokens_per_step
+        engine = AdmittingEngine(engine, release.admission, release.slo, WallClock(), tokens_per_step=tokens_per_step)
     return StoppingEngine(engine, TextDecoder.from_spec(release.tokenizer))
 
 

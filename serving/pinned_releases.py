@@ -14,7 +14,7 @@ from ensemble_configs.release import load_release
 from serving.engine_sources import SharedEngine, has_engine
 from serving.late_pipeline import LatePipeline
 from serving.request_metrics import RequestMetrics
-from serving.request_parameters import RELEASE, parameters_of, release_asked_for
+from serving.request_parameters import RELEASE, parameters_of, release_asked_for, with_scheduling
 from serving.text_pipeline import Tensors, TensorSink, TextPipeline
 
 
@@ -47,7 +47,9 @@ class PinnedReleases:
         Raises:
             ServingError: the request is refused, or its release is not loaded; `sink` was not called.
         """
-        version = release_asked_for(parameters_of(parameters))
+        read = parameters_of(parameters)
+        version = release_asked_for(read)
+        tensors = with_scheduling(tensors, read)
         if version is None or version == self._folder.name:
             self._own.start(tensors, sink, request_id=request_id)
             return

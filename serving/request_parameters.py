@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameters of a request beside its tensors: which release it is for, and of disaggregated serving which phase."""
+"""The parameters of a request beside its tensors: which release it is for, when it is to run, and of disaggregated
+serving which phase.
+"""
 
 import json
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
+
 from ensemble_configs.errors import RequestError
+from serving.scheduling import Priority, tenant_name
 
 RELEASE = "release"
+PRIORITY_CLASS = "priority_class"  # not `priority`: Triton keeps that one to itself
+_CLASSES = {priority.name.lower(): int(priority) for priority in Priority}
 
 Parameters = Mapping[str, object]
+Tensors = Mapping[str, npt.NDArray[np.generic]]
 
 
 def parameters_of(text: str) -> Parameters:
@@ -50,3 +59,39 @@ def check_release(parameters: Parameters, own: str) -> None:
 def is_context_only(parameters: Parameters) -> bool:
     """Whether a request is for the prefill's server of two: its parameter `request_type` says ``context_only``."""
     return parameters.get("request_type") == "context_only"
+
+
+def with_scheduling(tensors: Tensors, parameters: Parameters) -> Tensors:
+    """The tensors of a request, with those that its parameters `priority_class`, `tenant` and `deadline_ms` stand for.
+
+    A tensor that is there already goes before a parameter.
+
+    Raises:
+        RequestError: a parameter is not what it should be.
+    """
+    if not parameters.keys() & {PRIORITY_CLASS, "tenant", "deadline_ms"}:
+        return tensors
+    found: dict[str, npt.NDArray[np.generic]] = {}
+    num_prompts = max((len(array) for array in tensors.values()), default=1)
+    if PRIORITY_CLASS in parameters:
+        name = parameters[PRIORITY_CLASS]
+        if not isinstance(name, str) or name not in _CLASSES:
+            raise RequestError(
+                f"{PRIORITY_CLASS} must be one of {', '.join(_CLASSES)}; got {name!r}", field=PRIORITY_CLASS, value=name
+            )
+        found["priority"] = np.full((num_prompts, 1), _CLASSES[name], np.int32)
+    if "tenant" in parameters:
+        found["tenant"] = np.full((num_prompts, 1), tenant_name(parameters["tenant"]).encode(), np.object_)
+    if "deadline_ms" in parameters:
+        found["deadline_ms"] = np.full((num_prompts, 1), _milliseconds(parameters["deadline_ms"]), np.int32)
+    return {**found, **tensors}
+
+
+def _milliseconds(value: object) -> int:
+    if isinstance(value, bool) or not str(value).isascii() or not str(value).isdecimal() or len(str(value)) > 9:
+        raise RequestError(
+            f"deadline_ms must be a whole number of milliseconds below a billion, got {value!r}",
+            field="deadline_ms",
+            value=value,
+        )
+    return int(str(value))

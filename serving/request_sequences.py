@@ -108,7 +108,11 @@ class RequestSequences:
         if is_excluded is None:
             is_excluded = self._responses.exclude_input_in_output
         request = GenerationRequest(
-            key=key, input_ids=options.input_ids, sampling=sampling, stop_strings=prompt.stop_strings
+            key=key,
+            input_ids=options.input_ids,
+            sampling=sampling,
+            stop_strings=prompt.stop_strings,
+            scheduling=prompt.request.scheduling,
         )
         running = RunningRequest(
             sink,

@@ -2,7 +2,7 @@
 """A request to the engine step, from named arrays to typed values; what is unsupported or out of range is refused.
 
 Driven by the rows of `ensemble_configs.tensors`: what a row's `field` names is read into `SamplingParams` or
-`ResponseOptions` below.
+`ResponseOptions` below, or into `Scheduling`.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,14 @@ from serving.engines.request_limits import unsupported_error
 from serving.guides import check_guide, guide_text
 from serving.model_input_checks import check_model_inputs, num_virtual_tokens
 from serving.number_ranges import check_range, out_of_range, ranges_of
+from serving.scheduling import Scheduling, tenant_name
 from serving.stream_state import KEYS_PER_REQUEST
 from serving.word_lists import unpack_words
 
 _ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm") + named_at("tensorrt_llm_bls", BLS_INPUTS))
 _MAX_LOGITS_BYTES = 1 << 28  # of one response
 _SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
+_SCHEDULING_FIELDS = frozenset(Scheduling.__struct_fields__)
 
 
 class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +55,7 @@ class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     sampling: SamplingParams
     options: ResponseOptions
+    scheduling: Scheduling = Scheduling()
 
 
 class RequestDecoder:
@@ -78,11 +81,14 @@ class RequestDecoder:
             return _stop_request(tensors)
         sampling: dict[str, object] = {}
         options: dict[str, object] = {}
+        scheduling: dict[str, object] = {}
         for name, array in tensors.items():
             row = _ROWS[name]
             if row.why_not:
                 raise _refused_by_all(name, row, self._info)
             target = sampling if row.field in _SAMPLING_FIELDS else options
+            if row.field in _SCHEDULING_FIELDS:
+                target = scheduling
             value = _value(name, row, array, self._info.vocab_size)
             check_range(row.field, value, _RANGES)
             if row.field in target and target[row.field] != value:
@@ -98,7 +104,9 @@ class RequestDecoder:
             sampling["is_context_only"] = True
         names = _ENSEMBLE_NAMES if "stream_context" in tensors else _CLIENT_NAMES
         request = DecodedRequest(
-            sampling=self._sampling(sampling, names), options=msgspec.convert(options, ResponseOptions)
+            sampling=self._sampling(sampling, names),
+            options=msgspec.convert(options, ResponseOptions),
+            scheduling=self._scheduling(scheduling),
         )
         _check_beams(request)
         _check_logits(request, self._info.vocab_size)
@@ -119,6 +127,17 @@ class RequestDecoder:
         check_model_inputs(params, vocab_size=self._info.vocab_size)
         check_guide(params)
         return params
+
+    def _scheduling(self, values: dict[str, object]) -> Scheduling:
+        for field, value in values.items():
+            if not self._info.is_admitting:
+                raise RequestError(
+                    f"{field} needs admission, which this deployment does not have; name `admission` in it, or leave "
+                    f"{field} out",
+                    field=field,
+                    value=value,
+                )
+        return Scheduling(**values)  # type: ignore[arg-type]
 
     def _check_lengths(self, request: DecodedRequest) -> DecodedRequest:
         ids, declared = request.options.input_ids, request.options.input_length
@@ -158,7 +177,7 @@ def _stop_request(tensors: Mapping[str, npt.NDArray[np.generic]]) -> DecodedRequ
 
 
 def _value(name: str, row: Tensor, array: npt.NDArray[np.generic], vocab_size: int) -> object:
-    if row.is_scalar or (row.dims == (1,) and row.data_type != STRING):
+    if row.data_type != STRING and (row.is_scalar or row.dims == (1,)):
         return _scalar(array)
     return _item(name, row, array[0], vocab_size)
 
@@ -169,8 +188,8 @@ def _item(name: str, row: Tensor, item: npt.NDArray[np.generic], vocab_size: int
             return unpack_words(item.tolist(), "bad_words", vocab_size=vocab_size)
         case "embedding_bias":
             return sparse_bias(item, vocab_size=vocab_size) or None
-        case "guide_type" | "guide":
-            return guide_text(item[0], name)
+        case "guide_type" | "guide" | "tenant":
+            return tenant_name(item[0]) if row.field == "tenant" else guide_text(item[0], name)
         case field if field in _PACKED:
             return _packed(item, name)
         case _ if row.data_type == UINT8:
@@ -192,7 +211,10 @@ def _scalar(array: npt.NDArray[np.generic]) -> object:
 
 
 # For the documents: what goes for every engine.
-CONDITIONS = {"beam_width": "without `stream`, `top_k` and `top_p`"}
+CONDITIONS = {
+    "beam_width": "without `stream`, `top_k` and `top_p`",
+    **dict.fromkeys(Scheduling.__struct_fields__, "with `admission`"),
+}
 
 
 def _check_logits(request: DecodedRequest, vocab_size: int) -> None:
@@ -248,7 +270,7 @@ _CLIENT_NAMES = {row.field: row.ensemble for row in reversed(_ROWS.values()) if 
 _ENSEMBLE_NAMES = _CLIENT_NAMES | {row.field: row.ensemble for _, row in reversed(inputs_of("preprocessing"))}
 # What an engine reads as an array, by its annotation.
 _PACKED = frozenset(field for field, hint in get_type_hints(SamplingParams).items() if hint == PackedArray | None)
-_RANGES = ranges_of(SamplingParams) | ranges_of(ResponseOptions)
+_RANGES = ranges_of(SamplingParams) | ranges_of(ResponseOptions) | ranges_of(Scheduling)
 _DEFAULTS = {
     field.name: field.default
     for field in msgspec.structs.fields(SamplingParams)

@@ -86,13 +86,13 @@ class Speculation:
         self.output_ids += token_ids
         if perf is not None:
             self.perf = msgspec.structs.replace(
-                _joined(self.perf, perf),
+                joined_perf(self.perf, perf),
                 total_accepted_draft_tokens=self.num_accepted,
                 total_draft_tokens=self.num_drafted,
             )
 
 
-def _joined(earlier: PerfMetrics | None, later: PerfMetrics) -> PerfMetrics:
+def joined_perf(earlier: PerfMetrics | None, later: PerfMetrics) -> PerfMetrics:
     """One request's, over several rounds."""
     if earlier is None:
         return later

@@ -50,7 +50,7 @@ class StoppingEngine(Engine):
             perf = chunk.perf
             if chunk.finish_reason is None:
                 perf = self._engine.perf_of(chunk.key)
-                self._engine.cancel(chunk.key)
+                self._engine.end(chunk.key)
             log_probs = None if chunk.log_probs is None else chunk.log_probs[:num_tokens]
             token_ids, extras = chunk.token_ids[:num_tokens], cut(chunk.extras, num_tokens)
             chunk = TokenChunk(

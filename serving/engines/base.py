@@ -13,6 +13,7 @@ import msgspec
 
 from serving.engines.model_inputs import ModelInputs
 from serving.engines.packed_array import PackedArray
+from serving.scheduling import Scheduling
 
 MAX_BEAM_WIDTH = 32  # more would hold up everybody else
 
@@ -80,6 +81,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     input_ids: list[int]
     sampling: SamplingParams
     stop_strings: tuple[str, ...] = ()  # matched by the engine loop, not by the engine
+    scheduling: Scheduling = Scheduling()  # admission's
     # So many at the end of `input_ids` are output: the request goes on where an earlier one ended. An engine that
     # verifies drafts honours it in all that looks at the output alone, such as penalties and seeds.
     num_output_ids: int = 0
@@ -148,6 +150,14 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     supported: frozenset[str]  # fields of SamplingParams that it honours; others are refused by name
     why_not: dict[str, str] = {}  # the reason and the way out, for the others
+    is_admitting: bool = False  # it heeds a request's `Scheduling`
+
+
+class AdmissionStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Who waits before the engine, and who was refused there."""
+
+    num_waiting: dict[str, int]  # by class
+    num_refused: dict[str, int]  # by class and reason, "batch queue_full", in the engine's life
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +169,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int
     num_steps: int
     num_preemptions: int | None = None  # in the engine's life; None: it does not tell
+    admission: "AdmissionStats | None" = None  # where requests wait for it (`serving.admission`)
     draft: "EngineStats | None" = None  # of the engine that drafts for it, with a KV cache of its own
 
 
@@ -178,6 +189,10 @@ class Engine(ABC):
     @abstractmethod
     def cancel(self, key: int) -> None:
         """Stop a request and free its KV blocks within two steps. No chunk of it follows. Unknown keys are ignored."""
+
+    def end(self, key: int) -> None:
+        """As `cancel`, of a request that has made what it was to make."""
+        self.cancel(key)
 
     def perf_of(self, key: int) -> PerfMetrics | None:  # noqa: ARG002  an engine may know nothing
         """What is known of a request that is about to be cancelled and has had a token; a last chunk has it anyway."""

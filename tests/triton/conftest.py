@@ -49,7 +49,7 @@ def ending() -> Iterator[deque[RunningServer]]:
 
 @pytest.fixture
 def start_server(tmp_path: Path, ending: deque[RunningServer]) -> Iterator[Callable[..., RunningServer]]:
-    """Servers that a test may spoil: `start_server(engine=..., triton=..., options=[...])`."""
+    """Servers that a test may spoil: `start_server(engine=..., triton=..., options=[...], admission=...)`."""
     started: list[RunningServer] = []
 
     def start(
@@ -57,9 +57,10 @@ def start_server(tmp_path: Path, ending: deque[RunningServer]) -> Iterator[Calla
         engine: dict[str, object] | None = None,
         triton: dict[str, object] | None = None,
         options: tuple[str, ...] = (),
+        **more: object,
     ) -> RunningServer:
         engine = engine or {"provider": "simulated", "step_ms": 5.0}
-        text = deployment_text("spoiled", engine=engine, triton=triton)
+        text = deployment_text("spoiled", engine=engine, triton=triton, **more)
         server = RunningServer(text, tmp_path / str(len(started)), options=options)
         started.append(server)
         return server.__enter__()

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from equipped_engines import DEMO_MODEL, LORA_TASK_ID, equipped_engine
@@ -72,7 +73,8 @@ VALUES: dict[str, object] = {
     "retention_decode_priority": [80], "retention_decode_duration_ms": [500], "lookahead_window_size": [3],
     "lookahead_ngram_size": [2], "lookahead_verification_set_size": [2], "num_draft_tokens": [2],
     "use_draft_logits": [True], "image_input": [[[[0.5]]]], "image_bytes_input": [[[[7]]]],
-    "image_url_input": [b"picture.png"], "video_bytes_input": [[[[7]]]],
+    "image_url_input": [b"picture.png"], "video_bytes_input": [[[[7]]]], "priority": [1], "tenant": [b"a"],
+    "deadline_ms": [60_000], "queue_timeout_ms": [60_000],
 }  # fmt: skip
 _RANGES = [f"retention_token_range_{name}" for name in ("starts", "ends", "priorities")]
 _LOOKAHEAD = ["lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"]
@@ -130,7 +132,7 @@ class Server:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.prompt_step = PromptStep(PromptTokenizer.from_spec(tokenizer()))
-        self.decoder = RequestDecoder(engine.info)
+        self.decoder = RequestDecoder(msgspec.structs.replace(engine.info, is_admitting=True))
         self._keys = iter(range(1, 10_000))
 
     def value(self, key: str) -> Array:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_configs.deployment import load_deployment, override_triton
+from ensemble_configs.engine_specs import OpenVinoEngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.errors import SpecError
 
 GOOD = """
@@ -61,3 +62,20 @@ def test_ports_from_the_command_line_are_checked_like_those_of_the_file(tmp_path
     assert override_triton(spec, http_port=9000, grpc_port=None).triton.http_port == 9000
     with pytest.raises(SpecError, match="must differ"):
         override_triton(spec, http_port=8001)
+
+
+@pytest.mark.parametrize(
+    ("speculation", "expected"),
+    [
+        (None, 1),
+        ({"method": "lookahead", "window_size": 4, "ngram_size": 3, "verification_set_size": 4}, 3),
+        ({"method": "medusa", "max_draft_len": 5, "num_heads": 4}, 6),
+    ],
+)
+def test_what_a_step_may_add_to_a_sequence_is_known_from_its_speculation(speculation: object, expected: int) -> None:
+    spec = TensorRtEngineSpec.model_validate({"provider": "tensorrt", "dir": "x", "speculation": speculation})
+    assert spec.max_tokens_per_step == expected
+    mtp = {"provider": "pytorch", "dir": "x", "speculation": {"method": "mtp", "num_nextn_predict_layers": 2}}
+    assert PyTorchEngineSpec.model_validate(mtp).max_tokens_per_step == 3
+    drafting = {"provider": "openvino", "dir": "x", "max_ngram_size": 3, "num_assistant_tokens": 5, "max_num_seqs": 8}
+    assert OpenVinoEngineSpec.model_validate(drafting).max_tokens_per_step == 6

@@ -7,7 +7,7 @@ import triton_python_backend_utils as pb_utils
 
 from serving import engine_metrics
 from serving.engine_metrics import EngineMetrics
-from serving.engines.base import EngineStats
+from serving.engines.base import AdmissionStats, EngineStats
 
 BUSY = EngineStats(num_running=3, num_waiting=2, num_used_kv_blocks=7, num_kv_blocks=10, num_steps=1)
 BUSIER = EngineStats(num_running=4, num_waiting=0, num_used_kv_blocks=8, num_kv_blocks=10, num_steps=2)
@@ -122,3 +122,27 @@ def test_a_draft_engine_is_shown_as_a_model_of_its_own_until_it_has_died(clock: 
     assert shown(metrics)["trireme_requests_running/draft/"] == 1
     metrics.update(IDLE)  # as `serving.generation` tells when the engine has died
     assert [shown(metrics)[f"{blocks}/{name}"] for name in ("max", "used", "free")] == [5, 0, 5]
+
+
+def test_who_waits_and_who_was_refused_is_shown_by_class(clock: Clock, metrics: EngineMetrics) -> None:
+    def of_admission() -> dict[str, float]:
+        return {name: value for name, value in shown(metrics).items() if "class" in name}
+
+    waiting = {"premium": 0, "standard": 2, "batch": 5}
+    refused = {"batch queue_full": 3}
+    metrics.update(msgspec.structs.replace(BUSY, admission=AdmissionStats(num_waiting=waiting, num_refused=refused)))
+    clock.now_s += 1
+    refused = {"batch queue_full": 4, "standard overload": 1}
+    metrics.update(msgspec.structs.replace(BUSY, admission=AdmissionStats(num_waiting=waiting, num_refused=refused)))
+    assert of_admission() == {
+        "trireme_queue_requests/class/premium": 0,
+        "trireme_queue_requests/class/standard": 2,
+        "trireme_queue_requests/class/batch": 5,
+        "trireme_refused_requests_total/class/batch/reason/queue_full": 4,
+        "trireme_refused_requests_total/class/standard/reason/overload": 1,
+    }
+    clock.now_s += 1  # another engine, which counts anew
+    again = AdmissionStats(num_waiting=dict.fromkeys(waiting, 0), num_refused={"batch queue_full": 2})
+    metrics.update(msgspec.structs.replace(BUSY, admission=again))
+    assert of_admission()["trireme_refused_requests_total/class/batch/reason/queue_full"] == 6
+    assert of_admission()["trireme_queue_requests/class/batch"] == 0

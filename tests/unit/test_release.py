@@ -92,6 +92,7 @@ def test_the_servers_settings_are_not_the_releases(tmp_path: Path) -> None:
         "engine",
         "responses",
         "bls",
+        "slo",
     }
 
 

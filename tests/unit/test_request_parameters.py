@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request's parameters are read, and a release that a model cannot serve is refused."""
 
+import numpy as np
 import pytest
 
 from ensemble_configs.errors import RequestError
-from serving.request_parameters import check_release, is_context_only, parameters_of, release_asked_for
+from serving.request_parameters import (
+    check_release,
+    is_context_only,
+    parameters_of,
+    release_asked_for,
+    with_scheduling,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,3 +38,36 @@ def test_a_release_is_a_number_however_long() -> None:
         check_release({"release": "x"}, "2")
     assert release_asked_for({"release": "9" * 10_000}) == "9" * 10_000
     assert release_asked_for({"release": "000"}) == "0"
+
+
+def test_when_a_request_is_to_run_may_be_said_by_parameters_for_each_of_its_prompts() -> None:
+    tensors = {"text_input": np.array([[b"a"], [b"b"]], np.object_)}
+    parameters = parameters_of('{"priority_class": "batch", "tenant": "gold", "deadline_ms": "500", "x": 1}')
+    found = with_scheduling(tensors, parameters)
+    assert {name: array.tolist() for name, array in found.items()} == {
+        "text_input": [[b"a"], [b"b"]], "priority": [[3], [3]], "tenant": [[b"gold"], [b"gold"]],
+        "deadline_ms": [[500], [500]],
+    }  # fmt: skip
+    assert with_scheduling(tensors, {"x": 1}) is tensors
+
+
+def test_a_tensor_goes_before_a_parameter() -> None:
+    tensors = {"priority": np.array([[1]], np.int32)}
+    assert with_scheduling(tensors, {"priority_class": "batch"})["priority"].tolist() == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"priority_class": "bulk"}, "priority_class must be one of premium, standard, batch; got 'bulk'"),
+        ({"priority_class": 1}, "priority_class must be one of premium, standard, batch; got 1"),
+        ({"priority_class": ["batch"]}, "priority_class must be one of"),
+        ({"deadline_ms": -1}, "deadline_ms must be a whole number of milliseconds below a billion, got -1"),
+        ({"deadline_ms": True}, "deadline_ms must be a whole number of milliseconds below a billion, got True"),
+        ({"deadline_ms": "9" * 10}, "deadline_ms must be a whole number of milliseconds below a billion"),
+        ({"tenant": "x" * 129}, "tenant has 129 characters, and may have 128"),
+    ],
+)
+def test_a_parameter_that_is_wrong_is_refused_by_name(parameters: dict[str, object], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        with_scheduling({}, parameters)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ensemble_configs.errors import RequestError
-from ensemble_configs.tensors import BLS_INPUTS, Tensor, inputs_of, named_at
+from ensemble_configs.tensors import BLS_INPUTS, SCHEDULING_INPUTS, Tensor, inputs_of, named_at
 from serving.engines.base import EngineInfo, SamplingParams
 from serving.engines.packed_array import PackedArray
 from serving.requests import DecodedRequest, RequestDecoder, ResponseOptions
@@ -41,6 +41,7 @@ INFO = EngineInfo(
     num_kv_blocks=8,
     max_num_seqs=2,
     supported=frozenset(SamplingParams.__struct_fields__),
+    is_admitting=True,
 )
 
 
@@ -140,6 +141,10 @@ VALUES: dict[str, tuple[object, object]] = {
     "retention_token_range_durations_ms": ([500, -1], (500, -1)),
     "retention_decode_priority": (35, 35),
     "retention_decode_duration_ms": (-1, -1),
+    "priority": (3, 3),
+    "tenant": ([b"gold"], "gold"),
+    "deadline_ms": (500, 500),
+    "queue_timeout_ms": (200, 200),
 }
 
 
@@ -176,7 +181,8 @@ def test_a_tensor_is_read_into_its_field(name: str) -> None:
     value, expected = VALUES[name]
     decoded = decode(**COMPANIONS.get(name, {}) | {name: value})
     field = ROWS[name].field
-    holder: msgspec.Struct = decoded.sampling if hasattr(decoded.sampling, field) else decoded.options
+    holders: tuple[msgspec.Struct, ...] = (decoded.sampling, decoded.scheduling, decoded.options)
+    holder = next(each for each in holders if hasattr(each, field))
     found = getattr(holder, field)
     assert found == expected
     assert type(found) is type(expected)
@@ -494,3 +500,26 @@ def test_a_context_only_request_is_one_where_the_provider_can() -> None:
     assert RequestDecoder(INFO).decode(tensors, is_context_only=True).sampling.is_context_only
     with pytest.raises(RequestError, match=r"is_context_only .* is not supported by the provider 'toy'"):
         RequestDecoder(BARE).decode(tensors, is_context_only=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"priority": 0}, "priority must be 1 to 3; got 0"),
+        ({"priority": 4}, "priority must be 1 to 3; got 4"),
+        ({"deadline_ms": 0}, "deadline_ms must be at least 1; got 0"),
+        ({"queue_timeout_ms": -5}, "queue_timeout_ms must be at least 1; got -5"),
+        ({"tenant": [b"\xff"]}, "tenant must be UTF-8 text"),
+        ({"tenant": [b"x" * 129]}, "tenant has 129 characters, and may have 128"),
+    ],
+)
+def test_a_wish_about_when_to_run_that_makes_no_sense_is_refused(values: dict[str, object], message: str) -> None:
+    assert message in str(refusal(**values))
+
+
+@pytest.mark.parametrize("name", [row.engine for row in SCHEDULING_INPUTS])
+def test_without_admission_a_wish_about_when_to_run_is_refused_and_not_ignored(name: str) -> None:
+    info = msgspec.structs.replace(INFO, is_admitting=False)
+    error = refusal(info, **{name: VALUES[name][0]})
+    assert error.facts["field"] == name
+    assert "name `admission` in it" in str(error)

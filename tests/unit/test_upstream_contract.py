@@ -13,9 +13,10 @@ from tritonclient.grpc import model_config_pb2
 from ensemble_configs.deployment import load_deployment
 from ensemble_configs.model_configs import MODELS, PYTHON_MODELS, render_configs
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT, DEFAULT_REPOSITORY, render_repository
-from ensemble_configs.tensors import BLS_INPUTS, CLIENT_INPUTS, ENGINE_ONLY_INPUTS, PROMPT_TENSORS
+from ensemble_configs.tensors import BLS_INPUTS, CLIENT_INPUTS, ENGINE_ONLY_INPUTS, PROMPT_TENSORS, SCHEDULING_INPUTS
 from serving.engines.base import SamplingParams
 from serving.requests import ResponseOptions
+from serving.scheduling import Scheduling
 
 CONTRACT = json.loads((Path(__file__).parent.parent / "data" / "upstream_contract.json").read_text())
 
@@ -27,7 +28,10 @@ MULTIMODAL = {
     "IMAGE_BYTES", "IMAGE_URL", "VIDEO_BYTES", "PIXEL_VALUES", "ASPECT_RATIO_IDS", "ASPECT_RATIO_MASK",
     "CROSS_ATTENTION_MASK", "IMAGE_SIZES", "IS_VIDEO_INPUT", "ATTENTION_MASK", "IMAGE_GRID_THW", "VISION_INPUT_ID",
 }  # fmt: skip
-OURS = {"return_finish_reason", "finish_reason", "stream_context", "stream_state", "STREAM_CONTEXT", "STREAM_STATE"}
+OURS = {
+    "return_finish_reason", "finish_reason", "stream_context", "stream_state", "STREAM_CONTEXT", "STREAM_STATE",
+    *(row.engine for row in SCHEDULING_INPUTS),
+}  # fmt: skip
 OLD_NAMES = {"random_seed", "min_length", "return_kv_cache_reuse_stats"}
 # Upstream's placeholders, as upstream's own scripts fill them by default.
 PLACEHOLDERS = {"${logits_datatype}": "TYPE_FP32", "${encoder_input_features_data_type}": "TYPE_FP16"}
@@ -79,7 +83,8 @@ def test_every_ensemble_tensor_is_produced_once_before_it_is_read() -> None:
 
 def test_every_field_named_in_the_table_exists() -> None:
     fields = {row.field for row in (*CLIENT_INPUTS, *BLS_INPUTS, *PROMPT_TENSORS, *ENGINE_ONLY_INPUTS) if row.field}
-    assert fields <= set(SamplingParams.__struct_fields__) | set(ResponseOptions.__struct_fields__)
+    structs = (SamplingParams, Scheduling, ResponseOptions)
+    assert fields <= {name for struct in structs for name in struct.__struct_fields__}
 
 
 def test_committed_model_repository_is_what_the_default_deployment_renders() -> None:

@@ -6,7 +6,7 @@ import triton_python_backend_utils as pb_utils
 from serving.engine_sources import SharedEngine
 from serving.lifeline import Lifeline, generation_handlers
 from serving.request_metrics import RequestMetrics
-from serving.request_parameters import check_release, parameters_of
+from serving.request_parameters import check_release, parameters_of, with_scheduling
 from serving.text_pipeline import TextPipeline
 from serving.triton_adapter import TensorSink, release_folder, start_each
 
@@ -24,9 +24,10 @@ class TritonPythonModel:
         start_each(self._start, requests)
 
     def _start(self, request) -> None:
-        check_release(parameters_of(request.parameters()), self.version)
+        parameters = parameters_of(request.parameters())
+        check_release(parameters, self.version)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        self.pipeline.start(tensors, TensorSink(request), request_id=request.request_id())
+        self.pipeline.start(with_scheduling(tensors, parameters), TensorSink(request), request_id=request.request_id())
 
     def finalize(self) -> None:
         self.lifeline.close()

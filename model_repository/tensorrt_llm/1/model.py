@@ -11,7 +11,7 @@ from serving.generation import GenerationService
 from serving.lifeline import Lifeline, generation_handlers
 from serving.reply_tensors import reply_tensors
 from serving.request_metrics import RequestMetrics
-from serving.request_parameters import check_release, is_context_only, parameters_of
+from serving.request_parameters import check_release, is_context_only, parameters_of, with_scheduling
 from serving.triton_adapter import error_response, final_flag, release_folder, start_each
 
 
@@ -54,7 +54,7 @@ class TritonPythonModel:
         check_release(parameters, self.version)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         self.service.start(
-            tensors,
+            with_scheduling(tensors, parameters),
             TritonSink(request.get_response_sender()),
             request_id=request.request_id(),
             is_context_only=is_context_only(parameters),

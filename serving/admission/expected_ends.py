@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When those in flight are expected to end, and so when how much room there will be."""
+
+import bisect
+
+from serving.admission.budget import KvBudget, Room
+
+_WEIGHT = 0.05  # of the newest step
+_NOTHING = 1e-9
+
+
+class ExpectedEnds:
+    """Counts in tokens of a sequence: all that run go on by about as many in a step.
+
+    So an end stays where it is however fast steps are, and one that was expected when a request started need not be
+    looked at again before it comes. A request that is still there then is expected to make half as much again.
+    """
+
+    def __init__(self, budget: KvBudget) -> None:
+        self._budget = budget
+        self._made = 0.0  # tokens that a sequence would have that was always there
+        self._token_s = 0.0
+        self._recent_s = self._recent_tokens = 0.0  # in which old steps fade
+        self._ends: list[tuple[float, int, int]] = []  # sorted: when, key, tokens promised
+        self._begun: dict[int, tuple[float, float, int]] = {}  # by key: when it began, its end, its promise
+
+    def note_step(self, seconds: float, *, tokens_per_seq: float) -> None:
+        """So many tokens of each sequence have come, so long after those before them."""
+        self._made += tokens_per_seq
+        self._recent_s += seconds - _WEIGHT * self._recent_s
+        self._recent_tokens += tokens_per_seq - _WEIGHT * self._recent_tokens
+        self._token_s = self._recent_s / self._recent_tokens
+
+    @property
+    def token_s(self) -> float:
+        """Seconds for a token of a sequence, as it was lately; 0 before there was one."""
+        return self._token_s
+
+    def begin(self, key: int, *, num_output_tokens: int) -> None:
+        """A request starts that is expected to make so many tokens more; the budget has its promise."""
+        self._put(key, self._made, self._made + num_output_tokens)
+
+    def end(self, key: int) -> None:
+        """It is not in flight any more."""
+        _, end, num_tokens = self._begun.pop(key)
+        del self._ends[bisect.bisect_left(self._ends, (end, key, num_tokens))]
+
+    def seconds_until(self, needed: Room, room: Room, *, share: float, stay_s: float) -> float:
+        """Until there is room for so much, if of what becomes free only a share is left; 0 while nothing is known.
+
+        Args:
+            needed: by what waits and a new request together.
+            room: that there is now.
+            share: above 0 and at most 1.
+            stay_s: how long one is in flight, for those that start and end before it.
+        """
+        num_seats: float = needed.num_seats - room.num_seats
+        num_blocks: float = needed.num_blocks - room.num_blocks
+        num_tokens: float = needed.num_tokens - room.num_tokens
+        if num_seats <= 0 and num_blocks <= 0 and num_tokens <= 0:
+            return 0.0
+        self._put_off_overdue()
+        budget = self._budget
+        if (
+            num_seats <= share * len(self._ends)
+            and num_blocks <= share * budget.num_promised_blocks
+            and num_tokens <= share * budget.num_promised_tokens
+        ):
+            for end, _, promised in self._ends:
+                num_seats -= share
+                num_blocks -= share * budget.blocks_of(promised)
+                num_tokens -= share * promised
+                if num_seats <= _NOTHING and num_blocks <= _NOTHING and num_tokens <= _NOTHING:
+                    return (end - self._made) * self._token_s
+        # All that runs has to end, and more after it.
+        last_s = (self._ends[-1][0] - self._made) * self._token_s if self._ends else 0.0
+        num_seats -= share * len(self._ends)
+        num_tokens -= share * budget.num_promised_tokens
+        num_more = max(1.0, num_seats, num_tokens / self._tokens_of_one(needed)) / share
+        return last_s + num_more * stay_s / self._num_at_once(needed)
+
+    def _tokens_of_one(self, needed: Room) -> float:
+        num_tokens = needed.num_tokens + self._budget.num_promised_tokens
+        return max(1.0, num_tokens / (needed.num_seats + len(self._budget)))
+
+    def _num_at_once(self, needed: Room) -> float:
+        """Requests in flight when all that can has started."""
+        most = self._budget.max_tokens / self._tokens_of_one(needed)
+        return max(1.0, min(self._budget.max_num_seqs, most))
+
+    def _put_off_overdue(self) -> None:
+        while self._ends and self._ends[0][0] <= self._made:
+            _, key, _ = self._ends[0]
+            begun = self._begun[key][0]
+            self.end(key)
+            self._put(key, begun, self._made + max(1.0, (self._made - begun) / 2))
+
+    def _put(self, key: int, begun: float, end: float) -> None:
+        num_tokens = self._budget.promised_tokens(key)
+        self._begun[key] = (begun, end, num_tokens)
+        bisect.insort(self._ends, (end, key, num_tokens))

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests of one class that wait, of many tenants: each tenant gets its weighted share of the work.
+
+Start-time fair queueing (Goyal, Vin, Cheng 1996): a tenant's virtual time goes on by work / weight with each of its
+requests, the tenant that is furthest behind is next, and who comes back starts where the others are now. A decision
+takes O(log tenants + log requests of the tenant).
+"""
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from serving.admission.ticket import Ticket
+
+_FIRST = -1.0  # before every order that a ticket may have
+_MAX_IDLE_TENANTS = 10_000
+_MAX_GONE = 64  # entries that are kept beside as many as wait
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    ticket: Ticket
+    is_gone: bool = False  # heaps and queues forget it when it comes to the front
+
+
+@dataclass(slots=True, eq=False)
+class _Tenant:
+    weight: float
+    virtual_s: float = 0.0
+    waiting: list[tuple[float, int, _Entry]] = field(default_factory=list)  # a heap
+    num_requests: int = 0
+    num_tokens: int = 0
+    turn: int | None = None  # its number in the heap of turns, where it may stand too early
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What waits."""
+
+    num_requests: int = 0
+    num_tokens: int = 0  # prompts and expected outputs
+
+    def __add__(self, other: "Backlog") -> "Backlog":
+        return Backlog(self.num_requests + other.num_requests, self.num_tokens + other.num_tokens)
+
+
+class FairShares:
+    """Args:
+    weights: of tenants; others have 1.
+    is_shortest_first: of a tenant's requests the one with the least expected work goes first, not the oldest.
+    """
+
+    def __init__(self, weights: Mapping[str, float], *, is_shortest_first: bool) -> None:
+        self._weights = weights
+        self._is_shortest_first = is_shortest_first
+        self._tenants: dict[str, _Tenant] = {}
+        self._turns: list[tuple[float, int, _Tenant]] = []  # a heap: each tenant with work once, when its turn comes
+        self._entries: dict[int, _Entry] = {}  # by the request's key
+        self._by_arrival: deque[_Entry] = deque()
+        self._numbers = itertools.count()
+        self._virtual_now = 0.0
+        self._waiting_weight = 0.0  # of the tenants with work
+        self._num_tokens = 0
+        self._max_tenants = _MAX_IDLE_TENANTS
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._entries)
+
+    @property
+    def backlog(self) -> Backlog:
+        """Everything that waits."""
+        return Backlog(len(self._entries), self._num_tokens)
+
+    def put(self, ticket: Ticket, *, is_ahead: bool = False) -> None:
+        """Args: `is_ahead`: it has run already, and goes before all of its tenant's that have not."""
+        tenant = self._tenant(ticket.tenant)
+        entry = self._entries[ticket.key] = _Entry(ticket)
+        order = _FIRST if is_ahead else float(ticket.num_queued_tokens) if self._is_shortest_first else 0.0
+        heapq.heappush(tenant.waiting, (order, next(self._numbers), entry))
+        (self._by_arrival.appendleft if is_ahead else self._by_arrival.append)(entry)
+        if tenant.num_requests == 0:
+            self._waiting_weight += tenant.weight
+            tenant.virtual_s = max(tenant.virtual_s, self._virtual_now)
+            if tenant.turn is None:
+                self._schedule(tenant)
+        self._count(tenant, ticket, 1)
+
+    def first(self) -> Ticket | None:
+        """Whose turn it is."""
+        while self._turns:
+            turn_s, turn, tenant = self._turns[0]
+            if turn != tenant.turn:
+                heapq.heappop(self._turns)
+            elif tenant.num_requests == 0:
+                heapq.heappop(self._turns)
+                tenant.turn = None
+            elif turn_s < tenant.virtual_s:
+                heapq.heappop(self._turns)
+                self._schedule(tenant)
+            else:
+                while tenant.waiting[0][2].is_gone:
+                    heapq.heappop(tenant.waiting)
+                return tenant.waiting[0][2].ticket
+        return None
+
+    def oldest(self) -> Ticket | None:
+        """Who has waited longest."""
+        while self._by_arrival and self._by_arrival[0].is_gone:
+            self._by_arrival.popleft()
+        return self._by_arrival[0].ticket if self._by_arrival else None
+
+    def take(self, ticket: Ticket) -> None:
+        """It starts, and the work that is expected of it is put down to its tenant."""
+        tenant = self._tenants[ticket.tenant]
+        if ticket is self.first():  # not one that was taken for its age: others have not come so far
+            self._virtual_now = max(self._virtual_now, tenant.virtual_s)
+        tenant.virtual_s += ticket.expected_work / tenant.weight
+        self.remove(ticket)
+
+    def settle(self, ticket: Ticket, work: float) -> None:
+        """It has stopped running: what it took in truth counts, not what was expected."""
+        tenant = self._tenants.get(ticket.tenant)
+        if tenant is None:  # forgotten meanwhile
+            return
+        tenant.virtual_s = max(0.0, tenant.virtual_s + (work - ticket.expected_work) / tenant.weight)
+        ticket.expected_work = 0.0
+        if tenant.num_requests:
+            self._schedule(tenant)  # it may have come nearer; what stands in the heap for it is void
+
+    def remove(self, ticket: Ticket) -> None:
+        """It waits no longer."""
+        self._entries.pop(ticket.key).is_gone = True
+        tenant = self._tenants[ticket.tenant]
+        self._count(tenant, ticket, -1)
+        if tenant.num_requests == 0:
+            self._waiting_weight -= tenant.weight
+            self._forget_idle()
+        if len(tenant.waiting) > 2 * tenant.num_requests + _MAX_GONE:
+            tenant.waiting = [waiting for waiting in tenant.waiting if not waiting[2].is_gone]
+            heapq.heapify(tenant.waiting)
+        if len(self._by_arrival) > 2 * len(self._entries) + _MAX_GONE:
+            self._by_arrival = deque(entry for entry in self._by_arrival if not entry.is_gone)
+        if not self._entries:
+            self._waiting_weight = 0.0  # exactly
+
+    def ahead_of(self, name: str) -> Backlog:
+        """What goes before one more request of a tenant, at most: its own, and of others what their shares allow."""
+        own, own_weight = self.waiting_of(name)
+        weight = self._waiting_weight + (0.0 if own.num_requests else own_weight)
+        shares = weight / own_weight
+        return Backlog(
+            min(len(self._entries), round(own.num_requests * shares + shares - 1)),
+            min(self._num_tokens, round(own.num_tokens * shares)),
+        )
+
+    def waiting_of(self, name: str) -> tuple[Backlog, float]:
+        """What a tenant has waiting, and its weight."""
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            return Backlog(), self._weights.get(name, 1.0)
+        return Backlog(tenant.num_requests, tenant.num_tokens), tenant.weight
+
+    def _tenant(self, name: str) -> _Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = _Tenant(self._weights.get(name, 1.0))
+        return tenant
+
+    def _schedule(self, tenant: _Tenant) -> None:
+        tenant.turn = next(self._numbers)
+        heapq.heappush(self._turns, (tenant.virtual_s, tenant.turn, tenant))
+        if len(self._turns) > 2 * len(self._tenants) + _MAX_GONE:
+            self._turns = [turn for turn in self._turns if turn[1] == turn[2].turn]
+            heapq.heapify(self._turns)
+
+    def _count(self, tenant: _Tenant, ticket: Ticket, sign: int) -> None:
+        num_tokens = sign * ticket.num_queued_tokens
+        tenant.num_requests += sign
+        tenant.num_tokens += num_tokens
+        self._num_tokens += num_tokens
+
+    def _forget_idle(self) -> None:
+        """A tenant that is not ahead of the others is like one that was never here."""
+        if len(self._tenants) <= self._max_tenants:
+            return
+        self._tenants = {
+            name: tenant
+            for name, tenant in self._tenants.items()
+            if tenant.num_requests or tenant.virtual_s > self._virtual_now
+        }
+        self._max_tenants = max(_MAX_IDLE_TENANTS, 2 * len(self._tenants))

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bounded queue: who may join it, who is refused at once with the time to come back, and whose time has passed."""
+
+import heapq
+import math
+
+from ensemble_configs.admission_spec import QueueSpec
+from ensemble_configs.errors import QueueFull, RequestTimeout, ServingError, Unavailable
+from serving.admission.policies import POLICIES
+from serving.admission.ticket import Ticket
+from serving.admission.wait_estimate import WaitEstimate, retry_after_ms
+from serving.scheduling import Priority
+
+_TENANT_SHARE = 4.0
+
+
+class WaitingLine:
+    """What waits, in the order of a policy.
+
+    Args:
+        first_token_s: the target of the deployment, math.inf: none. Who cannot meet it is refused.
+    """
+
+    def __init__(self, spec: QueueSpec, estimate: WaitEstimate, *, first_token_s: float = math.inf) -> None:
+        self._spec = spec
+        self._policy = POLICIES[spec.policy](spec)
+        self._estimate = estimate
+        self._first_token_s = first_token_s
+        self._tickets: dict[int, Ticket] = {}
+        self._limits: list[tuple[float, int]] = []  # a heap of (when, key) of those that may not wait for ever
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._tickets)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._tickets
+
+    @property
+    def num_waiting(self) -> dict[str, int]:
+        """By the names of the classes."""
+        return {priority.name.lower(): self._policy.waiting_of(priority).num_requests for priority in Priority}
+
+    def join(self, ticket: Ticket) -> None:
+        """Let a new request wait.
+
+        Raises:
+            QueueFull: as many wait as may.
+            Unavailable: it could not start in time.
+        """
+        self._refuse_beyond_bounds(ticket)
+        self._refuse_too_late(ticket)
+        ticket.hopeless_s = ticket.arrival_s + self._allowed_for_target_s()
+        self._put(ticket, is_ahead=False)
+
+    def rejoin(self, ticket: Ticket) -> None:
+        """Let a request wait that was preempted; it is never refused."""
+        self._put(ticket, is_ahead=True)
+
+    def first(self, now_s: float) -> tuple[Ticket, Priority] | None:
+        """Whose turn it is, and the class whose room it may take."""
+        return self._policy.first(now_s)
+
+    def take(self, ticket: Ticket) -> None:
+        """It starts."""
+        self._policy.take(ticket)
+        del self._tickets[ticket.key]
+
+    def leave(self, key: int) -> Ticket:
+        """It does not want to start any more."""
+        ticket = self._tickets.pop(key)
+        self._policy.remove(ticket)
+        return ticket
+
+    def take_late(self, now_s: float) -> list[Ticket]:
+        """Those whose time has passed, or who could only start too late for the target; they wait no longer."""
+        late = []
+        while self._limits and self._limits[0][0] <= now_s:
+            _, key = heapq.heappop(self._limits)
+            ticket = self._tickets.get(key)
+            if ticket is not None and _limit_s(ticket) <= now_s:
+                late.append(self.leave(key))
+        return late
+
+    def _put(self, ticket: Ticket, *, is_ahead: bool) -> None:
+        self._tickets[ticket.key] = ticket
+        self._policy.put(ticket, is_ahead=is_ahead)
+        limit_s = _limit_s(ticket)
+        if limit_s < math.inf:
+            heapq.heappush(self._limits, (limit_s, ticket.key))
+            if len(self._limits) > 2 * len(self._tickets) + 64:  # of those that have gone
+                self._limits = [limit for limit in self._limits if limit[1] in self._tickets]
+                heapq.heapify(self._limits)
+
+    def _refuse_beyond_bounds(self, ticket: Ticket) -> None:
+        """Of a class and, so that one tenant's flood leaves the others room, of a tenant in it.
+
+        A tenant may have `_TENANT_SHARE` times as much waiting as is free, by weight: alone four fifths, and of n that
+        flood each 4 / (4n + 1). Dynamic thresholds (Choudhury, Hahne 1998).
+        """
+        spec, name = self._spec, ticket.priority.name.lower()
+        waiting = self._policy.waiting_of(ticket.priority)
+        own, weight = self._policy.waiting_of_tenant(ticket)
+        for what, num_waiting, num_own, num_new, limit in (
+            ("requests", waiting.num_requests, own.num_requests, 1, spec.max_requests),
+            ("tokens", waiting.num_tokens, own.num_tokens, ticket.num_queued_tokens, spec.max_tokens),
+        ):
+            if not num_waiting:
+                continue  # one always fits
+            num_free = limit - num_waiting
+            if num_new > num_free:
+                full = f"{num_waiting} {what} of {name} requests wait"
+            elif num_own and num_own + num_new > _TENANT_SHARE * weight * num_free:
+                full = f"{num_own} {what} of tenant {ticket.tenant!r}'s {name} requests wait"
+            else:
+                continue
+            raise QueueFull(
+                f"{full} already, of {limit} for all; come back after retry_after_ms, or send fewer at once",
+                reason="queue_full",
+                retry_after_ms=retry_after_ms(self._wait_s(ticket), 0.0),
+            )
+
+    def _refuse_too_late(self, ticket: Ticket) -> None:
+        wait_s, estimate = self._wait_s(ticket), self._estimate
+        if wait_s == 0.0:
+            return
+        allowed_s = min(
+            ticket.start_by_s - ticket.arrival_s,
+            ticket.end_by_s - ticket.arrival_s - estimate.service_s(ticket),
+            self._allowed_for_target_s(),
+        )
+        if wait_s > allowed_s:
+            raise Unavailable(
+                f"it would wait {1000 * wait_s:.0f} ms and may wait {max(0.0, 1000 * allowed_s):.0f}; come back after "
+                "retry_after_ms",
+                reason="overload",
+                retry_after_ms=retry_after_ms(wait_s, max(0.0, allowed_s)),
+            )
+
+    def _allowed_for_target_s(self) -> float:
+        """How long a request may wait and have its first token in time.
+
+        At least half of the target: were it nothing once first tokens had been late, nothing would start any more that
+        could show that they are not.
+        """
+        return self._first_token_s - min(self._estimate.first_token_s, self._first_token_s / 2)
+
+    def settle(self, ticket: Ticket, work: float) -> None:
+        """What a request has taken is known now."""
+        self._policy.settle(ticket, work)
+
+    def pass_over(self, ticket: Ticket) -> bool:
+        """Whether others may go before the one whose turn it is and who does not fit."""
+        return self._policy.pass_over(ticket)
+
+    def _wait_s(self, ticket: Ticket) -> float:
+        return self._estimate.wait_s(self._policy.ahead_of(ticket), ticket.num_queued_tokens, ticket.priority)
+
+
+def late_error(ticket: Ticket, now_s: float) -> ServingError:
+    """What the client of a request is told whose time has passed."""
+    waited_ms = round(1000 * (now_s - ticket.arrival_s))
+    if now_s < min(ticket.start_by_s, ticket.end_by_s):
+        return Unavailable(
+            f"it has waited {waited_ms} ms, and its first token would come too late; come back after retry_after_ms",
+            reason="overload",
+            retry_after_ms=max(1, waited_ms),
+        )
+    which = "deadline_ms" if ticket.end_by_s <= now_s else "timeout"
+    return RequestTimeout(f"its {which} passed after {waited_ms} ms; allow more, or send less", reason=which)
+
+
+def _limit_s(ticket: Ticket) -> float:
+    if ticket.started_s is not None:
+        return ticket.end_by_s
+    return min(ticket.start_by_s, ticket.end_by_s, ticket.hopeless_s)
