@@ -9,6 +9,8 @@ import pytest
 from admission_runs import AdmissionRun, random_run, request, small_engine, summary
 
 from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
+from serving import speculating_engine
+from serving.admission import in_flight
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engines.base import TokenChunk
 from serving.engines.paged_batch import PlannedStep
@@ -469,3 +471,7 @@ def test_a_context_only_request_is_promised_one_token() -> None:
     run.step()
     run.step()  # 128 prompt tokens each
     assert len(run.ends) == 16
+
+
+def test_keys_of_requests_that_go_on_are_not_those_of_rounds_of_drafts() -> None:
+    assert in_flight._FIRST_OTHER_KEY < speculating_engine._FIRST_ROUND_KEY // 2 + 1
