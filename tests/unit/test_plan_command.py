@@ -2,6 +2,9 @@
 """`trireme plan` from the command line: right, wrong, as data and as a picture."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +88,29 @@ def test_wrong_use_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str
     assert out == ""
     assert words in err
     assert "Traceback" not in err
+
+
+def test_a_terminal_that_lacks_a_character_gets_a_question_mark() -> None:
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "trireme", "plan", "llama-3.1-8b", "--gpus", "1", "--top", "1"]
+    done = subprocess.run(command, env=ascii_only, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "x/? 1." in done.stdout
+
+
+def test_a_config_that_is_no_plain_file_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pipe = tmp_path / "config.json"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path, Path("/dev/zero")):
+        code, out, err = plan(capsys, str(path))
+        assert (code, out) == (2, "")
+        assert "is not a plain file; name a checkpoint's folder or its config.json" in err
+
+
+def test_a_config_of_more_than_16_mib_is_refused_unread(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(2**34)
+    code, _, err = plan(capsys, str(path))
+    assert code == 2
+    assert "config.json is larger than 16 MiB" in err
