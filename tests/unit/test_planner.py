@@ -305,6 +305,32 @@ def test_a_rate_takes_as_few_gpus_as_keep_up() -> None:
     assert few.options[0].output_tokens_per_s == pytest.approx(500)
 
 
+@pytest.mark.parametrize("targets", [Targets(), Targets(ttft_ms=300), Targets(tpot_ms=12), Targets(tpot_ms=0.01)])
+def test_the_fewest_replicas_are_what_trying_each_number_finds(targets: Targets) -> None:
+    load = Load(requests_per_s=40)
+    made = plan_of("llama-3.1-8b", num_gpus=16, load=load, targets=targets, wanted=Wanted(tp_sizes=(1,)))
+    for option in made.options[:20]:
+        one, limits = option.candidate, Limits(option.candidate.footprint.kv_tokens)
+        tried = [
+            Roofline().estimate(one, Workload(1000, 1000), load.shared(number), limits)
+            for number in range(1, one.num_replicas + 1)
+        ]
+        within = [each is not None and targets.missed_by(each) is None for each in tried]
+        fewest = within.index(True) + 1 if any(within) else one.num_replicas
+        assert option.num_gpus == fewest * one.layout.world_size
+
+
+def test_sizes_that_take_too_many_gpus_are_listed_beside_those_that_do_not() -> None:
+    made = plan_of(num_gpus=8, wanted=Wanted(tp_sizes=(4, 16)))
+    assert {"tp16": "needs 16 GPUs, --gpus is 8"}.items() <= {one.name: one.reason for one in made.rejected}.items()
+
+
+@pytest.mark.parametrize("num_nodes", [3, 16])
+def test_nodes_have_as_many_gpus_each(num_nodes: int) -> None:
+    with pytest.raises(SpecError, match=f"--gpus 8 over --nodes {num_nodes}: .* give a multiple of {num_nodes}"):
+        Machines(H100, 8, num_nodes)
+
+
 def test_few_clients_take_no_more_replicas_than_they_are() -> None:
     option = plan_of("llama-3.1-8b", num_gpus=8, load=Load(concurrency=3), wanted=Wanted(tp_sizes=(1,))).options[0]
     assert (option.num_gpus, option.estimate.batch_size) == (3, 1)
@@ -364,7 +390,25 @@ def test_a_plan_as_data_is_json_with_everything() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"num_gpus": 1, "gpu": "l4"}, "nothing serves this workload on these GPUs; the last that was tried, "),
+        (
+            {"num_gpus": 1, "gpu": "l4"},
+            "on 1 x L4; the smallest that is legal, int4_weight_only kv-bf16 tp1: does not fit: weights 35.8 GiB .* "
+            "on a GPU of .* GiB; give more GPUs",
+        ),
+        (
+            {"num_gpus": 8, "wanted": Wanted(tp_sizes=(16,))},
+            "the nearest, tp16: needs 16 GPUs, --gpus is 8; give more --gpus, or a smaller --tp-size",
+        ),
+        ({"num_gpus": 8, "wanted": Wanted(pp_sizes=(16,))}, "the nearest, tp1 pp16: needs 16 GPUs, --gpus is 8"),
+        (
+            {"num_gpus": 8, "wanted": Wanted(tp_sizes=(4,), pp_sizes=(4,))},
+            "the nearest, tp4 pp4: needs 16 GPUs, --gpus is 8",
+        ),
+        (
+            {"wanted": Wanted(tp_sizes=(3,))},
+            r"\(64\) is not divisible by tp_size \(3\); tp_size may be .*; ask for another --tp-size or --pp-size$",
+        ),
+        ({"wanted": Wanted(weight_formats=("nvfp4",))}, "nvfp4 does not run on SM 90 .*; ask for another --format"),
         ({"workload": Workload(131_000, 1000)}, "isl \\+ osl is 132000 tokens, and the model reaches to 131072"),
         ({"load": Load(requests_per_s=1e6)}, "cannot keep up with 1e\\+06 requests/s"),
     ],
