@@ -185,8 +185,14 @@ def _option_as_data(option: Option, plan: Plan) -> dict[str, object]:
         "kv_bytes_per_gpu": footprint.kv_bytes,
         "kv_bytes_per_token_per_gpu": footprint.kv_bytes_per_token,
         "kv_tokens": footprint.kv_tokens,
-        "curve": [_estimate_as_data(one) for one in option.curve],
+        "curve": [_point_as_data(one, plan) for one in option.curve],
     }
+
+
+def _point_as_data(estimate: Estimate, plan: Plan) -> dict[str, object]:
+    most = plan.question.serving.tokens_per_s(estimate.tpot_ms)
+    served = min(estimate.output_tokens_per_s, most)
+    return {**_estimate_as_data(estimate), "replica_served_output_tokens_per_s": served}
 
 
 def _estimate_as_data(estimate: Estimate) -> dict[str, object]:

@@ -62,6 +62,16 @@ def test_only_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert option["engine_output_tokens_per_s"] >= option["output_tokens_per_s"]
 
 
+def test_the_picture_names_its_axis_its_lines_and_the_serving_limit(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.svg"
+    assert plan(capsys, "llama-3.1-8b", "--gpus", "1", "--slo-tpot-ms", "0", "--plot", str(path))[0] == 0
+    picture = path.read_text(encoding="utf-8")
+    assert "<!-- tokens/s of one GPU that leave the serving host -->" in picture
+    assert "<!-- serving host's limit: 9,300 responses/s (dotted: the engine alone) -->" in picture
+
+
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"plan.{ending}"

@@ -5,6 +5,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -22,6 +23,7 @@ from build_engines.planner.footprint import Footprint, footprint_of, kv_bytes_pe
 from build_engines.planner.legality import why_format_is_illegal, why_layout_is_illegal
 from build_engines.planner.model_costs import ModelCosts
 from build_engines.planner.plan import Plan, Question, Targets, make_plan
+from build_engines.planner.plan_plot import alike, label_of, line_of
 from build_engines.planner.plan_report import plan_as_data
 from build_engines.planner.published import Measurement, errors_of, log_errors, measurements, scored
 from build_engines.planner.serving_limit import ServingLimit
@@ -358,6 +360,25 @@ def test_the_serving_host_caps_what_many_slow_streams_make() -> None:
     streams_share = max(1.0, 10 / weak.estimate.tpot_ms)
     assert weak.output_tokens_per_s == pytest.approx(replicas * 2000 * streams_share)
     assert not plan_of("llama-3.1-8b", serving=ServingLimit(responses_per_s=1e9)).options[0].is_capped_by_serving
+
+
+def test_the_picture_shows_what_leaves_the_serving_host_as_the_table_does() -> None:
+    made = plan_of("llama-3.1-8b", num_gpus=1)
+    first = made.options[0]
+    assert first.is_capped_by_serving
+    user, engine, served = line_of(first, made.question.serving)
+    at_full_batch = np.argmin(abs(user - 1000 / first.estimate.tpot_ms))
+    assert served[at_full_batch] == pytest.approx(first.tokens_per_s_per_gpu)
+    assert engine[at_full_batch] == pytest.approx(first.engine_output_tokens_per_s)
+    assert all(served[user <= 100] <= made.question.serving.responses_per_s)
+    last = plan_as_data(made, name="llama-3.1-8b")["options"][0]["curve"][-1]  # type: ignore[index]
+    assert last["replica_served_output_tokens_per_s"] == pytest.approx(first.output_tokens_per_s)
+
+
+def test_curves_that_lie_on_each_other_have_one_label() -> None:
+    drawn = [option for option in plan_of("llama-3.1-8b", num_gpus=1).options if option.curve]
+    labels = [label_of(group) for group in alike(drawn)]
+    assert labels[:2] == ["fp8, fp8_block, fp8_rowwise, smoothquant kv-fp8 tp1", "w4a8_awq kv-fp8 tp1"]
 
 
 def test_what_nobody_measured_is_said_and_makes_the_range_wider() -> None:
