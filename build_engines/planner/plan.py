@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from build_engines.model_shape import ModelShape
 from build_engines.planner.candidates import STOPS, Candidate, Machines, Rejected, Wanted, candidates
 from build_engines.planner.estimators import Estimator, Load
+from build_engines.planner.quantized_checkpoint import Quantized
 from build_engines.planner.serving_limit import ServingLimit
 from build_engines.planner.steady_state import Estimate, Limits, Workload
 from build_engines.planner.uncertainty import factor_of
@@ -45,6 +46,7 @@ class Question:
     price_per_gpu_hour: float | None = None
     wanted: Wanted = field(default_factory=Wanted)
     serving: ServingLimit = field(default_factory=ServingLimit)
+    quantized: Quantized | None = None  # the checkpoint, already
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ from build_engines.planner.estimator_choice import Wish, chosen
 from build_engines.planner.estimators import Load
 from build_engines.planner.plan import Plan, Question, Targets, make_plan
 from build_engines.planner.plan_report import plan_as_data, print_plan
+from build_engines.planner.quantized_checkpoint import quantized_as
 from build_engines.planner.serving_limit import MEASURED_RESPONSES_PER_S, ServingLimit
 from build_engines.planner.steady_state import Workload
 from build_engines.weight_formats import KV_FORMATS, WEIGHT_FORMATS
@@ -107,6 +108,7 @@ def plan(
             kv_fraction=kv_fraction,
         ),
         serving=ServingLimit(serving_responses_per_s),
+        quantized=quantized_as(config, modelopt=_modelopt(Path(model)), source=model),
     )
     with chosen(estimator, config) as (estimators, why):
         made = make_plan(question, estimators, why_estimator=why)
@@ -139,6 +141,12 @@ def _config(name: str) -> dict[str, object]:
         field="model",
         value=name,
     )
+
+
+def _modelopt(path: Path) -> dict[str, object] | None:
+    """What ModelOpt wrote beside a `config.json`, if it did."""
+    beside = (path if path.is_dir() else path.parent) / "hf_quant_config.json"
+    return load_config(beside) if path.exists() and beside.exists() else None
 
 
 def _load(concurrency: float | None, rate: float | None, users: float | None, think_time_s: float | None) -> Load:

@@ -29,6 +29,7 @@ def plan_as_data(plan: Plan, *, name: str) -> dict[str, object]:
         "model": {
             "name": name,
             "architecture": model.architecture,
+            "quantized": None if question.quantized is None else question.quantized._asdict(),
             "num_parameters": num_parameters(model),
             "num_active_parameters": num_active_parameters(model),
             "weight_bytes": {form: _weight_bytes(question, form) for form in WEIGHT_FORMATS},
@@ -70,6 +71,8 @@ def _heading(plan: Plan, name: str) -> Iterator[str]:
     yield f"{machines.num_gpus} x {machines.gpu.title}{nodes}; {question.workload.isl} tokens in, " + (
         f"{question.workload.osl} out; {_load_in_words(question)}"
     )
+    if question.quantized is not None:
+        yield str(question.quantized)
     yield from _estimators(plan)
 
 

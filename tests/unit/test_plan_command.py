@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from build_engines.known_models import known_models
 from trireme.commands import run_command
 
 DEMO = Path(__file__).parents[2] / "examples/demo_model/target"
@@ -136,3 +137,46 @@ def test_a_config_of_more_than_16_mib_is_refused_unread(capsys: pytest.CaptureFi
     code, _, err = plan(capsys, str(path))
     assert code == 2
     assert "config.json is larger than 16 MiB" in err
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "(awq, 4 bits), which is int4_awq here: rows of other formats have to be"),
+        ({"quant_method": "gptq", "bits": 4}, "(gptq, 4 bits), which is int4_gptq here"),
+        ({"quant_method": "gptq", "bits": 3}, "(gptq, 3 bits), which is none of the formats here: every row below has"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "(fp8 in blocks), which is fp8_block here"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "(modelopt nvfp4), which is nvfp4 here"),
+        ({"quant_method": "of-tomorrow"}, "(of-tomorrow), which is none of the formats here"),
+        ({}, "(by a method that it does not name), which is none of the formats here"),
+    ],
+)
+def test_a_checkpoint_that_is_quantized_already_is_said_to_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, facts: dict[str, object], words: str
+) -> None:
+    path = write_config(tmp_path, quantization_config=facts)
+    assert words in plan(capsys, str(path), "--gpus", "1", "--top", "1")[1]
+    said = json.loads(plan(capsys, str(path), "--gpus", "1", "--json")[1])["model"]["quantized"]
+    assert f"which is {said['weight_format'] or 'none of the formats'} here" in words
+    assert f"({said['method']}" in words
+
+
+def test_what_modelopt_wrote_beside_the_config_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_config(tmp_path)
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    assert "(modelopt fp8), which is fp8 here" in plan(capsys, str(tmp_path), "--gpus", "1")[1]
+
+
+@pytest.mark.parametrize("facts", ["awq", 4, ["awq"], True])
+def test_a_quantization_config_that_is_no_object_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, facts: object
+) -> None:
+    code, out, err = plan(capsys, str(write_config(tmp_path, quantization_config=facts)))
+    assert (code, out) == (2, "")
+    assert f"quantization_config must be an object of keys and values, or left out; got {facts!r}" in err
+
+
+def write_config(folder: Path, **changes: object) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(known_models()["llama-3.1-8b"].config | changes))
+    return path
