@@ -94,6 +94,7 @@ _MOST_BYTES = 16 * 2**20  # published ones have some KiB
 # Of these a list is made here, and a config may come from anywhere.
 _LISTED = frozenset({"num_hidden_layers", "n_layer", "num_experts", "num_local_experts", "n_routed_experts"})
 _MOST_LISTED = 10_000
+_MOST = 10**12  # of all others: far above any model's, and products of them are still within a float
 
 
 class _Config:
@@ -126,8 +127,9 @@ class _Config:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise self._wrong(name, value, "a whole number, at least 0")
-            if name in _LISTED and value > _MOST_LISTED:
-                raise self._wrong(name, value, f"at most {_MOST_LISTED:,}")
+            most = _MOST_LISTED if name in _LISTED else _MOST
+            if value > most:
+                raise self._wrong(name, value, f"at most {most:,}")
             return value or None
         return None
 

@@ -116,6 +116,7 @@ LLAMA = known_models()["llama-3.1-8b"].config
         ({"hidden_size": 0}, "hidden_size must be a whole number, at least 1; got 0"),
         ({"num_attention_heads": 0}, "num_attention_heads must be a whole number, at least 1; got 0"),
         ({"head_dim": 0}, "head_dim must be a whole number, at least 1; got 0"),
+        ({"hidden_size": 10**200}, "hidden_size must be at most 1,000,000,000,000; got 1000"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 10,000; got 1000000000"),
         ({"num_key_value_heads": 5}, r"num_attention_heads / num_key_value_heads \(32 / 5\) is not a whole number"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false; got 1"),
