@@ -243,6 +243,21 @@ def test_users_are_those_in_the_engine_and_those_who_think() -> None:
     assert in_engine + 30 * requests_per_s == pytest.approx(500, rel=0.03)
 
 
+def test_a_prompt_in_chunks_waits_for_each_of_them() -> None:
+    def ttft_s(max_num_tokens: int) -> float:
+        limits = ROOMY._replace(max_num_tokens=max_num_tokens)
+        found = at_concurrency(engine(), fitted(), Workload(1000, 100), limits, 1)
+        assert found is not None
+        return found.ttft_ms / 1000
+
+    def step_s(chunk: int) -> float:
+        return step_time(engine(), fitted(), StepLoad(0, 1050, chunk, 1000)).total_s
+
+    half_a_step = ttft_s(1000) - step_s(1000)
+    assert ttft_s(300) == pytest.approx(3 * step_s(300) + step_s(100) + half_a_step)
+    assert ttft_s(1) == pytest.approx(1000 * step_s(1) + half_a_step)
+
+
 def test_where_not_one_request_fits_there_is_no_estimate() -> None:
     assert saturated(engine(), fitted(), CHAT, Limits(kv_tokens=1000)) is None
     assert at_users(engine(), fitted(), CHAT, Limits(kv_tokens=1000), 5, 1) is None
