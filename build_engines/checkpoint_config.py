@@ -6,6 +6,7 @@ in `build_engines.weight_table`. Sources: the `config.json` and modelling code t
 """
 
 import json
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -33,11 +34,11 @@ def load_config(checkpoint: Path) -> dict[str, object]:
     """The `config.json` of a checkpoint folder, or that file itself.
 
     Raises:
-        SpecError: it cannot be read or does not hold an object.
+        SpecError: it is no plain file of at most 16 MiB, cannot be read or does not hold an object.
     """
     path = checkpoint / "config.json" if checkpoint.is_dir() else checkpoint
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(_read_plain_file(path))
     except OSError as exc:
         raise SpecError(
             f"cannot read {path}: {exc.strerror}; name a checkpoint's folder or its config.json", file=path
@@ -47,6 +48,21 @@ def load_config(checkpoint: Path) -> dict[str, object]:
     if not isinstance(config, dict):
         raise SpecError(f"{path} holds no object of keys and values", file=path)
     return config
+
+
+def _read_plain_file(path: Path) -> bytes:
+    """Refuses a pipe, which would be waited for, and a device, which may never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise SpecError(f"{path} is not a plain file; name a checkpoint's folder or its config.json", file=path)
+    with path.open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise SpecError(
+            f"{path} is larger than {_MOST_BYTES // 2**20} MiB, which no config.json is; name a checkpoint's folder or "
+            "its config.json",
+            file=path,
+        )
+    return content
 
 
 def read_model_shape(config: Mapping[str, object], *, source: str = "config.json") -> ModelShape:
@@ -73,9 +89,12 @@ def read_model_shape(config: Mapping[str, object], *, source: str = "config.json
     return _READERS[name](_Config(config, source), name)
 
 
+_MOST_BYTES = 16 * 2**20  # published ones have some KiB
+
 # Of these a list is made here, and a config may come from anywhere.
 _LISTED = frozenset({"num_hidden_layers", "n_layer", "num_experts", "num_local_experts", "n_routed_experts"})
 _MOST_LISTED = 10_000
+_MOST = 10**12  # of all others: far above any model's, and products of them are still within a float
 
 
 class _Config:
@@ -87,9 +106,17 @@ class _Config:
 
     def count(self, *names: str) -> int:
         """A whole number above 0 that must be there, by one of its names."""
-        value = self.optional_count(*names)
+        value = self.count_if_given(*names)
         if value is None:
             raise SpecError(f"{self._source}: {names[0]} is missing", file=self._source, field=names[0])
+        return value
+
+    def count_if_given(self, *names: str) -> int | None:
+        """A whole number above 0, or None where no name is there or the value is null."""
+        value = self.optional_count(*names)
+        for name in names:
+            if value is None and self._values.get(name) is not None:
+                raise self._wrong(name, 0, "a whole number, at least 1")
         return value
 
     def optional_count(self, *names: str) -> int | None:
@@ -100,8 +127,9 @@ class _Config:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise self._wrong(name, value, "a whole number, at least 0")
-            if name in _LISTED and value > _MOST_LISTED:
-                raise self._wrong(name, value, f"at most {_MOST_LISTED:,}")
+            most = _MOST_LISTED if name in _LISTED else _MOST
+            if value > most:
+                raise self._wrong(name, value, f"at most {most:,}")
             return value or None
         return None
 
@@ -147,7 +175,7 @@ class _Config:
 
 def _grouped_attention(config: _Config, **facts: bool) -> GroupedAttention:
     num_heads = config.count("num_attention_heads")
-    head_dim = config.optional_count("head_dim")
+    head_dim = config.count_if_given("head_dim")
     if head_dim is None:
         head_dim = config.divide(config.count("hidden_size"), num_heads, "hidden_size / num_attention_heads")
     num_kv_heads = config.optional_count("num_key_value_heads") or num_heads

@@ -2,6 +2,7 @@
 """`trireme` and `python -m trireme`: help, version, and the way to a subcommand."""
 
 import difflib
+import io
 import sys
 from importlib.metadata import version
 
@@ -12,6 +13,7 @@ from trireme.commands import COMMANDS, EXIT_USAGE, run_command
 
 def main() -> int:
     """Run the command line; the exit code, where no subcommand ran."""
+    _write_whatever_the_terminal_cannot()
     match sys.argv[1:]:
         case [] | ["--help" | "-h" | "help"]:
             typer.echo(_help())
@@ -23,6 +25,13 @@ def main() -> int:
             typer.echo(_unknown(name), err=True)
             return EXIT_USAGE
     return 0
+
+
+def _write_whatever_the_terminal_cannot() -> None:
+    """A character that standard output's encoding lacks becomes `?`; by itself Python would end with a traceback."""
+    stream = sys.stdout
+    if isinstance(stream, io.TextIOWrapper) and stream.errors in {"strict", "surrogateescape"}:
+        stream.reconfigure(errors="replace")
 
 
 def _help() -> str:

@@ -3,6 +3,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
+from typing import Literal
 
 from build_engines.gpus import Gpu
 from build_engines.model_shape import ModelShape
@@ -12,6 +14,11 @@ from build_engines.planner.legality import why_format_is_illegal, why_layout_is_
 from build_engines.planner.model_costs import ModelCosts
 from build_engines.planner.step_time import Engine
 from build_engines.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
+from ensemble_configs.errors import SpecError
+
+# In the order in which a candidate meets them.
+STOPS = ("gpus", "layout", "format", "memory", "load")
+Stop = Literal["gpus", "layout", "format", "memory", "load"]
 
 
 @dataclass(frozen=True)
@@ -22,10 +29,20 @@ class Machines:
     num_gpus: int
     num_nodes: int = 1
 
+    def __post_init__(self) -> None:
+        """Refuse nodes of which some would have more GPUs than others, or none."""
+        if self.num_gpus % self.num_nodes:
+            raise SpecError(
+                f"--gpus {self.num_gpus} over --nodes {self.num_nodes}: each node has as many GPUs; give a multiple of "
+                f"{self.num_nodes} as --gpus, or other --nodes",
+                field="nodes",
+                value=self.num_nodes,
+            )
+
     @property
     def gpus_per_node(self) -> int:
-        """As evenly as can be."""
-        return -(-self.num_gpus // self.num_nodes)
+        """Of each."""
+        return self.num_gpus // self.num_nodes
 
 
 @dataclass(frozen=True)
@@ -62,21 +79,23 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Rejected:
-    """One that cannot be."""
+    """One that cannot be, and how far it came."""
 
     name: str
     reason: str
+    stopped_by: Stop
+    missing_bytes: int = 0  # of a GPU's memory
 
 
 def candidates(model: ModelShape, machines: Machines, wanted: Wanted) -> tuple[list[Candidate], list[Rejected]]:
     """All legal ones that fit, and all others with the reason; of layouts that are illegal in any format, one line."""
     found: list[Candidate] = []
-    rejected: dict[tuple[str, str], None] = {}  # in order, each once
+    rejected: dict[Rejected, None] = dict.fromkeys(_too_large(machines, wanted))  # in order, each once
     costs = ModelCosts.of(model)
     for layout in _layouts(model, machines, wanted):
         reason = why_layout_is_illegal(model, layout, machines.gpu, gpus_per_node=machines.gpus_per_node)
         if reason is not None:
-            rejected[str(layout), reason] = None
+            rejected[Rejected(str(layout), reason, "layout")] = None
             continue
         for weight_format, kv_format in _formats(model, wanted):
             formats = FormatPlan(WEIGHT_FORMATS[weight_format])
@@ -84,7 +103,7 @@ def candidates(model: ModelShape, machines: Machines, wanted: Wanted) -> tuple[l
             name = f"{weight_format} kv-{kv_format}"
             if reason is not None:
                 is_of_the_gpu = "does not run on" in reason
-                rejected[name if is_of_the_gpu else f"{name} {layout}", reason] = None
+                rejected[Rejected(name if is_of_the_gpu else f"{name} {layout}", reason, "format")] = None
                 continue
             engine = Engine(costs, formats, kv_format, layout, machines.gpu)
             footprint = footprint_of(
@@ -95,8 +114,9 @@ def candidates(model: ModelShape, machines: Machines, wanted: Wanted) -> tuple[l
             if footprint.fits:
                 found.append(candidate)
             else:
-                rejected[candidate.name, _does_not_fit(footprint)] = None
-    return found, [Rejected(name, reason) for name, reason in rejected]
+                missing = -footprint.kv_bytes
+                rejected[Rejected(candidate.name, _does_not_fit(footprint), "memory", missing)] = None
+    return found, list(rejected)
 
 
 def _does_not_fit(footprint: Footprint) -> str:
@@ -105,6 +125,15 @@ def _does_not_fit(footprint: Footprint) -> str:
         f"does not fit: weights {footprint.weight_bytes / gib:.1f} GiB + workspace "
         f"{footprint.workspace_bytes / gib:.1f} GiB on a GPU of {footprint.memory_bytes / gib:.1f} GiB"
     )
+
+
+def _too_large(machines: Machines, wanted: Wanted) -> Iterator[Rejected]:
+    """Sizes that were asked for by name and take more GPUs than there are."""
+    for tp, pp in product(wanted.tp_sizes or (1,), wanted.pp_sizes or (1,)):
+        if tp * pp > machines.num_gpus:
+            yield Rejected(
+                str(ParallelSizes(tp, pp)), f"needs {tp * pp:,} GPUs, --gpus is {machines.num_gpus:,}", "gpus"
+            )
 
 
 def _layouts(model: ModelShape, machines: Machines, wanted: Wanted) -> Iterator[ParallelSizes]:

@@ -4,8 +4,9 @@
 from dataclasses import dataclass, field, replace
 
 from build_engines.model_shape import ModelShape
-from build_engines.planner.candidates import Candidate, Machines, Rejected, Wanted, candidates
+from build_engines.planner.candidates import STOPS, Candidate, Machines, Rejected, Wanted, candidates
 from build_engines.planner.estimators import Estimator, Load
+from build_engines.planner.quantized_checkpoint import Quantized
 from build_engines.planner.serving_limit import ServingLimit
 from build_engines.planner.steady_state import Estimate, Limits, Workload
 from build_engines.planner.uncertainty import factor_of
@@ -45,6 +46,7 @@ class Question:
     price_per_gpu_hour: float | None = None
     wanted: Wanted = field(default_factory=Wanted)
     serving: ServingLimit = field(default_factory=ServingLimit)
+    quantized: Quantized | None = None  # the checkpoint, already
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,14 +99,9 @@ def make_plan(question: Question, estimators: list[Estimator], *, why_estimator:
     legal, rejected = candidates(question.model, question.machines, question.wanted)
     options = [option for one in legal if (option := _option(question, one, estimators)) is not None]
     served = {option.candidate for option in options}
-    rejected += [Rejected(one.name, _why_not_served(question)) for one in legal if one not in served]
+    rejected += [Rejected(one.name, _why_not_served(question), "load") for one in legal if one not in served]
     if not options:
-        nearest = rejected[-1] if rejected else None
-        raise SpecError(
-            "nothing serves this workload on these GPUs"
-            + (f"; the last that was tried, {nearest.name}: {nearest.reason}" if nearest else "")
-            + "; give more GPUs (--gpus), shorter sequences (--isl, --osl), less load or a smaller format"
-        )
+        raise _nothing_serves(question, rejected)
     options.sort(key=_rank)
     best = options[0]
     drawn = _best_of_each_format(options)[:num_curves]
@@ -117,6 +114,27 @@ def make_plan(question: Question, estimators: list[Estimator], *, why_estimator:
         for option in options
     ]
     return Plan(question, tuple(finished), tuple(rejected), why_estimator)
+
+
+# What may be changed where even the nearest was stopped so; the reason of a layout names sizes that would do.
+_WAYS_OUT = {
+    "gpus": "give more --gpus, or a smaller --tp-size or --pp-size",
+    "layout": "ask for another --tp-size or --pp-size",
+    "format": "ask for another --format or --kv-format, or another --gpu",
+    "memory": "give more GPUs (--gpus), larger ones (--gpu) or a smaller --format",
+    "load": "give more GPUs (--gpus), shorter sequences (--isl, --osl), less load or a smaller format",
+}
+
+
+def _nothing_serves(question: Question, rejected: list[Rejected]) -> SpecError:
+    """With the reason of the one that came furthest; of those that do not fit, the one that lacks least."""
+    nearest = max(rejected, key=lambda one: (STOPS.index(one.stopped_by), -one.missing_bytes))
+    machines = question.machines
+    kind = "smallest that is legal" if nearest.stopped_by == "memory" else "nearest"
+    return SpecError(
+        f"nothing serves this workload on {machines.num_gpus} x {machines.gpu.title}; the {kind}, {nearest.name}: "
+        f"{nearest.reason}; {_WAYS_OUT[nearest.stopped_by]}"
+    )
 
 
 def _best_of_each_format(options: list[Option]) -> list[Option]:
@@ -186,20 +204,35 @@ def _replicas(
     workload, load = question.workload, question.load
     most = candidate.num_replicas
     if load.requests_per_s is not None or load.users is not None:
-        found = None
-        for replicas in range(1, most + 1):
-            estimate = estimator.estimate(candidate, workload, load.shared(replicas), limits)
-            if estimate is not None:
-                found = estimate, replicas
-                if question.targets.missed_by(estimate) is None:
-                    return found
-        return found
+        return _fewest_replicas(question, candidate, estimator, limits)
     if load.concurrency is not None:
         most = min(most, max(1, int(load.concurrency)))  # no replica without a client
         estimate = estimator.estimate(candidate, workload, load.shared(most), limits)
     else:
         estimate = _most_within(question, candidate, estimator, limits)
     return None if estimate is None else (estimate, most)
+
+
+def _fewest_replicas(
+    question: Question, candidate: Candidate, estimator: Estimator, limits: Limits
+) -> tuple[Estimate, int] | None:
+    """That keep up within the targets, by bisection, for each more makes all faster; all where none is within."""
+
+    def with_replicas(replicas: int) -> Estimate | None:
+        return estimator.estimate(candidate, question.workload, question.load.shared(replicas), limits)
+
+    few, many = 0, candidate.num_replicas
+    best = with_replicas(many)
+    if best is None or question.targets.missed_by(best) is not None:
+        return None if best is None else (best, many)
+    while many - few > 1:
+        middle = (few + many) // 2
+        estimate = with_replicas(middle)
+        if estimate is None or question.targets.missed_by(estimate) is not None:
+            few = middle
+        else:
+            many, best = middle, estimate
+    return best, many
 
 
 def _most_within(question: Question, candidate: Candidate, estimator: Estimator, limits: Limits) -> Estimate | None:

@@ -17,36 +17,56 @@ from build_engines.planner.estimator_choice import Wish, chosen
 from build_engines.planner.estimators import Load
 from build_engines.planner.plan import Plan, Question, Targets, make_plan
 from build_engines.planner.plan_report import plan_as_data, print_plan
+from build_engines.planner.quantized_checkpoint import quantized_as
 from build_engines.planner.serving_limit import MEASURED_RESPONSES_PER_S, ServingLimit
 from build_engines.planner.steady_state import Workload
 from build_engines.weight_formats import KV_FORMATS, WEIGHT_FORMATS
 from ensemble_configs.errors import SpecError
+
+_THINK_TIME_S = 30.0
 
 
 def plan(
     model: Annotated[str, typer.Argument(help="A checkpoint's folder, its config.json, or a name: llama-3.1-70b.")],
     *,
     gpu: Annotated[str, typer.Option(help="h200, h100, a100-80, l40s, l4, a10g, b200, ...")] = "h100",
-    num_gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs over all nodes.")] = 8,
-    num_nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that they are in.")] = 1,
+    num_gpus: Annotated[int, typer.Option("--gpus", min=1, max=100_000, help="GPUs over all nodes.")] = 8,
+    num_nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that they are in, in equal parts.")] = 1,
     isl: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 1000,
     osl: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 1000,
-    concurrency: Annotated[float | None, typer.Option(min=1, help="Clients that each wait for their answer.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Requests a second.")] = None,
-    users: Annotated[float | None, typer.Option(min=1, help="People who read an answer before they go on.")] = None,
-    think_time_s: Annotated[float, typer.Option(min=0, help="How long a user takes to go on.")] = 30.0,
-    slo_ttft_ms: Annotated[float | None, typer.Option(min=0, help="Time to the first token, at most.")] = None,
-    slo_tpot_ms: Annotated[float | None, typer.Option(min=0, help="Time for each further token, at most.")] = None,
-    price_per_gpu_hour: Annotated[float | None, typer.Option(min=0, help="For the price of a million tokens.")] = None,
+    concurrency: Annotated[
+        float | None, typer.Option(min=1, max=1e9, help="Clients that each wait for their answer.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, max=1e9, help="Requests a second.")] = None,
+    users: Annotated[
+        float | None, typer.Option(min=1, max=1e9, help="People who read an answer before they go on.")
+    ] = None,
+    think_time_s: Annotated[
+        float | None, typer.Option(min=0, max=1e6, help="How long a user takes to go on; 30 by itself.")
+    ] = None,
+    slo_ttft_ms: Annotated[float | None, typer.Option(min=0, max=1e9, help="Time to the first token, at most.")] = None,
+    slo_tpot_ms: Annotated[
+        float | None, typer.Option(min=0, max=1e9, help="Time for each further token, at most.")
+    ] = None,
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option(min=0, max=1e6, help="For the price of a million tokens.")
+    ] = None,
     weight_format: Annotated[list[str] | None, typer.Option("--format", help="Only this one; may be repeated.")] = None,
     kv_format: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
     tp_size: Annotated[list[int] | None, typer.Option(min=1, help="Only this one; may be repeated.")] = None,
     pp_size: Annotated[list[int] | None, typer.Option(min=1, help="Only this one; may be repeated.")] = None,
-    max_batch_size: Annotated[int, typer.Option(min=1, help="Sequences that a replica runs at once.")] = 2048,
-    max_num_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step; longer prompts are chunked.")] = 8192,
+    max_batch_size: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Sequences that a replica runs at once.")
+    ] = 2048,
+    max_num_tokens: Annotated[
+        int, typer.Option(min=1, max=10_000_000, help="Tokens of a step; longer prompts are chunked.")
+    ] = 8192,
     kv_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of the free memory, for the KV cache.")] = 0.9,
     serving_responses_per_s: Annotated[
-        float, typer.Option(min=1, help="What the serving host streams; measure yours with make bench.")
+        float,
+        typer.Option(
+            min=1, max=1e9, help="What the serving host streams; measure yours with python -m benchmarks.responses."
+        ),
     ] = MEASURED_RESPONSES_PER_S,
     estimator: Annotated[Wish, typer.Option(help="Who predicts; auto: the one with the smaller error.")] = "auto",
     num_shown: Annotated[int, typer.Option("--top", min=1, help="Options to print.")] = 10,
@@ -88,13 +108,14 @@ def plan(
             kv_fraction=kv_fraction,
         ),
         serving=ServingLimit(serving_responses_per_s),
+        quantized=quantized_as(config, modelopt=_modelopt(Path(model)), source=model),
     )
     with chosen(estimator, config) as (estimators, why):
         made = make_plan(question, estimators, why_estimator=why)
     if plot is not None:
         _plot(made, plot)
     if is_json:
-        json.dump(plan_as_data(made, name=model), sys.stdout, indent=2)
+        json.dump(plan_as_data(made, name=model), sys.stdout, indent=2, allow_nan=False)
         sys.stdout.write("\n")
     else:
         print_plan(made, name=model, num_shown=num_shown)
@@ -122,11 +143,24 @@ def _config(name: str) -> dict[str, object]:
     )
 
 
-def _load(concurrency: float | None, rate: float | None, users: float | None, think_time_s: float) -> Load:
+def _modelopt(path: Path) -> dict[str, object] | None:
+    """What ModelOpt wrote beside a `config.json`, if it did."""
+    beside = (path if path.is_dir() else path.parent) / "hf_quant_config.json"
+    return load_config(beside) if path.exists() and beside.exists() else None
+
+
+def _load(concurrency: float | None, rate: float | None, users: float | None, think_time_s: float | None) -> Load:
     given = [name for name, value in (("concurrency", concurrency), ("rate", rate), ("users", users)) if value]
     if len(given) > 1:
         raise SpecError(f"--{given[0]} and --{given[1]} are two loads; give one", field=given[1])
-    return Load(concurrency, rate, users, think_time_s)
+    if users is None and think_time_s is not None:
+        raise SpecError(
+            f"--think-time-s {think_time_s:g} is how long --users think, and there are none; give --users, or leave it "
+            "out",
+            field="think-time-s",
+            value=think_time_s,
+        )
+    return Load(concurrency, rate, users, _THINK_TIME_S if think_time_s is None else think_time_s)
 
 
 def _known(given: list[str] | None, known: Collection[str], option: str) -> tuple[str, ...]:

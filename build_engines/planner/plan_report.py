@@ -29,6 +29,7 @@ def plan_as_data(plan: Plan, *, name: str) -> dict[str, object]:
         "model": {
             "name": name,
             "architecture": model.architecture,
+            "quantized": None if question.quantized is None else question.quantized._asdict(),
             "num_parameters": num_parameters(model),
             "num_active_parameters": num_active_parameters(model),
             "weight_bytes": {form: _weight_bytes(question, form) for form in WEIGHT_FORMATS},
@@ -70,6 +71,8 @@ def _heading(plan: Plan, name: str) -> Iterator[str]:
     yield f"{machines.num_gpus} x {machines.gpu.title}{nodes}; {question.workload.isl} tokens in, " + (
         f"{question.workload.osl} out; {_load_in_words(question)}"
     )
+    if question.quantized is not None:
+        yield str(question.quantized)
     yield from _estimators(plan)
 
 
@@ -185,8 +188,14 @@ def _option_as_data(option: Option, plan: Plan) -> dict[str, object]:
         "kv_bytes_per_gpu": footprint.kv_bytes,
         "kv_bytes_per_token_per_gpu": footprint.kv_bytes_per_token,
         "kv_tokens": footprint.kv_tokens,
-        "curve": [_estimate_as_data(one) for one in option.curve],
+        "curve": [_point_as_data(one, plan) for one in option.curve],
     }
+
+
+def _point_as_data(estimate: Estimate, plan: Plan) -> dict[str, object]:
+    most = plan.question.serving.tokens_per_s(estimate.tpot_ms)
+    served = min(estimate.output_tokens_per_s, most)
+    return {**_estimate_as_data(estimate), "replica_served_output_tokens_per_s": served}
 
 
 def _estimate_as_data(estimate: Estimate) -> dict[str, object]:

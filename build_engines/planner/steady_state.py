@@ -144,12 +144,13 @@ def _cycle_parts(
 def _prefill_alone_s(engine: Engine, eff: Efficiencies, workload: Workload, limits: Limits, others: float) -> float:
     """From the start of a prompt's first chunk to its first token, beside so many decoding sequences."""
     context = workload.isl + workload.osl / 2
-    seconds, left = 0.0, workload.isl
-    while left > 0:
-        chunk = min(left, limits.max_num_tokens)
-        seconds += step_time(engine, eff, StepLoad(others, context, chunk, workload.isl)).total_s
-        left -= chunk
-    return seconds
+    num_whole, rest = divmod(workload.isl, limits.max_num_tokens)
+    chunks = ((num_whole, limits.max_num_tokens), (1, rest))
+    return sum(
+        count * step_time(engine, eff, StepLoad(others, context, chunk, workload.isl)).total_s
+        for count, chunk in chunks
+        if count and chunk
+    )
 
 
 def _mixed(engine: Engine, eff: Efficiencies, workload: Workload, batch: float, decode: StepTime) -> StepTime:

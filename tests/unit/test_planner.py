@@ -5,6 +5,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -22,6 +23,7 @@ from build_engines.planner.footprint import Footprint, footprint_of, kv_bytes_pe
 from build_engines.planner.legality import why_format_is_illegal, why_layout_is_illegal
 from build_engines.planner.model_costs import ModelCosts
 from build_engines.planner.plan import Plan, Question, Targets, make_plan
+from build_engines.planner.plan_plot import alike, label_of, line_of
 from build_engines.planner.plan_report import plan_as_data
 from build_engines.planner.published import Measurement, errors_of, log_errors, measurements, scored
 from build_engines.planner.serving_limit import ServingLimit
@@ -241,6 +243,21 @@ def test_users_are_those_in_the_engine_and_those_who_think() -> None:
     assert in_engine + 30 * requests_per_s == pytest.approx(500, rel=0.03)
 
 
+def test_a_prompt_in_chunks_waits_for_each_of_them() -> None:
+    def ttft_s(max_num_tokens: int) -> float:
+        limits = ROOMY._replace(max_num_tokens=max_num_tokens)
+        found = at_concurrency(engine(), fitted(), Workload(1000, 100), limits, 1)
+        assert found is not None
+        return found.ttft_ms / 1000
+
+    def step_s(chunk: int) -> float:
+        return step_time(engine(), fitted(), StepLoad(0, 1050, chunk, 1000)).total_s
+
+    half_a_step = ttft_s(1000) - step_s(1000)
+    assert ttft_s(300) == pytest.approx(3 * step_s(300) + step_s(100) + half_a_step)
+    assert ttft_s(1) == pytest.approx(1000 * step_s(1) + half_a_step)
+
+
 def test_where_not_one_request_fits_there_is_no_estimate() -> None:
     assert saturated(engine(), fitted(), CHAT, Limits(kv_tokens=1000)) is None
     assert at_users(engine(), fitted(), CHAT, Limits(kv_tokens=1000), 5, 1) is None
@@ -305,6 +322,32 @@ def test_a_rate_takes_as_few_gpus_as_keep_up() -> None:
     assert few.options[0].output_tokens_per_s == pytest.approx(500)
 
 
+@pytest.mark.parametrize("targets", [Targets(), Targets(ttft_ms=300), Targets(tpot_ms=12), Targets(tpot_ms=0.01)])
+def test_the_fewest_replicas_are_what_trying_each_number_finds(targets: Targets) -> None:
+    load = Load(requests_per_s=40)
+    made = plan_of("llama-3.1-8b", num_gpus=16, load=load, targets=targets, wanted=Wanted(tp_sizes=(1,)))
+    for option in made.options[:20]:
+        one, limits = option.candidate, Limits(option.candidate.footprint.kv_tokens)
+        tried = [
+            Roofline().estimate(one, Workload(1000, 1000), load.shared(number), limits)
+            for number in range(1, one.num_replicas + 1)
+        ]
+        within = [each is not None and targets.missed_by(each) is None for each in tried]
+        fewest = within.index(True) + 1 if any(within) else one.num_replicas
+        assert option.num_gpus == fewest * one.layout.world_size
+
+
+def test_sizes_that_take_too_many_gpus_are_listed_beside_those_that_do_not() -> None:
+    made = plan_of(num_gpus=8, wanted=Wanted(tp_sizes=(4, 16)))
+    assert {"tp16": "needs 16 GPUs, --gpus is 8"}.items() <= {one.name: one.reason for one in made.rejected}.items()
+
+
+@pytest.mark.parametrize("num_nodes", [3, 16])
+def test_nodes_have_as_many_gpus_each(num_nodes: int) -> None:
+    with pytest.raises(SpecError, match=f"--gpus 8 over --nodes {num_nodes}: .* give a multiple of {num_nodes}"):
+        Machines(H100, 8, num_nodes)
+
+
 def test_few_clients_take_no_more_replicas_than_they_are() -> None:
     option = plan_of("llama-3.1-8b", num_gpus=8, load=Load(concurrency=3), wanted=Wanted(tp_sizes=(1,))).options[0]
     assert (option.num_gpus, option.estimate.batch_size) == (3, 1)
@@ -332,6 +375,25 @@ def test_the_serving_host_caps_what_many_slow_streams_make() -> None:
     streams_share = max(1.0, 10 / weak.estimate.tpot_ms)
     assert weak.output_tokens_per_s == pytest.approx(replicas * 2000 * streams_share)
     assert not plan_of("llama-3.1-8b", serving=ServingLimit(responses_per_s=1e9)).options[0].is_capped_by_serving
+
+
+def test_the_picture_shows_what_leaves_the_serving_host_as_the_table_does() -> None:
+    made = plan_of("llama-3.1-8b", num_gpus=1)
+    first = made.options[0]
+    assert first.is_capped_by_serving
+    user, engine, served = line_of(first, made.question.serving)
+    at_full_batch = np.argmin(abs(user - 1000 / first.estimate.tpot_ms))
+    assert served[at_full_batch] == pytest.approx(first.tokens_per_s_per_gpu)
+    assert engine[at_full_batch] == pytest.approx(first.engine_output_tokens_per_s)
+    assert all(served[user <= 100] <= made.question.serving.responses_per_s)
+    last = plan_as_data(made, name="llama-3.1-8b")["options"][0]["curve"][-1]  # type: ignore[index]
+    assert last["replica_served_output_tokens_per_s"] == pytest.approx(first.output_tokens_per_s)
+
+
+def test_curves_that_lie_on_each_other_have_one_label() -> None:
+    drawn = [option for option in plan_of("llama-3.1-8b", num_gpus=1).options if option.curve]
+    labels = [label_of(group) for group in alike(drawn)]
+    assert labels[:2] == ["fp8, fp8_block, fp8_rowwise, smoothquant kv-fp8 tp1", "w4a8_awq kv-fp8 tp1"]
 
 
 def test_what_nobody_measured_is_said_and_makes_the_range_wider() -> None:
@@ -364,7 +426,25 @@ def test_a_plan_as_data_is_json_with_everything() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"num_gpus": 1, "gpu": "l4"}, "nothing serves this workload on these GPUs; the last that was tried, "),
+        (
+            {"num_gpus": 1, "gpu": "l4"},
+            "on 1 x L4; the smallest that is legal, int4_weight_only kv-bf16 tp1: does not fit: weights 35.8 GiB .* "
+            "on a GPU of .* GiB; give more GPUs",
+        ),
+        (
+            {"num_gpus": 8, "wanted": Wanted(tp_sizes=(16,))},
+            "the nearest, tp16: needs 16 GPUs, --gpus is 8; give more --gpus, or a smaller --tp-size",
+        ),
+        ({"num_gpus": 8, "wanted": Wanted(pp_sizes=(16,))}, "the nearest, tp1 pp16: needs 16 GPUs, --gpus is 8"),
+        (
+            {"num_gpus": 8, "wanted": Wanted(tp_sizes=(4,), pp_sizes=(4,))},
+            "the nearest, tp4 pp4: needs 16 GPUs, --gpus is 8",
+        ),
+        (
+            {"wanted": Wanted(tp_sizes=(3,))},
+            r"\(64\) is not divisible by tp_size \(3\); tp_size may be .*; ask for another --tp-size or --pp-size$",
+        ),
+        ({"wanted": Wanted(weight_formats=("nvfp4",))}, "nvfp4 does not run on SM 90 .*; ask for another --format"),
         ({"workload": Workload(131_000, 1000)}, "isl \\+ osl is 132000 tokens, and the model reaches to 131072"),
         ({"load": Load(requests_per_s=1e6)}, "cannot keep up with 1e\\+06 requests/s"),
     ],
