@@ -74,7 +74,13 @@ def build(
         progress.tell(f"{spec.name}: hashing {checkpoint}, which is quick when nothing has changed")
         _ = job.checkpoint_sha256
         try:
-            release = build_release(job, out.resolve(), progress, is_resumed=is_resumed)
+            release = build_release(
+                job,
+                out.resolve(),
+                progress,
+                is_resumed=is_resumed,
+                on_wait=lambda folder: progress.tell(f"another build has {folder}; waiting for it to end"),
+            )
         except KeyboardInterrupt:
             progress.tell("interrupted; finished stages are kept, and --resume goes on from there")
             raise
