@@ -5,11 +5,12 @@ What hardware and versions make of it is for `build_engines.recipe_checks`, the 
 `build_engines.trtllm_commands`.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, Field, JsonValue, model_validator
 
 from build_engines.parallel_sizes import EmbeddingSharding
 from build_engines.recipe_parts import (
@@ -36,11 +37,22 @@ GpuFormat = Literal[
 ]  # fmt: skip
 Dtype = Literal["auto", "float16", "bfloat16", "float32"]
 
+_MAX_NAME_LEN = 100  # with the address behind it, a file system's limit of 255 bytes is far
+
+
+def _named(name: str) -> str:
+    if len(name) > _MAX_NAME_LEN or not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
+        raise ValueError(
+            f"must be 1 to {_MAX_NAME_LEN} characters, small letters, digits, dots, hyphens and underscores, the first "
+            f"a letter or digit, for it names the release's folder; it has {len(name)}"
+        )
+    return name
+
 
 class _Recipe(Spec):
     """What every back end needs to know."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="also of the release's folder")]
+    name: Annotated[str, AfterValidator(_named), Field(description="also of the release's folder")]
     model: str = Field(description="where the checkpoint comes from, for people: a repository and its revision")
     max_batch_size: Positive = Field(default=64, description="requests in one step")
     max_num_tokens: Positive = Field(default=8192, description="tokens in one step")

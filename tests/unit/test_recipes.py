@@ -50,7 +50,32 @@ def test_there_is_a_recipe_for_each_back_end_and_nearly_each_format() -> None:
     [
         ({"backend": "onnx"}, "backend must be one of tensorrt, pytorch, openvino; got 'onnx'"),
         ({"format": "fp7"}, "format:"),
-        ({"tp": 2}, "tp: extra inputs are not permitted"),
+        ({"tp": 2}, "tp: extra inputs are not permitted (got 2); allowed here: backend, builder, calibration, "),
+        ({"tp_sizes": 2}, "tp_sizes: extra inputs are not permitted (got 2); did you mean tp_size?"),
+        (
+            {"calibration": {"dataset": "x", "samples": 4}},
+            "calibration.samples: extra inputs are not permitted (got 4); did you mean num_samples?",
+        ),
+        (
+            {"speculation": {"method": "medusa", "dir": "heads", "window_size": 4}},
+            "speculation.medusa.window_size: extra inputs are not permitted (got 4); allowed here: dir, hidden_act, "
+            "is_head_quantized, max_draft_len, method, num_heads, num_layers",
+        ),
+        (
+            {"backend": "openvino", "gpu": None, "format": "int8", "tp_size": 2},
+            "tp_size: extra inputs are not permitted (got 2); allowed here: backend, calibration, draft, ",
+        ),
+        (
+            {"name": "x" * 101},
+            "name: must be 1 to 100 characters, small letters, digits, dots, hyphens and underscores",
+        ),
+        ({"name": "X"}, "the first a letter or digit, for it names the release's folder; it has 1 (got 'X')"),
+        ({"name": ""}, "it has 0 (got '')"),
+        ({"name": "x\n"}, "it has 2"),
+        ({"max_seq_len": True}, "max_seq_len: input should be a valid integer (got True)"),
+        ({"group_size": "128"}, "group_size: input should be a valid integer (got '128')"),
+        ({"calibration": {"dataset": "x", "seed": "7"}}, "calibration.seed: input should be a valid integer (got '7')"),
+        ({"smoothquant": {"alpha": True}}, "smoothquant.alpha: input should be a valid number, not true"),
         ({"gpu": None}, "gpu: field required"),
         ({"max_input_len": 8192}, "max_input_len (8192) must be less than max_seq_len (8192)"),
         ({"opt_num_tokens": 10_000}, "opt_num_tokens (10000) > max_num_tokens (8192)"),
