@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders and files that cannot be written or read are refused in one line, before any work."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
-from bound_by_permissions import refusal
+from bound_by_permissions import refusal, trireme
 from demo_release import write_demo_release
 from old_repositories import write_engine_config, write_old_repository
 from test_migration import TOKENIZER
@@ -92,3 +93,26 @@ def test_an_import_makes_no_release_in_what_it_is_made_of(tmp_path: Path) -> Non
     said = refusal(*given, "--out", tmp_path / "new.yaml", "--release-dir", "/proc/x")
     assert "--release-dir /proc/x cannot be written to: No such file or directory" in said
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [("tensorrt_llm", 0), ("tensorrt_llm", 0o600), ("tensorrt_llm/config.pbtxt", 0)]
+)
+def test_an_import_names_a_model_that_it_may_not_read(tmp_path: Path, name: str, mode: int) -> None:
+    old = write_old_repository(tmp_path / "old")
+    (old / name).chmod(mode)
+    said = refusal("import", old, "--out", tmp_path / "new.yaml")
+    assert "tensorrt_llm/config.pbtxt: Permission denied" in said
+    (old / name).chmod(0o700)
+
+
+@pytest.mark.parametrize(("name", "mode"), [("engine", 0), ("engine", 0o600), ("engine/config.json", 0)])
+def test_a_doctor_says_that_it_may_not_read_a_part_of_a_release(tmp_path: Path, name: str, mode: int) -> None:
+    release = write_demo_release(tmp_path / "release")
+    (release / name).chmod(mode)
+    result = trireme("doctor", release, "--json")
+    (release / name).chmod(0o700)
+    assert result.returncode == 1, result
+    (facts,) = json.loads(result.stdout)
+    found = [(each["check"], each["found"], each["next_step"]) for each in facts["findings"]]
+    assert found == [(f"file {name}", "Permission denied", "let this user read it")]
