@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes are read with every mistake named, and hash the same on every machine."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -99,6 +100,24 @@ def test_a_mistake_is_named(tmp_path: Path, values: dict[str, object], named: st
 def test_a_recipe_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="demo-int8"):
         load_recipe(tmp_path / "demo-int9")
+
+
+def test_what_is_no_plain_file_of_a_recipes_size_is_refused_unread(tmp_path: Path) -> None:
+    pipe, large, binary = tmp_path / "pipe", tmp_path / "large", tmp_path / "binary"
+    os.mkfifo(pipe)
+    with large.open("wb") as file:
+        file.truncate(1 << 40)
+    binary.write_bytes(b"name: \xff")
+    for path, why in (
+        (pipe, "is not a plain file; name a YAML file"),
+        (Path("/dev/zero"), "is not a plain file; name a YAML file"),
+        (tmp_path, "is not a plain file; name a YAML file"),
+        (large, "has 1,099,511,627,776 bytes, and a recipe at most 1,048,576; name a YAML file"),
+        (binary, "is not text in UTF-8; name a YAML file"),
+    ):
+        with pytest.raises(SpecError) as caught:
+            load_recipe(path)
+        assert caught.value.message == f"the recipe {path} {why}"
 
 
 def test_the_hash_is_of_what_can_change_the_release(tmp_path: Path) -> None:
