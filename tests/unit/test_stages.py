@@ -163,9 +163,11 @@ def test_outputs_that_fail_their_check_are_no_outputs(tmp_path: Path) -> None:
 
 def test_a_disk_without_room_is_refused_before_anything_runs(tmp_path: Path) -> None:
     stage = Stage("huge", "x", writing("x"), key={}, estimate=Estimate(disk_bytes=1 << 60))
+    small = Stage("small", "y", writing("y"), key={}, estimate=Estimate(disk_bytes=50 << 20))
     recorder = Recorder()
-    with work_in(tmp_path) as work, pytest.raises(BuildError, match=r"huge 1073741824.0 GiB\); free some"):
-        run_stages([stage], work, recorder)
+    told = r"huge 1073741824.0 GiB, small 50.0 MiB\); free some"  # not 0.0 GiB
+    with work_in(tmp_path) as work, pytest.raises(BuildError, match=told):
+        run_stages([stage, small], work, recorder)
     assert recorder.events == []
 
 
