@@ -4,6 +4,7 @@
 import json
 import shlex
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +49,13 @@ def _look_stage(job: BuildJob) -> Stage:
 
 
 def build(
-    job: BuildJob, out: Path, watcher: StageWatcher, *, is_resumed: bool = False, lock_wait_s: float = 20.0
+    job: BuildJob,
+    out: Path,
+    watcher: StageWatcher,
+    *,
+    is_resumed: bool = False,
+    lock_wait_s: float = 20.0,
+    on_wait: Callable[[Path], None] | None = None,
 ) -> BuiltRelease:
     """Build a release into `out`.
 
@@ -57,14 +64,16 @@ def build(
         out: folder of releases; the work folder is in it, too.
         watcher: told how it goes.
         is_resumed: use what an earlier build that did not finish has left.
-        lock_wait_s: how long what is left of a killed build may take to be gone.
+        lock_wait_s: how long another build of the recipe, or what is left of a killed one, may take to be gone.
+        on_wait: called with the work folder, once, if another build has it.
 
     Raises:
         BuildError: an unfinished build is there and `is_resumed` is false, a stage failed, or the disk has no room.
         SpecError: what the tools made is no release.
     """
     path = WorkFolder.at(out, hash_recipe(job.recipe))
-    with WorkFolder.open(path, wait_s=lock_wait_s) as work:
+    tell_of_wait = None if on_wait is None else lambda: on_wait(path)
+    with WorkFolder.open(path, wait_s=lock_wait_s, on_wait=tell_of_wait) as work:
         done = work.finished()
         if done and not is_resumed:
             raise BuildError(

@@ -20,6 +20,7 @@ from build_engines.dry_run import plan_document, plan_text
 from build_engines.recipe import OpenVinoRecipe, Recipe, load_recipe
 from ensemble_configs.errors import SpecError
 from ensemble_configs.machine import Machine
+from ensemble_configs.places import check_folder_to_write
 from serving.this_machine import read_machine
 
 # Whose versions may change what is built.
@@ -70,11 +71,18 @@ def build(
         plan = plan_job(job)
         typer.echo(json.dumps(plan_document(job, plan, out), indent=2) if is_json else plan_text(job, plan, out))
         return
+    check_folder_to_write("--out", out)
     with BuildProgress() as progress, _ended_like_an_interrupt():
         progress.tell(f"{spec.name}: hashing {checkpoint}, which is quick when nothing has changed")
         _ = job.checkpoint_sha256
         try:
-            release = build_release(job, out.resolve(), progress, is_resumed=is_resumed)
+            release = build_release(
+                job,
+                out.resolve(),
+                progress,
+                is_resumed=is_resumed,
+                on_wait=lambda folder: progress.tell(f"another build has {folder}; waiting for it to end"),
+            )
         except KeyboardInterrupt:
             progress.tell("interrupted; finished stages are kept, and --resume goes on from there")
             raise

@@ -70,6 +70,8 @@ class CheckpointFiles:
     def hashes(self) -> dict[str, str]:
         """SHA-256 by name; what was hashed before and has not changed is not read again."""
         files = self.files
+        for path in files:
+            _check_readable(path)  # before gigabytes of the others are read
         hashes = hash_files(files, memory=HashMemory.of_folder(self.dir))
         return dict(zip((path.name for path in files), hashes, strict=True))
 
@@ -82,6 +84,17 @@ class CheckpointFiles:
     def weights_sha256(self) -> str:
         """One hash for the weight files."""
         return hash_listing({path.name: self.hashes[path.name] for path in self.weight_files})
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as exc:
+        raise SpecError(
+            f"cannot read {path} of --checkpoint: {exc.strerror}; let this user read all files in it, or copy it",
+            file=path,
+        ) from exc
 
 
 def _as_hugging_face(config: dict[str, object]) -> dict[str, object]:

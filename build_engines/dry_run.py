@@ -9,10 +9,8 @@ from pydantic import JsonValue
 from build_engines.build_job import BuildJob, BuildPlan
 from build_engines.build_progress import duration
 from build_engines.recipe import hash_recipe
-from build_engines.stages import Command, Estimate, Stage
+from build_engines.stages import Command, Estimate, Stage, size_text
 from build_engines.work_folder import WorkFolder
-
-_GIB = 1 << 30
 
 
 def plan_document(job: BuildJob, plan: BuildPlan, out: Path) -> dict[str, JsonValue]:
@@ -83,13 +81,9 @@ def _typed(command: Command) -> str:
 def estimate_text(estimate: Estimate) -> str:
     """What is not next to nothing."""
     parts = (
-        (estimate.disk_bytes, f"{_gib(estimate.disk_bytes)} of disk"),
-        (estimate.host_bytes, f"{_gib(estimate.host_bytes)} of host memory"),
-        (estimate.gpu_bytes, f"{_gib(estimate.gpu_bytes)} on a GPU"),
+        (estimate.disk_bytes, f"{size_text(estimate.disk_bytes)} of disk"),
+        (estimate.host_bytes, f"{size_text(estimate.host_bytes)} of host memory"),
+        (estimate.gpu_bytes, f"{size_text(estimate.gpu_bytes)} on a GPU"),
         (estimate.seconds, duration(estimate.seconds)),
     )
     return ", ".join(text for value, text in parts if value)
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= _GIB // 10 else f"{num_bytes / (1 << 20):.1f} MiB"

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from build_engines.file_copies import OnBytes
 from build_engines.release_cache import Pulled, ReleaseCache
 from ensemble_configs.errors import SpecError
+from ensemble_configs.places import check_folder_to_write
 from ensemble_configs.release_manifest import MANIFEST_FILE, load_manifest
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -43,6 +44,7 @@ def pull(
     cache = ReleaseCache(to, max_bytes=parse_bytes(max_bytes), tell=console.print)
     total = (source / MANIFEST_FILE).stat().st_size if (source / MANIFEST_FILE).is_file() else 0
     total += sum(file.size for file in load_manifest(source).files.values())
+    check_folder_to_write("--to", to)
     with _progress(console, total) as on_bytes:
         pulled = cache.pull(source, num_jobs=jobs, on_bytes=on_bytes)
     typer.echo(json.dumps(_facts(pulled), indent=2) if is_json else _lines(pulled))

@@ -5,11 +5,13 @@ What hardware and versions make of it is for `build_engines.recipe_checks`, the 
 `build_engines.trtllm_commands`.
 """
 
+import re
 from pathlib import Path
+from stat import S_ISREG
 from typing import Annotated, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, Field, JsonValue, model_validator
 
 from build_engines.parallel_sizes import EmbeddingSharding
 from build_engines.recipe_parts import (
@@ -36,11 +38,23 @@ GpuFormat = Literal[
 ]  # fmt: skip
 Dtype = Literal["auto", "float16", "bfloat16", "float32"]
 
+_MAX_BYTES = 1 << 20  # the longest of ours have some hundred
+_MAX_NAME_LEN = 100  # with the address behind it, a file system's limit of 255 bytes is far
+
+
+def _named(name: str) -> str:
+    if len(name) > _MAX_NAME_LEN or not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
+        raise ValueError(
+            f"must be 1 to {_MAX_NAME_LEN} characters, small letters, digits, dots, hyphens and underscores, the first "
+            f"a letter or digit, for it names the release's folder; it has {len(name)}"
+        )
+    return name
+
 
 class _Recipe(Spec):
     """What every back end needs to know."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="also of the release's folder")]
+    name: Annotated[str, AfterValidator(_named), Field(description="also of the release's folder")]
     model: str = Field(description="where the checkpoint comes from, for people: a repository and its revision")
     max_batch_size: Positive = Field(default=64, description="requests in one step")
     max_num_tokens: Positive = Field(default=8192, description="tokens in one step")
@@ -177,12 +191,14 @@ def load_recipe(file_or_name: str | Path) -> Recipe:
     if str(file_or_name) in recipe_names():
         path = RECIPES / f"{file_or_name}.yaml"
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.safe_load(_read(path))
     except OSError as exc:
         raise SpecError(
             f"cannot read the recipe {path}: {exc.strerror}; name a file, or one of {', '.join(recipe_names())}",
             file=path,
         ) from exc
+    except UnicodeDecodeError as exc:
+        raise SpecError(f"the recipe {path} is not text in UTF-8; name a YAML file", file=path) from exc
     except yaml.YAMLError as exc:
         raise SpecError(f"{path} is not YAML: {' '.join(str(exc).split())}", file=path) from exc
     if not isinstance(data, dict):
@@ -195,6 +211,19 @@ def load_recipe(file_or_name: str | Path) -> Recipe:
             field="backend",
         )
     return validate(recipe, data, source=path)
+
+
+def _read(path: Path) -> str:
+    """Raises: SpecError: a pipe or a device, which may never end, or far too large for a recipe."""
+    stat = path.stat()
+    if not S_ISREG(stat.st_mode):
+        raise SpecError(f"the recipe {path} is not a plain file; name a YAML file", file=path)
+    if stat.st_size > _MAX_BYTES:
+        raise SpecError(
+            f"the recipe {path} has {stat.st_size:,} bytes, and a recipe at most {_MAX_BYTES:,}; name a YAML file",
+            file=path,
+        )
+    return path.read_text(encoding="utf-8")
 
 
 def recipe_document(recipe: Recipe) -> dict[str, JsonValue]:

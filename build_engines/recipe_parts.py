@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ensemble_configs.release_parts import Sha256
-from ensemble_configs.spec import Positive, Spec
+from ensemble_configs.spec import Integer, Number, Positive, Spec
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
 PluginDtype = Literal["auto", "float16", "float32", "bfloat16", "int32", "disable"]
 LoraModule = Literal[
     "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate",
@@ -28,7 +28,7 @@ class Calibration(Spec):
     num_samples: Positive = 512
     max_tokens: Positive = Field(default=512, description="of a sample; what is longer is cut")
     batch_size: Positive = Field(default=1, description="samples at once: faster, and more memory")
-    seed: int = 1234
+    seed: Integer = 1234
 
     @model_validator(mode="after")
     def _comes_from_one_place(self) -> "Calibration":
@@ -191,9 +191,9 @@ class BuilderSpec(Spec):
 class QualitySpec(Spec):
     """What a release must reach against its base before it is promoted; the worst group counts."""
 
-    perplexity_ratio_max: Annotated[float, Field(gt=0)] | None = Field(default=None, description="release over base")
+    perplexity_ratio_max: Annotated[Number, Field(gt=0)] | None = Field(default=None, description="release over base")
     agreement_min: Fraction | None = Field(default=None, description="share of greedy tokens that are the base's")
-    kl_max: Annotated[float, Field(ge=0)] | None = Field(default=None, description="mean over positions, nats")
+    kl_max: Annotated[Number, Field(ge=0)] | None = Field(default=None, description="mean over positions, nats")
     accuracy_drop_max: Fraction | None = Field(default=None, description="of exact matches in the tasks")
 
 

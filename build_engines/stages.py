@@ -129,10 +129,10 @@ def check_disk(stages: Sequence[Stage], folder: Path) -> None:
     """
     needed, free = sum(stage.estimate.disk_bytes for stage in stages), shutil.disk_usage(folder).free
     if needed > free:
-        parts = ", ".join(f"{stage.name} {_gib(stage.estimate.disk_bytes)}" for stage in stages)
+        parts = ", ".join(f"{stage.name} {size_text(stage.estimate.disk_bytes)}" for stage in stages)
         raise BuildError(
-            f"the disk of {folder.parent} has {_gib(free)} free, and the build is expected to write {_gib(needed)} "
-            f"({parts}); free some, or take another --out",
+            f"the disk of {folder.parent} has {size_text(free)} free, and the build is expected to write "
+            f"{size_text(needed)} ({parts}); free some, or take another --out",
             file=folder,
         )
 
@@ -169,7 +169,7 @@ def _failure(stage: Stage, cause: BuildError | OSError, work: WorkFolder, log: P
     what = cause.message if isinstance(cause, BuildError) else str(cause)
     parts = [f"stage {stage.name} failed: {what}"]
     if is_full:
-        parts.append(f"the disk of {work.path.parent} is full ({_gib(free)} were free); free some")
+        parts.append(f"the disk of {work.path.parent} is full ({size_text(free)} were free); free some")
     if log.exists():
         parts.append(f"its log is {log}")
     done = work.finished()
@@ -185,10 +185,12 @@ def _says_full(cause: BaseException) -> bool:
     return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / _GIB:.1f} GiB"
+def size_text(num_bytes: int) -> str:
+    """Bytes for people: 5.4 GiB, and 110.3 MiB where it is less than one."""
+    return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= _GIB else f"{num_bytes / (1 << 20):.1f} MiB"
 
 
 __all__ = [
-    "Command", "Estimate", "Stage", "StageWatcher", "Work", "check_disk", "partial_of", "run_stages", "stage_key",
+    "Command", "Estimate", "Stage", "StageWatcher", "Work", "check_disk", "partial_of", "run_stages", "size_text",
+    "stage_key",
 ]  # fmt: skip

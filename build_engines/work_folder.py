@@ -6,15 +6,17 @@ OUT/.building-<recipe>/<stage>/            outputs of a finished stage
 OUT/.building-<recipe>/<stage>.stamp.json  written after them: their hashes, and that of what made them
 OUT/.building-<recipe>/<stage>.partial/    outputs of a stage that runs
 OUT/.building-<recipe>/logs/               what the tools wrote
+OUT/.removing-<random>/                    one that nobody needs any more; what is left of it the next build removes
 """
 
 import contextlib
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -25,6 +27,7 @@ from ensemble_configs.errors import BuildError
 from ensemble_configs.file_hashes import HashMemory, hash_files, hash_listing
 
 _PREFIX = ".building-"
+_REMOVING = ".removing-"
 _LOCK_WAIT_S = 20.0  # what is left of a build that was killed is gone sooner
 
 
@@ -61,20 +64,32 @@ class WorkFolder:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, path: Path, *, wait_s: float = _LOCK_WAIT_S) -> Iterator[Self]:
+    def open(
+        cls, path: Path, *, wait_s: float = _LOCK_WAIT_S, on_wait: Callable[[], None] | None = None
+    ) -> Iterator[Self]:
         """Make the folder, if need be, and lock it.
+
+        Args:
+            path: the folder.
+            wait_s: how long another build may take to be done with it.
+            on_wait: called once, if another build has it.
 
         Raises:
             BuildError: another build has it.
         """
         deadline = time.monotonic() + wait_s
         while (lock := _try_lock(path)) is None:
+            if on_wait is not None:
+                on_wait()
+                on_wait = None
             if time.monotonic() > deadline:
                 raise BuildError(
                     f"another build of this recipe is running in {path}; wait for it, or end it", file=path
                 )
             time.sleep(0.05)
         try:
+            for leftover in path.parent.glob(f"{_REMOVING}*"):
+                shutil.rmtree(leftover, ignore_errors=True)
             yield cls(path, lock)
         finally:
             os.close(lock)
@@ -131,10 +146,14 @@ class WorkFolder:
         return stamp
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it, the stamps first: what is killed half-way is nobody's to reuse."""
-        for stage in self.finished():
-            self._stamp_file(stage).unlink()
-        _remove(self.path)
+        """Remove the folder with all that is in it.
+
+        It loses its name first, in one step: who waits for its lock makes a folder of its own instead of a new lock in
+        the one that is being removed, and of what is killed half-way nobody reuses anything.
+        """
+        removed = self.path.with_name(f"{_REMOVING}{secrets.token_hex(8)}")
+        self.path.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)  # the next build may be removing it as well
 
     def _stamp_file(self, stage: str) -> Path:
         return self.path / f"{stage}.stamp.json"
@@ -163,10 +182,14 @@ def _remove(folder: Path) -> None:
 
 def _try_lock(path: Path) -> int | None:
     """The lock's descriptor, or None while somebody else has it."""
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:  # perhaps not any more: a build that has just finished removes it
+        if path.exists() and not path.is_dir():
+            raise
     try:
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except FileNotFoundError:  # the folder is being removed by a build that has just finished
+    except FileNotFoundError:  # removed by a build that has just finished
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,8 +5,10 @@ Everything that Triton reads is rendered from a `DeploymentSpec` (`ensemble_conf
 has a default of its own.
 """
 
+import difflib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -14,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.engine_specs import EngineSpec
 from ensemble_configs.errors import SpecError
-from ensemble_configs.spec import Port, Positive, Spec
+from ensemble_configs.spec import Integer, Number, Port, Positive, Spec
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -43,14 +45,14 @@ class TritonSpec(Spec):
     keepalive_timeout_ms: Positive = Field(
         default=5_000, description="how long it waits for the answer before it ends the connection and its streams"
     )
-    hang_timeout_s: float = Field(
+    hang_timeout_s: Number = Field(
         default=10.0, ge=1, description="a server or model process that is silent for so long is taken for dead"
     )
-    max_restarts: int = Field(
+    max_restarts: Integer = Field(
         default=5, ge=0, description="of a server that died, within restart_window_s; after that `trireme serve` ends"
     )
-    restart_window_s: float = Field(default=600.0, gt=0)
-    restart_backoff_s: float = Field(
+    restart_window_s: Number = Field(default=600.0, gt=0)
+    restart_backoff_s: Number = Field(
         default=1.0,
         ge=0,
         description="before the second restart in the window, doubled for each one more; the first is at once",
@@ -70,12 +72,12 @@ class ResponseSpec(Spec):
     exclude_input_in_output: bool = Field(
         default=False, description="upstream's default: a whole response has the prompt"
     )
-    max_chunk_delay_ms: float = Field(
+    max_chunk_delay_ms: Number = Field(
         default=10.0,
         ge=0,
         description="how long tokens may wait to leave together; the first and the last of a stream never do",
     )
-    target_chunks_per_s: float = Field(
+    target_chunks_per_s: Number = Field(
         default=0.0,
         ge=0,
         description="of all streams; n streams wait n / this, at most max_chunk_delay_ms; 0: always that long",
@@ -173,16 +175,55 @@ def validate(model: type[Model], data: object, *, source: Path) -> Model:
     try:
         return model.model_validate(data, context={"base_dir": source.parent})
     except ValidationError as exc:
-        raise SpecError(f"{source}: {'; '.join(_finding(error) for error in exc.errors())}", file=source) from exc
+        raise SpecError(
+            f"{source}: {'; '.join(_finding(error, model) for error in exc.errors())}", file=source
+        ) from exc
 
 
-def _finding(error: object) -> str:
+_MAX_SHOWN_LEN = 80  # of a wrong value
+
+
+def _finding(error: object, model: type[BaseModel]) -> str:
     assert isinstance(error, dict)
     where = ".".join(str(part) for part in error["loc"])
     value = error.get("input")
-    shown = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
+    is_plain = isinstance(value, str | int | float | bool)
+    got = repr(value) if is_plain else ""
+    got = got if len(got) <= _MAX_SHOWN_LEN else f"{got[:_MAX_SHOWN_LEN]}..."
+    shown = (f" (got {got})" if is_plain else "") + (_allowed(error["loc"], model) if _is_unknown(error) else "")
     message = error["msg"].removeprefix("Value error, ")
     return f"{where}: {message[:1].lower()}{message[1:]}{shown}" if where else f"{message}{shown}"
+
+
+def _is_unknown(error: dict[str, object]) -> bool:
+    return error["type"] == "extra_forbidden"
+
+
+def _allowed(loc: tuple[str | int, ...], model: type[BaseModel]) -> str:
+    """For an unknown field: the one that was meant, or else all that could stand there."""
+    *parents, name = loc
+    fields = sorted({field for part in _models_at(parents, model) for field in part.model_fields})
+    meant = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.75)
+    return f"; did you mean {meant[0]}?" if meant else f"; allowed here: {', '.join(fields)}"
+
+
+def _models_at(parents: Sequence[str | int], model: type[BaseModel]) -> list[type[BaseModel]]:
+    """Which models a location leads to; in a union of models it names the tag of one."""
+    models = [model]
+    for parent in parents:
+        tagged = [each for each in models if any(parent in get_args(f.annotation) for f in each.model_fields.values())]
+        if len(models) > 1 and tagged:
+            models = tagged
+            continue
+        fields = [field for each in models for name, field in each.model_fields.items() if name == parent]
+        models = [part for field in fields for part in _models_in(field.annotation)] or models
+    return models
+
+
+def _models_in(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
 
 
 def override_triton(spec: DeploymentSpec, **changes: object) -> DeploymentSpec:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ensemble_configs.spec import Positive, Spec
+from ensemble_configs.spec import Integer, Number, Positive, Spec
 
 
 class _BatchSpec(Spec):
@@ -15,7 +15,7 @@ class _BatchSpec(Spec):
     max_seq_len: Positive = Field(default=2048, description="prompt and output together, tokens")
     max_num_seqs: Positive = Field(default=64, description="requests in one in-flight batch")
     max_num_batched_tokens: Positive = Field(default=512, description="tokens in one step; longer prompts are chunked")
-    watchdog_s: float = Field(
+    watchdog_s: Number = Field(
         default=30.0,
         ge=2,
         description="an engine that is silent for so long is ended and started again; more than its longest step takes",
@@ -92,11 +92,11 @@ class SimulatedEngineSpec(_EngineSpec):
     mode: Literal["hash", "echo"] = Field(default="hash", description="echo: the output is the prompt, over and over")
     vocab_size: Positive = 4096
     kv_block_tokens: Positive = 16
-    seed: int = 0
-    step_ms: float = Field(default=1.0, ge=0, description="a step's fixed time")
-    prefill_us_per_token: float = Field(default=20.0, ge=0)
-    decode_us_per_seq: float = Field(default=50.0, ge=0)
-    error_rate: float = Field(
+    seed: Integer = 0
+    step_ms: Number = Field(default=1.0, ge=0, description="a step's fixed time")
+    prefill_us_per_token: Number = Field(default=20.0, ge=0)
+    decode_us_per_seq: Number = Field(default=50.0, ge=0)
+    error_rate: Number = Field(
         default=0.0, ge=0, le=1, description="share of tokens that differ from those of the same engine without errors"
     )
 
@@ -116,7 +116,9 @@ class MedusaSpec(Spec):
     method: Literal["medusa"]
     max_draft_len: Positive
     num_heads: Positive
-    choices: tuple[tuple[int, ...], ...] | None = Field(default=None, description="tree of drafts; none: the engine's")
+    choices: tuple[tuple[Integer, ...], ...] | None = Field(
+        default=None, description="tree of drafts; none: the engine's"
+    )
 
 
 class EagleSpec(Spec):
@@ -125,9 +127,11 @@ class EagleSpec(Spec):
     method: Literal["eagle"]
     max_draft_len: Positive
     num_layers: Positive | None = None
-    choices: tuple[tuple[int, ...], ...] | None = Field(default=None, description="tree of drafts; none: the engine's")
+    choices: tuple[tuple[Integer, ...], ...] | None = Field(
+        default=None, description="tree of drafts; none: the engine's"
+    )
     is_greedy_sampling: bool = True
-    posterior_threshold: float | None = Field(default=None, ge=0, le=1)
+    posterior_threshold: Number | None = Field(default=None, ge=0, le=1)
     is_dynamic_tree: bool = False
     dynamic_tree_max_top_k: Positive | None = None
 
@@ -151,7 +155,7 @@ class MtpSpec(Spec):
     is_vanilla: bool = False
     is_relaxed_for_thinking: bool = Field(default=False, description="accept near misses while the model thinks")
     relaxed_top_k: Positive = 1
-    relaxed_delta: float = Field(default=0.0, ge=0)
+    relaxed_delta: Number = Field(default=0.0, ge=0)
 
 
 class Eagle3Spec(Spec):
@@ -177,7 +181,7 @@ class PerfKnobsSpec(Spec):
     is_multi_block: bool = Field(default=True, description="several blocks of the GPU work on one sequence's decode")
     is_context_fmha_fp32_acc: bool = Field(default=False, description="prefill attention sums up in 32 bits")
     is_cuda_graph: bool = Field(default=False, description="record the steps of decode, and replay them")
-    cuda_graph_cache_size: int = Field(default=0, ge=0, description="recorded steps to keep")
+    cuda_graph_cache_size: Integer = Field(default=0, ge=0, description="recorded steps to keep")
 
 
 class LoraSpec(Spec):
@@ -205,8 +209,10 @@ class _TrtLlmSpec(_BatchSpec):
     pp_size: Positive = Field(default=1, description="pipeline parallel")
     gpus_per_node: Positive | None = Field(default=None, description="none: as many as this machine has")
     num_kv_blocks: Positive | None = Field(default=None, description="none: what the memory fraction holds")
-    free_gpu_memory_fraction: float = Field(default=0.9, gt=0, le=1, description="of the free memory, for the KV cache")
-    host_cache_bytes: int = Field(
+    free_gpu_memory_fraction: Number = Field(
+        default=0.9, gt=0, le=1, description="of the free memory, for the KV cache"
+    )
+    host_cache_bytes: Integer = Field(
         default=0, ge=0, description="host memory that KV blocks move to before they are lost"
     )
     is_block_reuse: bool = Field(default=True, description="keep KV blocks of finished prompts for reuse")
@@ -249,7 +255,7 @@ class TensorRtEngineSpec(_TrtLlmSpec):
 
     provider: Literal["tensorrt"]
     dir: Path = Field(description="engine folder: config.json and rank0.engine, rank1.engine, ...")
-    end_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+    end_ids: tuple[Annotated[Integer, Field(ge=0)], ...] | None = Field(
         default=None, description="end tokens; none: those in a generation_config.json beside the engine"
     )
     guided_decoding_backend: Literal["xgrammar"] | None = None

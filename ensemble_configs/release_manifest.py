@@ -11,8 +11,10 @@ Not to be confused with `<version>/release.json` of a model repository (`ensembl
 Triton's models of one version serve, and by its `engine.dir` points at `RELEASE/engine`.
 """
 
+import errno
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,6 +54,7 @@ BINDING_PACKAGES = {
 }
 
 _BUILD_AGAIN = "build the release again, or pull it again from where it is whole"
+_LET_READ = "let this user read it"
 
 
 class ReleaseManifest(Spec):
@@ -157,11 +160,13 @@ def seal(folder: Path, manifest: ReleaseManifest) -> str:
 
 def _content(folder: Path) -> dict[str, Path]:
     """Everything below a release's folder that is content, by relative path, sorted."""
-    files = {
-        path.relative_to(folder).as_posix(): path
-        for path in folder.rglob("*")
-        if path.is_symlink() or not path.is_dir()
-    }
+    files: dict[str, Path] = {}
+    for parent, folders, names in os.walk(folder):
+        if os.access(parent, os.X_OK):  # of what cannot be entered, `_closed_folders` tells
+            here = [Path(parent, name) for name in (*names, *folders)]
+            files |= {
+                path.relative_to(folder).as_posix(): path for path in here if path.is_symlink() or not path.is_dir()
+            }
     return {name: files[name] for name in sorted(files, key=str.encode) if name not in _NOT_CONTENT}
 
 
@@ -222,17 +227,23 @@ def compare_files(
 ) -> list[Finding]:
     """How the files of a release differ from those that its manifest lists; arguments as `verify`."""
     content = _content(folder)
-    findings = [
+    closed = _closed_folders(folder)
+    findings = [_finding(name, why, "a folder that can be listed", _LET_READ) for name, why in closed.items()]
+    findings += [
         _finding(name, "a file that the manifest does not list", "none", "move it out of the release")
         for name in content.keys() - manifest.files.keys()
     ]
     same_size: dict[str, Path] = {}
     for name, wanted in manifest.files.items():
         path = content.get(name)
+        if any(name.startswith(f"{parent}/") for parent in closed):
+            continue
         if path is None:
             findings.append(_finding(name, "no such file", f"{wanted.size} bytes", _BUILD_AGAIN))
         elif path.is_symlink() or not path.is_file():
             findings.append(_finding(name, "something that is not a plain file", "a file", _BUILD_AGAIN))
+        elif not os.access(path, os.R_OK):
+            findings.append(_finding(name, os.strerror(errno.EACCES), "a file that can be read", _LET_READ))
         elif (size := path.stat().st_size) != wanted.size:
             findings.append(_finding(name, f"{size} bytes", f"{wanted.size} bytes", _BUILD_AGAIN))
         else:
@@ -245,6 +256,19 @@ def compare_files(
             if found != manifest.files[name].sha256
         ]
     return sorted(findings, key=lambda finding: finding.check)
+
+
+def _closed_folders(folder: Path) -> dict[str, str]:
+    """Folders below one that cannot be listed or entered, by relative path, and why."""
+    closed: dict[str, str] = {}
+
+    def note(error: OSError) -> None:
+        closed[Path(error.filename).relative_to(folder).as_posix()] = error.strerror or str(error)
+
+    for path, _, _ in os.walk(folder, onerror=note):
+        if not os.access(path, os.X_OK):
+            closed[Path(path).relative_to(folder).as_posix()] = os.strerror(errno.EACCES)
+    return closed
 
 
 def _finding(name: str, found: str, wanted: str, next_step: str) -> Finding:

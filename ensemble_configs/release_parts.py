@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, JsonValue
 
-from ensemble_configs.spec import Positive, Spec
+from ensemble_configs.spec import Integer, Number, Positive, Spec
 
 
 def _safe(path: str) -> str:
@@ -20,8 +20,8 @@ def _safe(path: str) -> str:
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ReleasePath = Annotated[str, AfterValidator(_safe)]
 PackageName = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Bytes = Annotated[int, Field(ge=0)]
+Finite = Annotated[Number, Field(allow_inf_nan=False)]
+Bytes = Annotated[Integer, Field(ge=0)]
 
 
 class ModelIdentity(Spec):
@@ -92,5 +92,5 @@ class Provenance(Spec):
     built_by: str
     built_at: str = Field(description="ISO 8601, with time zone")
     host: str
-    duration_s: Annotated[float, Field(ge=0)]
+    duration_s: Annotated[Number, Field(ge=0)]
     details: dict[str, JsonValue] = Field(default={})

@@ -4,10 +4,21 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationInfo, field_validator
 
-Port = Annotated[int, Field(ge=1, le=65535)]
-Positive = Annotated[int, Field(ge=1)]
+
+def _not_a_truth_value(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("input should be a valid number, not true or false")  # noqa: TRY004 - pydantic asks for it
+    return value
+
+
+# What is written as true or '128' was meant as something else, or comes of a template that was filled wrongly.
+Integer = Annotated[int, Strict()]
+Port = Annotated[Integer, Field(ge=1, le=65535)]
+Positive = Annotated[Integer, Field(ge=1)]
+# Not strict: YAML takes 1e-3, without a point, for a string.
+Number = Annotated[float, BeforeValidator(_not_a_truth_value)]
 
 
 class Spec(BaseModel):

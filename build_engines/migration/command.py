@@ -10,6 +10,7 @@ from build_engines.migration.importing import plan_import
 from build_engines.migration.report import Outcome
 from build_engines.migration.sealing import seal_import
 from ensemble_configs.errors import SpecError
+from ensemble_configs.places import check_file_to_write
 
 
 def import_repository(
@@ -58,6 +59,7 @@ def import_repository(
     """
     if out.exists() and not force:
         raise SpecError(f"{out} is there already; name another file or add --force", file=out)
+    check_file_to_write("--out", out)
     planned = plan_import(old_repository, out=out, engine_dir=engine_dir, tokenizer_dir=tokenizer_dir)
     if release_dir is not None:
         if num_parameters is None:

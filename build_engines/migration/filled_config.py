@@ -49,7 +49,9 @@ def load_config(path: Path) -> FilledConfig:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
+    except OSError as exc:
+        raise SpecError(f"cannot read {path}: {exc.strerror}; let this user read it", file=path) from exc
+    except UnicodeDecodeError as exc:
         raise SpecError(f"cannot read {path}: {exc}", file=path) from exc
     bare: dict[str, str] = {}
     try:

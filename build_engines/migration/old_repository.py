@@ -31,12 +31,23 @@ def load_models(repository: Path) -> dict[str, FilledConfig]:
     """
     configs = {path.parent.name: path for path in sorted(repository.glob("*/config.pbtxt"))}
     if "tensorrt_llm" not in configs:
+        _refuse_unreadable(repository / "tensorrt_llm" / "config.pbtxt")
         raise SpecError(
             f"{repository} has no tensorrt_llm/config.pbtxt; name a model repository of inflight_batcher_llm or llmapi",
             file=repository,
         )
     order = [*RULES, *(name for name in configs if name not in RULES)]
     return {name: load_config(configs[name]) for name in order if name in configs}
+
+
+def _refuse_unreadable(config: Path) -> None:
+    """Raises: SpecError: it may be there, and this user cannot see it."""
+    try:
+        config.lstat()
+    except PermissionError as exc:
+        raise SpecError(f"cannot read {config}: {exc.strerror}; let this user read it", file=config) from exc
+    except OSError:
+        return
 
 
 def repository_entries(models: Mapping[str, FilledConfig], context: Context) -> Iterator[Entry]:

@@ -15,6 +15,7 @@ from build_engines.migration.report import Entry, Verdict, carried, implied, los
 from ensemble_configs.deployment import DeploymentSpec, validate
 from ensemble_configs.errors import SpecError
 from ensemble_configs.file_hashes import hash_file, hash_files, hash_listing
+from ensemble_configs.places import check_folder_to_write
 from ensemble_configs.release_manifest import ReleaseManifest, hash_recipe, seal
 from ensemble_configs.release_parts import ModelIdentity, ReleaseLimits
 
@@ -43,7 +44,8 @@ def seal_import(planned: Import, folder: Path, *, num_parameters: int, sm: int |
         sm: compute capability of the GPU that the engine was built on, 90 for 9.0; None leaves it unchecked.
 
     Raises:
-        SpecError: there is no engine or tokenizer here, the folder is in use, or the two cannot be a release.
+        SpecError: there is no engine or tokenizer here, the folder is in use, in one of the old ones or cannot be
+            written to, or the two cannot be a release.
     """
     engine = planned.engine
     if engine is None:
@@ -51,6 +53,13 @@ def seal_import(planned: Import, folder: Path, *, num_parameters: int, sm: int |
             "a release is made of a compiled engine that is on this machine; name it with --engine-dir, and of a "
             "checkpoint `trireme build` makes one"
         )
+    check_folder_to_write("--release-dir", folder)
+    for old in (planned.report.repository, engine.file.parent, planned.deployment.tokenizer.dir):
+        if folder.resolve().is_relative_to(old.resolve()):
+            raise SpecError(
+                f"--release-dir {folder} lies in {old}, and an import changes nothing there; name a folder elsewhere",
+                file=folder,
+            )
     if folder.exists() and any(folder.iterdir()):
         raise SpecError(f"{folder} is not empty; name a new folder with --release-dir", file=folder)
     manifest = _manifest(planned, engine, num_parameters=num_parameters, sm=sm)

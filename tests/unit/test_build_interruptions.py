@@ -95,6 +95,30 @@ def test_ctrl_c_keeps_what_is_finished(tools: FakeTools, recipe: Path, tmp_path:
     assert "checkpoint: finished earlier" in resumed.stderr
 
 
+def test_of_two_builds_at_once_the_second_says_that_it_waits_and_both_name_the_release(
+    tools: FakeTools, recipe: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    first = subprocess.Popen(
+        arguments(tools, recipe, out),
+        env=tools.environment() | {"FAKE_TOOL_DELAY_S": "2"},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert first.stderr is not None
+    for line in first.stderr:
+        if line.startswith("[3/5]"):
+            break
+    second = build(tools, recipe, out)
+    said, errors = first.communicate(timeout=60)
+    assert first.returncode == 0, errors
+    assert Path(said.split()[0]) == built(second)
+    assert "another build has" in second.stderr
+    assert [path.name for path in out.iterdir() if path.name != ".logs"] == [built(second).name]
+
+
 def killed_at(process: "subprocess.Popen[bytes]", delay_s: float) -> bool:
     """Kill a build after so long; whether it was still running."""
     try:

@@ -34,6 +34,28 @@ def test_relative_paths_are_meant_from_the_file(tmp_path: Path, monkeypatch: pyt
         pytest.param("a: [", "is not YAML", id="broken yaml"),
         pytest.param("- 1", "must hold keys and values", id="a list"),
         pytest.param(GOOD + "colour: red", "colour: extra inputs are not permitted (got 'red')", id="unknown key"),
+        pytest.param(
+            GOOD + "tokeniser: 1", "extra inputs are not permitted (got 1); did you mean tokenizer?", id="mistyped key"
+        ),
+        pytest.param(
+            GOOD.replace("300", "300, kv_blocks: 1"),
+            "engine.simulated.kv_blocks: extra inputs are not permitted (got 1); did you mean num_kv_blocks?",
+            id="mistyped key of an engine",
+        ),
+        pytest.param(
+            GOOD.replace("300", "300, spec: {}"),
+            "engine.simulated.spec: extra inputs are not permitted; allowed here: decode_us_per_seq, ",
+            id="unknown key of an engine",
+        ),
+        pytest.param(GOOD.replace("300", "true"), "valid integer (got True)", id="boolean for a number"),
+        pytest.param(GOOD.replace("300", "'300'"), "valid integer (got '300')", id="string for a number"),
+        pytest.param(GOOD + "triton: {http_port: '9000'}", "valid integer (got '9000')", id="string for a port"),
+        pytest.param(GOOD + "triton: {max_restarts: true}", "valid integer (got True)", id="boolean for a count"),
+        pytest.param(
+            GOOD + "triton: {hang_timeout_s: true}",
+            "valid number, not true or false (got True)",
+            id="boolean for seconds",
+        ),
         pytest.param("name: test", "tokenizer: field required", id="missing key"),
         pytest.param(
             GOOD.replace("simulated", "magic"), "'magic' found using 'provider' does not match", id="unknown provider"

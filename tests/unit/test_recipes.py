@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes are read with every mistake named, and hash the same on every machine."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -50,7 +51,32 @@ def test_there_is_a_recipe_for_each_back_end_and_nearly_each_format() -> None:
     [
         ({"backend": "onnx"}, "backend must be one of tensorrt, pytorch, openvino; got 'onnx'"),
         ({"format": "fp7"}, "format:"),
-        ({"tp": 2}, "tp: extra inputs are not permitted"),
+        ({"tp": 2}, "tp: extra inputs are not permitted (got 2); allowed here: backend, builder, calibration, "),
+        ({"tp_sizes": 2}, "tp_sizes: extra inputs are not permitted (got 2); did you mean tp_size?"),
+        (
+            {"calibration": {"dataset": "x", "samples": 4}},
+            "calibration.samples: extra inputs are not permitted (got 4); did you mean num_samples?",
+        ),
+        (
+            {"speculation": {"method": "medusa", "dir": "heads", "window_size": 4}},
+            "speculation.medusa.window_size: extra inputs are not permitted (got 4); allowed here: dir, hidden_act, "
+            "is_head_quantized, max_draft_len, method, num_heads, num_layers",
+        ),
+        (
+            {"backend": "openvino", "gpu": None, "format": "int8", "tp_size": 2},
+            "tp_size: extra inputs are not permitted (got 2); allowed here: backend, calibration, draft, ",
+        ),
+        (
+            {"name": "x" * 101},
+            "name: must be 1 to 100 characters, small letters, digits, dots, hyphens and underscores",
+        ),
+        ({"name": "X"}, "the first a letter or digit, for it names the release's folder; it has 1 (got 'X')"),
+        ({"name": ""}, "it has 0 (got '')"),
+        ({"name": "x\n"}, "it has 2"),
+        ({"max_seq_len": True}, "max_seq_len: input should be a valid integer (got True)"),
+        ({"group_size": "128"}, "group_size: input should be a valid integer (got '128')"),
+        ({"calibration": {"dataset": "x", "seed": "7"}}, "calibration.seed: input should be a valid integer (got '7')"),
+        ({"smoothquant": {"alpha": True}}, "smoothquant.alpha: input should be a valid number, not true"),
         ({"gpu": None}, "gpu: field required"),
         ({"max_input_len": 8192}, "max_input_len (8192) must be less than max_seq_len (8192)"),
         ({"opt_num_tokens": 10_000}, "opt_num_tokens (10000) > max_num_tokens (8192)"),
@@ -74,6 +100,24 @@ def test_a_mistake_is_named(tmp_path: Path, values: dict[str, object], named: st
 def test_a_recipe_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="demo-int8"):
         load_recipe(tmp_path / "demo-int9")
+
+
+def test_what_is_no_plain_file_of_a_recipes_size_is_refused_unread(tmp_path: Path) -> None:
+    pipe, large, binary = tmp_path / "pipe", tmp_path / "large", tmp_path / "binary"
+    os.mkfifo(pipe)
+    with large.open("wb") as file:
+        file.truncate(1 << 40)
+    binary.write_bytes(b"name: \xff")
+    for path, why in (
+        (pipe, "is not a plain file; name a YAML file"),
+        (Path("/dev/zero"), "is not a plain file; name a YAML file"),
+        (tmp_path, "is not a plain file; name a YAML file"),
+        (large, "has 1,099,511,627,776 bytes, and a recipe at most 1,048,576; name a YAML file"),
+        (binary, "is not text in UTF-8; name a YAML file"),
+    ):
+        with pytest.raises(SpecError) as caught:
+            load_recipe(path)
+        assert caught.value.message == f"the recipe {path} {why}"
 
 
 def test_the_hash_is_of_what_can_change_the_release(tmp_path: Path) -> None:

@@ -163,9 +163,11 @@ def test_outputs_that_fail_their_check_are_no_outputs(tmp_path: Path) -> None:
 
 def test_a_disk_without_room_is_refused_before_anything_runs(tmp_path: Path) -> None:
     stage = Stage("huge", "x", writing("x"), key={}, estimate=Estimate(disk_bytes=1 << 60))
+    small = Stage("small", "y", writing("y"), key={}, estimate=Estimate(disk_bytes=50 << 20))
     recorder = Recorder()
-    with work_in(tmp_path) as work, pytest.raises(BuildError, match=r"huge 1073741824.0 GiB\); free some"):
-        run_stages([stage], work, recorder)
+    told = r"huge 1073741824.0 GiB, small 50.0 MiB\); free some"  # not 0.0 GiB
+    with work_in(tmp_path) as work, pytest.raises(BuildError, match=told):
+        run_stages([stage, small], work, recorder)
     assert recorder.events == []
 
 
@@ -277,3 +279,33 @@ def test_removing_a_work_folder_lets_the_next_build_in(tmp_path: Path) -> None:
         work.remove()
         assert not work.path.exists()
     assert run(two_stages(), tmp_path)[0] == ("started", "first")
+
+
+def test_who_waits_for_a_work_folder_that_is_removed_gets_one_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "work"
+    waits, has_it = threading.Event(), threading.Event()
+    seen: list[list[str]] = []
+
+    def wait() -> None:
+        with WorkFolder.open(path, on_wait=waits.set) as work:
+            (work.path / "mine").touch()
+            has_it.wait()
+            seen.append(sorted(file.name for file in path.iterdir()))
+
+    with WorkFolder.open(path) as first:
+        for number in range(5000):  # removing them takes longer than a waiter sleeps
+            (path / f"{number}").touch()
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        waits.wait()
+        first.remove()
+    has_it.set()
+    waiter.join()
+    assert seen == [["lock", "mine"]]
+    assert list(tmp_path.glob(".removing-*")) == []
+
+
+def test_what_a_killed_build_has_left_of_a_removed_folder_the_next_one_removes(tmp_path: Path) -> None:
+    (tmp_path / ".removing-0" / "engine").mkdir(parents=True)
+    with work_in(tmp_path):
+        assert list(tmp_path.glob(".removing-*")) == []
