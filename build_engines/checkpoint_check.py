@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_engines.checkpoint_config import load_config, read_model_shape
+from build_engines.checkpoint_config import read_model_shape
 from build_engines.checkpoint_files import check_links, check_no_code, read_json, shortened, stored_tensors
+from build_engines.config_values import load_config
 from build_engines.finite_weights import Progress, check_finite
 from build_engines.model_shape import ModelShape
 from build_engines.safetensors_file import StoredTensor

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from build_engines.checkpoint_config import load_config, read_model_shape
+from build_engines.checkpoint_config import read_model_shape
+from build_engines.config_values import load_config
 from build_engines.model_shape import ModelShape
 from ensemble_configs.errors import SpecError
 from ensemble_configs.file_hashes import HashMemory, hash_files, hash_listing

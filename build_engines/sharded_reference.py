@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from build_engines import reference_numerics as numerics
-from build_engines.checkpoint_config import load_config
+from build_engines.config_values import load_config
 from build_engines.model_shape import ExpertMlp, GroupedAttention
 from build_engines.reference_numerics import Array, Numerics
 from build_engines.safetensors_file import StoredTensor, as_floats, open_tensor, read_header

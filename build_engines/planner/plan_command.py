@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from build_engines.checkpoint_config import load_config, read_model_shape
+from build_engines.checkpoint_config import read_model_shape
+from build_engines.config_values import load_config
 from build_engines.gpus import gpu_named
 from build_engines.known_models import known_models
 from build_engines.planner.candidates import Machines, Wanted
