@@ -216,22 +216,27 @@ def _replicas(
 def _fewest_replicas(
     question: Question, candidate: Candidate, estimator: Estimator, limits: Limits
 ) -> tuple[Estimate, int] | None:
-    """That keep up within the targets, by bisection, for each more makes all faster; all where none is within."""
+    """That keep up within the targets, servers included, by bisection: each more leaves less to all. Else all."""
 
     def with_replicas(replicas: int) -> Estimate | None:
         return estimator.estimate(candidate, question.workload, question.load.shared(replicas), limits)
 
+    def is_enough(estimate: Estimate | None) -> bool:
+        if estimate is None or question.targets.missed_by(estimate) is not None:
+            return False
+        return estimate.output_tokens_per_s <= question.serving.tokens_per_s(estimate.tpot_ms)
+
     few, many = 0, candidate.num_replicas
     best = with_replicas(many)
-    if best is None or question.targets.missed_by(best) is not None:
+    if best is None or not is_enough(best):
         return None if best is None else (best, many)
     while many - few > 1:
         middle = (few + many) // 2
         estimate = with_replicas(middle)
-        if estimate is None or question.targets.missed_by(estimate) is not None:
-            few = middle
-        else:
+        if estimate is not None and is_enough(estimate):
             many, best = middle, estimate
+        else:
+            few = middle
     return best, many
 
 

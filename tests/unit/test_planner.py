@@ -322,6 +322,14 @@ def test_a_rate_takes_as_few_gpus_as_keep_up() -> None:
     assert few.options[0].output_tokens_per_s == pytest.approx(500)
 
 
+def test_a_rate_that_one_serving_host_cannot_stream_takes_more_of_them() -> None:
+    option = plan_of("llama-3.1-8b", num_gpus=100, load=Load(requests_per_s=200), wanted=Wanted(tp_sizes=(1,))).options[
+        0
+    ]
+    assert not option.is_capped_by_serving
+    assert option.output_tokens_per_s == pytest.approx(200 * 1000)
+
+
 @pytest.mark.parametrize("targets", [Targets(), Targets(ttft_ms=300), Targets(tpot_ms=12), Targets(tpot_ms=0.01)])
 def test_the_fewest_replicas_are_what_trying_each_number_finds(targets: Targets) -> None:
     load = Load(requests_per_s=40)
@@ -332,7 +340,13 @@ def test_the_fewest_replicas_are_what_trying_each_number_finds(targets: Targets)
             Roofline().estimate(one, Workload(1000, 1000), load.shared(number), limits)
             for number in range(1, one.num_replicas + 1)
         ]
-        within = [each is not None and targets.missed_by(each) is None for each in tried]
+        most = ServingLimit()
+        within = [
+            each is not None
+            and targets.missed_by(each) is None
+            and each.output_tokens_per_s <= most.tokens_per_s(each.tpot_ms)
+            for each in tried
+        ]
         fewest = within.index(True) + 1 if any(within) else one.num_replicas
         assert option.num_gpus == fewest * one.layout.world_size
 
