@@ -66,12 +66,14 @@ def build(
         tools=Tools(trtllm_examples.resolve(), modelopt_examples.resolve()),
         is_dry_run=is_dry_run,
     )
+    if not is_dry_run:  # which is often of another machine
+        check_folder_to_write("--out", out)
+        job.checkpoint.check_readable()
     _refuse(job)
     if is_dry_run:
         plan = plan_job(job)
         typer.echo(json.dumps(plan_document(job, plan, out), indent=2) if is_json else plan_text(job, plan, out))
         return
-    check_folder_to_write("--out", out)
     with BuildProgress() as progress, _ended_like_an_interrupt():
         progress.tell(f"{spec.name}: hashing {checkpoint}, which is quick when nothing has changed")
         _ = job.checkpoint_sha256

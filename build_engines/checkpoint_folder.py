@@ -70,11 +70,13 @@ class CheckpointFiles:
     @cached_property
     def hashes(self) -> dict[str, str]:
         """SHA-256 by name; what was hashed before and has not changed is not read again."""
-        files = self.files
-        for path in files:
-            _check_readable(path)  # before gigabytes of the others are read
-        hashes = hash_files(files, memory=HashMemory.of_folder(self.dir))
-        return dict(zip((path.name for path in files), hashes, strict=True))
+        hashes = hash_files(self.files, memory=HashMemory.of_folder(self.dir))
+        return dict(zip((path.name for path in self.files), hashes, strict=True))
+
+    def check_readable(self) -> None:
+        """Before gigabytes are read. Raises: SpecError: this user may not read one of the files."""
+        for path in self.files:
+            _check_readable(path)
 
     @property
     def sha256(self) -> str:
