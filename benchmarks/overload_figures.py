@@ -166,8 +166,6 @@ def _ratios(kinds: dict[str, dict[str, dict[str, object]]]) -> dict[str, float]:
         "peak_goodput_over_throughput_without_admission": max(goodput.values())
         / max(value(one, "done_per_s") for one in kinds["none"].values()),
         "premium_ttft_p99_at_3x_over_half": premium_p99["3"] / premium_p99["0.5"],
-        "goodput_at_3x_over_that_without_admission": goodput["3"]
-        / max(1e-9, value(kinds["none"]["3"], "goodput_per_s", "value")),
     }
 
 
