@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ensemble_configs.spec import Positive, Spec
+from ensemble_configs.spec import Number, Positive, Spec
 
-Share = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[Number, Field(gt=0, le=1)]
 
 
 class ClassShares(Spec):
@@ -38,7 +38,7 @@ class BudgetSpec(Spec):
         default="max_tokens",
         description="learned: what the tenant's requests made before; who makes more may be preempted, once",
     )
-    forecast_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    forecast_quantile: Annotated[Number, Field(gt=0, lt=1)] = 0.9
     shares: ClassShares = ClassShares()
 
 
@@ -48,11 +48,11 @@ class QueueSpec(Spec):
     policy: Literal["fifo", "fair_classes"] = "fair_classes"
     max_requests: Positive = Field(default=1024, description="of each class, shared among its tenants by weight")
     max_tokens: Positive = Field(default=4_000_000, description="of each class; prompts and expected outputs")
-    ageing_s: float = Field(
+    ageing_s: Number = Field(
         default=30.0, ge=0, le=1e6, description="who has waited so long counts for a class more; 0: never"
     )
     is_shortest_first: bool = Field(default=False, description="within a tenant and class, by expected tokens")
-    tenant_weights: dict[str, Annotated[float, Field(ge=0.001, le=1000)]] = Field(
+    tenant_weights: dict[str, Annotated[Number, Field(ge=0.001, le=1000)]] = Field(
         default_factory=dict, description="others have 1"
     )
 
@@ -60,9 +60,9 @@ class QueueSpec(Spec):
 class SloSpec(Spec):
     """The targets that the deployment is held to; admission refuses at once what cannot meet the first."""
 
-    ttft_ms: float | None = Field(default=None, gt=0, le=1e9, description="to the first token")
-    tpot_ms: float | None = Field(default=None, gt=0, le=1e9, description="for each further token")
-    availability: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+    ttft_ms: Number | None = Field(default=None, gt=0, le=1e9, description="to the first token")
+    tpot_ms: Number | None = Field(default=None, gt=0, le=1e9, description="for each further token")
+    availability: Annotated[Number, Field(gt=0, lt=1)] | None = Field(
         default=None, description="share of requests that are answered"
     )
 

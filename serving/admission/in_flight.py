@@ -111,7 +111,7 @@ class InFlight:
 
     def work_of(self, ticket: Ticket, num_promised_tokens: int) -> float:
         """What a request is expected to take from the others: room in the KV cache, for so many steps."""
-        return float(num_promised_tokens * self._typical.expected_tokens(ticket.request))
+        return float(num_promised_tokens * self._num_rest(ticket))
 
     def begin(self, ticket: Ticket, num_tokens: int, now_s: float) -> None:
         """Promise so many tokens and give it to the engine.
@@ -127,8 +127,7 @@ class InFlight:
         if ticket.end_by_s < math.inf:
             self._limits[engine_key] = ticket.end_by_s
         self.estimate.note_start(ticket.priority)
-        num_rest = self._typical.expected_tokens(ticket.request) - ticket.num_output_tokens
-        self.estimate.ends.begin(engine_key, num_output_tokens=max(1, num_rest))
+        self.estimate.ends.begin(engine_key, num_output_tokens=self._num_rest(ticket))
         try:
             self._engine.add(resumed(ticket, engine_key) if ticket.num_preemptions else ticket.request)
         except RequestError:
@@ -173,8 +172,10 @@ class InFlight:
         return [self._stop(key) for key in [key for key, limit_s in self._limits.items() if limit_s <= now_s]]
 
     def perf_of(self, key: int) -> PerfMetrics | None:
-        """As the engine's."""
-        return self._engine.perf_of(self._keys[key])
+        """As the engine's, with what was before a preemption."""
+        engine_key = self._keys[key]
+        perf, earlier = self._engine.perf_of(engine_key), self._tickets[engine_key].perf
+        return perf if perf is None or earlier is None else joined_perf(earlier, perf)
 
     def free_left(self) -> None:
         """At the beginning of a step: the promises of those that have left it for long enough."""
@@ -207,6 +208,10 @@ class InFlight:
                 num_coming -= num_missing
                 self._short.append(engine_key)
         return preempted
+
+    def _num_rest(self, ticket: Ticket) -> int:
+        """Tokens that it is still expected to make, at least one."""
+        return max(1, self._typical.expected_tokens(ticket.request) - ticket.num_output_tokens)
 
     def _promise_of(self, ticket: Ticket, num_tokens: int) -> int:
         """So many, with what the steps may add until more room is there, and no more than it can ever have."""
@@ -260,6 +265,6 @@ class InFlight:
         del self._keys[ticket.key]
         self._limits.pop(engine_key, None)
         self.estimate.ends.end(engine_key)
-        work = self.budget.promised_tokens(engine_key) * max(1, ticket.num_output_tokens)
-        self._settle(ticket, float(work))
+        num_made = ticket.num_output_tokens - (len(ticket.output_ids) if ticket.num_preemptions else 0)
+        self._settle(ticket, float(self.budget.promised_tokens(engine_key) * max(1, num_made)))
         return ticket

@@ -166,7 +166,7 @@ def late_error(ticket: Ticket, now_s: float) -> ServingError:
             reason="overload",
             retry_after_ms=max(1, waited_ms),
         )
-    which = "deadline_ms" if ticket.end_by_s <= now_s else "timeout"
+    which = "deadline_ms" if ticket.end_by_s <= now_s else "queue_timeout_ms"
     return RequestTimeout(f"its {which} passed after {waited_ms} ms; allow more, or send less", reason=which)
 
 

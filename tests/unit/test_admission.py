@@ -2,6 +2,7 @@
 """Who runs next, who waits and who is refused, on the simulated engine in virtual time."""
 
 import random
+import time
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from serving import speculating_engine
 from serving.admission import in_flight
 from serving.admission.admitting_engine import AdmittingEngine
-from serving.engines.base import TokenChunk
+from serving.engines.base import PerfMetrics, TokenChunk
 from serving.engines.paged_batch import PlannedStep
 from serving.engines.simulated import SimulatedEngine
 
@@ -237,7 +238,7 @@ def test_a_request_whose_time_passes_while_it_waits_is_told_so() -> None:
     run.add(request(1, queue_timeout_ms=200.0))
     run.add(request(2, deadline_ms=300.0))
     errors = {chunk.key: chunk.error for _ in range(40) for chunk in run.step() if chunk.error}
-    assert str(errors[1]).startswith("[DEADLINE reason=timeout]")
+    assert str(errors[1]).startswith("[DEADLINE reason=queue_timeout_ms]")
     assert str(errors[2]).startswith("[DEADLINE reason=deadline_ms]")
     run.drain()
 
@@ -251,17 +252,22 @@ def test_a_deadline_ends_a_running_request_and_a_queue_timeout_does_not() -> Non
     assert 10 < len(run.output[0]) < 25
 
 
-def test_no_more_run_at_once_than_get_their_tokens_in_time() -> None:
-    slow = small_engine(decode_us_per_seq=1000.0, num_kv_blocks=512)  # 10 ms + 1 ms a sequence
-    run = AdmissionRun(engine_spec=slow, slo=SloSpec(tpot_ms=18.0))
-    for key in range(300):
-        run.add(request(key, max_tokens=20))
+def most_at_once_when_warm(run: AdmissionRun) -> int:
+    """Of requests in the engine, from the hundredth end on."""
     most = 0
     while run.engine.has_work:
         run.step()
         if len(run.ends) > 100:
             most = max(most, run.num_running())
-    assert 6 <= most <= 8
+    return most
+
+
+def test_no_more_run_at_once_than_get_their_tokens_in_time() -> None:
+    slow = small_engine(decode_us_per_seq=1000.0, num_kv_blocks=512)  # 10 ms + 1 ms a sequence
+    run = AdmissionRun(engine_spec=slow, slo=SloSpec(tpot_ms=18.0))
+    for key in range(300):
+        run.add(request(key, max_tokens=20))
+    assert 6 <= most_at_once_when_warm(run) <= 8
     without = AdmissionRun(engine_spec=slow)
     for key in range(30):
         without.add(request(key, max_tokens=20))
@@ -353,12 +359,7 @@ def test_an_engine_that_is_asked_more_often_than_it_steps_has_the_same_bounds() 
     run.engine = AdmittingEngine(run.inner, AdmissionSpec(), run.slo, run.clock)
     for key in range(300):
         run.add(request(key, max_tokens=20))
-    most = 0
-    while run.engine.has_work:
-        run.step()
-        if len(run.ends) > 100:
-            most = max(most, run.num_running())
-    assert 5 <= most <= 8
+    assert 5 <= most_at_once_when_warm(run) <= 8
 
 
 class Lingering(SimulatedEngine):
@@ -475,3 +476,20 @@ def test_a_context_only_request_is_promised_one_token() -> None:
 
 def test_keys_of_requests_that_go_on_are_not_those_of_rounds_of_drafts() -> None:
     assert in_flight._FIRST_OTHER_KEY < speculating_engine._FIRST_ROUND_KEY // 2 + 1
+
+
+def test_what_is_told_of_a_preempted_request_begins_with_its_first_start() -> None:
+    learned = spec(budget={"forecast": "learned", "forecast_quantile": 0.3})
+    run = AdmissionRun(learned)
+    rng = random.Random(9)
+    seen_ns: dict[int, int] = {}
+    told: dict[int, PerfMetrics] = {}
+    for key in range(800):
+        run.add(request(key, rng.randrange(1, 40), int(min(180, 1 + rng.expovariate(1 / 40))), end_id=20))
+        for chunk in [*run.step(), *run.step()]:
+            seen_ns.setdefault(chunk.key, time.time_ns())
+            if chunk.perf is not None:
+                told[chunk.key] = chunk.perf
+    assert run.engine.num_preemptions > 5
+    assert all(perf.first_token_time_ns <= seen_ns[key] for key, perf in told.items())
+    run.drain()
