@@ -8,8 +8,10 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from ensemble_configs.engine_specs import EagleSpec
 from ensemble_configs.errors import RequestError
+from ensemble_configs.speculation_specs import (
+    EagleSpec,
+)
 from serving.engines.base import GenerationRequest, SamplingParams
 from serving.engines.trtllm_arguments import LOOKAHEAD, TrtLlmSpec
 from serving.engines.trtllm_call_parts import call_parts, comes_at_once

@@ -9,10 +9,8 @@ import pytest
 from ensemble_configs.deployment import DeploymentSpec, ReleaseSpec, ResponseSpec, TokenizerSpec
 from ensemble_configs.engine_specs import (
     CacheTransceiverSpec,
-    DraftTargetSpec,
     EngineSpec,
     LoraSpec,
-    MedusaSpec,
     OpenVinoEngineSpec,
     PyTorchEngineSpec,
     SimulatedEngineSpec,
@@ -20,6 +18,10 @@ from ensemble_configs.engine_specs import (
 )
 from ensemble_configs.errors import SpecError
 from ensemble_configs.release import RELEASE_FILE, load_release, render_release
+from ensemble_configs.speculation_specs import (
+    DraftTargetSpec,
+    MedusaSpec,
+)
 
 ENGINES: list[EngineSpec] = [
     SimulatedEngineSpec(provider="simulated", step_ms=2.5, mode="echo", vocab_size=300),

@@ -14,19 +14,21 @@ from trtllm_behaviour import Executor
 
 from ensemble_configs.engine_specs import (
     CacheTransceiverSpec,
-    DraftTargetSpec,
-    Eagle3Spec,
-    EagleSpec,
     EngineSpec,
-    LookaheadSpec,
     LoraSpec,
-    MedusaSpec,
-    MtpSpec,
-    NGramSpec,
     PyTorchEngineSpec,
     TensorRtEngineSpec,
 )
 from ensemble_configs.errors import SpecError
+from ensemble_configs.speculation_specs import (
+    DraftTargetSpec,
+    Eagle3Spec,
+    EagleSpec,
+    LookaheadSpec,
+    MedusaSpec,
+    MtpSpec,
+    NGramSpec,
+)
 from serving.engines.providers import create_engine
 from serving.engines.trtllm_upstream import load_upstream
 
