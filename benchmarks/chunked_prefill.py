@@ -42,9 +42,9 @@ def main(
 ) -> None:
     """Measure and print; takes a few minutes."""
     spec = load_deployment(deployment)
-    tokenizer = PromptTokenizer.from_spec(spec.tokenizer)
+    tokenizer = PromptTokenizer.from_spec(spec.model.tokenizer)
     short = PromptMaker(tokenizer, input_tokens=64, seed=seed)
-    long = PromptMaker(tokenizer, input_tokens=spec.engine.max_seq_len - 1, seed=seed + 1)
+    long = PromptMaker(tokenizer, input_tokens=spec.model.engine.max_seq_len - 1, seed=seed + 1)
     with contextlib.ExitStack() as stack:
         specs = (spec, _in_one_piece(spec))
         servers = [stack.enter_context(ThroughEnsemble(each)) for each in specs]
@@ -55,9 +55,9 @@ def main(
     result: dict[str, object] = {
         "benchmark": "chunked_prefill",
         "deployment": spec.name,
-        "engine": spec.engine.model_dump(mode="json", exclude={"dir"}),
+        "engine": spec.model.engine.model_dump(mode="json", exclude={"dir"}),
         "streams": streams,
-        "long_prompt_tokens": spec.engine.max_seq_len - 1,
+        "long_prompt_tokens": spec.model.engine.max_seq_len - 1,
         "rounds": rounds,
         "rows": rows,
         "environment": where,
@@ -69,9 +69,9 @@ def main(
 
 def _in_one_piece(spec: DeploymentSpec) -> DeploymentSpec:
     """The same with steps that take the longest prompt whole, beside everything else."""
-    num_tokens = spec.engine.max_seq_len + spec.engine.max_num_seqs
-    engine = spec.engine.model_copy(update={"max_num_batched_tokens": num_tokens})
-    return spec.model_copy(update={"name": f"{spec.name}_in_one_piece", "engine": engine})
+    num_tokens = spec.model.engine.max_seq_len + spec.model.engine.max_num_seqs
+    engine = spec.model.engine.model_copy(update={"max_num_batched_tokens": num_tokens})
+    return spec.with_model(engine=engine).model_copy(update={"name": f"{spec.name}_in_one_piece"})
 
 
 def _through(server: ThroughEnsemble, short: PromptMaker, streams: int) -> Disturb:
@@ -83,7 +83,7 @@ def _through(server: ThroughEnsemble, short: PromptMaker, streams: int) -> Distu
 
 
 def _in_process(spec: DeploymentSpec, tokenizer: PromptTokenizer, short: PromptMaker, streams: int) -> Disturb:
-    engine = create_engine(spec.engine)
+    engine = create_engine(spec.model.engine)
 
     def disturb(long_prompt: str | None) -> Disturbance:
         prompts = [tokenizer.encode(prompt).tolist() for prompt in short.prompts(streams)]

@@ -23,7 +23,8 @@ from benchmarks.report import environment, median_with_interval, write_result
 from benchmarks.through_ensemble import ThroughEnsemble, with_responses
 from benchmarks.workload import Ask, Run
 from clients.exact_prompts import PromptMaker
-from ensemble_configs.deployment import ResponseSpec, load_deployment
+from ensemble_configs.deployment import load_deployment
+from ensemble_configs.release_spec import ResponseSpec
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
 from serving.tokenization import PromptTokenizer
 
@@ -42,11 +43,11 @@ def main(
 ) -> None:
     """Measure and print; takes a few minutes."""
     spec = load_deployment(deployment)
-    maker = PromptMaker(PromptTokenizer.from_spec(spec.tokenizer), input_tokens=input_tokens, seed=seed)
+    maker = PromptMaker(PromptTokenizer.from_spec(spec.model.tokenizer), input_tokens=input_tokens, seed=seed)
     with contextlib.ExitStack() as stack:
         ensemble = stack.enter_context(ThroughEnsemble(spec))
         sides: dict[str, Side] = {"ensemble": ensemble.run, "in_process": stack.enter_context(_in_process(deployment))}
-        if spec.responses.max_chunk_delay_ms:
+        if spec.model.responses.max_chunk_delay_ms:
             prompt = with_responses(spec, ResponseSpec(max_chunk_delay_ms=0), suffix="prompt")
             sides["no_delay"] = stack.enter_context(ThroughEnsemble(prompt)).run
         rows = _measure(sides, maker, [int(part) for part in requests.split(",")], pairs, output_tokens)
@@ -54,8 +55,8 @@ def main(
     result: dict[str, object] = {
         "benchmark": "ensemble_overhead",
         "deployment": spec.name,
-        "engine": spec.engine.model_dump(mode="json", exclude={"dir"}),
-        "responses": spec.responses.model_dump(mode="json"),
+        "engine": spec.model.engine.model_dump(mode="json", exclude={"dir"}),
+        "responses": spec.model.responses.model_dump(mode="json"),
         "input_tokens": input_tokens,
         "output_tokens": output_tokens,
         "pairs": pairs,

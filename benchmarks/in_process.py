@@ -25,9 +25,9 @@ class InProcess:
 
     def __init__(self, deployment: Path) -> None:
         spec = load_deployment(deployment)
-        self._engine: Engine = create_engine(spec.engine)
-        self._tokenizer = PromptTokenizer.from_spec(spec.tokenizer)
-        self._decoder = TextDecoder.from_spec(spec.tokenizer)
+        self._engine: Engine = create_engine(spec.model.engine)
+        self._tokenizer = PromptTokenizer.from_spec(spec.model.tokenizer)
+        self._decoder = TextDecoder.from_spec(spec.model.tokenizer)
         self._keys = itertools.count(1)
 
     def run(self, ask: Ask) -> Run:

@@ -149,8 +149,8 @@ async def alone(url: str, load: Load, count: int) -> list[Record]:
 
 def deployment(*, admission: AdmissionSpec | None = None, slo: SloSpec | None = None) -> DeploymentSpec:
     """The engine without a model, with admission or without."""
-    tokenizer = load_deployment(DEFAULT_DEPLOYMENT).tokenizer
-    return DeploymentSpec(
+    tokenizer = load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer
+    return DeploymentSpec.of_one(
         name="overload", tokenizer=tokenizer, engine=ENGINE, admission=admission, slo=slo or SloSpec()
     )
 
@@ -161,7 +161,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Of arrivals, lengths and classes.")] = 1,
 ) -> None:
     """Measure, write the records, and print what follows from them."""
-    tokenizer = load_deployment(DEFAULT_DEPLOYMENT).tokenizer
+    tokenizer = load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer
     load = Load(PromptTokenizer.from_spec(tokenizer), seed)
     if not set(shapes.split(",")) <= {"poisson", "bursty"}:
         raise typer.BadParameter(f"a shape is poisson or bursty, got {shapes!r}")

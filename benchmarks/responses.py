@@ -18,9 +18,11 @@ from benchmarks.report import environment, median_with_interval, write_result
 from benchmarks.through_ensemble import ThroughEnsemble
 from benchmarks.workload import Ask, Run
 from clients.exact_prompts import PromptMaker
-from ensemble_configs.deployment import DeploymentSpec, ResponseSpec, TokenizerSpec, TritonSpec, load_deployment
+from ensemble_configs.deployment import DeploymentSpec, load_deployment
 from ensemble_configs.engine_specs import SimulatedEngineSpec
+from ensemble_configs.release_spec import ResponseSpec, TokenizerSpec
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.triton_spec import TritonSpec
 from serving.tokenization import PromptTokenizer
 
 ONE_EACH = 1.05  # tokens per response up to which a row counts as "one token each"
@@ -38,7 +40,7 @@ def main(
     is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
 ) -> None:
     """Measure and print; a few minutes."""
-    tokenizer = load_deployment(DEFAULT_DEPLOYMENT).tokenizer
+    tokenizer = load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer
     maker = PromptMaker(PromptTokenizer.from_spec(tokenizer), input_tokens=16, seed=1)
     rows: list[dict[str, Any]] = []
     where: dict[str, object] = {}
@@ -77,7 +79,7 @@ def _deployment(tokenizer: TokenizerSpec, *, step_ms: float, streams: int, delay
         num_kv_blocks=32_768,
     )
     responses = ResponseSpec(max_chunk_delay_ms=delay_ms)
-    return DeploymentSpec(
+    return DeploymentSpec.of_one(
         name="responses", tokenizer=tokenizer, engine=engine, responses=responses, triton=TritonSpec()
     )
 

@@ -49,13 +49,13 @@ def main(
 ) -> None:
     """Measure and print; takes a few minutes."""
     spec = load_deployment(DEFAULT_DEPLOYMENT)
-    assert isinstance(spec.engine, OpenVinoEngineSpec)
-    tokenizer = PromptTokenizer.from_spec(spec.tokenizer)
+    assert isinstance(spec.model.engine, OpenVinoEngineSpec)
+    tokenizer = PromptTokenizer.from_spec(spec.model.tokenizer)
     common = {"is_prefix_caching": False, "max_num_seqs": 16}
-    plain = create_engine(spec.engine.model_copy(update=common))
+    plain = create_engine(spec.model.engine.model_copy(update=common))
     sides = {
-        "draft_model": create_engine(spec.engine.model_copy(update=common | {"draft_dir": _DRAFT})),
-        "prompt_lookup": create_engine(spec.engine.model_copy(update=common | {"max_ngram_size": 3})),
+        "draft_model": create_engine(spec.model.engine.model_copy(update=common | {"draft_dir": _DRAFT})),
+        "prompt_lookup": create_engine(spec.model.engine.model_copy(update=common | {"max_ngram_size": 3})),
     }
     rows = []
     for text, side, count in itertools.product(_PROMPTS, sides, map(int, requests.split(","))):

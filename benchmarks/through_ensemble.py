@@ -18,7 +18,8 @@ from benchmarks.http2_streams import Http2Streams, Received
 from benchmarks.workload import Ask, Run, exact_stream
 from clients.infer_messages import decode_chunk, encode_request, is_final_response
 from clients.streaming import AsyncTritonClient
-from ensemble_configs.deployment import DeploymentSpec, ResponseSpec
+from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.release_spec import ResponseSpec
 
 _READY_S = 120.0
 
@@ -73,7 +74,7 @@ class ThroughEnsemble:
 
 def with_responses(spec: DeploymentSpec, responses: ResponseSpec, *, suffix: str) -> DeploymentSpec:
     """The same deployment with other response settings, under a name of its own."""
-    return spec.model_copy(update={"name": f"{spec.name}_{suffix}", "responses": responses})
+    return spec.with_model(responses=responses).model_copy(update={"name": f"{spec.name}_{suffix}"})
 
 
 def _arrivals_s(received: Received) -> list[float]:

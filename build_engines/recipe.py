@@ -25,10 +25,10 @@ from build_engines.recipe_parts import (
     SmoothQuantSpec,
     Speculation,
 )
-from ensemble_configs.deployment import validate
 from ensemble_configs.errors import SpecError
 from ensemble_configs.release_manifest import hash_recipe as hash_document
 from ensemble_configs.spec import Positive, Spec
+from ensemble_configs.validation import validate
 
 RECIPES = Path(__file__).with_name("recipes")
 

@@ -17,8 +17,8 @@ from build_engines.gpus import gpus
 from build_engines.prove.proof import Proof, load_proofs
 from build_engines.trtllm_versions import VERSIONS, numbers
 from build_engines.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
-from ensemble_configs.deployment import validate
 from ensemble_configs.spec import Spec
+from ensemble_configs.validation import validate
 
 _ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT, README, PROOFS = _ROOT / "docs" / "support.md", _ROOT / "README.md", _ROOT / "benchmarks" / "gpu"

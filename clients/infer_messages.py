@@ -97,7 +97,7 @@ def encode_request(
     Raises:
         RequestError: a value that its tensor cannot hold, by its name; a release for a model that would not look at it.
     """
-    if release is not None and model != PINNING_MODEL:
+    if release is not None and not model.endswith(PINNING_MODEL):  # behind a model's prefix, where there are several
         raise RequestError(f"release needs model {PINNING_MODEL!r}, got {model!r}", field="release", value=release)
     message = service_pb2.ModelInferRequest(model_name=model, model_version=model_version, id=request_id)
     # A model may send its final flag in a response of its own; without this it would not reach us.

@@ -5,144 +5,103 @@ Everything that Triton reads is rendered from a `DeploymentSpec` (`ensemble_conf
 has a default of its own.
 """
 
-import difflib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar, get_args
+from typing import Annotated
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
-from ensemble_configs.engine_specs import EngineSpec
+from ensemble_configs.deployment_checks import RateLimiterPool, find_clashes
 from ensemble_configs.errors import SpecError
-from ensemble_configs.spec import Integer, Number, Port, Positive, Spec
-
-Model = TypeVar("Model", bound=BaseModel)
-
-
-class TokenizerSpec(Spec):
-    """The tokenizer of both ends of the ensemble."""
-
-    dir: Path = Field(description="folder with tokenizer.json")
-    add_special_tokens: bool = Field(default=True, description="put the tokenizer's own tokens (BOS) around a prompt")
-    skip_special_tokens: bool = Field(default=True, description="leave special tokens out of the text")
+from ensemble_configs.model_spec import ExtraModelSpec, ModelSpec
+from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.spec import Integer, Location, Name, Number, Positive, Spec, is_name
+from ensemble_configs.strict_yaml import load_yaml
+from ensemble_configs.triton_spec import TritonSpec
+from ensemble_configs.validation import validate
 
 
-class TritonSpec(Spec):
-    """The server around the models; ports may be overridden on the command line."""
+class MachineSpec(Spec):
+    """What the models have to share; none: that of the machine that is asked."""
 
-    host: str = Field(default="127.0.0.1", description="address to listen on")
-    http_port: Port = 8000
-    grpc_port: Port = 8001
-    metrics_port: Port = 8002
-    triton_max_batch_size: Positive = Field(
-        default=256, description="prompts that Triton lets through in one request; a request may hold 128 of them"
+    host_memory_gib: Annotated[Number, Field(gt=0, le=1e6)] | None = None
+    gpu: str | None = Field(default=None, description="a name that `trireme plan` knows: h100, l40s, ...")
+    gpu_memory_gib: Annotated[Number, Field(gt=0, le=1e5)] | None = Field(default=None, description="of each GPU")
+    num_gpus: Annotated[Integer, Field(ge=0, le=1024)] | None = None
+
+
+class DeploymentSpec(Spec):
+    """One deployment file. With one model, the model's fields may stand beside `name`; several stand in `models`."""
+
+    name: Name = Field(description="also the folder under build/")
+    triton: TritonSpec = TritonSpec()
+    models: tuple[ModelSpec, ...] = Field(min_length=1)
+    extra_models: tuple[ExtraModelSpec, ...] = ()
+    rate_limiter: tuple[RateLimiterPool, ...] = Field(
+        default=(), description="the resources of Triton's rate limiter; one that is not named here has none"
     )
-    keepalive_time_ms: Positive = Field(
-        default=10_000, description="silence on a gRPC connection after which the server asks whether its peer is there"
-    )
-    keepalive_timeout_ms: Positive = Field(
-        default=5_000, description="how long it waits for the answer before it ends the connection and its streams"
-    )
-    hang_timeout_s: Number = Field(
-        default=10.0, ge=1, description="a server or model process that is silent for so long is taken for dead"
-    )
-    max_restarts: Integer = Field(
-        default=5, ge=0, description="of a server that died, within restart_window_s; after that `trireme serve` ends"
-    )
-    restart_window_s: Number = Field(default=600.0, gt=0)
-    restart_backoff_s: Number = Field(
-        default=1.0,
-        ge=0,
-        description="before the second restart in the window, doubled for each one more; the first is at once",
-    )
-
-    @model_validator(mode="after")
-    def _ports_differ(self) -> "TritonSpec":
-        ports = [self.http_port, self.grpc_port, self.metrics_port]
-        if len(set(ports)) < len(ports):
-            raise ValueError(f"http_port, grpc_port and metrics_port must differ, got {ports}")
-        return self
-
-
-class ResponseSpec(Spec):
-    """Defaults of requests that do not say."""
-
-    exclude_input_in_output: bool = Field(
-        default=False, description="upstream's default: a whole response has the prompt"
-    )
-    max_chunk_delay_ms: Number = Field(
-        default=10.0,
-        ge=0,
-        description="how long tokens may wait to leave together; the first and the last of a stream never do",
-    )
-    target_chunks_per_s: Number = Field(
-        default=0.0,
-        ge=0,
-        description="of all streams; n streams wait n / this, at most max_chunk_delay_ms; 0: always that long",
-    )
-
-
-class BlsSpec(Spec):
-    """What `tensorrt_llm_bls` does in another way than `ensemble`."""
-
-    accumulate_tokens: bool = Field(
-        default=False, description="upstream's name: each response of a stream holds its whole text so far"
-    )
-
-
-class ReleaseSpec(Spec):
-    """What may differ between two releases that one server holds: `<version>/release.json` of the model repository.
-
-    With `release_dir`, a built release (`ensemble_configs.release_manifest`), `engine.dir` and `tokenizer.dir` need not
-    be named: they are its subfolders `engine` and `tokenizer`.
-    """
-
-    release: Positive
-    release_dir: Path | None = Field(
-        default=None, description="a built release: its manifest is checked at every start, and must be there"
-    )
-    release_public_key: Path | None = Field(
-        default=None, description="PEM file with an Ed25519 key; the built release must be signed with it"
-    )
-    tokenizer: TokenizerSpec
-    engine: EngineSpec
-    draft_engine: EngineSpec | None = Field(
-        default=None, description="drafts for requests with num_draft_tokens; for an engine that verifies drafts"
-    )
-    admission: AdmissionSpec | None = Field(
-        default=None, description="who runs next and who is refused; none: the engine's own order, and all that come"
-    )
-    slo: SloSpec = SloSpec()
-    responses: ResponseSpec = ResponseSpec()
-    bls: BlsSpec = BlsSpec()
+    machine: MachineSpec = MachineSpec()
+    replicas: Positive = Field(default=1, le=10_000, description="servers of this kind, for Helm")
 
     @model_validator(mode="before")
     @classmethod
-    def _take_folders_of_release(cls, data: object) -> object:
-        if not isinstance(data, dict) or not isinstance(data.get("release_dir"), str | Path):
+    def _take_single_model(cls, data: object) -> object:
+        if not _is_flat(data):
             return data
-        folders = {
-            part: {"dir": Path(data["release_dir"]) / part} | (data.get(part) or {})
-            for part in ("engine", "tokenizer")
-            if isinstance(data.get(part), dict | None)
-        }
-        return data | folders
+        assert isinstance(data, dict)
+        own = {key: value for key, value in data.items() if key in cls.model_fields}
+        model = {key: value for key, value in data.items() if key not in own}
+        name = own.get("name")  # one that is wrong is told of once
+        return own | {"models": [{"prefix": "", **({"name": name} if is_name(name) else {}), **model}]}
+
+    @classmethod
+    def of_one(cls, **fields: object) -> "DeploymentSpec":
+        """A deployment of one model, its fields given as in a file."""
+        return cls.model_validate(fields)
+
+    @classmethod
+    def shown_location(cls, location: Location, data: object) -> Location:
+        """Of a file with one model, without `models.0`; of several, by the model's name."""
+        match location:
+            case ("models", int(), *rest) if _is_flat(data):
+                return tuple(rest)
+            case ("models", int(number), *rest) if isinstance(data, dict):
+                model = data["models"][number]
+                name = model.get("name") if isinstance(model, dict) else None
+                return ("models", name if isinstance(name, str) else number, *rest)
+        return location
 
     @model_validator(mode="after")
-    def _engine_is_of_release(self) -> "ReleaseSpec":
-        if self.release_dir is not None and getattr(self.engine, "dir", None) != self.release_dir / "engine":
-            raise ValueError("engine.dir must be the folder engine of release_dir; leave it out")
+    def _models_get_along(self) -> "DeploymentSpec":
+        clashes = find_clashes(self.models, self.extra_models, self.rate_limiter)
+        if clashes:
+            raise ValueError("; ".join(clashes))
         return self
 
+    @property
+    def releases(self) -> tuple[ReleaseSpec, ...]:
+        """Of all models."""
+        return tuple(release for model in self.models for release in model.releases)
 
-class DeploymentSpec(ReleaseSpec):
-    """One deployment file."""
+    @property
+    def model(self) -> ModelSpec:
+        """The only one.
 
-    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", description="also the folder under build/")]
-    release: Positive = 1
-    triton: TritonSpec = TritonSpec()
+        Raises:
+            SpecError: there are several.
+        """
+        if len(self.models) > 1:
+            names = ", ".join(model.name for model in self.models)
+            raise SpecError(f"{self.name} has the models {names}; this is for a deployment of one", field="models")
+        return self.models[0]
+
+    def with_model(self, **changes: object) -> "DeploymentSpec":
+        """The same with other fields of the only model, which are not checked again."""
+        return self.model_copy(update={"models": (self.model.model_copy(update=changes),)})
+
+
+def _is_flat(data: object) -> bool:
+    return isinstance(data, dict) and "models" not in data
 
 
 def load_deployment(path: Path) -> DeploymentSpec:
@@ -155,75 +114,17 @@ def load_deployment(path: Path) -> DeploymentSpec:
         text = path.read_text(encoding="utf-8")
     except OSError as exc:
         raise SpecError(f"cannot read the deployment file {path}: {exc.strerror}", file=path) from exc
+    except UnicodeDecodeError as exc:
+        raise SpecError(f"{path} is not UTF-8 text: {exc.reason} at byte {exc.start}", file=path) from exc
     try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as exc:
+        data = load_yaml(text)
+    except (yaml.YAMLError, RecursionError) as exc:
         raise SpecError(f"{path} is not YAML: {' '.join(str(exc).split())}", file=path) from exc
     if not isinstance(data, dict):
         raise SpecError(
             f"{path} must hold keys and values, such as 'name: demo', but holds {type(data).__name__}", file=path
         )
     return validate(DeploymentSpec, data, source=path)
-
-
-def validate(model: type[Model], data: object, *, source: Path) -> Model:
-    """Check data read from `source` against a spec.
-
-    Raises:
-        SpecError: every finding by its path, one line.
-    """
-    try:
-        return model.model_validate(data, context={"base_dir": source.parent})
-    except ValidationError as exc:
-        raise SpecError(
-            f"{source}: {'; '.join(_finding(error, model) for error in exc.errors())}", file=source
-        ) from exc
-
-
-_MAX_SHOWN_LEN = 80  # of a wrong value
-
-
-def _finding(error: object, model: type[BaseModel]) -> str:
-    assert isinstance(error, dict)
-    where = ".".join(str(part) for part in error["loc"])
-    value = error.get("input")
-    is_plain = isinstance(value, str | int | float | bool)
-    got = repr(value) if is_plain else ""
-    got = got if len(got) <= _MAX_SHOWN_LEN else f"{got[:_MAX_SHOWN_LEN]}..."
-    shown = (f" (got {got})" if is_plain else "") + (_allowed(error["loc"], model) if _is_unknown(error) else "")
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{where}: {message[:1].lower()}{message[1:]}{shown}" if where else f"{message}{shown}"
-
-
-def _is_unknown(error: dict[str, object]) -> bool:
-    return error["type"] == "extra_forbidden"
-
-
-def _allowed(loc: tuple[str | int, ...], model: type[BaseModel]) -> str:
-    """For an unknown field: the one that was meant, or else all that could stand there."""
-    *parents, name = loc
-    fields = sorted({field for part in _models_at(parents, model) for field in part.model_fields})
-    meant = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.75)
-    return f"; did you mean {meant[0]}?" if meant else f"; allowed here: {', '.join(fields)}"
-
-
-def _models_at(parents: Sequence[str | int], model: type[BaseModel]) -> list[type[BaseModel]]:
-    """Which models a location leads to; in a union of models it names the tag of one."""
-    models = [model]
-    for parent in parents:
-        tagged = [each for each in models if any(parent in get_args(f.annotation) for f in each.model_fields.values())]
-        if len(models) > 1 and tagged:
-            models = tagged
-            continue
-        fields = [field for each in models for name, field in each.model_fields.items() if name == parent]
-        models = [part for field in fields for part in _models_in(field.annotation)] or models
-    return models
-
-
-def _models_in(annotation: object) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in _models_in(part)]
 
 
 def override_triton(spec: DeploymentSpec, **changes: object) -> DeploymentSpec:

@@ -167,6 +167,17 @@ class _TrtLlmSpec(_BatchSpec):
     cache_transceiver: CacheTransceiverSpec | None = None
     max_beam_width: Positive = Field(default=1, description="beams that a request may search with")
 
+    @model_validator(mode="after")
+    def _pieces_fit_a_step(self) -> "_TrtLlmSpec":
+        # A piece of a chunked prompt is of whole KV blocks; a compiled engine's are of 32 tokens if of no other number.
+        block_tokens = getattr(self, "kv_block_tokens", 32)
+        if self.is_chunked_prefill and self.max_num_batched_tokens < block_tokens:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is less than the smallest piece of a prompt, "
+                f"a KV block of {block_tokens} tokens; raise it, or set is_chunked_prefill: false"
+            )
+        return self
+
     def _require_tokenizer(self, guided_decoding_backend: str | None) -> None:
         if (guided_decoding_backend is None) != (self.tokenizer_dir is None):
             raise ValueError("guided_decoding_backend and tokenizer_dir go together; set both or none")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much memory a release takes on one rank when it is served, and whether a machine has it."""
 
-from ensemble_configs.deployment import ReleaseSpec
 from ensemble_configs.engine_specs import PyTorchEngineSpec
 from ensemble_configs.finding import Finding
 from ensemble_configs.machine import Machine
 from ensemble_configs.release_manifest import ReleaseManifest
+from ensemble_configs.release_spec import ReleaseSpec
 
 _GIB = 1 << 30
 

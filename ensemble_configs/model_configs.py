@@ -4,7 +4,8 @@
 Types and shapes are upstream's; what is ours (execution policy, internal tensors) says why beside it.
 """
 
-from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.model_names import GRAPH
+from ensemble_configs.model_spec import ExtraModelSpec, ModelSpec, RateLimiterSpec
 from ensemble_configs.pbtxt import Symbol, to_pbtxt
 from ensemble_configs.tensors import (
     CLIENT_INPUTS,
@@ -17,14 +18,14 @@ from ensemble_configs.tensors import (
     named_at,
     outputs_of,
 )
-
-PYTHON_MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
-GRAPH = "ensemble_graph"  # the first three as Triton's own ensemble
-MODELS = (*PYTHON_MODELS, GRAPH)
+from ensemble_configs.triton_spec import TritonSpec
 
 # Triton counts a request's inputs and does not look which they are. In its ensemble a step without its required input
 # is not run, and the client gets an empty answer for a success; so `preprocessing` takes anything and says what misses.
 _WITHOUT_REQUIRED = (GRAPH, "preprocessing")
+# The steps that start generations: what Triton's rate limiter and its queue can hold up.
+_STARTING = ("tensorrt_llm", "ensemble", "tensorrt_llm_bls")
+_STEPS_OF_GRAPH = ("preprocessing", "tensorrt_llm", "postprocessing")
 
 GENERATED = "# Generated from "  # how every config begins
 
@@ -33,30 +34,86 @@ Message = dict[str, object]
 _DECOUPLED: Message = {"model_transaction_policy": {"decoupled": True}}
 
 
-def render_configs(spec: DeploymentSpec, *, source: str) -> dict[str, str]:
-    """The text of every model's `config.pbtxt`, by model name. `source` is named in the first line of each."""
+def render_configs(model: ModelSpec, triton: TritonSpec, *, source: str) -> dict[str, str]:
+    """The text of the `config.pbtxt` of every Triton model of a language model, by name.
+
+    Args:
+        source: is named in the first line of each.
+    """
     messages: dict[str, Message] = {
-        "preprocessing": _python_model(spec, "preprocessing"),
+        "preprocessing": _python_model(model, triton, "preprocessing"),
         # Decoupled: any number of responses for a request, and execute() returns before the first of them.
-        "tensorrt_llm": _python_model(spec, "tensorrt_llm") | _DECOUPLED,
+        "tensorrt_llm": _python_model(model, triton, "tensorrt_llm") | _DECOUPLED,
         # One instance owns the state of every stream, and without dynamic batching it gets every chunk, in order. With
         # `dynamic_batching { preserve_ordering }` a cancelled chunk can hold up those of all streams for ever.
-        "postprocessing": _python_model(spec, "postprocessing"),
-        "ensemble": _python_model(spec, "ensemble") | _DECOUPLED,
-        "tensorrt_llm_bls": _python_model(spec, "tensorrt_llm_bls") | _DECOUPLED,
-        GRAPH: _graph(spec),
+        "postprocessing": _python_model(model, triton, "postprocessing"),
+        "ensemble": _python_model(model, triton, "ensemble") | _DECOUPLED,
+        "tensorrt_llm_bls": _python_model(model, triton, "tensorrt_llm_bls") | _DECOUPLED,
+        GRAPH: _graph(model, triton),
     }
-    return {name: f"{GENERATED}{source} by make render\n{to_pbtxt(message)}" for name, message in messages.items()}
-
-
-def _python_model(spec: DeploymentSpec, name: str) -> Message:
     return {
-        "name": name,
+        model.triton_prefix + step: f"{GENERATED}{source} by make render\n{to_pbtxt(message)}"
+        for step, message in messages.items()
+    }
+
+
+def render_extra_config(extra: ExtraModelSpec, text: str, *, source: str) -> str:
+    """The user's `config.pbtxt`, with the instances that take part in the rate limiter."""
+    limited: Message = {}
+    if extra.rate_limiter is not None:
+        limited = {"instance_group": [_instances(extra.instances, extra.rate_limiter, kind=extra.kind)]}
+    return f"{GENERATED}{source} and {extra.name}'s own\n{text.rstrip()}\n{to_pbtxt(limited)}"
+
+
+def _python_model(model: ModelSpec, triton: TritonSpec, step: str) -> Message:
+    limiter = model.rate_limiter if step in _STARTING else None
+    return {
+        "name": model.triton_prefix + step,
         "backend": "python",
-        "max_batch_size": spec.triton.triton_max_batch_size,
-        "input": [_input(n, row, model=name) for n, row in inputs_of(name)],
-        "output": [_tensor(n, row, row.producer_dims) for n, row in outputs_of(name)],
-        "instance_group": [{"count": 1, "kind": Symbol("KIND_CPU")}],
+        "max_batch_size": triton.triton_max_batch_size,
+        "version_policy": _versions(model, step),
+        "input": [_input(n, row, model=step) for n, row in inputs_of(step)],
+        "output": [_tensor(n, row, row.producer_dims) for n, row in outputs_of(step)],
+        "instance_group": [_instances(getattr(model.instances, step), limiter)],
+        **_queue(model, step),
+    }
+
+
+def _versions(model: ModelSpec, step: str) -> Message:
+    """The steps are loaded for every release.
+
+    Whoever names no version gets the highest that is loaded. So what clients call is loaded up to the first release,
+    and is always that; a newer one, a candidate, is reached by name. The versions of a graph have one list of steps.
+    """
+    numbers = sorted(release.release for release in model.releases)
+    if step == GRAPH:
+        numbers = [model.release]
+    elif step not in _STEPS_OF_GRAPH:
+        numbers = [number for number in numbers if number <= model.release]
+    return {"specific": {"versions": numbers}}
+
+
+def _instances(count: int, limiter: RateLimiterSpec | None, *, kind: str = "KIND_CPU") -> Message:
+    message: Message = {"count": count, "kind": Symbol(kind)}
+    if limiter is not None:
+        resources = [
+            {"name": need.name, **({"global": True} if need.is_global else {}), "count": need.count}
+            for need in limiter.resources
+        ]
+        message["rate_limiter"] = {"resources": resources, "priority": limiter.priority}
+    return message
+
+
+def _queue(model: ModelSpec, step: str) -> Message:
+    queue = model.triton_queue
+    if queue is None or step == "postprocessing":
+        return {}
+    return {
+        "dynamic_batching": {
+            "priority_levels": queue.priority_levels,
+            "default_priority_level": queue.default_priority_level,
+            "default_queue_policy": {"allow_timeout_override": True, "max_queue_size": queue.max_queue_size},
+        }
     }
 
 
@@ -76,18 +133,22 @@ def _input(name: str, row: Tensor, *, model: str) -> Message:
     return message
 
 
-def _graph(spec: DeploymentSpec) -> Message:
+def _graph(model: ModelSpec, triton: TritonSpec) -> Message:
+    # With one release each step's newest is meant, so that a step can be replaced by hand, as upstream has it; with
+    # several, -1 would mix one's tokenizer with another's engine.
+    version = model.release if model.other_releases else -1
     return {
-        "name": GRAPH,
+        "name": model.triton_prefix + GRAPH,
         "platform": "ensemble",
-        "max_batch_size": spec.triton.triton_max_batch_size,
+        "max_batch_size": triton.triton_max_batch_size,
+        "version_policy": _versions(model, GRAPH),
         "input": [_input(name, row, model=GRAPH) for name, row in inputs_of("ensemble")],
         "output": [_tensor(name, row) for name, row in outputs_of("ensemble")],
-        "ensemble_scheduling": {"step": [_step("preprocessing"), _step("tensorrt_llm"), _step("postprocessing")]},
+        "ensemble_scheduling": {"step": [_step(step, model.triton_prefix, version) for step in _STEPS_OF_GRAPH]},
     }
 
 
-def _step(model: str) -> Message:
+def _step(model: str, prefix: str, version: int) -> Message:
     """One step: a tensor between two steps is called as its producer calls it, with an underscore before it."""
     inputs, outputs = {
         "preprocessing": ((CLIENT_INPUTS,), (PROMPT_TENSORS,)),
@@ -95,8 +156,8 @@ def _step(model: str) -> Message:
         "postprocessing": ((TOKEN_TENSORS,), (TEXT_TENSORS,)),
     }[model]
     return {
-        "model_name": model,
-        "model_version": -1,
+        "model_name": prefix + model,
+        "model_version": version,
         "input_map": [{"key": name, "value": _wire(row)} for name, row in named_at(model, *inputs)],
         "output_map": [
             {"key": name, "value": _wire(row)} for name, row in named_at(model, *outputs) if _is_read_in_ensemble(row)

@@ -8,7 +8,6 @@ import json
 import re
 from pathlib import Path
 
-from ensemble_configs.deployment import ReleaseSpec
 from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.errors import SpecError
 from ensemble_configs.file_hashes import HashMemory, hash_file
@@ -18,6 +17,7 @@ from ensemble_configs.memory_need import check_memory
 from ensemble_configs.promotion import check_evaluation
 from ensemble_configs.release_manifest import BINDING_PACKAGES, ReleaseManifest, address, compare_files, load_manifest
 from ensemble_configs.release_signature import check_signature
+from ensemble_configs.release_spec import ReleaseSpec
 
 
 def check_release(

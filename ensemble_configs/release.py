@@ -7,17 +7,17 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from ensemble_configs.deployment import DeploymentSpec, ReleaseSpec, validate
 from ensemble_configs.errors import SpecError
+from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.validation import validate
 
 RELEASE_FILE = "release.json"
 
 
-def render_release(spec: DeploymentSpec, *, folder: Path) -> str:
+def render_release(release: ReleaseSpec, *, folder: Path) -> str:
     """The text of the `release.json` that lies in `folder`; paths in it are relative to that folder, so a tree can
     move.
     """
-    release = ReleaseSpec(**{name: getattr(spec, name) for name in ReleaseSpec.model_fields})
     return _with_relative_paths(release, folder).model_dump_json(indent=2, exclude_none=True) + "\n"
 
 

@@ -20,7 +20,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from ensemble_configs.deployment import validate
 from ensemble_configs.durable_files import draft_of, sync, write_atomically
 from ensemble_configs.errors import SpecError
 from ensemble_configs.file_hashes import HashMemory, hash_file, hash_files, hash_listing
@@ -39,6 +38,7 @@ from ensemble_configs.release_parts import (
     Sha256,
 )
 from ensemble_configs.spec import Positive, Spec
+from ensemble_configs.validation import validate
 
 MANIFEST_FILE = "release.json"
 PROVENANCE_FILE = "provenance.json"

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.errors import SpecError
-from ensemble_configs.model_configs import GENERATED, GRAPH, PYTHON_MODELS, render_configs
+from ensemble_configs.model_configs import GENERATED, render_configs, render_extra_config
+from ensemble_configs.model_names import GRAPH, PYTHON_MODELS
+from ensemble_configs.model_spec import ExtraModelSpec
 from ensemble_configs.release import RELEASE_FILE, render_release
 
 # The repository that is committed: the default deployment, release 1.
@@ -19,31 +21,81 @@ DEFAULT_DEPLOYMENT = Path(__file__).resolve().parent / "deployments" / "demo_cpu
 
 
 def render_repository(spec: DeploymentSpec, *, root: Path, source: str) -> dict[Path, str]:
-    """Path (below `root`) and text of every generated file of the repository that will lie at `root`."""
-    files = {Path(model) / "config.pbtxt": text for model, text in render_configs(spec, source=source).items()}
-    for model in PYTHON_MODELS:
-        folder = Path(model) / str(spec.release)
-        files[folder / RELEASE_FILE] = render_release(spec, folder=(root / folder).resolve())
+    """Path (below `root`) and text of every generated file of the repository that will lie at `root`.
+
+    Raises:
+        SpecError: an extra model's `config.pbtxt` cannot be taken.
+    """
+    files: dict[Path, str] = {}
+    for model in spec.models:
+        configs = render_configs(model, spec.triton, source=source)
+        files |= {Path(name) / "config.pbtxt": text for name, text in configs.items()}
+        for step in PYTHON_MODELS:
+            for release in model.releases:
+                folder = Path(model.triton_prefix + step) / str(release.release)
+                files[folder / RELEASE_FILE] = render_release(release, folder=(root / folder).resolve())
+    for extra in spec.extra_models:
+        text = render_extra_config(extra, _own_config(extra), source=source)
+        files[Path(extra.name) / "config.pbtxt"] = text
     return files
 
 
 def write_repository(spec: DeploymentSpec, *, root: Path, source: str) -> list[Path]:
     """Make `root` the model repository of a deployment; returns the paths (below `root`) that were written.
 
-    The adapters' `model.py` are copied from the committed repository. Rendered models that the deployment does not have
-    are removed, for Triton would load them.
+    The adapters' `model.py` are copied from the committed repository; the version folders of extra models are links to
+    the user's. Rendered models that the deployment does not have are removed, for Triton would load them.
 
     Raises:
-        SpecError: there are other folders in `root`; nothing was changed.
+        SpecError: there are other folders in `root`, or an extra model cannot be taken; nothing was changed.
     """
     files = {path: text.encode() for path, text in render_repository(spec, root=root, source=source).items()}
-    for model in PYTHON_MODELS:
-        adapter = DEFAULT_REPOSITORY / model / "1" / "model.py"
-        files[Path(model) / str(spec.release) / "model.py"] = adapter.read_bytes()
+    for model in spec.models:
+        for release in model.releases:
+            for step in PYTHON_MODELS:
+                adapter = DEFAULT_REPOSITORY / step / "1" / "model.py"
+                files[Path(model.triton_prefix + step) / str(release.release) / "model.py"] = adapter.read_bytes()
+        # Triton wants a version folder of an ensemble too, and git keeps no empty one.
+        files[Path(model.triton_prefix + GRAPH) / str(model.release) / ".keep"] = b""
+    links = {
+        Path(extra.name) / folder.name: folder for extra in spec.extra_models for folder in _version_folders(extra)
+    }
     _remove_strangers(root, keep={path.parts[0] for path in files})
-    # Triton wants a version folder of an ensemble too, and git keeps no empty one.
-    files[Path(GRAPH) / str(spec.release) / ".keep"] = b""
-    return [path for path, content in files.items() if _write(root / path, content)]
+    written = [path for path, content in files.items() if _write(root / path, content)]
+    return written + [path for path, target in links.items() if _link(root / path, target)]
+
+
+def _own_config(extra: ExtraModelSpec) -> str:
+    """Raises: SpecError: it is not there, or says what the deployment says."""
+    path = extra.dir / "config.pbtxt"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SpecError(f"extra_models: cannot read {path} of {extra.name}: {exc}", file=path) from exc
+    if not _version_folders(extra):
+        raise SpecError(f"extra_models: {extra.dir} of {extra.name} has no version folder, such as 1", file=extra.dir)
+    said = _without_comments(text)
+    if "rate_limiter" in said:
+        raise SpecError(
+            f"extra_models: {path} has a rate_limiter, which would not be counted; move it to {extra.name}'s "
+            "rate_limiter in the deployment, and take instance_group out",
+            file=path,
+        )
+    if extra.rate_limiter is not None and "instance_group" in said:
+        raise SpecError(
+            f"extra_models: {path} has an instance_group, and {extra.name}'s rate_limiter needs one of its own; take "
+            "it out, and set instances and kind in the deployment",
+            file=path,
+        )
+    return text
+
+
+def _without_comments(text: str) -> str:
+    return "\n".join(line.partition("#")[0] for line in text.splitlines())
+
+
+def _version_folders(extra: ExtraModelSpec) -> list[Path]:
+    return sorted(path for path in extra.dir.iterdir() if path.is_dir() and path.name.isdecimal())
 
 
 def _remove_strangers(root: Path, *, keep: set[str]) -> None:
@@ -68,4 +120,12 @@ def _write(path: Path, content: bytes) -> bool:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
+    return True
+
+
+def _link(path: Path, target: Path) -> bool:
+    if path.is_symlink() and path.readlink() == target:
+        return False
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
     return True

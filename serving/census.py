@@ -8,8 +8,12 @@ from ensemble_configs.errors import ServerError
 from serving.stream_state import Census, keys_decoder, pack
 
 
-def take_census(census: Census) -> list[int]:
+def take_census(census: Census, *, model: str, version: str) -> list[int]:
     """The keys of streams that did not get the chunks that were sent to them; waits for the chunks in between.
+
+    Args:
+        model: the detokenizer that this engine's chunks go to, by its name in Triton.
+        version: of it. Asked without one, the newest release's would answer for streams that it has never seen.
 
     Raises:
         ServerError: postprocessing does not answer.
@@ -17,7 +21,8 @@ def take_census(census: Census) -> list[int]:
     one = np.ones((1, 1), dtype=np.int32)
     inputs = {"TOKENS_BATCH": one[np.newaxis], "STREAM_STATE": pack(census)}
     request = pb_utils.InferenceRequest(
-        model_name="postprocessing",
+        model_name=model,
+        model_version=int(version),
         requested_output_names=["OUTPUT"],
         inputs=[pb_utils.Tensor(*named) for named in inputs.items()],
     )

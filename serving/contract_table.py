@@ -8,7 +8,7 @@ Run by `make docs`.
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from ensemble_configs.model_configs import PYTHON_MODELS
+from ensemble_configs.model_names import PYTHON_MODELS
 from ensemble_configs.tensors import Tensor, inputs_of, outputs_of
 from serving.engines import openvino_capabilities, simulated, trtllm_capabilities
 from serving.engines.capabilities import Capabilities

@@ -28,8 +28,8 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.errors import SpecError
+from ensemble_configs.release_spec import TokenizerSpec
 from serving.stop_strings import StopStringMatcher
 from serving.token_pieces import BytePieces, Piece, TextPieces, load_pieces
 from serving.tokenizer_files import load_tokenizer

@@ -15,15 +15,16 @@ import threading
 import traceback
 from pathlib import Path
 
-from ensemble_configs.deployment import ReleaseSpec
 from ensemble_configs.errors import RequestError, ServerError, ServingError, Unavailable
 from ensemble_configs.release import load_release
+from ensemble_configs.release_spec import ReleaseSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.detokenization import TextDecoder
 from serving.engine_messages import Broken, Channel, ChannelClosed, Command
 from serving.engines.base import Engine, FinishReason, GenerationRequest, TokenChunk
 from serving.engines.clock import WallClock
 from serving.engines.providers import create_engine
+from serving.placement import take_place
 from serving.release_check import refuse_unfit_releases, releases_in_use
 from serving.speculating_engine import SpeculatingEngine
 from serving.stopping_engine import StoppingEngine
@@ -89,6 +90,7 @@ def main() -> None:
     with contextlib.ExitStack() as ending:
         try:
             release = load_release(args.release)
+            take_place(release.placement)
             ending.enter_context(releases_in_use(release))
             engine = _load(release)
             ending.callback(close_engine, engine)

@@ -125,10 +125,10 @@ class OwnedEngine(EngineSource):
 class SharedEngine(EngineSource):
     """A guest's way to the engine that another model of the same release owns."""
 
-    def __init__(self, version: str) -> None:
-        """Args: `version` of the models, which is the release."""
+    def __init__(self, name: str) -> None:
+        """Args: `name` of the engine, by `named_engine`."""
         self.watchdog_s = None
-        self._version = version
+        self._name = name
         self._is_closing = threading.Event()
         self._waiting: Channel | None = None
 
@@ -164,7 +164,7 @@ class SharedEngine(EngineSource):
         """Known to the owner."""
 
     def _call(self) -> socket.socket:
-        path = _address(self._version)
+        path = _address(self._name)
         deadline_s = time.monotonic() + _OWNER_APPEARS_S
         while True:
             sock = socket.socket(socket.AF_UNIX)
@@ -174,7 +174,7 @@ class SharedEngine(EngineSource):
                 sock.close()
                 is_gone = isinstance(exc, ConnectionRefusedError)  # and nobody answers to its name any more
                 if is_gone or time.monotonic() > deadline_s:
-                    raise ServerError(f"no model tensorrt_llm of version {self._version} has an engine: {exc}") from exc
+                    raise ServerError(f"no model tensorrt_llm has the engine {self._name}: {exc}") from exc
             else:
                 return sock
             if self._is_closing.wait(_POLL_S):
@@ -184,8 +184,9 @@ class SharedEngine(EngineSource):
 class EngineListener:
     """The owner's door for guests; open as long as the owner is there, whatever becomes of its engine."""
 
-    def __init__(self, version: str) -> None:
-        self._path = _address(version)
+    def __init__(self, name: str) -> None:
+        """Args: `name` of the engine, by `named_engine`."""
+        self._path = _address(name)
         own = self._path.with_suffix(f".{secrets.token_hex(4)}")
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(own))
@@ -206,13 +207,23 @@ class EngineListener:
         self._socket.close()
 
 
-def has_engine(version: str) -> bool:
-    """Whether the models of this version are loaded, or being loaded."""
-    return _address(version).exists()
+def named_engine(prefix: str, version: str) -> str:
+    """What an engine is called among those of its server.
+
+    Args:
+        prefix: before the names of its Triton models.
+        version: of the models, which is the release.
+    """
+    return f"{prefix}{version}"
 
 
-def _address(version: str) -> Path:
-    return run_dir() / f"engine-{version}"
+def has_engine(name: str) -> bool:
+    """Whether the models of this engine are loaded, or being loaded."""
+    return _address(name).exists()
+
+
+def _address(name: str) -> Path:
+    return run_dir() / f"engine-{name}"
 
 
 def _wait_until_loaded(process: subprocess.Popen[bytes], channel: Channel) -> EngineInfo:

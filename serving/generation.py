@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from ensemble_configs.deployment import ReleaseSpec
 from ensemble_configs.errors import RequestError, ServerError, ServingError, Unavailable
+from ensemble_configs.release_spec import ReleaseSpec
 from serving.detokenization import TextDecoder
 from serving.engine_client import EngineClient
 from serving.engine_messages import Step

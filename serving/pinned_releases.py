@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ensemble_configs.errors import RequestError, ServingError, Unavailable
+from ensemble_configs.model_names import prefix_of
 from ensemble_configs.release import load_release
-from serving.engine_sources import SharedEngine, has_engine
+from serving.engine_sources import SharedEngine, has_engine, named_engine
 from serving.late_pipeline import LatePipeline
 from serving.request_metrics import RequestMetrics
 from serving.request_parameters import RELEASE, parameters_of, release_asked_for, with_scheduling
@@ -33,7 +34,8 @@ class PinnedReleases:
         """
         self._folder = folder
         self._metric_family = metric_family
-        self._own = self._load(folder.name, SharedEngine(folder.name))
+        self._prefix = prefix_of(folder.parent.name, "tensorrt_llm_bls")
+        self._own = self._load(folder.name, SharedEngine(named_engine(self._prefix, folder.name)))
         self._others: dict[str, LatePipeline] = {}
         self._refusal: Unavailable | None = None
         self._lock = threading.Lock()  # a request to another release is refused, or counted as running
@@ -91,7 +93,8 @@ class PinnedReleases:
     def _other(self, version: str) -> LatePipeline:
         """Raises: RequestError: nobody serves it now."""
         known = self._others.get(version)
-        is_loaded = has_engine(version)
+        engine = named_engine(self._prefix, version)
+        is_loaded = has_engine(engine)
         if known is not None and (known.has_failed or not is_loaded):
             self._others.pop(version).close()
             known = None
@@ -102,6 +105,6 @@ class PinnedReleases:
                 value=version,
             )
         if known is None:
-            source = SharedEngine(version)
+            source = SharedEngine(engine)
             known = self._others[version] = LatePipeline(lambda: self._load(version, source), give_up=source.close)
         return known

@@ -5,13 +5,13 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from ensemble_configs.deployment import ReleaseSpec
 from ensemble_configs.errors import SpecError
 from ensemble_configs.file_hashes import HashMemory
 from ensemble_configs.finding import Finding, refuse
 from ensemble_configs.preflight import check_release
 from ensemble_configs.release_lock import in_use
 from ensemble_configs.release_manifest import BINDING_PACKAGES, find_release, load_manifest
+from ensemble_configs.release_spec import ReleaseSpec
 from serving.this_machine import read_machine
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ensemble_configs.deployment import ReleaseSpec
 from ensemble_configs.errors import RequestError
+from ensemble_configs.release_spec import ReleaseSpec
 from serving.detokenization import TextDecoder
 from serving.engines.base import EngineInfo, GenerationRequest
 from serving.prompt_batch import Row, engine_rows, for_each_row

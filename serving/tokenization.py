@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.errors import RequestError
+from ensemble_configs.release_spec import TokenizerSpec
 from serving.tokenizer_files import find_token_id, load_tokenizer
 
 _FIELD = "text_input"

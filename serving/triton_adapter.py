@@ -14,6 +14,8 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from ensemble_configs.errors import ServerError, ServingError
+from ensemble_configs.model_names import prefix_of
+from serving.engine_sources import named_engine
 
 _log = logging.getLogger("trireme.adapter")
 
@@ -78,6 +80,15 @@ class TensorSink:
 def release_folder(args: Mapping[str, str]) -> Path:
     """The version folder of the model that Triton initializes with `args`."""
     return Path(args["model_repository"]) / args["model_version"]
+
+
+def engine_name(args: Mapping[str, str], *, step: str) -> str:
+    """Of the engine that serves the model that Triton initializes with `args`.
+
+    Args:
+        step: which model of upstream's it is, whatever stands before its name.
+    """
+    return named_engine(prefix_of(args["model_name"], step), args["model_version"])
 
 
 def final_flag() -> int:

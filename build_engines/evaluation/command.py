@@ -17,9 +17,9 @@ from build_engines.evaluation.report import tables
 from build_engines.evaluation.tasks import hash_items, load_items, sample
 from build_engines.recipe import load_recipe
 from build_engines.recipe_parts import QualitySpec
-from ensemble_configs.deployment import validate
 from ensemble_configs.errors import SpecError
 from ensemble_configs.release_parts import Override
+from ensemble_configs.validation import validate
 
 _WIDTH_OF_ALL = 160
 DEMO_MODEL = Path(__file__).resolve().parent.parent.parent / "examples" / "demo_model"

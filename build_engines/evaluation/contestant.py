@@ -120,8 +120,8 @@ def load_contestant(path: Path, *, kv_cache_precision: KvPrecision | None = None
     """
     if path.is_file():
         deployment = load_deployment(path)
-        spec = _with_kv(deployment.engine, kv_cache_precision)
-        return Contestant(deployment.name, spec, deployment.tokenizer.dir)
+        spec = _with_kv(deployment.model.engine, kv_cache_precision)
+        return Contestant(deployment.name, spec, deployment.model.tokenizer.dir)
     manifest = verify(path)
     spec = _with_kv(_spec_of(path, manifest), kv_cache_precision)
     return Contestant(manifest.name, spec, path / "tokenizer", folder=path, manifest=manifest)

@@ -17,8 +17,9 @@ from build_engines.migration.llmapi import is_llmapi, llmapi_entries
 from build_engines.migration.old_repository import load_models, repository_entries
 from build_engines.migration.old_tokenizer import tokenizer_entries
 from build_engines.migration.report import Entry, Report, carried, lost, nested
-from ensemble_configs.deployment import DeploymentSpec, validate
+from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.errors import SpecError
+from ensemble_configs.validation import validate
 
 _HEADER = "# Written by `trireme import`. What is not here has Trireme's default.\n"
 _KEPT = "is not on this machine; kept as it is, for the import may run on another one than the server"
@@ -116,23 +117,24 @@ def _checked(entries: Sequence[Entry], report: Report, engine: CompiledEngine | 
     try:
         deployment = validate(DeploymentSpec, data, source=out)
     except SpecError as exc:
-        fitting = [_without_refused(entry, exc.__cause__) for entry in entries]
+        fitting = [_without_refused(entry, exc.__cause__, data) for entry in entries]
         if fitting == list(entries):
             raise
         return _checked(fitting, report, engine)
     data = _in_order(data, _ORDER)
-    data["engine"] = _in_order(data["engine"], ("provider", "dir", *type(deployment.engine).model_fields))
+    data["engine"] = _in_order(data["engine"], ("provider", "dir", *type(deployment.model.engine).model_fields))
     told = tuple(_told_of_missing(entry) for entry in entries)
     return Import(
         deployment=deployment, text=to_text(data), report=dataclasses.replace(report, entries=told), engine=engine
     )
 
 
-def _without_refused(entry: Entry, cause: BaseException | None) -> Entry:
+def _without_refused(entry: Entry, cause: BaseException | None, data: dict[str, object]) -> Entry:
     """An entry whose value no deployment may have: it is lost, with the reason of the deployment's own check."""
     for error in cause.errors() if isinstance(cause, ValidationError) else ():
         # A union's location names the member, too: engine, tensorrt, sink_tokens.
-        *parents, last = (str(part) for part in error["loc"] if isinstance(part, str))
+        location = DeploymentSpec.shown_location(error["loc"], data)
+        *parents, last = (str(part) for part in location if isinstance(part, str))
         for field in entry.verdict.fields:
             if field.startswith(f"{parents[0] if parents else last}.") and field.rpartition(".")[2] == last:
                 return dataclasses.replace(entry, verdict=lost(f"{field} refuses it: {error['msg']}; set another"))

@@ -12,12 +12,13 @@ from pydantic import JsonValue
 from build_engines.migration.compiled_engine import CompiledEngine, int_of
 from build_engines.migration.importing import Import, to_text
 from build_engines.migration.report import Entry, Verdict, carried, implied, lost
-from ensemble_configs.deployment import DeploymentSpec, validate
+from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.errors import SpecError
 from ensemble_configs.file_hashes import hash_file, hash_files, hash_listing
 from ensemble_configs.places import check_folder_to_write
 from ensemble_configs.release_manifest import ReleaseManifest, hash_recipe, seal
 from ensemble_configs.release_parts import ModelIdentity, ReleaseLimits
+from ensemble_configs.validation import validate
 
 _ENGINE_FILES = ("config.json", "generation_config.json", "rank*.engine")
 # A tokenizer's folder is often that of the whole model; the weights do not belong to an engine's release.
@@ -54,7 +55,7 @@ def seal_import(planned: Import, folder: Path, *, num_parameters: int, sm: int |
             "checkpoint `trireme build` makes one"
         )
     check_folder_to_write("--release-dir", folder)
-    for old in (planned.report.repository, engine.file.parent, planned.deployment.tokenizer.dir):
+    for old in (planned.report.repository, engine.file.parent, planned.deployment.model.tokenizer.dir):
         if folder.resolve().is_relative_to(old.resolve()):
             raise SpecError(
                 f"--release-dir {folder} lies in {old}, and an import changes nothing there; name a folder elsewhere",
@@ -64,7 +65,7 @@ def seal_import(planned: Import, folder: Path, *, num_parameters: int, sm: int |
         raise SpecError(f"{folder} is not empty; name a new folder with --release-dir", file=folder)
     manifest = _manifest(planned, engine, num_parameters=num_parameters, sm=sm)
     _take(engine.file.parent, folder / "engine", _ENGINE_FILES)
-    _take(planned.deployment.tokenizer.dir, folder / "tokenizer", _TOKENIZER_FILES)
+    _take(planned.deployment.model.tokenizer.dir, folder / "tokenizer", _TOKENIZER_FILES)
     address = seal(folder, manifest)
     return _of_release(planned, folder.resolve(), address, sm)
 
@@ -81,7 +82,7 @@ def _take(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
 def _manifest(planned: Import, engine: CompiledEngine, *, num_parameters: int, sm: int | None) -> ReleaseManifest:
     build, mapping = engine.build, engine.mapping
     ranks = sorted(engine.file.parent.glob("rank*.engine"))
-    tokenizer = planned.deployment.tokenizer.dir / "tokenizer.json"
+    tokenizer = planned.deployment.model.tokenizer.dir / "tokenizer.json"
     if not ranks or not tokenizer.is_file():
         missing = tokenizer if ranks else engine.file.parent / "rank0.engine"
         raise SpecError(f"there is no {missing}, so there is nothing to make a release of", file=missing)

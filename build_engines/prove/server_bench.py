@@ -38,7 +38,7 @@ def bench_server(spec: DeploymentSpec, loads: Sequence[SteadyLoad], work: Path, 
         StepFailed: it did not become ready, or a load took too long.
         ServingError: a request failed.
     """
-    tokenizer = PromptTokenizer.from_spec(spec.tokenizer)
+    tokenizer = PromptTokenizer.from_spec(spec.model.tokenizer)
     with running_server(spec, work, timeout_s) as url:
         measured = []
         for seed, load in enumerate(loads):

@@ -3,13 +3,14 @@
 to stop.
 """
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ensemble_configs.deployment import TritonSpec, load_deployment, override_triton
+from ensemble_configs.deployment import DeploymentSpec, load_deployment, override_triton
 from ensemble_configs.errors import ServerError
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT, write_repository
 from serving.release_check import releases_in_use
@@ -53,29 +54,41 @@ def serve(
     for prefix in remove_dead_regions():
         _tell(f"removed the shared memory of a server that is gone ({prefix}*)")
     log_path = folder / "triton.log"
-    _tell(f"loading {spec.name} (release {spec.release}) ...")
-    with releases_in_use(spec), log_path.open("wb") as log:
+    _tell(f"loading {spec.name} ({_shown(spec)}) ...")
+    with contextlib.ExitStack() as held, log_path.open("wb") as log:
+        for release in spec.releases:
+            held.enter_context(releases_in_use(release))
         try:
             Supervision(
                 start=lambda: TritonProcess(
-                    spec.triton, folder / "model_repository", installation, None if is_verbose else log
+                    spec, folder / "model_repository", installation, None if is_verbose else log
                 ),
                 triton=spec.triton,
                 stop=StopSignal(),
                 ready_timeout_s=ready_timeout_s,
                 exit_timeout_s=exit_timeout_s,
-                on_ready=lambda seconds: _welcome(spec.triton, seconds),
+                on_ready=lambda seconds: _welcome(spec, seconds),
                 tell=_tell,
             ).run()
         except ServerError as exc:
             raise ServerError(f"{exc.message}; {_cause(log_path, is_verbose=is_verbose)}") from exc
 
 
+def _shown(spec: DeploymentSpec) -> str:
+    if len(spec.models) == 1:
+        return f"release {', '.join(str(release.release) for release in spec.releases)}"
+    return ", ".join(f"{model.name} release {model.release}" for model in spec.models)
+
+
 def _tell(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _welcome(triton: TritonSpec, seconds: float) -> str:
+def _welcome(spec: DeploymentSpec, seconds: float) -> str:
+    triton = spec.triton
+    names = [f"{model.triton_prefix}ensemble" for model in spec.models]
+    model = "" if names[0] == "ensemble" else f" --model {names[0]}"
+    models = f"  models   {', '.join(names)}\n" if len(names) > 1 else ""
     program = Path(sys.argv[0])
     command = program.name
     if program.is_absolute() and program.is_relative_to(Path.cwd()):
@@ -88,7 +101,8 @@ def _welcome(triton: TritonSpec, seconds: float) -> str:
         f"  gRPC     {host}:{triton.grpc_port}\n"
         f"  HTTP     http://{host}:{triton.http_port}/v2\n"
         f"  metrics  http://{host}:{triton.metrics_port}/metrics\n"
-        f'ask it:  {command} generate "What is the capital of France?" --url {host}:{triton.grpc_port}'
+        f"{models}"
+        f'ask it:  {command} generate "What is the capital of France?" --url {host}:{triton.grpc_port}{model}'
     )
 
 

@@ -9,11 +9,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ensemble_configs.deployment import ReleaseSpec, load_deployment
+from ensemble_configs.deployment import load_deployment
 from ensemble_configs.errors import SpecError
 from ensemble_configs.finding import Finding
 from ensemble_configs.memory_need import memory_need_bytes
 from ensemble_configs.release_manifest import ReleaseManifest, address, load_manifest
+from ensemble_configs.release_spec import ReleaseSpec
 from serving.release_check import findings_here, releases_of
 
 
@@ -60,7 +61,7 @@ def _releases(release: Path | None, deployment: Path | None) -> list[tuple[Path,
         if release is None:
             raise SpecError("name the folder of a release, or a deployment that serves one (--deployment)")
         return [(release.resolve(), None)]
-    served = releases_of(load_deployment(deployment))
+    served = [part for spec in load_deployment(deployment).releases for part in releases_of(spec)]
     if not served:
         raise SpecError(f"{deployment} serves no built release; set release_dir in it", file=deployment)
     wanted = [part for part in served if release is None or part[0].resolve() == release.resolve()]

@@ -3,9 +3,12 @@
 
 import socket
 
-from ensemble_configs.deployment import DeploymentSpec, TritonSpec
+from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import SpecError
+from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.triton_spec import TritonSpec
+from serving.placement import check_cpus
 from serving.release_check import refuse_unfit_releases
 
 
@@ -15,12 +18,15 @@ def check(spec: DeploymentSpec) -> None:
     Raises:
         SpecError: what is missing, and the next step.
     """
-    refuse_unfit_releases(spec)
-    _check_files(spec)
+    for model in spec.models:
+        for release in model.releases:
+            refuse_unfit_releases(release)
+            _check_files(release)
+            check_cpus(release.placement)
     _check_ports(spec.triton)
 
 
-def _check_files(spec: DeploymentSpec) -> None:
+def _check_files(spec: ReleaseSpec) -> None:
     tokenizer = spec.tokenizer.dir / "tokenizer.json"
     if not tokenizer.is_file():
         raise SpecError(f"tokenizer.dir: there is no {tokenizer}; name a folder that holds one", field="tokenizer.dir")

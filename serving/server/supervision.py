@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ensemble_configs.deployment import TritonSpec
 from ensemble_configs.errors import ServerError
+from ensemble_configs.triton_spec import TritonSpec
 from serving.server.drain import drain
 from serving.server.health_watch import HealthWatch
 from serving.server.stop_signal import StopSignal

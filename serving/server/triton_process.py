@@ -20,8 +20,9 @@ from typing import BinaryIO
 
 import psutil
 
-from ensemble_configs.deployment import TritonSpec
+from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.errors import Unavailable
+from ensemble_configs.launch_flags import launch_flags
 from serving.run_dir import RUN_DIR_VARIABLE
 from serving.server.installation import TritonInstallation
 from serving.server.shared_memory import RegionOwner
@@ -38,7 +39,7 @@ class TritonProcess:
     """Started by the constructor; `clean_up` must be called once it has ended."""
 
     def __init__(
-        self, triton: TritonSpec, repository: Path, installation: TritonInstallation, log: BinaryIO | None
+        self, spec: DeploymentSpec, repository: Path, installation: TritonInstallation, log: BinaryIO | None
     ) -> None:
         """Start the server.
 
@@ -48,9 +49,9 @@ class TritonProcess:
         self.run_dir = Path(tempfile.mkdtemp(prefix="trireme-"))  # only its owner can enter it
         self._regions = RegionOwner()
         self._control_key = secrets.token_urlsafe(24)
-        self._base_url = f"http://{_reachable(triton.host)}:{triton.http_port}"
+        self._base_url = f"http://{_reachable(spec.triton.host)}:{spec.triton.http_port}"
         self._process = subprocess.Popen(
-            self._command(triton, repository, installation),
+            self._command(spec, repository, installation),
             env=installation.environment(run_dir_variable=RUN_DIR_VARIABLE, run_dir=self.run_dir),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -62,33 +63,21 @@ class TritonProcess:
             preexec_fn=_end_with_parent,  # noqa: PLW1509 - no other thread of ours runs yet
         )
 
-    def _command(self, triton: TritonSpec, repository: Path, installation: TritonInstallation) -> list[str]:
+    def _command(self, spec: DeploymentSpec, repository: Path, installation: TritonInstallation) -> list[str]:
         restricted = f"{_RESTRICTED_APIS}:{_KEY_HEADER}={self._control_key}"
         options = {
             "model-repository": repository,
-            "model-control-mode": "explicit",
-            "load-model": "*",
-            "http-address": triton.host,
-            "http-port": triton.http_port,
-            "grpc-address": triton.host,
-            "grpc-port": triton.grpc_port,
-            "metrics-address": triton.host,
-            "metrics-port": triton.metrics_port,
             "http-restricted-api": restricted,
             "grpc-restricted-protocol": restricted,
             "backend-config": f"python,shm-region-prefix-name={self._regions.prefix}",
             "exit-timeout-secs": _TRITON_EXIT_TIMEOUT_S,
-            "grpc-keepalive-time": triton.keepalive_time_ms,
-            "grpc-keepalive-timeout": triton.keepalive_timeout_ms,
-            "grpc-keepalive-permit-without-calls": 1,  # connections without a stream do not pile up either
-            "grpc-http2-max-pings-without-data": 0,  # 0: no limit; after Triton's 2 a silent stream is asked no more
         }
         if installation.backend_directory is not None:
             options["backend-directory"] = installation.backend_directory
         return [
             str(installation.tritonserver),
             "--disable-auto-complete-config",
-            *(f"--{name}={value}" for name, value in options.items()),
+            *(f"--{name}={value}" for name, value in [*launch_flags(spec), *options.items()]),
         ]
 
     @property

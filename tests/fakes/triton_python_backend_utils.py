@@ -143,7 +143,7 @@ class Model(Protocol):
 class InferenceRequest:
     """A request: one that a model is handed, or one that it makes itself (BLS)."""
 
-    # What a server would have loaded; a test fills it.
+    # What a server would have loaded; a test fills it. A version of a model has the key "model/version".
     loaded_models: ClassVar[dict[str, Model]] = {}
 
     def __init__(
@@ -152,12 +152,14 @@ class InferenceRequest:
         inputs: Sequence[Tensor],
         requested_output_names: Sequence[str],
         model_name: str,
+        model_version: int = -1,
         request_id: str = "",
         parameters: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         self._inputs = list(inputs)
         self._requested_output_names = list(requested_output_names)
         self._model_name = model_name
+        self._model_version = model_version
         self._request_id = request_id
         self._parameters = json.dumps(dict(parameters))
         self._sender = ResponseSender()
@@ -184,7 +186,8 @@ class InferenceRequest:
 
     def exec(self) -> InferenceResponse:
         """Ask another model; its response has the outputs that were asked for."""
-        model = self.loaded_models.get(self._model_name)
+        of_version = self.loaded_models.get(f"{self._model_name}/{self._model_version}")
+        model = of_version or self.loaded_models.get(self._model_name)
         if model is None:
             return InferenceResponse(error=TritonError(f"Model '{self._model_name}' is not ready."))
         [response] = model.execute([self])

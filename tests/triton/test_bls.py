@@ -129,8 +129,8 @@ def test_a_stop_request_at_the_engine_step_ends_the_request_of_that_id(simulated
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """Of gRPC and of HTTP."""
-    with two_releases(tmp_path_factory.mktemp("two")) as (_, grpc_port, http_port):
-        yield f"127.0.0.1:{grpc_port}", f"http://127.0.0.1:{http_port}/v2/models/{BLS}"
+    with two_releases(tmp_path_factory.mktemp("two")) as server:
+        yield server.url, f"http://127.0.0.1:{server.http_port}/v2/models/{BLS}"
 
 
 def test_a_request_runs_on_the_release_that_it_names(urls: tuple[str, str]) -> None:

@@ -15,7 +15,7 @@ from test_cancellation import wait_until
 
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.errors import Unavailable
-from ensemble_configs.model_configs import PYTHON_MODELS
+from ensemble_configs.model_names import PYTHON_MODELS
 
 StartServer = Callable[..., RunningServer]
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from ensemble_configs.deployment import BlsSpec, DeploymentSpec, ResponseSpec, TokenizerSpec
+from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.engine_specs import SimulatedEngineSpec
+from ensemble_configs.release_spec import BlsSpec, ResponseSpec, TokenizerSpec
 from ensemble_configs.repository import write_repository
 
 TOKENIZER = Path(__file__).resolve().parent.parent.parent / "examples" / "demo_model" / "target"
@@ -22,7 +23,7 @@ def write_release(
 ) -> Path:
     """Write a model repository; returns its `tensorrt_llm/1`. A step takes no time unless `engine` says so."""
     settings = {"step_ms": 0.0, "prefill_us_per_token": 0.0, "decode_us_per_seq": 0.0, **engine}
-    spec = DeploymentSpec(
+    spec = DeploymentSpec.of_one(
         name="test",
         release=release,
         bls=BlsSpec(accumulate_tokens=is_accumulating),

@@ -13,9 +13,9 @@ import pytest
 from equipped_engines import DEMO_MODEL, LORA_TASK_ID, equipped_engine
 from test_upstream_contract import MULTIMODAL, OLD_NAMES
 
-from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.errors import RequestError
-from ensemble_configs.model_configs import PYTHON_MODELS
+from ensemble_configs.model_names import PYTHON_MODELS
+from ensemble_configs.release_spec import TokenizerSpec
 from ensemble_configs.tensors import CLIENT_INPUTS, PROMPT_TENSORS, Tensor, inputs_of, outputs_of
 from serving.contract_table import (
     DOCUMENT,

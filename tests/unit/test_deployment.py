@@ -25,7 +25,7 @@ def write(tmp_path: Path, text: str) -> Path:
 def test_relative_paths_are_meant_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, GOOD)
     monkeypatch.chdir("/")
-    assert load_deployment(path).tokenizer.dir == tmp_path / "tok"
+    assert load_deployment(path).model.tokenizer.dir == tmp_path / "tok"
 
 
 @pytest.mark.parametrize(

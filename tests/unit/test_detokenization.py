@@ -15,8 +15,8 @@ from test_stop_strings import cut as cut_before_stop_string
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.decoders import DecodeStream
 
-from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.errors import SpecError
+from ensemble_configs.release_spec import TokenizerSpec
 from serving import detokenization, token_pieces
 from serving.detokenization import StopStringWatch, StreamText, TextDecoder
 

@@ -10,7 +10,7 @@ from recording_sink import RecordingSink
 from simulated_release import TOKENIZER
 from test_stopping_engine import PROMPTS, ScriptedEngine, request
 
-from ensemble_configs.deployment import TokenizerSpec
+from ensemble_configs.release_spec import TokenizerSpec
 from serving.chunk_gather import ChunkGather
 from serving.detokenization import TextDecoder
 from serving.engine_messages import Step

@@ -21,9 +21,9 @@ import triton_python_backend_utils as pb_utils
 from recording_sink import RecordingSink
 from simulated_release import TOKENIZER, write_release
 
-from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.errors import RequestError, ServerError, ServingError, Unavailable
 from ensemble_configs.release import load_release
+from ensemble_configs.release_spec import TokenizerSpec
 from serving import engine_client
 from serving.engine_sources import OwnedEngine
 from serving.engines.base import EngineStats, FinishReason, GenerationRequest

@@ -90,7 +90,7 @@ def test_engine_and_tokenizer_become_a_release_where_that_is_asked_for(
     assert "--release-dir needs --num-parameters" in error
     code, report, _ = run(capsys, monkeypatch, old, *options, "--num-parameters", 1000, "--sm", 90, "--strict")
     assert code == 0
-    assert load_deployment(out).release_dir == release
+    assert load_deployment(out).model.release_dir == release
     assert "  tensorrt_llm.gpt_model_path = /old/engines/llama -> release_dir: a part of the release" in report
     assert f"  release = {address(release)} -> release_dir" in report.splitlines()
 

@@ -143,7 +143,7 @@ def test_what_nobody_filled_is_upstreams_default_and_is_said_so(version: Version
             found = entry(result, setting)
             assert (found.note == "not filled") is not is_filled, (model, placeholder)
             assert is_filled or found.verdict.why, "the default, or why there is none"
-    engine = result.deployment.engine
+    engine = result.deployment.model.engine
     assert isinstance(engine, TensorRtEngineSpec)
     assert (engine.free_gpu_memory_fraction, engine.max_beam_width, engine.is_chunked_prefill) == (0.9, 1, False)
     assert engine.is_block_reuse is (version >= (0, 19)), "upstream turned it on in 0.19"
@@ -246,7 +246,7 @@ def test_every_tensor_of_theirs_is_ours_with_the_same_type_and_dims(
 ) -> None:
     result = imported(tmp_path, version=version)
     old = text_format.Parse((tmp_path / "old" / model / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
-    text = render_configs(result.deployment, source="new.yaml")[model]
+    text = render_configs(result.deployment.model, result.deployment.triton, source="new.yaml")[model]
     new = text_format.Parse(text, model_config_pb2.ModelConfig())
     for theirs, ours in ((old.input, new.input), (old.output, new.output)):
         declared = {tensor.name: (tensor.data_type, list(tensor.dims)) for tensor in ours}
@@ -278,7 +278,8 @@ def test_whatever_is_filled_the_deployment_is_valid_and_nothing_goes_missing(
     values = {name: value for name, value in values.items() if not (name == "max_queue_size" and not value.isdigit())}
     result = imported(folder, values)
     (folder / "random.yaml").write_text(result.text)
-    data = load_deployment(folder / "random.yaml").model_dump()
+    spec = load_deployment(folder / "random.yaml")
+    data = spec.model.model_dump() | {"triton": spec.triton.model_dump()}
     counted = Counter(entry.setting for entry in result.report.entries)
     wanted = [setting for named in placeholders((1, 2)).values() for setting in named.values()]
     assert {name: counted[name] for name in wanted} == dict.fromkeys(wanted, 1)
@@ -367,7 +368,7 @@ def test_an_engine_without_the_models_around_it_is_enough(tmp_path: Path) -> Non
         plan_import(repository, out=tmp_path / "new.yaml")
     engine = write_engine_config(tmp_path / "engine")
     result = plan_import(repository, out=tmp_path / "new.yaml", engine_dir=engine, tokenizer_dir=TOKENIZER)
-    assert (result.deployment.tokenizer.dir, lost(result)) == (TOKENIZER, [])
+    assert (result.deployment.model.tokenizer.dir, lost(result)) == (TOKENIZER, [])
 
 
 def test_the_report_in_the_documentation_is_one_that_the_import_writes(tmp_path: Path) -> None:

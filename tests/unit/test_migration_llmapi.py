@@ -86,8 +86,8 @@ def test_upstreams_defaults_are_written_where_ours_differ(tmp_path: Path) -> Non
         "pp_size": 2,
         "is_chunked_prefill": False,
     }
-    assert str(result.deployment.tokenizer.dir) == str(TOKENIZER)
-    assert result.deployment.responses.exclude_input_in_output, "llmapi sends no prompt back unless asked"
+    assert str(result.deployment.model.tokenizer.dir) == str(TOKENIZER)
+    assert result.deployment.model.responses.exclude_input_in_output, "llmapi sends no prompt back unless asked"
     assert lost(result) == TENSORS
 
 
@@ -193,7 +193,7 @@ CASES: list[tuple[dict[str, Any], str, object]] = [
 def test_an_argument_is_carried(arguments: dict[str, Any], field: str, value: object, tmp_path: Path) -> None:
     result = imported(tmp_path, {"model": "/old/llama", "max_seq_len": 4096} | arguments)
     assert engine_of(result)[field] == value
-    assert isinstance(result.deployment.engine, PyTorchEngineSpec)
+    assert isinstance(result.deployment.model.engine, PyTorchEngineSpec)
     assert lost(result) == TENSORS
 
 

@@ -45,7 +45,7 @@ def test_a_release_is_sealed_and_the_deployment_is_of_it(tmp_path: Path) -> None
     (tmp_path / "new.yaml").write_text(sealed.text)
     deployment = load_deployment(tmp_path / "new.yaml")
     assert deployment == sealed.deployment
-    assert (deployment.release_dir, deployment.tokenizer.dir) == (release, release / "tokenizer")
+    assert (deployment.model.release_dir, deployment.model.tokenizer.dir) == (release, release / "tokenizer")
     assert "dir" not in yaml.safe_load(sealed.text)["engine"]
 
 
@@ -54,13 +54,13 @@ def test_a_start_finds_nothing_wrong_with_it_but_the_gpu_and_the_version(tmp_pat
     sealed = seal_import(planned_in(tmp_path), release, num_parameters=1000, sm=90)
     gpu = Gpu(name="NVIDIA H200", sm=90, free_bytes=2**37)
     fit = Machine(packages={"tensorrt_llm": "1.2.1"}, gpus=(gpu,), free_host_bytes=2**37)
-    assert check_release(release, machine=fit, deployment=sealed.deployment) == []
+    assert check_release(release, machine=fit, deployment=sealed.deployment.model) == []
     other = Machine(
         packages={"tensorrt_llm": "1.1.0"},
         gpus=(Gpu(name="NVIDIA L4", sm=89, free_bytes=2**37),),
         free_host_bytes=2**37,
     )
-    found = check_release(release, machine=other, deployment=sealed.deployment)
+    found = check_release(release, machine=other, deployment=sealed.deployment.model)
     assert sorted(finding.check for finding in found) == ["sm", "tensorrt_llm"]
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from simulated_release import TOKENIZER
 
-from ensemble_configs.deployment import DeploymentSpec, TokenizerSpec, TritonSpec
+from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.engine_specs import EngineSpec, OpenVinoEngineSpec, SimulatedEngineSpec
 from ensemble_configs.errors import SpecError
+from ensemble_configs.release_spec import TokenizerSpec
+from ensemble_configs.triton_spec import TritonSpec
 from serving.server.preflight import check
 
 PORTS = ("http_port", "grpc_port", "metrics_port")
@@ -30,7 +32,7 @@ def spec(
     host: str = "127.0.0.1",
     ports: dict[str, int] | None = None,
 ) -> DeploymentSpec:
-    return DeploymentSpec(
+    return DeploymentSpec.of_one(
         name="test",
         tokenizer=TokenizerSpec(dir=tokenizer),
         engine=engine or SimulatedEngineSpec(provider="simulated"),

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.errors import RequestError, SpecError
+from ensemble_configs.release_spec import TokenizerSpec
 from ensemble_configs.tensors import PROMPT_TENSORS, Tensor, inputs_of
 from serving.engines.base import EngineInfo, SamplingParams
 from serving.prompt_batch import engine_rows

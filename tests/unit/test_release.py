@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.deployment import DeploymentSpec, ReleaseSpec, ResponseSpec, TokenizerSpec
 from ensemble_configs.engine_specs import (
     CacheTransceiverSpec,
     EngineSpec,
@@ -18,6 +17,7 @@ from ensemble_configs.engine_specs import (
 )
 from ensemble_configs.errors import SpecError
 from ensemble_configs.release import RELEASE_FILE, load_release, render_release
+from ensemble_configs.release_spec import ReleaseSpec, ResponseSpec, TokenizerSpec
 from ensemble_configs.speculation_specs import (
     DraftTargetSpec,
     MedusaSpec,
@@ -43,9 +43,8 @@ ENGINES: list[EngineSpec] = [
 ]
 
 
-def deployment(engine: EngineSpec, tokenizer: Path = Path("/models/tok")) -> DeploymentSpec:
-    return DeploymentSpec(
-        name="test",
+def release_of(engine: EngineSpec, tokenizer: Path = Path("/models/tok")) -> ReleaseSpec:
+    return ReleaseSpec(
         release=3,
         tokenizer=TokenizerSpec(dir=tokenizer, add_special_tokens=False),
         engine=engine,
@@ -53,22 +52,22 @@ def deployment(engine: EngineSpec, tokenizer: Path = Path("/models/tok")) -> Dep
     )
 
 
-def write(folder: Path, spec: DeploymentSpec) -> None:
+def write(folder: Path, spec: ReleaseSpec) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RELEASE_FILE).write_text(render_release(spec, folder=folder))
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=["simulated", "openvino", "openvino defaults", "tensorrt", "pytorch"])
 def test_a_release_reads_back_as_it_was(tmp_path: Path, engine: EngineSpec) -> None:
-    spec = deployment(engine)
+    spec = release_of(engine)
     write(tmp_path / "repo" / "3", spec)
     loaded = load_release(tmp_path / "repo" / "3")
-    assert loaded == ReleaseSpec(**{name: getattr(spec, name) for name in ReleaseSpec.model_fields})
+    assert loaded == spec
 
 
 def test_paths_are_relative_so_that_a_tree_can_move(tmp_path: Path) -> None:
     (tmp_path / "a" / "tok").mkdir(parents=True)
-    write(tmp_path / "a" / "repo" / "3", deployment(ENGINES[0], tmp_path / "a" / "tok"))
+    write(tmp_path / "a" / "repo" / "3", release_of(ENGINES[0], tmp_path / "a" / "tok"))
     (tmp_path / "a").rename(tmp_path / "b")
     text = (tmp_path / "b" / "repo" / "3" / RELEASE_FILE).read_text()
     assert json.loads(text)["tokenizer"]["dir"] == "../../tok"
@@ -77,24 +76,25 @@ def test_paths_are_relative_so_that_a_tree_can_move(tmp_path: Path) -> None:
 
 def test_paths_in_the_parts_of_an_engine_are_relative_as_well(tmp_path: Path) -> None:
     for engine, part in ((ENGINES[3], "lora"), (ENGINES[4], "speculation")):
-        text = render_release(deployment(engine), folder=tmp_path)
+        text = render_release(release_of(engine), folder=tmp_path)
         assert json.loads(text)["engine"][part]["dir"].startswith("../")
 
 
 def test_what_is_not_set_is_not_in_the_file(tmp_path: Path) -> None:
-    text = render_release(deployment(ENGINES[2]), folder=tmp_path)
+    text = render_release(release_of(ENGINES[2]), folder=tmp_path)
     assert "num_threads" not in json.loads(text)["engine"]
     assert text.endswith("}\n")
 
 
 def test_the_servers_settings_are_not_the_releases(tmp_path: Path) -> None:
-    assert set(json.loads(render_release(deployment(ENGINES[0]), folder=tmp_path))) == {
+    assert set(json.loads(render_release(release_of(ENGINES[0]), folder=tmp_path))) == {
         "release",
         "tokenizer",
         "engine",
         "responses",
         "bls",
         "slo",
+        "placement",
     }
 
 

@@ -65,7 +65,7 @@ def test_a_wrong_tensorrt_llm_is_found_without_importing_it(tmp_path: Path, monk
     )
     monkeypatch.syspath_prepend(str(site))
     with pytest.raises(SpecError, match=r"tensorrt_llm: found 1\.1\.0, wanted 1\.2\.1; install tensorrt_llm==1\.2\.1"):
-        refuse_unfit_releases(deployment(release, provider="tensorrt", num_kv_blocks=None))
+        refuse_unfit_releases(deployment(release, provider="tensorrt", num_kv_blocks=None).model)
     assert "tensorrt_llm" not in sys.modules
 
 
@@ -76,7 +76,7 @@ def test_an_engine_beside_a_manifest_is_checked_without_being_called_a_release(r
             "tokenizer": {"dir": release / "tokenizer"},
             "engine": {"provider": "openvino", "dir": release / "engine", "num_kv_blocks": 64},
         }
-    )
+    ).model
     refuse_unfit_releases(spec)
     (release / "engine/more").touch()
     with pytest.raises(SpecError, match="file engine/more: found a file that the manifest does not list"):
@@ -90,19 +90,19 @@ def test_an_engine_that_is_no_release_is_served_as_it_is() -> None:
             "tokenizer": {"dir": DEMO_MODEL / "target"},
             "engine": {"provider": "openvino", "dir": DEMO_MODEL / "openvino/target"},
         }
-    )
+    ).model
     assert releases_of(spec) == []
 
 
 def test_a_release_dir_without_a_manifest_is_refused(release: Path) -> None:
     (release / "release.json").unlink()
     with pytest.raises(SpecError, match=r"manifest: found the release .* has no release.json"):
-        refuse_unfit_releases(deployment(release))
+        refuse_unfit_releases(deployment(release).model)
 
 
 def test_the_draft_engines_release_is_checked_too(release: Path, tmp_path: Path) -> None:
     draft = write_demo_release(tmp_path / "draft")
-    spec = deployment(release).model_copy(update={"draft_engine": deployment(draft).engine})
+    spec = deployment(release).model.model_copy(update={"draft_engine": deployment(draft).model.engine})
     assert [folder for folder, _ in releases_of(spec)] == [release, draft]
     refuse_unfit_releases(spec)
     alter_a_byte(draft / "engine/openvino_model.bin")

@@ -22,13 +22,14 @@ from demo_release import (
     write_gpu_release,
 )
 
-from ensemble_configs.deployment import DeploymentSpec, TokenizerSpec, load_deployment
+from ensemble_configs.deployment import load_deployment
 from ensemble_configs.errors import SpecError
 from ensemble_configs.machine import Gpu, Machine
 from ensemble_configs.memory_need import memory_need_bytes
 from ensemble_configs.preflight import check_release, highest_token_id
 from ensemble_configs.release_manifest import address, load_manifest, seal
 from ensemble_configs.release_parts import DraftModel, EvaluationResult, ModelIdentity, Override, ReleaseLimits
+from ensemble_configs.release_spec import ReleaseSpec, TokenizerSpec
 
 GIB = 1 << 30
 H200 = Gpu(name="NVIDIA H200", sm=90, memory_bytes=141 * GIB, free_bytes=140 * GIB)
@@ -43,11 +44,11 @@ def machine(*gpus: Gpu, **changes: object) -> Machine:
 
 def deployment(
     release: Path, engine: Mapping[str, object] = MappingProxyType({}), *, key: Path | None = None
-) -> DeploymentSpec:
+) -> ReleaseSpec:
     provider = load_manifest(release).provider
-    return DeploymentSpec.model_validate(
+    return ReleaseSpec.model_validate(
         {
-            "name": "test",
+            "release": 1,
             "release_dir": release,
             "release_public_key": key,
             "engine": {"provider": provider, **engine},
@@ -82,9 +83,7 @@ def test_what_fits_is_not_refused(demo: Path, engine: Path) -> None:
     assert check_release(engine, machine=two, deployment=deployment(engine, {"tp_size": 2})) == []
 
 
-def one_finding(
-    folder: Path, where: Machine, spec: DeploymentSpec | None = None, *, num_nodes: int | None = None
-) -> str:
+def one_finding(folder: Path, where: Machine, spec: ReleaseSpec | None = None, *, num_nodes: int | None = None) -> str:
     findings = check_release(folder, machine=where, deployment=spec, num_nodes=num_nodes)
     assert len(findings) == 1, findings
     return str(findings[0])
@@ -264,7 +263,7 @@ def test_a_draft_model_counts_where_it_drafts(tmp_path: Path) -> None:
     assert memory_need_bytes(manifest, drafting) - memory_need_bytes(manifest, plain) == 1000 + 3200 * 10
 
 
-def with_tokenizer(spec: DeploymentSpec, folder: Path) -> DeploymentSpec:
+def with_tokenizer(spec: ReleaseSpec, folder: Path) -> ReleaseSpec:
     return spec.model_copy(update={"tokenizer": TokenizerSpec(dir=folder)})
 
 
@@ -361,7 +360,7 @@ def test_a_key_that_is_none_is_refused(demo: Path, tmp_path: Path) -> None:
 def test_a_deployment_names_a_release_by_its_folder_alone(tmp_path: Path) -> None:
     path = tmp_path / "d.yaml"
     path.write_text("name: x\nrelease_dir: models/one\nengine: {provider: openvino}\n")
-    spec = load_deployment(path)
+    spec = load_deployment(path).model
     assert spec.release_dir == tmp_path / "models/one"
     assert spec.tokenizer.dir == tmp_path / "models/one/tokenizer"
     assert getattr(spec.engine, "dir", None) == tmp_path / "models/one/engine"
@@ -372,7 +371,7 @@ def test_a_tokenizer_with_settings_still_lies_in_the_release(tmp_path: Path) -> 
     path.write_text(
         "name: x\nrelease_dir: /one\nengine: {provider: openvino}\ntokenizer: {add_special_tokens: false}\n"
     )
-    tokenizer = load_deployment(path).tokenizer
+    tokenizer = load_deployment(path).model.tokenizer
     assert (tokenizer.dir, tokenizer.add_special_tokens) == (Path("/one/tokenizer"), False)
 
 

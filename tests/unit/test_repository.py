@@ -9,7 +9,7 @@ from simulated_release import TOKENIZER
 from ensemble_configs.command import render
 from ensemble_configs.deployment import DeploymentSpec, load_deployment
 from ensemble_configs.errors import SpecError
-from ensemble_configs.model_configs import MODELS, PYTHON_MODELS
+from ensemble_configs.model_names import MODELS, PYTHON_MODELS
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT, DEFAULT_REPOSITORY, render_repository, write_repository
 
 
@@ -34,7 +34,7 @@ def test_every_model_has_its_config_and_its_version(spec: DeploymentSpec, tmp_pa
 
 
 def test_a_release_is_the_version_of_every_model(spec: DeploymentSpec, tmp_path: Path) -> None:
-    write_repository(spec.model_copy(update={"release": 7}), root=tmp_path, source="x.yaml")
+    write_repository(spec.with_model(release=7), root=tmp_path, source="x.yaml")
     for model in MODELS:
         assert [path.name for path in (tmp_path / model).iterdir() if path.is_dir()] == ["7"]
 

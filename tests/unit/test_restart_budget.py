@@ -3,8 +3,8 @@
 
 import pytest
 
-from ensemble_configs.deployment import TritonSpec
 from ensemble_configs.errors import ServerError
+from ensemble_configs.triton_spec import TritonSpec
 from serving.server.supervision import RestartBudget
 
 

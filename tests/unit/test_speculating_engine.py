@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from simulated_release import TOKENIZER
 
-from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.errors import RequestError, SpecError
+from ensemble_configs.release_spec import TokenizerSpec
 from serving.detokenization import TextDecoder
 from serving.engines.base import (
     Engine,

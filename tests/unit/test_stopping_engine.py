@@ -4,8 +4,8 @@
 import pytest
 from simulated_release import TOKENIZER
 
-from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.errors import RequestError
+from ensemble_configs.release_spec import TokenizerSpec
 from serving.detokenization import TextDecoder
 from serving.engines.base import (
     Engine,

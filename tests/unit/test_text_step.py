@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pytest
 from simulated_release import TOKENIZER, write_release
 
-from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.errors import RequestError, SpecError
+from ensemble_configs.release_spec import TokenizerSpec
 from serving.detokenization import TextDecoder
 from serving.stream_state import Census, StreamState, keys_decoder, pack
 from serving.text_step import TextStep

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from ensemble_configs.deployment import TokenizerSpec
 from ensemble_configs.errors import RequestError, SpecError
+from ensemble_configs.release_spec import TokenizerSpec
 from serving.tokenization import PromptTokenizer
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

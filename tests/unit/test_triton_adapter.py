@@ -97,17 +97,18 @@ class Answering:
         return [self._response for _ in requests]
 
 
-def test_a_census_is_asked_of_postprocessing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_census_is_asked_of_the_models_own_detokenizer_of_the_same_version(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = pb_utils.Tensor("OUTPUT", np.array([b"\x92\x07\x08"], dtype=np.object_))
-    model = Answering(pb_utils.InferenceResponse([keys]))
-    monkeypatch.setattr(pb_utils.InferenceRequest, "loaded_models", {"postprocessing": model})
-    assert take_census(Census({7: 1})) == [7, 8]
+    right, newer = Answering(pb_utils.InferenceResponse([keys])), Answering(error_response(ServerError("another's")))
+    loaded = {"chat_postprocessing/2": right, "chat_postprocessing": newer, "postprocessing": newer}
+    monkeypatch.setattr(pb_utils.InferenceRequest, "loaded_models", loaded)
+    assert take_census(Census({7: 1}), model="chat_postprocessing", version="2") == [7, 8]
 
 
 def test_a_census_that_is_not_answered_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ServerError, match=r"no census of the streams: .*not ready"):
-        take_census(Census({}))
+        take_census(Census({}), model="postprocessing", version="1")
     model = Answering(error_response(ServerError("broken")))
     monkeypatch.setattr(pb_utils.InferenceRequest, "loaded_models", {"postprocessing": model})
     with pytest.raises(ServerError, match=r"no census of the streams: .*broken"):
-        take_census(Census({}))
+        take_census(Census({}), model="postprocessing", version="1")

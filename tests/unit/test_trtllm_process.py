@@ -12,9 +12,10 @@ from fake_tensorrt_llm import write_checkpoint, write_engine
 from pydantic import TypeAdapter
 from simulated_release import TOKENIZER
 
-from ensemble_configs.deployment import DeploymentSpec, TokenizerSpec
+from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.engine_specs import EngineSpec
 from ensemble_configs.errors import ServerError, Unavailable
+from ensemble_configs.release_spec import TokenizerSpec
 from ensemble_configs.repository import write_repository
 from serving.engine_client import EngineClient
 from serving.engine_messages import Step
@@ -62,7 +63,7 @@ def client_of(
     trtllm_generator.write_fake(tmp_path / "packages", version=version)
     fakes = Path(trtllm_generator.__file__).parent
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "packages"), str(fakes)]))
-    spec = DeploymentSpec(name="test", tokenizer=TokenizerSpec(dir=TOKENIZER), engine=engine)
+    spec = DeploymentSpec.of_one(name="test", tokenizer=TokenizerSpec(dir=TOKENIZER), engine=engine)
     write_repository(spec, root=tmp_path / "repository", source="test.yaml")
     recorder = Recorder()
     release = tmp_path / "repository" / "tensorrt_llm" / "1"

@@ -11,7 +11,8 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from ensemble_configs.deployment import load_deployment
-from ensemble_configs.model_configs import MODELS, PYTHON_MODELS, render_configs
+from ensemble_configs.model_configs import render_configs
+from ensemble_configs.model_names import MODELS, PYTHON_MODELS
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT, DEFAULT_REPOSITORY, render_repository
 from ensemble_configs.tensors import BLS_INPUTS, CLIENT_INPUTS, ENGINE_ONLY_INPUTS, PROMPT_TENSORS, SCHEDULING_INPUTS
 from serving.engines.base import SamplingParams
@@ -38,7 +39,8 @@ PLACEHOLDERS = {"${logits_datatype}": "TYPE_FP32", "${encoder_input_features_dat
 
 
 def config(model: str) -> Any:
-    text = render_configs(load_deployment(DEFAULT_DEPLOYMENT), source="test")[model]
+    spec = load_deployment(DEFAULT_DEPLOYMENT)
+    text = render_configs(spec.model, spec.triton, source="test")[model]
     return text_format.Parse(text, model_config_pb2.ModelConfig())
 
 

@@ -8,7 +8,7 @@ from serving.lifeline import Lifeline, generation_handlers
 from serving.request_metrics import RequestMetrics
 from serving.request_parameters import check_release, parameters_of, with_scheduling
 from serving.text_pipeline import TextPipeline
-from serving.triton_adapter import TensorSink, release_folder, start_each
+from serving.triton_adapter import TensorSink, engine_name, release_folder, start_each
 
 
 class TritonPythonModel:
@@ -17,7 +17,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self.version = args["model_version"]
         metrics = RequestMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
-        self.pipeline = TextPipeline.from_release(release_folder(args), SharedEngine(args["model_version"]), metrics)
+        source = SharedEngine(engine_name(args, step="ensemble"))
+        self.pipeline = TextPipeline.from_release(release_folder(args), source, metrics)
         self.lifeline = Lifeline(args, generation_handlers(self.pipeline))
 
     def execute(self, requests: list) -> None:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triton adapter of `tensorrt_llm` (in-flight batching, decoupled); the logic is in serving.generation."""
 
+from functools import partial
+
 import triton_python_backend_utils as pb_utils
 
+from ensemble_configs.model_names import prefix_of
 from ensemble_configs.release import load_release
 from serving.census import take_census
 from serving.engine_metrics import EngineMetrics
@@ -12,7 +15,7 @@ from serving.lifeline import Lifeline, generation_handlers
 from serving.reply_tensors import reply_tensors
 from serving.request_metrics import RequestMetrics
 from serving.request_parameters import check_release, is_context_only, parameters_of, with_scheduling
-from serving.triton_adapter import error_response, final_flag, release_folder, start_each
+from serving.triton_adapter import engine_name, error_response, final_flag, release_folder, start_each
 
 
 class TritonSink:
@@ -38,12 +41,15 @@ class TritonPythonModel:
         self.version = args["model_version"]
         gauges = EngineMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
         metrics = RequestMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
-        release = load_release(folder)
-        guests = EngineListener(args["model_version"])
-        engine = OwnedEngine(folder, guests, watchdog_s=release.engine.watchdog_s)
-        self.service = GenerationService(
-            release, engine, metrics=metrics, on_stats=gauges.update, take_census=take_census
+        census = partial(
+            take_census,
+            model=prefix_of(args["model_name"], "tensorrt_llm") + "postprocessing",
+            version=self.version,
         )
+        release = load_release(folder)
+        guests = EngineListener(engine_name(args, step="tensorrt_llm"))
+        engine = OwnedEngine(folder, guests, watchdog_s=release.engine.watchdog_s)
+        self.service = GenerationService(release, engine, metrics=metrics, on_stats=gauges.update, take_census=census)
         self.lifeline = Lifeline(args, generation_handlers(self.service))
 
     def execute(self, requests: list) -> None:

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What two parts of a deployment can say that does not go together; each finding names the keys and the next step."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.model_names import MODELS
+from ensemble_configs.model_spec import ExtraModelSpec, ModelSpec, RateLimiterSpec, ResourceName, ResourceNeed
+from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.spec import Integer, Positive, Spec
+
+_LLM_DEVICE = 0  # Triton counts an instance that is of KIND_CPU as one of device 0
+
+
+class RateLimiterPool(Spec):
+    """A resource of Triton's rate limiter: `--rate-limit-resource`."""
+
+    name: ResourceName
+    count: Positive
+    device: Annotated[Integer, Field(ge=0)] | None = Field(default=None, description="none: so much of each device")
+
+
+def find_clashes(
+    models: Sequence[ModelSpec], extra_models: Sequence[ExtraModelSpec], pools: Sequence[RateLimiterPool]
+) -> list[str]:
+    """All that is wrong between the models of a server."""
+    return [
+        *_equal_names(models, extra_models),
+        *_pools_twice(pools),
+        *_resources(models, extra_models, pools),
+        *_shared_gpus(models),
+    ]
+
+
+def triton_names(model: ModelSpec) -> list[str]:
+    """Of all Triton models that a language model is made of."""
+    return [model.triton_prefix + step for step in MODELS]
+
+
+def _equal_names(models: Sequence[ModelSpec], extra_models: Sequence[ExtraModelSpec]) -> Iterator[str]:
+    for name, count in Counter(model.name for model in models).items():
+        if count > 1:
+            yield f"models: {count} have the name {name}; give each its own"
+    taken = Counter(name for model in models for name in triton_names(model))
+    taken.update(model.name for model in extra_models)
+    if twice := [name for name, count in taken.items() if count > 1]:
+        yield f"two of Triton's models would be called {', '.join(twice[:3])}; change a model's name or prefix"
+
+
+def _pools_twice(pools: Sequence[RateLimiterPool]) -> Iterator[str]:
+    for (name, device), count in Counter((pool.name, pool.device) for pool in pools).items():
+        if count > 1:
+            of_device = "" if device is None else f" of device {device}"
+            yield f"rate_limiter: {name}{of_device} stands {count} times; keep one"
+
+
+def _resources(
+    models: Sequence[ModelSpec], extra_models: Sequence[ExtraModelSpec], pools: Sequence[RateLimiterPool]
+) -> Iterator[str]:
+    users = [
+        *((model.name, model.rate_limiter) for model in models),
+        *((extra.name, extra.rate_limiter) for extra in extra_models),
+    ]
+    needs = [(who, need) for who, limiter in users if limiter is not None for need in limiter.resources]
+    for who, need in needs:
+        yield from _unmet(who, need, pools)
+    yield from _both_global_and_not(needs)
+    for model in models:
+        yield from _device_of_several(model)
+    for name in sorted({pool.name for pool in pools} - {need.name for _, need in needs}):
+        yield f"rate_limiter: nobody takes {name}; name it in a model's rate_limiter.resources, or leave it out"
+
+
+def _unmet(who: str, need: ResourceNeed, pools: Sequence[RateLimiterPool]) -> Iterator[str]:
+    named = [pool for pool in pools if pool.name == need.name]
+    if not named:
+        close = [pool.name for pool in pools if pool.name.lower() == need.name.lower()]
+        hint = f"; {close[0]} is another, for case counts" if close else ""
+        yield (
+            f"{who}: rate_limiter.resources takes {need.count} of {need.name}, of which Triton has 0, for rate_limiter "
+            f"does not name it{hint}; add it there with a count"
+        )
+        return
+    if need.is_global and any(pool.device is not None for pool in named):
+        yield f"{who}: {need.name} is global, so rate_limiter must name it without a device"
+        return
+    usable = [pool.count for pool in named if pool.device in (None, _LLM_DEVICE)]
+    if not usable or max(usable) < need.count:
+        there = f"{max(usable)} of it" if usable else f"none of it on device {_LLM_DEVICE}"
+        yield f"{who}: takes {need.count} of {need.name} at once, and there is {there}; raise the count in rate_limiter"
+
+
+def _both_global_and_not(needs: Sequence[tuple[str, ResourceNeed]]) -> Iterator[str]:
+    for name in sorted({need.name for _, need in needs if need.is_global}):
+        if local := [who for who, need in needs if need.name == name and not need.is_global]:
+            yield f"{name} is global for some models and not for {', '.join(local)}; Triton refuses that; say the same"
+
+
+def _device_of_several(model: ModelSpec) -> Iterator[str]:
+    """An engine that spans devices is one instance, which Triton counts on device 0 alone."""
+    num_gpus = max(getattr(release.engine, "world_size", 1) for release in model.releases)
+    limiter = model.rate_limiter or RateLimiterSpec()
+    if num_gpus > 1 and (local := [need.name for need in limiter.resources if not need.is_global]):
+        yield (
+            f"{model.name}: runs on {num_gpus} GPUs, but Triton would count {', '.join(local)} on device "
+            f"{_LLM_DEVICE} alone; set is_global"
+        )
+
+
+def _shared_gpus(models: Sequence[ModelSpec]) -> Iterator[str]:
+    """TensorRT-LLM takes a part of what is free when it loads, and Triton loads models at the same time."""
+    engines = [(model.name, release) for model in models for release in model.releases]
+    on_gpu = [
+        (name, release)
+        for name, release in engines
+        if isinstance(release.engine, TensorRtEngineSpec | PyTorchEngineSpec)
+    ]
+    for number, (name, release) in enumerate(on_gpu):
+        others = [other for at, (other, of) in enumerate(on_gpu) if at != number and _overlap(release, of)]
+        assert isinstance(release.engine, TensorRtEngineSpec | PyTorchEngineSpec)
+        if others and release.engine.num_kv_blocks is None:
+            yield (
+                f"{name}: release {release.release} shares a GPU with {', '.join(sorted(set(others)))}; without "
+                "engine.num_kv_blocks its KV cache is a part of what happens to be free while they load; set it "
+                "(`trireme plan --deployment` proposes how many), or placement.gpus apart"
+            )
+
+
+def _overlap(one: ReleaseSpec, other: ReleaseSpec) -> bool:
+    first, second = one.placement.gpus, other.placement.gpus
+    return first is None or second is None or bool(set(first) & set(second))

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a deployment says on `tritonserver`'s command line; paths and secrets come from whoever starts it."""
+
+from ensemble_configs.deployment import DeploymentSpec
+
+Flags = list[tuple[str, str]]
+
+
+def launch_flags(spec: DeploymentSpec) -> Flags:
+    """Names without dashes, and values; a name may come several times."""
+    triton = spec.triton
+    flags: dict[str, object] = {
+        "model-control-mode": "explicit",
+        "load-model": "*",
+        "http-address": triton.host,
+        "http-port": triton.http_port,
+        "grpc-address": triton.host,
+        "grpc-port": triton.grpc_port,
+        "metrics-address": triton.host,
+        "metrics-port": triton.metrics_port,
+        "grpc-keepalive-time": triton.keepalive_time_ms,
+        "grpc-keepalive-timeout": triton.keepalive_timeout_ms,
+        "grpc-keepalive-permit-without-calls": 1,  # connections without a stream do not pile up either
+        "grpc-http2-max-pings-without-data": 0,  # 0: no limit; after Triton's 2 a silent stream is asked no more
+    }
+    return [(name, str(value)) for name, value in flags.items()] + _rate_limit(spec)
+
+
+def _rate_limit(spec: DeploymentSpec) -> Flags:
+    """Off unless a model takes part: every execution then passes Triton's queue of instances, also those of others."""
+    limiters = [*(model.rate_limiter for model in spec.models), *(extra.rate_limiter for extra in spec.extra_models)]
+    if not any(limiters):
+        return []
+    pools = [
+        f"{pool.name}:{pool.count}" + ("" if pool.device is None else f":{pool.device}") for pool in spec.rate_limiter
+    ]
+    return [("rate-limit", "execution_count"), *(("rate-limit-resource", pool) for pool in pools)]

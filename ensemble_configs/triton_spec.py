@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server around the models, as typed data."""
+
+from pydantic import Field, model_validator
+
+from ensemble_configs.spec import Integer, Number, Port, Positive, Spec
+
+
+class TritonSpec(Spec):
+    """The server around the models; ports may be overridden on the command line."""
+
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    http_port: Port = 8000
+    grpc_port: Port = 8001
+    metrics_port: Port = 8002
+    triton_max_batch_size: Positive = Field(
+        default=256, description="prompts that Triton lets through in one request; a request may hold 128 of them"
+    )
+    keepalive_time_ms: Positive = Field(
+        default=10_000, description="silence on a gRPC connection after which the server asks whether its peer is there"
+    )
+    keepalive_timeout_ms: Positive = Field(
+        default=5_000, description="how long it waits for the answer before it ends the connection and its streams"
+    )
+    hang_timeout_s: Number = Field(
+        default=10.0, ge=1, description="a server or model process that is silent for so long is taken for dead"
+    )
+    max_restarts: Integer = Field(
+        default=5, ge=0, description="of a server that died, within restart_window_s; after that `trireme serve` ends"
+    )
+    restart_window_s: Number = Field(default=600.0, gt=0)
+    restart_backoff_s: Number = Field(
+        default=1.0,
+        ge=0,
+        description="before the second restart in the window, doubled for each one more; the first is at once",
+    )
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> "TritonSpec":
+        ports = [self.http_port, self.grpc_port, self.metrics_port]
+        if len(set(ports)) < len(ports):
+            raise ValueError(f"http_port, grpc_port and metrics_port must differ, got {ports}")
+        return self

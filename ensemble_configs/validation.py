@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data against a spec: what is wrong is told by its path, with the value, and what was meant."""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from ensemble_configs.errors import SpecError
+from ensemble_configs.spec import Location, Spec
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validate(model: type[Model], data: object, *, source: Path) -> Model:
+    """Check data read from `source` against a spec.
+
+    Raises:
+        SpecError: every finding by its path, one line.
+    """
+    try:
+        return model.model_validate(data, context={"base_dir": source.parent})
+    except ValidationError as exc:
+        found = dict.fromkeys(_finding(error, model, data) for error in exc.errors())  # each once
+        raise SpecError(f"{source}: {'; '.join(found)}", file=source) from exc
+
+
+_MAX_SHOWN_LEN = 80  # of a wrong value
+
+
+def _finding(error: object, model: type[BaseModel], data: object) -> str:
+    assert isinstance(error, dict)
+    shown_loc = model.shown_location(error["loc"], data) if issubclass(model, Spec) else error["loc"]
+    where = ".".join(str(part) for part in shown_loc)
+    value = error.get("input")
+    is_plain = isinstance(value, str | int | float | bool)
+    got = repr(value) if is_plain else ""
+    got = got if len(got) <= _MAX_SHOWN_LEN else f"{got[:_MAX_SHOWN_LEN]}..."
+    shown = (f" (got {got})" if is_plain else "") + (
+        _allowed(error["loc"], model, is_at_top=len(shown_loc) == 1) if _is_unknown(error) else ""
+    )
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{where}: {message[:1].lower()}{message[1:]}{shown}" if where else f"{message}{shown}"
+
+
+def _is_unknown(error: dict[str, object]) -> bool:
+    return error["type"] == "extra_forbidden"
+
+
+def _allowed(loc: Location, model: type[BaseModel], *, is_at_top: bool) -> str:
+    """For an unknown field: the one that was meant, or else all that could stand there."""
+    *parents, name = loc
+    there = [*_models_at(parents, model), *([model] if is_at_top else [])]
+    fields = sorted({field for part in there for field in part.model_fields})
+    meant = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.75)
+    return f"; did you mean {meant[0]}?" if meant else f"; allowed here: {', '.join(fields)}"
+
+
+def _models_at(parents: Sequence[str | int], model: type[BaseModel]) -> list[type[BaseModel]]:
+    """Which models a location leads to; in a union of models it names the tag of one."""
+    models = [model]
+    for parent in parents:
+        tagged = [each for each in models if any(parent in get_args(f.annotation) for f in each.model_fields.values())]
+        if len(models) > 1 and tagged:
+            models = tagged
+            continue
+        fields = [field for each in models for name, field in each.model_fields.items() if name == parent]
+        models = [part for field in fields for part in _models_in(field.annotation)] or models
+    return models
+
+
+def _models_in(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
