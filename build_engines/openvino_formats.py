@@ -121,11 +121,19 @@ def _linear_bytes(weight: Weight, form: str, recipe: OpenVinoRecipe) -> float:
     return recipe.ratio * primary + (1 - recipe.ratio) * weight_format("int8", width, recipe).num_bytes(shape)
 
 
+_KV_ELEMENT_BYTES = {"auto": 1.0, "int8": 1.0, "u8": 1.0, "u4": 0.5, "fp16": 2.0, "f16": 2.0, "bf16": 2.0}
+
+
 def kv_bytes_per_token(model: ModelShape, recipe: OpenVinoRecipe) -> int:
+    """Bytes that one token takes in the CPU's KV cache, as a recipe has it."""
+    return cpu_kv_bytes_per_token(model, recipe.kv_format)
+
+
+def cpu_kv_bytes_per_token(model: ModelShape, precision: str) -> int:
     """Bytes that one token takes in the CPU's KV cache; `auto` is int8 there.
 
     In int8 a head's keys have a scale and a zero point for each channel of a block of 32 tokens, its values for each
-    token. Source: `cache_size_in_bytes` of OpenVINO GenAI 2026.4.1.
+    token. Source: `cache_size_in_bytes` of OpenVINO GenAI 2026.4.1. In int4 the numbers are half as long.
 
     Raises:
         SpecError: a latent cache (MLA), which OpenVINO does not have.
@@ -139,11 +147,12 @@ def kv_bytes_per_token(model: ModelShape, recipe: OpenVinoRecipe) -> int:
                 field="backend",
             )
         dim = attention.head_dim
-        if recipe.kv_format == "fp16":
-            total += attention.num_kv_heads * dim * 2 * 2
+        size = _KV_ELEMENT_BYTES[precision]
+        if size == _KV_ELEMENT_BYTES["fp16"]:
+            total += attention.num_kv_heads * dim * 2 * size
         else:
-            keys = dim * (1 + _INT8_SCALE_BYTES / _KV_BLOCK_TOKENS)
-            total += attention.num_kv_heads * (keys + dim + _INT8_SCALE_BYTES)
+            keys = dim * (size + _INT8_SCALE_BYTES / _KV_BLOCK_TOKENS)
+            total += attention.num_kv_heads * (keys + dim * size + _INT8_SCALE_BYTES)
     return round(total)
 
 

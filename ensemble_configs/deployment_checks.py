@@ -10,7 +10,6 @@ from pydantic import Field
 from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.model_names import MODELS
 from ensemble_configs.model_spec import ExtraModelSpec, ModelSpec, RateLimiterSpec, ResourceName, ResourceNeed
-from ensemble_configs.release_spec import ReleaseSpec
 from ensemble_configs.spec import Integer, Positive, Spec
 
 _LLM_DEVICE = 0  # Triton counts an instance that is of KIND_CPU as one of device 0
@@ -32,7 +31,7 @@ def find_clashes(
         *_equal_names(models, extra_models),
         *_pools_twice(pools),
         *_resources(models, extra_models, pools),
-        *_shared_gpus(models),
+        *_memory_pools(models),
     ]
 
 
@@ -111,8 +110,25 @@ def _device_of_several(model: ModelSpec) -> Iterator[str]:
         )
 
 
-def _shared_gpus(models: Sequence[ModelSpec]) -> Iterator[str]:
-    """TensorRT-LLM takes a part of what is free when it loads, and Triton loads models at the same time."""
+def _memory_pools(models: Sequence[ModelSpec]) -> Iterator[str]:
+    """Engines that are loaded in turns agree how much they share."""
+    sizes: dict[str, dict[int, str]] = {}
+    for model in models:
+        for release in model.releases:
+            if release.on_demand is not None:
+                sizes.setdefault(release.on_demand.pool, {}).setdefault(release.on_demand.pool_mib, model.name)
+    for pool, said in sizes.items():
+        if len(said) > 1:
+            figures = ", ".join(f"{mib} by {name}" for mib, name in said.items())
+            yield f"on_demand.pool_mib: pool {pool} is said to be {figures}; say the same"
+
+
+def unbounded_caches(models: Sequence[ModelSpec]) -> Iterator[str]:
+    """Engines that share a GPU without saying how much of it.
+
+    TensorRT-LLM takes a part of what is free when it loads, and Triton loads models at the same time. Not refused when
+    the file is read: `trireme plan --deployment` reads it and proposes what to set.
+    """
     engines = [(model.name, release) for model in models for release in model.releases]
     on_gpu = [
         (name, release)
@@ -120,7 +136,7 @@ def _shared_gpus(models: Sequence[ModelSpec]) -> Iterator[str]:
         if isinstance(release.engine, TensorRtEngineSpec | PyTorchEngineSpec)
     ]
     for number, (name, release) in enumerate(on_gpu):
-        others = [other for at, (other, of) in enumerate(on_gpu) if at != number and _overlap(release, of)]
+        others = [other for at, (other, of) in enumerate(on_gpu) if at != number and set(release.gpus) & set(of.gpus)]
         assert isinstance(release.engine, TensorRtEngineSpec | PyTorchEngineSpec)
         if others and release.engine.num_kv_blocks is None:
             yield (
@@ -128,8 +144,3 @@ def _shared_gpus(models: Sequence[ModelSpec]) -> Iterator[str]:
                 "engine.num_kv_blocks its KV cache is a part of what happens to be free while they load; set it "
                 "(`trireme plan --deployment` proposes how many), or placement.gpus apart"
             )
-
-
-def _overlap(one: ReleaseSpec, other: ReleaseSpec) -> bool:
-    first, second = one.placement.gpus, other.placement.gpus
-    return first is None or second is None or bool(set(first) & set(second))

@@ -106,6 +106,8 @@ class SimulatedEngineSpec(_EngineSpec):
     step_ms: Number = Field(default=1.0, ge=0, description="a step's fixed time")
     prefill_us_per_token: Number = Field(default=20.0, ge=0)
     decode_us_per_seq: Number = Field(default=50.0, ge=0)
+    weight_bytes: Integer = Field(default=0, ge=0, description="that it stands for in a memory plan")
+    kv_bytes_per_token: Integer = Field(default=0, ge=0, description="as weight_bytes")
     error_rate: Number = Field(
         default=0.0, ge=0, le=1, description="share of tokens that differ from those of the same engine without errors"
     )

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.engine_specs import EngineSpec
-from ensemble_configs.spec import Integer, Number, Positive, Spec
+from ensemble_configs.spec import Integer, Name, Number, Positive, Spec
 
 
 class TokenizerSpec(Spec):
@@ -77,6 +77,45 @@ class PlacementSpec(Spec):
         return found
 
 
+class OnDemandSpec(Spec):
+    """An engine that is loaded when somebody asks for it, and gives way to another that is asked for (time-slicing).
+
+    The engines of a pool share its memory; which of them are loaded changes as they are asked for.
+    """
+
+    pool: Name = Field(default="memory", description="engines with the same pool share it; all say the same pool_mib")
+    pool_mib: Positive = Field(description="memory of a device that the pool's loaded engines may take together")
+    memory_mib: Positive = Field(description="that this engine takes while it is loaded; `trireme plan` tells it")
+    min_resident_s: Number = Field(
+        default=10.0,
+        ge=0,
+        le=86_400,
+        description="once loaded it stays so long: bounds how often two change places",
+    )
+    max_wait_s: Number = Field(
+        default=60.0,
+        gt=0,
+        le=86_400,
+        description="a request waits so long for its engine to come, then is refused",
+    )
+    max_slice_s: Number = Field(
+        default=30.0,
+        ge=0,
+        le=86_400,
+        description="while others want its memory it takes new requests so long, then ends those it has and gives way",
+    )
+
+    @model_validator(mode="after")
+    def _fits_its_pool(self) -> "OnDemandSpec":
+        if self.memory_mib > self.pool_mib:
+            raise ValueError(f"memory_mib ({self.memory_mib}) is more than pool_mib ({self.pool_mib}); raise that")
+        if self.max_slice_s < self.min_resident_s:
+            raise ValueError(
+                f"max_slice_s ({self.max_slice_s:g}) is less than min_resident_s ({self.min_resident_s:g}); raise it"
+            )
+        return self
+
+
 class ReleaseSpec(Spec):
     """What may differ between two releases that one server holds: `<version>/release.json` of the model repository.
 
@@ -103,6 +142,7 @@ class ReleaseSpec(Spec):
     responses: ResponseSpec = ResponseSpec()
     bls: BlsSpec = BlsSpec()
     placement: PlacementSpec = PlacementSpec()
+    on_demand: OnDemandSpec | None = Field(default=None, description="none: the engine is loaded all the time")
 
     @model_validator(mode="before")
     @classmethod
@@ -122,13 +162,22 @@ class ReleaseSpec(Spec):
             raise ValueError("engine.dir must be the folder engine of release_dir; leave it out")
         return self
 
+    @property
+    def num_gpus(self) -> int:
+        """Of the engine on one node; 0 on the CPU."""
+        world_size = int(getattr(self.engine, "world_size", 0))
+        return min(world_size, getattr(self.engine, "gpus_per_node", None) or world_size)
+
+    @property
+    def gpus(self) -> tuple[int | str, ...]:
+        """That the engine's ranks take on a node, the first of those that it sees."""
+        return (self.placement.gpus or tuple(range(self.num_gpus)))[: self.num_gpus]
+
     @model_validator(mode="after")
     def _engine_has_its_gpus(self) -> "ReleaseSpec":
-        world_size = getattr(self.engine, "world_size", 1)
-        num_here = min(world_size, getattr(self.engine, "gpus_per_node", None) or world_size)
-        if self.placement.gpus is not None and len(self.placement.gpus) < num_here:
+        if self.placement.gpus is not None and len(self.placement.gpus) < self.num_gpus:
             raise ValueError(
-                f"placement.gpus names {len(self.placement.gpus)} GPUs, but the engine has {num_here} ranks on a node; "
-                "name as many, or set engine.gpus_per_node"
+                f"placement.gpus names {len(self.placement.gpus)} GPUs, but the engine has {self.num_gpus} ranks on a "
+                "node; name as many, or set engine.gpus_per_node"
             )
         return self

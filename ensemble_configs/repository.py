@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.deployment_checks import unbounded_caches
 from ensemble_configs.errors import SpecError
 from ensemble_configs.model_configs import GENERATED, render_configs, render_extra_config
 from ensemble_configs.model_names import GRAPH, PYTHON_MODELS
@@ -24,8 +25,10 @@ def render_repository(spec: DeploymentSpec, *, root: Path, source: str) -> dict[
     """Path (below `root`) and text of every generated file of the repository that will lie at `root`.
 
     Raises:
-        SpecError: an extra model's `config.pbtxt` cannot be taken.
+        SpecError: engines would take what memory the others happen to leave, or an extra model cannot be taken.
     """
+    for clash in unbounded_caches(spec.models):
+        raise SpecError(clash, field="engine.num_kv_blocks")
     files: dict[Path, str] = {}
     for model in spec.models:
         configs = render_configs(model, spec.triton, source=source)

@@ -56,9 +56,8 @@ def footprint_of(
         max_num_tokens: of one step, which sets the size of activations.
         kv_fraction: share of the memory left over that the KV cache gets; `free_gpu_memory_fraction` of the engine.
     """
-    costs = ModelCosts.of(model)
     weights = max(ShardPlan(model, layout).bytes_per_rank(formats))
-    workspace = CONTEXT_BYTES + _activation_bytes(costs, layout, max_num_tokens)
+    workspace = workspace_bytes(model, layout, max_num_tokens)
     free = gpu.memory_bytes - weights - workspace
     per_token = kv_bytes_per_token(model, kv_format, layout)
     kv_bytes = int(free * kv_fraction) if free > 0 else free
@@ -84,6 +83,10 @@ def kv_bytes_per_token(model: ModelShape, kv_format: str, layout: ParallelSizes 
     return max(shards.kv_bytes_per_token(rank, kv_format) for rank in first_ranks)
 
 
-def _activation_bytes(costs: ModelCosts, layout: ParallelSizes, max_num_tokens: int) -> int:
+def workspace_bytes(model: ModelShape | None, layout: ParallelSizes, max_num_tokens: int) -> int:
+    """Of a process on a GPU: its context, and what a step of so many tokens takes; the context alone of no model."""
+    if model is None:
+        return CONTEXT_BYTES
+    costs = ModelCosts.of(model)
     widths = _ACTIVATION_VECTORS * costs.model.hidden_size + 2 * costs.active_intermediate_size / layout.tp_size
-    return int(2 * max_num_tokens * widths)
+    return CONTEXT_BYTES + int(2 * max_num_tokens * widths)

@@ -14,6 +14,7 @@ from build_engines.config_values import load_config
 from build_engines.gpus import gpu_named
 from build_engines.known_models import known_models
 from build_engines.planner.candidates import Machines, Wanted
+from build_engines.planner.deployment_report import report_deployment
 from build_engines.planner.estimator_choice import Wish, chosen
 from build_engines.planner.estimators import Load
 from build_engines.planner.plan import Plan, Question, Targets, make_plan
@@ -28,10 +29,25 @@ _THINK_TIME_S = 30.0
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help="A checkpoint's folder, its config.json, or a name: llama-3.1-70b.")],
+    model: Annotated[
+        str | None, typer.Argument(help="A checkpoint's folder, its config.json, or a name: llama-3.1-70b.")
+    ] = None,
     *,
-    gpu: Annotated[str, typer.Option(help="h200, h100, a100-80, l40s, l4, a10g, b200, ...")] = "h100",
-    num_gpus: Annotated[int, typer.Option("--gpus", min=1, max=100_000, help="GPUs over all nodes.")] = 8,
+    deployment: Annotated[
+        Path | None, typer.Option(help="A deployment file: what of it fits together, and with what KV cache.")
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="h200, h100, a100-80, l40s, l4, a10g, b200, ...", show_default="h100; the deployment's"),
+    ] = None,
+    num_gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", min=1, max=100_000, help="GPUs over all nodes.", show_default="8; the deployment's"),
+    ] = None,
+    host_memory_gib: Annotated[
+        float | None,
+        typer.Option(min=0.001, max=1e6, help="For --deployment.", show_default="the deployment's, or free here"),
+    ] = None,
     num_nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that they are in, in equal parts.")] = 1,
     isl: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 1000,
     osl: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 1000,
@@ -79,8 +95,12 @@ def plan(
     Needs no GPU and no weights, only the model's config.json. Without --concurrency, --rate or --users it finds the
     most that each option serves within the targets.
 
+    With --deployment it says which models of the file fit together on the devices that they share, with what KV cache
+    each, and whether a second version of each fits beside them.
+
     \b
     Examples:
+      trireme plan --deployment my.yaml --gpu h100 --gpus 2
       trireme plan llama-3.1-70b --gpu h100 --gpus 4
       trireme plan ./checkpoint --gpu l40s --gpus 2 --isl 2000 --osl 300 --rate 3 --slo-ttft-ms 500
       trireme plan ./checkpoint/config.json --gpu h200 --users 1000 --price-per-gpu-hour 3.5 --json
@@ -89,12 +109,19 @@ def plan(
     \b
     Exit codes: 0 done; 2 the question is wrong or nothing fits.
     """
+    if deployment is not None:
+        if model is not None:
+            raise SpecError(f"{model!r} and --deployment are two questions; give one", field="deployment")
+        report_deployment(deployment, gpu=gpu, num_gpus=num_gpus, host_memory_gib=host_memory_gib, is_json=is_json)
+        return
+    if model is None:
+        raise SpecError("name a model, such as llama-3.1-70b, or a deployment file (--deployment)", field="model")
     config = _config(model)
     shape = read_model_shape(config, source=model)
     workload = Workload(isl, osl)
     question = Question(
         model=shape,
-        machines=Machines(gpu_named(gpu), num_gpus, num_nodes),
+        machines=Machines(gpu_named(gpu or "h100"), num_gpus or 8, num_nodes),
         workload=workload,
         load=_load(concurrency, rate, users, think_time_s),
         targets=Targets(slo_ttft_ms, slo_tpot_ms),

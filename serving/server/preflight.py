@@ -2,14 +2,20 @@
 """What is checked before anything is started, so that a mistake costs one clear line and not a half-started server."""
 
 import socket
+from pathlib import Path
 
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import SpecError
+from ensemble_configs.memory_need import memory_need_bytes
+from ensemble_configs.release_manifest import find_release, load_manifest
 from ensemble_configs.release_spec import ReleaseSpec
 from ensemble_configs.triton_spec import TritonSpec
 from serving.placement import check_cpus
 from serving.release_check import refuse_unfit_releases
+from serving.this_machine import read_machine
+
+_GIB = 1 << 30
 
 
 def check(spec: DeploymentSpec) -> None:
@@ -23,7 +29,33 @@ def check(spec: DeploymentSpec) -> None:
             refuse_unfit_releases(release)
             _check_files(release)
             check_cpus(release.placement)
+    if len(spec.releases) > 1:
+        _check_memory(spec)
     _check_ports(spec.triton)
+
+
+def _check_memory(spec: DeploymentSpec) -> None:
+    """Each release alone has been looked at; on the host, and on each GPU, they have to fit together."""
+    needs: dict[str, int] = {}
+    for release in spec.releases:
+        folder = release.release_dir or find_release(getattr(release.engine, "dir", Path()))
+        if folder is None or release.on_demand is not None:
+            continue
+        manifest = load_manifest(folder)
+        for place in release.gpus or ("host",):
+            needs[str(place)] = needs.get(str(place), 0) + memory_need_bytes(manifest, release)
+    machine = read_machine((), is_asking_for_gpus=bool(needs.keys() - {"host"}))
+    free = {"host": machine.free_host_bytes} | {
+        str(n): gpu.free_bytes for n, gpu in enumerate(machine.gpus) if gpu.free_bytes is not None
+    }
+    for place, need in needs.items():
+        if need > free.get(place, need):
+            where = "the host" if place == "host" else f"GPU {place}"
+            raise SpecError(
+                f"the models take {need / _GIB:.2f} GiB together on {where}, where {free[place] / _GIB:.2f} GiB are "
+                "free; `trireme plan --deployment` shows what takes how much",
+                field="models",
+            )
 
 
 def _check_files(spec: ReleaseSpec) -> None:

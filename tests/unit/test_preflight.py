@@ -2,18 +2,23 @@
 """What would fail later is refused before anything is started, naming the field, the value and the next step."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from demo_release import write_demo_release
 from simulated_release import TOKENIZER
 
-from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.deployment import DeploymentSpec, override_triton
 from ensemble_configs.engine_specs import EngineSpec, OpenVinoEngineSpec, SimulatedEngineSpec
 from ensemble_configs.errors import SpecError
+from ensemble_configs.machine import Machine
+from ensemble_configs.memory_need import memory_need_bytes
+from ensemble_configs.release_manifest import load_manifest
 from ensemble_configs.release_spec import TokenizerSpec
 from ensemble_configs.triton_spec import TritonSpec
 from serving.server.preflight import check
+from serving.this_machine import read_machine
 
 PORTS = ("http_port", "grpc_port", "metrics_port")
 
@@ -104,3 +109,23 @@ def test_an_address_of_ipv6_is_tried_as_one() -> None:
 def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
     with pytest.raises(SpecError, match=f"http_port .* on {host} cannot be used"):
         check(spec(host=host))
+
+
+def test_releases_that_fit_alone_have_to_fit_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = write_demo_release(tmp_path / "release")
+    engine = {"provider": "openvino", "num_kv_blocks": 2048}
+    models = [{"name": name, "release_dir": release, "engine": engine} for name in ("a", "b")]
+    pair, one = (DeploymentSpec.model_validate({"name": "p", "models": models[:n]}) for n in (2, 1))
+    need = memory_need_bytes(load_manifest(release), one.model)
+
+    def machine(packages: Iterable[str], *, is_asking_for_gpus: bool) -> Machine:
+        here = read_machine(packages, is_asking_for_gpus=is_asking_for_gpus)
+        return here.model_copy(update={"free_host_bytes": 2 * need - 1})
+
+    for module in ("serving.server.preflight", "serving.release_check"):
+        monkeypatch.setattr(f"{module}.read_machine", machine)
+    check(override_triton(one, **free_ports()))
+    with pytest.raises(
+        SpecError, match=r"the models take .* GiB together on the host, where .* are free; `trireme plan"
+    ):
+        check(override_triton(pair, **free_ports()))

@@ -221,13 +221,6 @@ REFUSED: list[tuple[str, list[Data], Data, str]] = [
     ),
     ("a GPU twice", [model("a", placement={"gpus": [0, 0]})], {}, "models.a.placement: gpus must differ, got [0, 0]"),
     (
-        "free memory of a shared GPU",
-        [model("a", TP2 | {"num_kv_blocks": None}), model("b", TP2)],
-        {},
-        "a: release 1 shares a GPU with b; without engine.num_kv_blocks its KV cache is a part of what happens to be "
-        "free",
-    ),
-    (
         "a piece of a prompt",
         [model("a", TP2 | {"max_num_batched_tokens": 16})],
         {},
@@ -246,9 +239,12 @@ def test_what_does_not_go_together_is_refused_by_name(
     assert "\n" not in str(caught.value)
 
 
-def test_engines_on_gpus_of_their_own_may_take_what_is_free(tmp_path: Path) -> None:
+def test_engines_that_share_a_gpu_say_how_much_of_it(tmp_path: Path) -> None:
     free = TP2 | {"num_kv_blocks": None}
-    load(tmp_path, model("a", free, placement={"gpus": [0, 1]}), model("b", free, placement={"gpus": [2, 3]}))
+    configs(load(tmp_path, model("a", free, placement={"gpus": [0, 1]}), model("b", free, placement={"gpus": [2, 3]})))
+    sharing = load(tmp_path, model("a", free), model("b", TP2, placement={"gpus": [1, 2]}))
+    with pytest.raises(SpecError, match=r"a: release 1 shares a GPU with b; without engine.num_kv_blocks its KV cache"):
+        configs(sharing)
 
 
 def test_a_key_that_stands_twice_is_refused_with_its_lines(tmp_path: Path) -> None:

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which models of a deployment fit together on the devices that they share, with what KV cache, and whether a second
+version of each would fit beside them while it is rolled out.
+
+A device is the host's memory, for engines on the CPU, or one GPU. Engines that are loaded in turns take their pool.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from build_engines.planner.engine_memory import EngineMemory, memory_of
+from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.engine_specs import EngineSpec
+from ensemble_configs.errors import SpecError
+from ensemble_configs.release_spec import ReleaseSpec
+
+HOST = "host"
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class EnginePart:
+    """One engine on the devices that it is on; bytes are of each of them."""
+
+    model: str
+    release: int
+    is_draft: bool
+    devices: tuple[str, ...]
+    memory: EngineMemory
+    max_seq_len: int
+    num_kv_blocks: int  # that it has, or is proposed to have
+    is_proposed: bool
+    pool: str | None  # of engines that are loaded in turns
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of its KV cache."""
+        return self.memory.kv_bytes(self.num_kv_blocks)
+
+    @property
+    def num_bytes(self) -> int:
+        """All of it."""
+        return self.memory.fixed_bytes + self.kv_bytes
+
+    @property
+    def kv_tokens(self) -> int:
+        """That its KV cache holds, of all sequences."""
+        return self.num_kv_blocks * self.memory.kv_block_tokens
+
+
+@dataclass(frozen=True)
+class SecondVersion:
+    """Another release of a model, like the one that is served, loaded beside everything."""
+
+    model: str
+    num_bytes: int  # on each of its devices
+    missing_bytes: int  # on the fullest of them; 0: it fits
+    fitting_kv_blocks: int | None  # that both versions could have; None: it fits as it is, or never
+
+
+@dataclass
+class DevicePlan:
+    """One device."""
+
+    name: str
+    memory_bytes: int | None  # None: not known
+    used_bytes: int = 0
+    users: list[str] = field(default_factory=list)
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Below 0: so much is missing."""
+        return None if self.memory_bytes is None else self.memory_bytes - self.used_bytes
+
+
+@dataclass(frozen=True)
+class DeploymentPlan:
+    """All of it."""
+
+    name: str
+    engines: tuple[EnginePart, ...]
+    devices: tuple[DevicePlan, ...]
+    second_versions: tuple[SecondVersion, ...]
+    problems: tuple[str, ...]
+
+
+def plan_deployment(spec: DeploymentSpec, memory_bytes: Mapping[str, int], *, num_gpus: int | None) -> DeploymentPlan:
+    """Lay the models of a deployment out.
+
+    Args:
+        memory_bytes: of each device that is known: "host", "GPU 0".
+        num_gpus: that there are; None: not known.
+
+    Raises:
+        SpecError: what an engine takes cannot be found out.
+    """
+    parts = [_unbounded(model.name, *found) for model in spec.models for found in _engines(model.releases)]
+    problems = list(_absent_gpus(parts, num_gpus))
+    parts = _propose_caches(parts, memory_bytes)
+    devices = _devices(spec, parts, memory_bytes)
+    problems += _shortages(devices, parts) + list(_pool_problems(spec, parts))
+    return DeploymentPlan(
+        name=spec.name,
+        engines=tuple(parts),
+        devices=tuple(devices.values()),
+        second_versions=tuple(_second_versions(spec, parts, devices)),
+        problems=tuple(problems),
+    )
+
+
+def _engines(releases: Sequence[ReleaseSpec]) -> Iterator[tuple[ReleaseSpec, EngineSpec, bool]]:
+    for release in releases:
+        yield release, release.engine, False
+        if release.draft_engine is not None:
+            yield release, release.draft_engine, True
+
+
+def _unbounded(model: str, release: ReleaseSpec, engine: EngineSpec, is_draft: bool) -> EnginePart:
+    """With as many KV blocks as the deployment says, or none."""
+    try:
+        memory = memory_of(engine)
+    except SpecError as exc:
+        raise SpecError(f"{model}, release {release.release}: {exc.message}", **exc.facts) from exc
+    return EnginePart(
+        model=model,
+        release=release.release,
+        is_draft=is_draft,
+        devices=tuple(f"GPU {number}" for number in release.gpus) or (HOST,),
+        memory=memory,
+        max_seq_len=engine.max_seq_len,
+        num_kv_blocks=engine.num_kv_blocks or 0,
+        is_proposed=engine.num_kv_blocks is None,
+        pool=None if release.on_demand is None else release.on_demand.pool,
+    )
+
+
+def _absent_gpus(parts: Sequence[EnginePart], num_gpus: int | None) -> Iterator[str]:
+    known = {f"GPU {number}" for number in range(num_gpus or 0)}
+    for part in parts:
+        absent = [name for name in part.devices if name != HOST and "-" not in name and name not in known]
+        if num_gpus is not None and absent:
+            places = ", ".join(absent)
+            yield f"{_title(part)}: is placed on {places}, and there are {num_gpus} GPUs; change placement.gpus"
+
+
+def _propose_caches(parts: list[EnginePart], memory_bytes: Mapping[str, int]) -> list[EnginePart]:
+    """Give the engines that do not say how large their cache is equal parts of what is left on their devices.
+
+    Two versions of one model count as one, so that there is room for the other while one replaces the other.
+    """
+    proposed = []
+    for part in parts:
+        if not part.is_proposed:
+            proposed.append(part)
+            continue
+        rooms = []
+        for device in part.devices:
+            here = [other for other in parts if device in other.devices]
+            fixed = sum(other.num_bytes for other in here)
+            sharers = sum(other.is_proposed for other in here)
+            rooms.append((memory_bytes.get(device, 0) - fixed) * _CACHE_SHARE / sharers)
+        block_bytes = max(1.0, part.memory.kv_block_tokens * part.memory.kv_bytes_per_token)
+        num_blocks = max(0, int(min(rooms) / block_bytes))
+        proposed.append(EnginePart(**{**part.__dict__, "num_kv_blocks": num_blocks}))
+    return proposed
+
+
+_CACHE_SHARE = 0.9  # as TensorRT-LLM's own default of the free memory
+
+
+def _devices(
+    spec: DeploymentSpec, parts: Sequence[EnginePart], memory_bytes: Mapping[str, int]
+) -> dict[str, DevicePlan]:
+    names = sorted({name for part in parts for name in part.devices})
+    devices = {name: DevicePlan(name, memory_bytes.get(name)) for name in names}
+    for part in parts:
+        for name in part.devices if part.pool is None else ():
+            devices[name].used_bytes += part.num_bytes
+            devices[name].users.append(_title(part))
+    for pool, mib in _pools(spec).items():
+        for name in sorted({name for part in parts if part.pool == pool for name in part.devices}):
+            devices[name].used_bytes += mib * _MIB
+            devices[name].users.append(f"pool {pool}")
+    return devices
+
+
+def _pools(spec: DeploymentSpec) -> dict[str, int]:
+    return {
+        release.on_demand.pool: release.on_demand.pool_mib for release in spec.releases if release.on_demand is not None
+    }
+
+
+def _shortages(devices: Mapping[str, DevicePlan], parts: Sequence[EnginePart]) -> list[str]:
+    found = []
+    for device in devices.values():
+        if device.free_bytes is None or device.free_bytes >= 0:
+            continue
+        caches = sum(part.kv_bytes for part in parts if device.name in part.devices and part.pool is None)
+        found.append(
+            f"{device.name}: {', '.join(device.users)} take {gib(device.used_bytes)}, and there are "
+            f"{gib(device.memory_bytes or 0)}; {gib(-device.free_bytes)} too much"
+            + (
+                f", of {gib(caches)} in KV caches: lower engine.num_kv_blocks"
+                if caches >= -device.free_bytes
+                else ": not even without KV caches; place a model elsewhere, quantize it, or load it on_demand"
+            )
+        )
+    return found + [
+        f"{_title(part)}: there is no room for a KV cache of one sequence of {part.max_seq_len} tokens"
+        for part in parts
+        if part.kv_tokens < part.max_seq_len
+    ]
+
+
+def _pool_problems(spec: DeploymentSpec, parts: Sequence[EnginePart]) -> Iterator[str]:
+    for model in spec.models:
+        for release in model.releases:
+            if release.on_demand is None:
+                continue
+            own = [part for part in parts if (part.model, part.release) == (model.name, release.release)]
+            need = sum(part.num_bytes for part in own)
+            if need > release.on_demand.memory_mib * _MIB:
+                yield (
+                    f"{model.name}, release {release.release}: takes {gib(need)}, and on_demand.memory_mib says "
+                    f"{release.on_demand.memory_mib}; set it to {-(-need // _MIB)}"
+                )
+
+
+def _second_versions(
+    spec: DeploymentSpec, parts: Sequence[EnginePart], devices: Mapping[str, DevicePlan]
+) -> Iterator[SecondVersion]:
+    for model in spec.models:
+        own = [part for part in parts if (part.model, part.release) == (model.name, model.release)]
+        if own[0].pool is not None:
+            continue  # it takes its turn in the pool
+        num_bytes = sum(part.num_bytes for part in own)
+        frees = [devices[name].free_bytes for name in own[0].devices]
+        missing = max((num_bytes - free for free in frees if free is not None), default=0)
+        fitting = None
+        if missing > 0:
+            per_block = sum(part.memory.kv_bytes(1) for part in own)
+            saved = -(-missing // (2 * per_block)) if per_block else own[0].num_kv_blocks + 1
+            smaller = own[0].num_kv_blocks - saved
+            is_enough = smaller * own[0].memory.kv_block_tokens >= own[0].max_seq_len
+            fitting = smaller if is_enough else None
+        yield SecondVersion(model.name, num_bytes, max(0, missing), fitting)
+
+
+def _title(part: EnginePart) -> str:
+    return f"{part.model} release {part.release}" + (" (draft)" if part.is_draft else "")
+
+
+def gib(num_bytes: float) -> str:
+    """For people; little in MiB."""
+    return f"{num_bytes / 2**20:.0f} MiB" if num_bytes < 2**30 / 10 else f"{num_bytes / 2**30:.2f} GiB"

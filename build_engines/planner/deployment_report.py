@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme plan --deployment`: the memory plan of a deployment, for people and as JSON."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from build_engines.gpus import gpu_named
+from build_engines.planner.deployment_plan import HOST, DeploymentPlan, EnginePart, gib, plan_deployment
+from ensemble_configs.deployment import DeploymentSpec, load_deployment
+from ensemble_configs.machine import Machine
+from serving.this_machine import read_machine
+
+_GIB = 2**30
+
+
+def report_deployment(
+    path: Path, *, gpu: str | None, num_gpus: int | None, host_memory_gib: float | None, is_json: bool
+) -> None:
+    """Print the memory plan of a deployment file; exit status 2 where something does not fit.
+
+    Args:
+        gpu: instead of the deployment's `machine.gpu`, and of what this machine has; so the others.
+
+    Raises:
+        SpecError: the file is wrong, or an engine is not there.
+    """
+    spec = load_deployment(path)
+    memory_bytes, num_here = _memory(spec, gpu=gpu, num_gpus=num_gpus, host_memory_gib=host_memory_gib)
+    plan = plan_deployment(spec, memory_bytes, num_gpus=num_here)
+    if is_json:
+        json.dump(_as_data(plan), sys.stdout, indent=2, allow_nan=False)
+        sys.stdout.write("\n")
+    else:
+        _print(plan)
+    if plan.problems:
+        raise typer.Exit(2)
+
+
+def _memory(
+    spec: DeploymentSpec, *, gpu: str | None, num_gpus: int | None, host_memory_gib: float | None
+) -> tuple[dict[str, int], int | None]:
+    """Of the devices, by name, and the number of GPUs: as asked, as the deployment says, or as it is here."""
+    machine = spec.machine
+    gpu, num_gpus = gpu or machine.gpu, machine.num_gpus if num_gpus is None else num_gpus
+    gpu_gib = machine.gpu_memory_gib if gpu is None or machine.gpu_memory_gib else gpu_named(gpu).memory_gib
+    host_gib = host_memory_gib or machine.host_memory_gib
+    here: Machine | None = None
+    if gpu_gib is None or host_gib is None:
+        here = read_machine((), is_asking_for_gpus=gpu_gib is None)
+    host_bytes = int(host_gib * _GIB) if host_gib is not None else (here or _nothing()).free_host_bytes
+    if gpu_gib is not None:
+        names = {name for release in spec.releases for name in _named_gpus(release.placement.gpus)}
+        count = num_gpus if num_gpus is not None else 0
+        names |= {f"GPU {number}" for number in range(count or _most_ranks(spec))}
+        return {HOST: host_bytes, **{name: int(gpu_gib * _GIB) for name in names}}, num_gpus
+    gpus = (here or _nothing()).gpus
+    found = {f"GPU {n}": each.free_bytes for n, each in enumerate(gpus) if each.free_bytes is not None}
+    return {HOST: host_bytes, **found}, len(gpus) if num_gpus is None else num_gpus
+
+
+def _nothing() -> Machine:
+    return Machine(free_host_bytes=0)
+
+
+def _named_gpus(gpus: tuple[int | str, ...] | None) -> list[str]:
+    return [f"GPU {number}" for number in gpus or ()]
+
+
+def _most_ranks(spec: DeploymentSpec) -> int:
+    return max(int(getattr(release.engine, "world_size", 0)) for release in spec.releases)
+
+
+def _print(plan: DeploymentPlan) -> None:
+    is_terminal = sys.stdout.isatty()
+    console = Console(
+        file=sys.stdout, highlight=False, markup=False, soft_wrap=not is_terminal, width=None if is_terminal else 170
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for header in ("model", "release", "on", "weights", "workspace", "KV cache", "KV tokens", "sequences", "from"):
+        is_text = header in {"model", "on", "from"}
+        table.add_column(header, justify="left" if is_text else "right", no_wrap=header != "from")
+    for part in plan.engines:
+        table.add_row(*_row(part))
+    console.print(f"{plan.name}: memory of {len(plan.engines)} engines, of each device")
+    console.print(table)
+    console.print()
+    for device in plan.devices:
+        of = "how much it has is not known" if device.memory_bytes is None else f"of {gib(device.memory_bytes)}"
+        free = "" if device.free_bytes is None else f", {gib(max(0, device.free_bytes))} free"
+        console.print(f"{device.name}: {gib(device.used_bytes)} {of}{free} ({', '.join(device.users)})")
+    console.print()
+    for second in plan.second_versions:
+        console.print(f"a second version of {second.model} beside it: {gib(second.num_bytes)}, ", end="")
+        if not second.missing_bytes:
+            console.print("fits")
+        elif second.fitting_kv_blocks is not None:
+            console.print(
+                f"{gib(second.missing_bytes)} too much; fits with engine.num_kv_blocks {second.fitting_kv_blocks} each"
+            )
+        else:
+            console.print(f"{gib(second.missing_bytes)} too much; roll it out on a second server")
+    for problem in plan.problems:
+        console.print(f"does not fit: {problem}")
+
+
+def _row(part: EnginePart) -> list[str]:
+    proposed = " (proposed)" if part.is_proposed else ""
+    return [
+        part.model + (" (draft)" if part.is_draft else "") + (f" (pool {part.pool})" if part.pool else ""),
+        str(part.release),
+        ", ".join(part.devices),
+        gib(part.memory.weight_bytes),
+        gib(part.memory.workspace_bytes),
+        f"{gib(part.kv_bytes)}, {part.num_kv_blocks} blocks{proposed}",
+        f"{part.kv_tokens:,}",
+        f"{part.kv_tokens // part.max_seq_len} x {part.max_seq_len}",
+        part.memory.source,
+    ]
+
+
+def _as_data(plan: DeploymentPlan) -> dict[str, object]:
+    return {
+        "name": plan.name,
+        "fits": not plan.problems,
+        "problems": list(plan.problems),
+        "engines": [
+            dataclasses.asdict(part)
+            | {"kv_bytes": part.kv_bytes, "kv_tokens": part.kv_tokens, "num_bytes": part.num_bytes}
+            for part in plan.engines
+        ],
+        "devices": [dataclasses.asdict(device) | {"free_bytes": device.free_bytes} for device in plan.devices],
+        "second_versions": [dataclasses.asdict(second) for second in plan.second_versions],
+    }

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine takes of a device's memory, from its release's manifest or else from the files that it is made of."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_engines.checkpoint_config import read_model_shape
+from build_engines.config_values import load_config
+from build_engines.migration.compiled_engine import load_compiled_engine
+from build_engines.migration.sealing import kv_bytes_per_token as compiled_kv_bytes_per_token
+from build_engines.openvino_formats import cpu_kv_bytes_per_token
+from build_engines.parallel_sizes import ParallelSizes
+from build_engines.planner.footprint import kv_bytes_per_token, workspace_bytes
+from ensemble_configs.engine_specs import (
+    EngineSpec,
+    OpenVinoEngineSpec,
+    PyTorchEngineSpec,
+    SimulatedEngineSpec,
+    TensorRtEngineSpec,
+)
+from ensemble_configs.errors import SpecError
+from ensemble_configs.release_manifest import ReleaseManifest, find_release, load_manifest
+
+_OPENVINO_BLOCK_TOKENS = 32
+_MAX_RANK_SHARE = 1.05  # of a checkpoint that is divided: the fullest rank has a little more than the mean
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """Bytes on each of the engine's devices; of the fullest one."""
+
+    weight_bytes: int
+    workspace_bytes: int
+    kv_bytes_per_token: float
+    kv_block_tokens: int
+    source: str  # where the figures are from, for people
+
+    @property
+    def fixed_bytes(self) -> int:
+        """All but the KV cache."""
+        return self.weight_bytes + self.workspace_bytes
+
+    def kv_bytes(self, num_blocks: int) -> int:
+        """Of so many KV cache blocks."""
+        return round(num_blocks * self.kv_block_tokens * self.kv_bytes_per_token)
+
+
+def memory_of(engine: EngineSpec) -> EngineMemory:
+    """Raises: SpecError: the engine's files are not here, or do not tell."""
+    if isinstance(engine, SimulatedEngineSpec):
+        return EngineMemory(
+            engine.weight_bytes, 0, engine.kv_bytes_per_token, engine.kv_block_tokens, "as the deployment says"
+        )
+    if not engine.dir.is_dir():
+        raise SpecError(
+            f"engine.dir: there is no folder {engine.dir}; build or pull the release, or ask `trireme plan MODEL` "
+            "before there is one",
+            field="engine.dir",
+        )
+    release = find_release(engine.dir)
+    if release is not None:
+        return _of_manifest(load_manifest(release), engine)
+    match engine:
+        case OpenVinoEngineSpec():
+            return _of_openvino(engine)
+        case TensorRtEngineSpec():
+            return _of_compiled(engine)
+        case PyTorchEngineSpec():
+            return _of_checkpoint(engine)
+    raise AssertionError(f"no such engine: {engine!r}")
+
+
+def _of_manifest(manifest: ReleaseManifest, engine: EngineSpec) -> EngineMemory:
+    weights, kv = manifest.weight_bytes_per_rank, float(manifest.kv_bytes_per_token)
+    if manifest.draft is not None and getattr(engine, "draft_dir", None) is not None:
+        weights += manifest.draft.weight_bytes_per_rank
+        kv += manifest.draft.kv_bytes_per_token
+    block = engine.kv_block_tokens if isinstance(engine, PyTorchEngineSpec) else manifest.kv_block_tokens
+    return EngineMemory(weights, manifest.workspace_bytes, kv, block, f"manifest of {manifest.name}")
+
+
+def _of_openvino(engine: OpenVinoEngineSpec) -> EngineMemory:
+    shape = read_model_shape(load_config(engine.dir), source=str(engine.dir))
+    return EngineMemory(
+        _size_of(engine.dir, "openvino_model.bin"),
+        0,
+        cpu_kv_bytes_per_token(shape, engine.kv_cache_precision),
+        _OPENVINO_BLOCK_TOKENS,
+        "its files; without its buffers",
+    )
+
+
+def _of_compiled(engine: TensorRtEngineSpec) -> EngineMemory:
+    compiled = load_compiled_engine(engine.dir)
+    if compiled is None:
+        raise SpecError(f"engine.dir: {engine.dir} has no config.json of an engine; build it again", field="engine.dir")
+    return EngineMemory(
+        _size_of(engine.dir, "rank*.engine"),
+        workspace_bytes(None, ParallelSizes(engine.tp_size, engine.pp_size), engine.max_num_batched_tokens),
+        compiled_kv_bytes_per_token(compiled),
+        compiled.kv_block_tokens,
+        "its files; its activations are not known",
+    )
+
+
+def _of_checkpoint(engine: PyTorchEngineSpec) -> EngineMemory:
+    shape = read_model_shape(load_config(engine.dir), source=str(engine.dir))
+    layout = ParallelSizes(
+        tp_size=engine.tp_size,
+        pp_size=engine.pp_size,
+        ep_size=engine.ep_size or 1,
+        cp_size=engine.cp_size,
+        is_attention_dp=engine.is_attention_dp,
+    )
+    sixteen = "fp16" if shape.dtype == "float16" else "bf16"
+    kv_format = sixteen if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+    total = sum(path.stat().st_size for path in engine.dir.glob("*.safetensors"))
+    num_parts = engine.world_size // engine.cp_size  # context parallel ranks each have all weights of their part
+    share = _MAX_RANK_SHARE / num_parts if num_parts > 1 else 1.0
+    return EngineMemory(
+        round(total * share),
+        workspace_bytes(shape, layout, engine.max_num_batched_tokens),
+        kv_bytes_per_token(shape, kv_format, layout),
+        engine.kv_block_tokens,
+        "its checkpoint's files",
+    )
+
+
+def _size_of(folder: Path, pattern: str) -> int:
+    """Of the largest file of that name. Raises: SpecError: there is none."""
+    sizes = [path.stat().st_size for path in folder.glob(pattern)]
+    if not sizes:
+        raise SpecError(f"engine.dir: there is no {pattern} in {folder}; build the engine again", field="engine.dir")
+    return max(sizes)
