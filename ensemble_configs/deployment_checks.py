@@ -8,7 +8,6 @@ from typing import Annotated
 from pydantic import Field
 
 from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
-from ensemble_configs.model_names import MODELS
 from ensemble_configs.model_spec import ExtraModelSpec, ModelSpec, RateLimiterSpec, ResourceName, ResourceNeed
 from ensemble_configs.spec import Integer, Positive, Spec
 
@@ -35,16 +34,11 @@ def find_clashes(
     ]
 
 
-def triton_names(model: ModelSpec) -> list[str]:
-    """Of all Triton models that a language model is made of."""
-    return [model.triton_prefix + step for step in MODELS]
-
-
 def _equal_names(models: Sequence[ModelSpec], extra_models: Sequence[ExtraModelSpec]) -> Iterator[str]:
     for name, count in Counter(model.name for model in models).items():
         if count > 1:
             yield f"models: {count} have the name {name}; give each its own"
-    taken = Counter(name for model in models for name in triton_names(model))
+    taken = Counter(name for model in models for name in model.triton_names)
     taken.update(model.name for model in extra_models)
     if twice := [name for name, count in taken.items() if count > 1]:
         yield f"two of Triton's models would be called {', '.join(twice[:3])}; change a model's name or prefix"

@@ -4,7 +4,7 @@
 Types and shapes are upstream's; what is ours (execution policy, internal tensors) says why beside it.
 """
 
-from ensemble_configs.model_names import GRAPH
+from ensemble_configs.model_names import GRAPH, STEPS_OF_GRAPH
 from ensemble_configs.model_spec import ExtraModelSpec, ModelSpec, RateLimiterSpec
 from ensemble_configs.pbtxt import Symbol, to_pbtxt
 from ensemble_configs.tensors import (
@@ -25,7 +25,6 @@ from ensemble_configs.triton_spec import TritonSpec
 _WITHOUT_REQUIRED = (GRAPH, "preprocessing")
 # The steps that start generations: what Triton's rate limiter and its queue can hold up.
 _STARTING = ("tensorrt_llm", "ensemble", "tensorrt_llm_bls")
-_STEPS_OF_GRAPH = ("preprocessing", "tensorrt_llm", "postprocessing")
 
 GENERATED = "# Generated from "  # how every config begins
 
@@ -40,21 +39,22 @@ def render_configs(model: ModelSpec, triton: TritonSpec, *, source: str) -> dict
     Args:
         source: is named in the first line of each.
     """
-    messages: dict[str, Message] = {
-        "preprocessing": _python_model(model, triton, "preprocessing"),
-        # Decoupled: any number of responses for a request, and execute() returns before the first of them.
-        "tensorrt_llm": _python_model(model, triton, "tensorrt_llm") | _DECOUPLED,
-        # One instance owns the state of every stream, and without dynamic batching it gets every chunk, in order. With
-        # `dynamic_batching { preserve_ordering }` a cancelled chunk can hold up those of all streams for ever.
-        "postprocessing": _python_model(model, triton, "postprocessing"),
-        "ensemble": _python_model(model, triton, "ensemble") | _DECOUPLED,
-        "tensorrt_llm_bls": _python_model(model, triton, "tensorrt_llm_bls") | _DECOUPLED,
-        GRAPH: _graph(model, triton),
-    }
     return {
-        model.triton_prefix + step: f"{GENERATED}{source} by make render\n{to_pbtxt(message)}"
-        for step, message in messages.items()
+        name: f"{GENERATED}{source} by make render\n{to_pbtxt(message)}"
+        for name, message in model_messages(model, triton).items()
     }
+
+
+def model_messages(model: ModelSpec, triton: TritonSpec) -> dict[str, Message]:
+    """What is in each `config.pbtxt`, by the model's name: Triton's `ModelConfig` as plain data."""
+    return {model.triton_prefix + step: _message(model, triton, step) for step in model.steps}
+
+
+def _message(model: ModelSpec, triton: TritonSpec, step: str) -> Message:
+    if step == GRAPH:
+        return _graph(model, triton)
+    # Decoupled: any number of responses for a request, and execute() returns before the first of them.
+    return _python_model(model, triton, step) | (_DECOUPLED if step in _STARTING else {})
 
 
 def render_extra_config(extra: ExtraModelSpec, text: str, *, source: str) -> str:
@@ -88,7 +88,7 @@ def _versions(model: ModelSpec, step: str) -> Message:
     numbers = sorted(release.release for release in model.releases)
     if step == GRAPH:
         numbers = [model.release]
-    elif step not in _STEPS_OF_GRAPH:
+    elif step not in STEPS_OF_GRAPH:
         numbers = [number for number in numbers if number <= model.release]
     return {"specific": {"versions": numbers}}
 
@@ -105,6 +105,10 @@ def _instances(count: int, limiter: RateLimiterSpec | None, *, kind: str = "KIND
 
 
 def _queue(model: ModelSpec, step: str) -> Message:
+    """Not for `postprocessing`: its one instance owns the state of every stream and gets every chunk, in order.
+
+    With `dynamic_batching { preserve_ordering }` a cancelled chunk can hold up those of all streams for ever.
+    """
     queue = model.triton_queue
     if queue is None or step == "postprocessing":
         return {}
@@ -144,7 +148,7 @@ def _graph(model: ModelSpec, triton: TritonSpec) -> Message:
         "version_policy": _versions(model, GRAPH),
         "input": [_input(name, row, model=GRAPH) for name, row in inputs_of("ensemble")],
         "output": [_tensor(name, row) for name, row in outputs_of("ensemble")],
-        "ensemble_scheduling": {"step": [_step(step, model.triton_prefix, version) for step in _STEPS_OF_GRAPH]},
+        "ensemble_scheduling": {"step": [_step(step, model.triton_prefix, version) for step in STEPS_OF_GRAPH]},
     }
 
 

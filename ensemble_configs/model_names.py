@@ -2,7 +2,8 @@
 """How Triton's models are called: upstream's names, behind a prefix where a server has several language models."""
 
 PYTHON_MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
-GRAPH = "ensemble_graph"  # the first three as Triton's own ensemble
+STEPS_OF_GRAPH = ("preprocessing", "tensorrt_llm", "postprocessing")
+GRAPH = "ensemble_graph"  # these three as Triton's own ensemble
 MODELS = (*PYTHON_MODELS, GRAPH)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from ensemble_configs.model_names import GRAPH, MODELS, STEPS_OF_GRAPH
 from ensemble_configs.release_spec import ReleaseSpec
 from ensemble_configs.spec import Integer, Name, Positive, Spec
 
@@ -89,6 +90,10 @@ class ModelSpec(ReleaseSpec):
     other_releases: tuple[ReleaseSpec, ...] = Field(
         default=(), description="loaded beside it; asked for by version, or by the request parameter `release`"
     )
+    endpoints: tuple[Literal["ensemble", "tensorrt_llm_bls", "ensemble_graph"], ...] = Field(
+        default=("ensemble", "tensorrt_llm_bls", "ensemble_graph"),
+        description="the ways from text to text that are served; each is a process or two; tensorrt_llm always is",
+    )
     rate_limiter: RateLimiterSpec | None = None
     instances: InstancesSpec = InstancesSpec()
     triton_queue: TritonQueueSpec | None = None
@@ -99,12 +104,25 @@ class ModelSpec(ReleaseSpec):
         return f"{self.name}_" if self.prefix is None else self.prefix
 
     @property
+    def steps(self) -> tuple[str, ...]:
+        """Upstream's names of the Triton models that there are."""
+        wanted = {"tensorrt_llm", *self.endpoints, *(STEPS_OF_GRAPH if GRAPH in self.endpoints else ())}
+        return tuple(step for step in MODELS if step in wanted)
+
+    @property
+    def triton_names(self) -> tuple[str, ...]:
+        """Of the Triton models that there are."""
+        return tuple(self.triton_prefix + step for step in self.steps)
+
+    @property
     def releases(self) -> tuple[ReleaseSpec, ...]:
         """All of them; the first is the one that is served to whoever names none."""
         return (as_release(self), *self.other_releases)
 
     @model_validator(mode="after")
-    def _releases_differ(self) -> "ModelSpec":
+    def _each_once(self) -> "ModelSpec":
+        if len(set(self.endpoints)) < len(self.endpoints):
+            raise ValueError(f"endpoints must differ, got {', '.join(self.endpoints)}")
         numbers = [self.release, *(other.release for other in self.other_releases)]
         if len(set(numbers)) < len(numbers):
             raise ValueError(f"releases must have different numbers, got {', '.join(map(str, numbers))}")

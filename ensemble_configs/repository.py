@@ -5,6 +5,8 @@ Rendering is pure (`render_repository`); writing never touches a file whose text
 model whose files have changed.
 """
 
+import importlib.util
+import py_compile
 import shutil
 from pathlib import Path
 
@@ -12,8 +14,8 @@ from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.deployment_checks import unbounded_caches
 from ensemble_configs.errors import SpecError
 from ensemble_configs.model_configs import GENERATED, render_configs, render_extra_config
-from ensemble_configs.model_names import GRAPH, PYTHON_MODELS
-from ensemble_configs.model_spec import ExtraModelSpec
+from ensemble_configs.model_names import GRAPH
+from ensemble_configs.model_spec import ExtraModelSpec, ModelSpec
 from ensemble_configs.release import RELEASE_FILE, render_release
 
 # The repository that is committed: the default deployment, release 1.
@@ -33,7 +35,7 @@ def render_repository(spec: DeploymentSpec, *, root: Path, source: str) -> dict[
     for model in spec.models:
         configs = render_configs(model, spec.triton, source=source)
         files |= {Path(name) / "config.pbtxt": text for name, text in configs.items()}
-        for step in PYTHON_MODELS:
+        for step in _python_steps(model):
             for release in model.releases:
                 folder = Path(model.triton_prefix + step) / str(release.release)
                 files[folder / RELEASE_FILE] = render_release(release, folder=(root / folder).resolve())
@@ -55,17 +57,25 @@ def write_repository(spec: DeploymentSpec, *, root: Path, source: str) -> list[P
     files = {path: text.encode() for path, text in render_repository(spec, root=root, source=source).items()}
     for model in spec.models:
         for release in model.releases:
-            for step in PYTHON_MODELS:
+            for step in _python_steps(model):
                 adapter = DEFAULT_REPOSITORY / step / "1" / "model.py"
                 files[Path(model.triton_prefix + step) / str(release.release) / "model.py"] = adapter.read_bytes()
         # Triton wants a version folder of an ensemble too, and git keeps no empty one.
-        files[Path(model.triton_prefix + GRAPH) / str(model.release) / ".keep"] = b""
+        if GRAPH in model.steps:
+            files[Path(model.triton_prefix + GRAPH) / str(model.release) / ".keep"] = b""
     links = {
         Path(extra.name) / folder.name: folder for extra in spec.extra_models for folder in _version_folders(extra)
     }
     _remove_strangers(root, keep={path.parts[0] for path in files})
     written = [path for path, content in files.items() if _write(root / path, content)]
+    for path in files:
+        if path.name == "model.py":
+            _compile(root / path, is_new=path in written)
     return written + [path for path, target in links.items() if _link(root / path, target)]
+
+
+def _python_steps(model: ModelSpec) -> list[str]:
+    return [step for step in model.steps if step != GRAPH]
 
 
 def _own_config(extra: ExtraModelSpec) -> str:
@@ -124,6 +134,15 @@ def _write(path: Path, content: bytes) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return True
+
+
+def _compile(adapter: Path, *, is_new: bool) -> None:
+    """A stub that writes this by itself changes its version's folder, and Triton would load that version anew at the
+    next call that names the model.
+    """
+    compiled = Path(importlib.util.cache_from_source(str(adapter)))
+    if is_new or not compiled.exists():
+        py_compile.compile(str(adapter))
 
 
 def _link(path: Path, target: Path) -> bool:

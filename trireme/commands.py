@@ -28,7 +28,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "serve": Command("serving.server.command", "serve", "Serve a deployment on Triton, and drain it when it stops"),
-    "render": Command("ensemble_configs.command", "render", "Write the model repository of a deployment"),
+    "render": Command("build_engines.render_command", "render", "Write the model repository of a deployment"),
     "plan": Command(
         "build_engines.planner.plan_command", "plan", "Say what a model needs and how fast it will be on which GPUs"
     ),

@@ -124,3 +124,29 @@ def load_compiled_engine(folder: Path) -> CompiledEngine | None:
         )
     version = str(data.get("version", ""))
     return CompiledEngine(file, version, data["pretrained_config"], _section(data, "build_config"), data)
+
+
+_DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def kv_bytes_per_token(engine: CompiledEngine) -> int:
+    """Bytes of KV cache for a token on one rank.
+
+    2 * layers of the rank * max(1, KV heads / tp) * head size * bytes; with latent attention (MLA) layers * (rank of
+    the latent + rotary size) * bytes, which tensor parallelism does not divide.
+
+    Raises:
+        SpecError: the engine's config does not tell the model's shape.
+    """
+    pretrained = engine.pretrained
+    layers, heads = int_of(pretrained, "num_hidden_layers"), int_of(pretrained, "num_attention_heads")
+    if not layers or not heads:
+        raise SpecError(f"{engine.file} does not tell the model's layers and heads", file=engine.file)
+    tp, pp = (int_of(engine.mapping, key) or 1 for key in ("tp_size", "pp_size"))
+    size = 1 if engine.quantization.get("kv_cache_quant_algo") else _DTYPE_BYTES.get(str(pretrained.get("dtype")), 2)
+    rank_layers = -(-layers // pp)
+    if latent := int_of(pretrained, "kv_lora_rank"):
+        return rank_layers * (latent + (int_of(pretrained, "qk_rope_head_dim") or 0)) * size
+    head_size = int_of(pretrained, "head_size") or (int_of(pretrained, "hidden_size") or 0) // heads
+    kv_heads = int_of(pretrained, "num_key_value_heads") or heads
+    return 2 * rank_layers * max(1, -(-kv_heads // tp)) * head_size * size

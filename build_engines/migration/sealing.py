@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 from pydantic import JsonValue
 
-from build_engines.migration.compiled_engine import CompiledEngine, int_of
+from build_engines.migration.compiled_engine import CompiledEngine, int_of, kv_bytes_per_token
 from build_engines.migration.importing import Import, to_text
 from build_engines.migration.report import Entry, Verdict, carried, implied, lost
 from ensemble_configs.deployment import DeploymentSpec
@@ -30,7 +30,6 @@ _TOKENIZER_FILES = (
     "merges.txt",
     "chat_template*",
 )
-_DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def seal_import(planned: Import, folder: Path, *, num_parameters: int, sm: int | None) -> Import:
@@ -117,29 +116,6 @@ def _manifest(planned: Import, engine: CompiledEngine, *, num_parameters: int, s
         "vocab_size": int_of(engine.pretrained, "vocab_size"),
     }
     return validate(ReleaseManifest, data, source=engine.file)
-
-
-def kv_bytes_per_token(engine: CompiledEngine) -> int:
-    """Bytes of KV cache for a token on one rank.
-
-    2 * layers of the rank * max(1, KV heads / tp) * head size * bytes; with latent attention (MLA) layers * (rank of
-    the latent + rotary size) * bytes, which tensor parallelism does not divide.
-
-    Raises:
-        SpecError: the engine's config does not tell the model's shape.
-    """
-    pretrained = engine.pretrained
-    layers, heads = int_of(pretrained, "num_hidden_layers"), int_of(pretrained, "num_attention_heads")
-    if not layers or not heads:
-        raise SpecError(f"{engine.file} does not tell the model's layers and heads", file=engine.file)
-    tp, pp = (int_of(engine.mapping, key) or 1 for key in ("tp_size", "pp_size"))
-    size = 1 if engine.quantization.get("kv_cache_quant_algo") else _DTYPE_BYTES.get(str(pretrained.get("dtype")), 2)
-    rank_layers = -(-layers // pp)
-    if latent := int_of(pretrained, "kv_lora_rank"):
-        return rank_layers * (latent + (int_of(pretrained, "qk_rope_head_dim") or 0)) * size
-    head_size = int_of(pretrained, "head_size") or (int_of(pretrained, "hidden_size") or 0) // heads
-    kv_heads = int_of(pretrained, "num_key_value_heads") or heads
-    return 2 * rank_layers * max(1, -(-kv_heads // tp)) * head_size * size
 
 
 def _of_release(planned: Import, folder: Path, address: str, sm: int | None) -> Import:

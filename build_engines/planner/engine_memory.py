@@ -6,8 +6,8 @@ from pathlib import Path
 
 from build_engines.checkpoint_config import read_model_shape
 from build_engines.config_values import load_config
+from build_engines.migration.compiled_engine import kv_bytes_per_token as compiled_kv_bytes_per_token
 from build_engines.migration.compiled_engine import load_compiled_engine
-from build_engines.migration.sealing import kv_bytes_per_token as compiled_kv_bytes_per_token
 from build_engines.openvino_formats import cpu_kv_bytes_per_token
 from build_engines.parallel_sizes import ParallelSizes
 from build_engines.planner.footprint import kv_bytes_per_token, workspace_bytes

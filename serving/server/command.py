@@ -86,7 +86,7 @@ def _tell(line: str) -> None:
 
 def _welcome(spec: DeploymentSpec, seconds: float) -> str:
     triton = spec.triton
-    names = [f"{model.triton_prefix}ensemble" for model in spec.models]
+    names = [model.triton_prefix + (model.endpoints or ("tensorrt_llm",))[0] for model in spec.models]
     model = "" if names[0] == "ensemble" else f" --model {names[0]}"
     models = f"  models   {', '.join(names)}\n" if len(names) > 1 else ""
     program = Path(sys.argv[0])

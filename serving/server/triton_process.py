@@ -32,7 +32,7 @@ _TRITON_EXIT_TIMEOUT_S = 5
 _GONE_TIMEOUT_S = 5
 # What a stranger on the network has no business with. Health, metadata, inference and statistics stay open.
 _RESTRICTED_APIS = "model-repository,shared-memory,trace,logging"
-_KEY_HEADER = "trireme-control-key"
+CONTROL_KEY_HEADER = "trireme-control-key"
 
 
 class TritonProcess:
@@ -48,7 +48,7 @@ class TritonProcess:
         """
         self.run_dir = Path(tempfile.mkdtemp(prefix="trireme-"))  # only its owner can enter it
         self._regions = RegionOwner()
-        self._control_key = secrets.token_urlsafe(24)
+        self.control_key = secrets.token_urlsafe(24)
         self._base_url = f"http://{_reachable(spec.triton.host)}:{spec.triton.http_port}"
         self._process = subprocess.Popen(
             self._command(spec, repository, installation),
@@ -64,7 +64,7 @@ class TritonProcess:
         )
 
     def _command(self, spec: DeploymentSpec, repository: Path, installation: TritonInstallation) -> list[str]:
-        restricted = f"{_RESTRICTED_APIS}:{_KEY_HEADER}={self._control_key}"
+        restricted = f"{_RESTRICTED_APIS}:{CONTROL_KEY_HEADER}={self.control_key}"
         options = {
             "model-repository": repository,
             "http-restricted-api": restricted,
@@ -79,6 +79,11 @@ class TritonProcess:
             "--disable-auto-complete-config",
             *(f"--{name}={value}" for name, value in [*launch_flags(spec), *options.items()]),
         ]
+
+    @property
+    def pid(self) -> int:
+        """Of tritonserver."""
+        return self._process.pid
 
     @property
     def exit_status(self) -> int | None:
@@ -106,7 +111,9 @@ class TritonProcess:
         config = json.dumps({"backend": "draining", "input": field, "output": field})
         body = json.dumps({"parameters": {"config": config, "file:1/none": "bm9uZQ=="}}).encode()
         request = urllib.request.Request(
-            f"{self._base_url}/v2/repository/models/draining/load", data=body, headers={_KEY_HEADER: self._control_key}
+            f"{self._base_url}/v2/repository/models/draining/load",
+            data=body,
+            headers={CONTROL_KEY_HEADER: self.control_key},
         )
         try:
             urllib.request.urlopen(request, timeout=5).close()

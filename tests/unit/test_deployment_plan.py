@@ -107,7 +107,7 @@ def test_a_cache_that_holds_no_sequence_is_a_problem() -> None:
 
 def gpu_model(release: Path, name: str, **more: object) -> Data:
     of_engine = {key: more.pop(key) for key in ("num_kv_blocks", "tp_size") if key in more}
-    engine: Data = {"provider": "tensorrt", **of_engine}
+    engine: Data = {"provider": "tensorrt"} | of_engine
     return {"name": name, "release_dir": str(release), "engine": engine, **more}
 
 

@@ -12,9 +12,9 @@ import yaml
 from old_repositories import write_engine_config, write_llmapi_repository, write_old_repository
 from test_migration import TOKENIZER, entry, lost
 
-from build_engines.migration.compiled_engine import load_compiled_engine
+from build_engines.migration.compiled_engine import kv_bytes_per_token, load_compiled_engine
 from build_engines.migration.importing import Import, plan_import
-from build_engines.migration.sealing import kv_bytes_per_token, seal_import
+from build_engines.migration.sealing import seal_import
 from ensemble_configs.deployment import load_deployment
 from ensemble_configs.errors import SpecError
 from ensemble_configs.machine import Gpu, Machine

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from simulated_release import TOKENIZER
 
-from ensemble_configs.command import render
+from build_engines.render_command import render
 from ensemble_configs.deployment import DeploymentSpec, load_deployment
 from ensemble_configs.errors import SpecError
 from ensemble_configs.model_names import MODELS, PYTHON_MODELS
@@ -19,7 +19,7 @@ def spec() -> DeploymentSpec:
 
 
 def files(root: Path) -> set[str]:
-    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc"}
 
 
 def test_every_model_has_its_config_and_its_version(spec: DeploymentSpec, tmp_path: Path) -> None:

@@ -113,6 +113,15 @@ def test_priorities_are_declared_at_every_step_that_may_queue(tmp_path: Path) ->
     assert {found[name].dynamic_batching.default_queue_policy.max_queue_size for name in honouring} == {9}
 
 
+def test_only_what_is_asked_for_is_served(tmp_path: Path) -> None:
+    few, none = model("few", endpoints=["ensemble"]), model("none", endpoints=[])
+    graph = model("graph", endpoints=["ensemble_graph"])
+    assert set(configs(load(tmp_path, few, none, graph))) == {
+        "few_tensorrt_llm", "few_ensemble", "none_tensorrt_llm",
+        "graph_preprocessing", "graph_tensorrt_llm", "graph_postprocessing", "graph_ensemble_graph",
+    }  # fmt: skip
+
+
 def test_tokenizers_may_be_several(tmp_path: Path) -> None:
     found = configs(load(tmp_path, model("chat", instances={"preprocessing": 3})))
     assert {name: c.instance_group[0].count for name, c in found.items() if c.instance_group} == {
@@ -219,6 +228,7 @@ REFUSED: list[tuple[str, list[Data], Data, str]] = [
         {},
         "placement.gpus names 1 GPUs, but the engine has 2 ranks on a node",
     ),
+    ("an endpoint twice", [model("a", endpoints=["ensemble", "ensemble"])], {}, "models.a: endpoints must differ"),
     ("a GPU twice", [model("a", placement={"gpus": [0, 0]})], {}, "models.a.placement: gpus must differ, got [0, 0]"),
     (
         "a piece of a prompt",

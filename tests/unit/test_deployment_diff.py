@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme render --diff`: what would be loaded anew, why, and how much memory that takes meanwhile."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ensemble_configs.deployment import DeploymentSpec, load_deployment
+from ensemble_configs.deployment_diff import DeploymentDiff, Kind, compare
+from ensemble_configs.model_names import MODELS, PYTHON_MODELS
+from trireme.commands import run_command
+
+GIB = 2**30
+STEPS = ("preprocessing", "tensorrt_llm", "postprocessing")
+Data = dict[str, object]
+
+
+def model(name: str = "chat", engine: Data | None = None, **more: object) -> Data:
+    sizes = {"provider": "simulated", "weight_bytes": GIB, "kv_bytes_per_token": 0}
+    return {"name": name, "tokenizer": {"dir": "/tok"}, "engine": sizes | (engine or {}), **more}
+
+
+def spec(*models: Data, **more: object) -> DeploymentSpec:
+    return DeploymentSpec.model_validate({"name": "d", "models": list(models), **more})
+
+
+def release(number: int) -> Data:
+    return {key: value for key, value in model().items() if key != "name"} | {"release": number}
+
+
+def kinds(diff: DeploymentDiff) -> dict[str, tuple[Kind, tuple[int, ...], tuple[int, ...]]]:
+    return {change.name: (change.kind, change.loaded, change.dropped) for change in diff.changes}
+
+
+def test_nothing_changes_nothing() -> None:
+    assert compare(spec(model()), spec(model())) == DeploymentDiff((), (), ())
+
+
+def test_a_model_comes_and_another_goes() -> None:
+    found = kinds(compare(spec(model("a"), model("b")), spec(model("b"), model("c"))))
+    assert found == {
+        **{f"c_{step}": (Kind.ADDED, (1,), ()) for step in MODELS},
+        **{f"a_{step}": (Kind.REMOVED, (), (1,)) for step in MODELS},
+    }
+
+
+def test_a_release_more_touches_no_other() -> None:
+    found = kinds(compare(spec(model()), spec(model(other_releases=[release(2)]))))
+    steps = {f"chat_{step}": (Kind.VERSIONS, (2,), ()) for step in STEPS}
+    # The graph's steps named no version while there was one, and name it now.
+    assert found == steps | {"chat_ensemble_graph": (Kind.RELOADED, (1,), ())}
+
+
+def test_a_promotion_loads_only_what_clients_call() -> None:
+    before = spec(model(other_releases=[release(2)]))
+    after = spec(model(release=2, other_releases=[release(1)]))
+    assert kinds(compare(before, after)) == {
+        "chat_ensemble": (Kind.VERSIONS, (2,), ()),
+        "chat_tensorrt_llm_bls": (Kind.VERSIONS, (2,), ()),
+        "chat_ensemble_graph": (Kind.RELOADED, (2,), (1,)),
+    }
+
+
+def test_a_field_of_a_release_loads_that_release_everywhere_and_is_named() -> None:
+    diff = compare(
+        spec(model(other_releases=[release(2)])), spec(model("chat", {"seed": 5}, other_releases=[release(2)]))
+    )
+    assert kinds(diff) == {f"chat_{step}": (Kind.RELOADED, (1,), ()) for step in PYTHON_MODELS}
+    assert {change.why for change in diff.changes} == {("release 1: engine.seed 0 -> 5",)}
+    assert diff.changed_releases == ("chat release 1",)
+
+
+def test_more_tokenizers_leave_those_that_run() -> None:
+    found = kinds(compare(spec(model()), spec(model(instances={"preprocessing": 3}))))
+    assert found == {"chat_preprocessing": (Kind.SCALED, (), ())}
+
+
+def test_another_part_in_the_rate_limiter_starts_the_instances_anew() -> None:
+    pools = [{"name": "slots", "count": 2}]
+    limited = {"resources": [{"name": "slots"}]}
+    before = spec(model(rate_limiter=limited), rate_limiter=pools)
+    after = spec(model(rate_limiter=limited | {"priority": 2}), rate_limiter=pools)
+    starting = ("chat_tensorrt_llm", "chat_ensemble", "chat_tensorrt_llm_bls")
+    assert kinds(compare(before, after)) == dict.fromkeys(starting, (Kind.RESTARTED, (1,), ()))
+    assert compare(before, after).restarts == ()
+    assert compare(spec(model()), after).restarts == (
+        "--rate-limit=execution_count comes",
+        "--rate-limit-resource=slots:2 comes",
+    )
+
+
+def test_a_queue_loads_every_version_of_the_steps_that_have_one() -> None:
+    found = kinds(compare(spec(model()), spec(model(triton_queue={}))))
+    assert set(found) == {f"chat_{step}" for step in PYTHON_MODELS if step != "postprocessing"}
+    assert set(found.values()) == {(Kind.RELOADED, (1,), ())}
+
+
+# From the command line
+
+
+def ask(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        run_command("render", list(args))
+    assert not end.value.code
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    """The old deployment and the new one, where host memory is 2.5 GiB and an engine takes one."""
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    machine = {"host_memory_gib": 2.5}
+    old.write_text(yaml.safe_dump({"name": "d", "models": [model("a"), model("b")], "machine": machine}))
+    new.write_text(yaml.safe_dump({"name": "d", "models": [model("a"), model("b", {"seed": 2})], "machine": machine}))
+    return str(old), str(new)
+
+
+def test_what_is_loaded_beside_itself_has_to_fit(capsys: pytest.CaptureFixture[str], files: tuple[str, str]) -> None:
+    old, new = files
+    out = ask(capsys, "--deployment", new, "--diff", old)
+    assert "b_tensorrt_llm: loaded anew (loads 1)\n    release 1: engine.seed 0 -> 2\n" in out
+    assert "a_" not in out
+    assert "host: 2.00 GiB now, 2.00 GiB then, 3.00 GiB between, of 2.50 GiB; 0.50 GiB too much: roll it out" in out
+    [cost] = json.loads(ask(capsys, "--deployment", new, "--diff", old, "--json"))["memory"]
+    assert (cost["peak_bytes"], cost["missing_bytes"]) == (3 * GIB, GIB // 2)
+    assert ask(capsys, "--deployment", new, "--diff", new) == "nothing changes\n"
+
+
+def test_helm_gets_the_deployment_and_what_follows_from_it(
+    capsys: pytest.CaptureFixture[str], files: tuple[str, str], tmp_path: Path
+) -> None:
+    values = yaml.safe_load(ask(capsys, "--deployment", files[1], "--helm"))
+    assert values["ports"] == {"http": 8000, "grpc": 8001, "metrics": 8002}
+    assert [each["prefix"] for each in values["models"]] == ["a_", "b_"]
+    assert "--grpc-port=8001" in values["tritonArgs"]
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(values["deployment"]))
+    assert load_deployment(tmp_path / "again.yaml") == load_deployment(Path(files[1]))
