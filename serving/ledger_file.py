@@ -28,14 +28,14 @@ from ensemble_configs.errors import ServerError
 
 MAX_RESOURCES = 8
 MAX_MEMBERS = 64
-MAX_NAME_BYTES = 32
+MAX_NAME_BYTES = 64
 
 _WORD_BYTES = 8
 _NAME_WORDS = MAX_NAME_BYTES // _WORD_BYTES
 _MAGIC = 0x5452_4C45_4447_0001  # the last two bytes: of this layout
 # Words of the header.
 _MAGIC_AT, NUM_RESOURCES, NUM_SLOTS, NEWEST_START = range(4)
-_RESOURCES_AT, _RESOURCE_WORDS = 8, 8
+_RESOURCES_AT, _RESOURCE_WORDS = 8, 16
 COUNT, HIGH_WATER = _NAME_WORDS, _NAME_WORDS + 1  # of a resource, behind its name
 _SLOTS_AT = _RESOURCES_AT + MAX_RESOURCES * _RESOURCE_WORDS
 # Words of a slot, and behind them those of its name, what it holds and what it wants of each resource.
