@@ -6,6 +6,9 @@ The load and what is read from it are those of `benchmarks.shared_device`, whose
 
 import asyncio
 import contextlib
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +18,7 @@ import pytest
 import tritonclient.grpc.aio as grpcclient
 import yaml
 from numpy.typing import NDArray
+from plain_triton import PlainTriton
 from running_server import RunningServer
 from test_cancellation import wait_until
 
@@ -34,6 +38,8 @@ from benchmarks.shared_device import (
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.errors import Unavailable
+from ensemble_configs.launch_flags import launch_flags
+from ensemble_configs.repository import write_repository
 from serving.run_dir import RUN_DIR_VARIABLE
 from serving.shared_ledger import SharedLedger
 
@@ -115,6 +121,19 @@ def test_the_embedding_model_gives_real_vectors_beside_them(shared: RunningServe
     france, france_again, sum_ = asyncio.run(embed())
     assert float(france @ france) == pytest.approx(1, abs=1e-4)
     assert france @ france_again > france @ sum_ + 0.05
+
+
+def test_below_a_plain_tritonserver_its_engines_find_each_other(tmp_path: Path) -> None:
+    spec = shared_deployment((1.0, 2.0))
+    write_repository(spec, root=tmp_path / "models", source="the test")
+    options = [f"--{name}={value}" for name, value in launch_flags(spec) if name.startswith("rate-limit")]
+    with PlainTriton(tmp_path / "models", tmp_path, options=tuple(options)) as server:
+        folder = Path(tempfile.gettempdir()) / f"trireme-{os.getuid()}-{server.process.pid}"
+        watcher = watch(folder)
+        names = {member.name: member.weight for member in watcher.members()}
+        watcher.close()
+    shutil.rmtree(folder)
+    assert names == {"small_tensorrt_llm/1": 1.0, "large_tensorrt_llm/1": 2.0, "watcher": 1.0}
 
 
 def test_tritons_own_limiter_lets_every_seat_be_taken(tmp_path: Path) -> None:
