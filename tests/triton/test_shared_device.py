@@ -127,6 +127,7 @@ def test_below_a_plain_tritonserver_its_engines_find_each_other(tmp_path: Path) 
     spec = shared_deployment((1.0, 2.0))
     write_repository(spec, root=tmp_path / "models", source="the test")
     options = [f"--{name}={value}" for name, value in launch_flags(spec) if name.startswith("rate-limit")]
+    options.append("--disable-auto-complete-config")  # our configs are complete
     with PlainTriton(tmp_path / "models", tmp_path, options=tuple(options)) as server:
         folder = Path(tempfile.gettempdir()) / f"trireme-{os.getuid()}-{server.process.pid}"
         watcher = watch(folder)
