@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Self
 
+import psutil
 import yaml
 from tritonclient.grpc import service_pb2
 
@@ -20,6 +21,7 @@ from clients.infer_messages import decode_chunk, encode_request, is_final_respon
 from clients.streaming import AsyncTritonClient
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.release_spec import ResponseSpec
+from serving.run_dir import RUN_DIR_VARIABLE
 
 _READY_S = 120.0
 
@@ -53,6 +55,13 @@ class ThroughEnsemble:
         self._process.wait()
         self._folder.cleanup()
 
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the server's processes."""
+        children = psutil.Process(self._process.pid).children()
+        [triton] = [child for child in children if child.name() == "tritonserver"]
+        return Path(triton.environ()[RUN_DIR_VARIABLE])
+
     def run(self, ask: Ask) -> Run:
         """All requests at once, to their last token."""
         # Anew for each run, and before its clock starts: the server hangs up on one that is silent between two runs.
@@ -69,7 +78,7 @@ class ThroughEnsemble:
 
     async def _is_ready(self) -> bool:
         async with AsyncTritonClient(self.url) as client:
-            return await client.is_ready()
+            return await client.is_ready(model=self._model)
 
 
 def with_responses(spec: DeploymentSpec, responses: ResponseSpec, *, suffix: str) -> DeploymentSpec:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from ensemble_configs.shared_budget_spec import SharedBudgetSpec
 from ensemble_configs.spec import Number, Positive, Spec
 
 Share = Annotated[Number, Field(gt=0, le=1)]
@@ -40,6 +41,9 @@ class BudgetSpec(Spec):
     )
     forecast_quantile: Annotated[Number, Field(gt=0, lt=1)] = 0.9
     shares: ClassShares = ClassShares()
+    shared: SharedBudgetSpec | None = Field(
+        default=None, description="what each request holds of a device that other models of the server are on, too"
+    )
 
 
 class QueueSpec(Spec):

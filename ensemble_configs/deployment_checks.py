@@ -31,6 +31,7 @@ def find_clashes(
         *_pools_twice(pools),
         *_resources(models, extra_models, pools),
         *_memory_pools(models),
+        *_shared_counts(models),
     ]
 
 
@@ -138,3 +139,17 @@ def unbounded_caches(models: Sequence[ModelSpec]) -> Iterator[str]:
                 "engine.num_kv_blocks its KV cache is a part of what happens to be free while they load; set it "
                 "(`trireme plan --deployment` proposes how many), or placement.gpus apart"
             )
+
+
+def _shared_counts(models: Sequence[ModelSpec]) -> Iterator[str]:
+    """What all models of a server may hold together is one number."""
+    counts: dict[str, dict[int, list[str]]] = {}
+    for model in models:
+        for release in model.releases:
+            shared = release.admission and release.admission.budget.shared
+            for resource in shared.resources if shared else ():
+                counts.setdefault(resource.name, {}).setdefault(resource.count, []).append(model.name)
+    for name, users in counts.items():
+        if len(users) > 1:
+            said = ", ".join(f"{count} in {', '.join(dict.fromkeys(who))}" for count, who in users.items())
+            yield f"admission.budget.shared: {name} has the count {said}; all must say the same"

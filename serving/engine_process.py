@@ -18,14 +18,18 @@ from pathlib import Path
 from ensemble_configs.errors import RequestError, ServerError, ServingError, Unavailable
 from ensemble_configs.release import load_release
 from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.shared_budget_spec import SharedBudgetSpec
 from serving.admission.admitting_engine import AdmittingEngine
+from serving.admission.shared_room import LedgerRoom
 from serving.detokenization import TextDecoder
 from serving.engine_messages import Broken, Channel, ChannelClosed, Command
 from serving.engines.base import Engine, FinishReason, GenerationRequest, TokenChunk
 from serving.engines.clock import WallClock
 from serving.engines.providers import create_engine
+from serving.ledger_file import MAX_NAME_BYTES
 from serving.placement import take_place
 from serving.release_check import refuse_unfit_releases, releases_in_use
+from serving.shared_ledger import LEDGER_FILE, SharedLedger
 from serving.speculating_engine import SpeculatingEngine
 from serving.stopping_engine import StoppingEngine
 from serving.switchboard import Switchboard
@@ -65,21 +69,36 @@ def close_engine(engine: Engine) -> None:
         _log.warning("the engine has not closed within %g s; its process ends without that", CLOSE_TIMEOUT_S)
 
 
-def _load(release: ReleaseSpec) -> Engine:
+def _load(release: ReleaseSpec, *, member: str, run_dir: Path) -> Engine:
     refuse_unfit_releases(release)
     engine = create_engine(release.engine)
     if release.draft_engine is not None:
         engine = SpeculatingEngine(engine, create_engine(release.draft_engine))
     if release.admission is not None:
-        tokens_per_step = release.engine.max_tokens_per_step
-        engine = AdmittingEngine(engine, release.admission, release.slo, WallClock(), tokens_per_step=tokens_per_step)
+        engine = AdmittingEngine(
+            engine,
+            release.admission,
+            release.slo,
+            WallClock(),
+            tokens_per_step=release.engine.max_tokens_per_step,
+            shared=_shared_room(release.admission.budget.shared, engine, member=member, run_dir=run_dir),
+        )
     return StoppingEngine(engine, TextDecoder.from_spec(release.tokenizer))
+
+
+def _shared_room(spec: SharedBudgetSpec | None, engine: Engine, *, member: str, run_dir: Path) -> LedgerRoom | None:
+    if spec is None:
+        return None
+    counts = {resource.name: resource.count for resource in spec.resources}
+    ledger = SharedLedger(run_dir / LEDGER_FILE, member=member, weight=spec.weight, counts=counts)
+    return LedgerRoom(ledger, spec, WallClock(), block_tokens=engine.info.kv_block_tokens)
 
 
 def main() -> None:
     """Load the engine of a release and serve it over an inherited socket."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--release", type=Path, required=True, help="version folder with release.json")
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder of the server's processes")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the adapter")
     parser.add_argument("--guests-fd", type=int, help="inherited socket that listens for other adapters")
     args = parser.parse_args()
@@ -92,7 +111,8 @@ def main() -> None:
             release = load_release(args.release)
             take_place(release.placement)
             ending.enter_context(releases_in_use(release))
-            engine = _load(release)
+            member = f"{args.release.parent.name}/{args.release.name}"[-MAX_NAME_BYTES:]  # model and version
+            engine = _load(release, member=member, run_dir=args.run_dir)
             ending.callback(close_engine, engine)
             switchboard = Switchboard(channel, guests, engine.info)
             ending.callback(switchboard.close)  # first: callers need not wait for the engine's end

@@ -112,6 +112,7 @@ class OwnedEngine(EngineSource):
     def _start(self, socket_number: int) -> subprocess.Popen[bytes]:
         numbers = [socket_number]
         command = [_python(), "-m", "serving.engine_process", "--release", self._release_dir, "--fd", socket_number]
+        command += ["--run-dir", run_dir()]  # an engine's process, asked itself, would find another
         if self._listener is not None:
             numbers.append(self._listener.fileno())
             command += ["--guests-fd", self._listener.fileno()]

@@ -10,6 +10,7 @@ from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.errors import RequestError, ServingError, Unavailable
 from serving.admission.in_flight import InFlight
 from serving.admission.pace import Pace
+from serving.admission.shared_room import POLL_S, NothingShared, SharedRoom
 from serving.admission.ticket import Ticket
 from serving.admission.waiting_line import WaitingLine, late_error
 from serving.engines.base import AdmissionStats, Engine, EngineStats, GenerationRequest, PerfMetrics, TokenChunk
@@ -23,15 +24,27 @@ class AdmittingEngine(Engine):
 
     Args:
         tokens_per_step: that the engine may add to a sequence in one step, drafts included.
+        shared: room on the device that other engines have requests in, too.
     """
 
     def __init__(
-        self, engine: Engine, spec: AdmissionSpec, slo: SloSpec, clock: Clock, *, tokens_per_step: int = 1
+        self,
+        engine: Engine,
+        spec: AdmissionSpec,
+        slo: SloSpec,
+        clock: Clock,
+        *,
+        tokens_per_step: int = 1,
+        shared: SharedRoom | None = None,
     ) -> None:
         self._engine = engine
         self._clock = clock
         self.info = msgspec.structs.replace(engine.info, is_admitting=True)
-        self._in_flight = InFlight(engine, spec.budget, tokens_per_step=tokens_per_step, settle=self._settle)
+        self._shared = shared or NothingShared()
+        self._is_shut_out = False  # what would start finds no shared room
+        self._in_flight = InFlight(
+            engine, spec.budget, self._shared, tokens_per_step=tokens_per_step, settle=self._settle
+        )
         self.budget = self._in_flight.budget
         estimate = self._in_flight.estimate
         self._line = WaitingLine(spec.queue, estimate, first_token_s=_seconds(slo.ttft_ms, math.inf))
@@ -90,6 +103,8 @@ class AdmittingEngine(Engine):
             self._line.rejoin(ticket)
         num_prompt_tokens = self._start(now_s, chunks)
         num_seqs, num_made = len(self._in_flight), 0
+        if self._is_shut_out and not self._engine.has_work:
+            self._clock.sleep_s(POLL_S)
         made = self._engine.step()
         after_s = self._clock.now_s()
         for chunk in made:
@@ -126,15 +141,20 @@ class AdmittingEngine(Engine):
 
     def _start(self, now_s: float, chunks: list[TokenChunk]) -> int:
         """Start what fits; how many prompt tokens that is. What the engine does not take ends in `chunks`."""
-        num_prompt_tokens = 0
+        num_prompt_tokens, self._is_shut_out = 0, False
         # While it could not begin what it has, more would only wait there, in its own order. (An engine that is told of
         # late may think that something waits when all is done.)
         if len(self._in_flight) and self._engine.stats().num_waiting:
+            self._shared.want_nothing()
             return 0
         while (found := self._line.first(now_s)) is not None and self._pace.allows(len(self._in_flight) + 1):
             ticket, room = found
             num_tokens = self._in_flight.first_promise(ticket)
             if self.budget.fits(num_tokens, room):
+                num_waiting = min(len(self._line), self.budget.room_for(room).num_seats)
+                if not self._in_flight.take_shared(ticket, num_waiting=num_waiting):
+                    self._is_shut_out = True
+                    break
                 num_prompt_tokens += ticket.num_known_tokens
                 ticket.expected_work = self._in_flight.work_of(ticket, num_tokens)
                 self._line.take(ticket)
@@ -144,6 +164,8 @@ class AdmittingEngine(Engine):
                     chunks.append(TokenChunk(ticket.key, [], error=str(exc)))
             elif self.budget.room_for(room).num_seats < 1 or not self._line.pass_over(ticket):
                 break
+        if not self._is_shut_out:
+            self._shared.want_nothing()
         return num_prompt_tokens
 
     def _end_late(self, now_s: float) -> list[TokenChunk]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What may be in flight: KV blocks, tokens and seats, promised before they are used, so that use never exceeds them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from serving.scheduling import Priority
@@ -31,6 +31,7 @@ class KvBudget:
         max_num_seqs: requests in flight.
         max_tokens: in flight, prompts and expected outputs; None: as many as the blocks hold.
         shares: of each of these, what a class may fill; the rest is kept free for the classes above it.
+        on_free: called with the key of each whose promise ends.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class KvBudget:
         max_num_seqs: int,
         max_tokens: int | None = None,
         shares: Mapping[Priority, float] | None = None,
+        on_free: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.max_num_seqs = max_num_seqs
         self.max_tokens = num_blocks * block_tokens if max_tokens is None else max_tokens
         self._shares = dict.fromkeys(Priority, 1.0) | dict(shares or {})
+        self._on_free = on_free
         self._promises: dict[int, _Promise] = {}
         self.num_promised_blocks = 0
         self.num_promised_tokens = 0
@@ -110,3 +113,4 @@ class KvBudget:
         promise = self._promises.pop(key)
         self.num_promised_blocks -= promise.num_blocks
         self.num_promised_tokens -= promise.num_tokens
+        self._on_free(key)

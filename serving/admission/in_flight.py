@@ -11,6 +11,7 @@ from ensemble_configs.errors import RequestError
 from serving.admission.budget import KvBudget
 from serving.admission.forecast import FullForecast, LearnedForecast, OutputForecast
 from serving.admission.resumption import is_resumable, resumed
+from serving.admission.shared_room import SharedRoom
 from serving.admission.ticket import Ticket
 from serving.admission.wait_estimate import WaitEstimate
 from serving.engines.base import Engine, FinishReason, GenerationRequest, PerfMetrics, TokenChunk
@@ -38,10 +39,17 @@ class InFlight:
     """
 
     def __init__(
-        self, engine: Engine, spec: BudgetSpec, *, tokens_per_step: int, settle: Callable[[Ticket, float], None]
+        self,
+        engine: Engine,
+        spec: BudgetSpec,
+        shared: SharedRoom,
+        *,
+        tokens_per_step: int,
+        settle: Callable[[Ticket, float], None],
     ) -> None:
         self._engine = engine
         self._settle = settle
+        self._shared = shared
         info, shares = engine.info, spec.shares
         self.budget = KvBudget(
             num_blocks=max(1, int(spec.kv_fraction * info.num_kv_blocks)),
@@ -51,6 +59,7 @@ class InFlight:
             shares={
                 Priority.PREMIUM: shares.premium, Priority.STANDARD: shares.standard, Priority.BATCH: shares.batch,
             },
+            on_free=shared.free,
         )  # fmt: skip
         self.estimate = WaitEstimate(self.budget)
         self._is_learning = spec.forecast == "learned"
@@ -93,6 +102,7 @@ class InFlight:
                 value=request.sampling.max_tokens,
                 max=most,
             )
+        self._shared.refuse_never_fitting(self._most_tokens(request))
 
     def typical_tokens(self, request: GenerationRequest) -> int:
         """Of output, by what its tenant's requests made."""
@@ -113,13 +123,18 @@ class InFlight:
         """What a request is expected to take from the others: room in the KV cache, for so many steps."""
         return float(num_promised_tokens * self._num_rest(ticket))
 
+    def take_shared(self, ticket: Ticket, *, num_waiting: int) -> bool:
+        """Of what the engine shares with others, all that a request may need; False: it cannot begin now."""
+        ticket.engine_key = next(self._other_keys) if ticket.num_preemptions else ticket.key
+        return self._shared.take(ticket.engine_key, self._most_tokens(ticket.request), num_waiting=num_waiting)
+
     def begin(self, ticket: Ticket, num_tokens: int, now_s: float) -> None:
-        """Promise so many tokens and give it to the engine.
+        """Promise so many tokens to a request that has its shared room, and give it to the engine.
 
         Raises:
             RequestError: the engine does not take it; nothing is promised to it any more.
         """
-        engine_key = next(self._other_keys) if ticket.num_preemptions else ticket.key
+        engine_key = ticket.engine_key
         ticket.started_s = now_s
         self._tickets[engine_key] = ticket
         self._keys[ticket.key] = engine_key

@@ -24,6 +24,7 @@ class Ticket:
     num_output_tokens: int = 0
     output_ids: list[int] = field(default_factory=list)  # of one that may be preempted, and that was
     started_s: float | None = None  # the last time
+    engine_key: int = 0  # of its last start
     num_preemptions: int = 0
     perf: PerfMetrics | None = None  # up to its preemption, where the engine tells
     expected_work: float = 0.0  # that its tenant was charged with at its start

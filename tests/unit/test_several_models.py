@@ -338,3 +338,13 @@ def test_a_process_takes_the_cores_and_gpus_that_it_is_given(monkeypatch: pytest
     assert os.environ == {"CUDA_VISIBLE_DEVICES": "1,MIG-a-b", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40"}
     with pytest.raises(SpecError, match=r"placement.cpus: there is no core 4095 here; there are "):
         take_place(PlacementSpec(cpus=(core, 4095)))
+
+
+def test_models_that_share_a_resource_must_agree_on_how_much_there_is(tmp_path: Path) -> None:
+    def sharing(name: str, count: int) -> Data:
+        resources = [{"name": "streams", "count": count}]
+        return model(name, admission={"budget": {"shared": {"resources": resources}}})
+
+    assert len(load(tmp_path, sharing("a", 8), sharing("b", 8), model("c")).models) == 3
+    with pytest.raises(SpecError, match="shared: streams has the count 8 in a, 9 in b; all must say the same"):
+        load(tmp_path, sharing("a", 8), sharing("b", 9))
