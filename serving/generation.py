@@ -188,7 +188,10 @@ class GenerationService:
 
     def _take_steps(self, steps: list[Step]) -> None:
         self._lanes.put(chunk for step in steps for chunk in step.chunks)
-        self._tell_stats(steps[-1].stats)
+        for step in reversed(steps):
+            if step.stats is not None:
+                self._tell_stats(step.stats)
+                return
 
     # On a lane's thread, and with the death of the engine on the reader's.
 

@@ -20,7 +20,7 @@ from serving.speculation import joined_perf
 # Of requests that were preempted and go on under another key: above all that callers' requests have, and below those of
 # the rounds of `serving.speculating_engine`.
 _FIRST_OTHER_KEY = 1 << 61
-_STEPS_TO_FREE = 2  # that an engine may take, by the seam, until the blocks of a cancelled request are free
+_STEPS_TO_FREE = 2  # that an engine may take, by the seam, until the blocks of a stopped request are free
 _TYPICAL = 0.5  # the quantile of the lengths that waits are computed from
 
 
@@ -63,7 +63,7 @@ class InFlight:
         self._limits: dict[int, float] = {}  # when they must have ended, by the engine's key
         self._other_keys = itertools.count(_FIRST_OTHER_KEY)
         self._short: list[int] = []  # the engine's keys of those that need more room soon
-        self._leaving: deque[tuple[int, int]] = deque()  # cancelled: when their promises are free, and their keys
+        self._leaving: deque[tuple[int, int]] = deque()  # stopped: when their promises are free, and their keys
         # A request that needs more may have to wait until one that was stopped for it has left.
         self._margin = (1 + _STEPS_TO_FREE) * tokens_per_step
         self._num_steps = 0
@@ -153,7 +153,10 @@ class InFlight:
             if chunk.error is None and chunk.finish_reason is not FinishReason.CANCELLED:
                 self._learn(ticket, now_s)
             self._leave(engine_key)
-            self.budget.free(engine_key)
+            if chunk.finish_reason is FinishReason.STOP_STRING:
+                self._leaving.append((self._num_steps + _STEPS_TO_FREE, engine_key))  # the engine was told just now
+            else:
+                self.budget.free(engine_key)
         elif ticket.is_preemptible and self._needs_more(engine_key, ticket):
             self._short.append(engine_key)
         return True
@@ -161,11 +164,6 @@ class InFlight:
     def stop(self, key: int) -> Ticket:
         """By the caller's key; its promise stays until its blocks are free."""
         return self._stop(self._keys[key])
-
-    def end(self, key: int, now_s: float) -> None:
-        """Stop one that has made what it was to make."""
-        self._learn(self._tickets[self._keys[key]], now_s)
-        self.stop(key)
 
     def stop_late(self, now_s: float) -> list[Ticket]:
         """Those that should have ended by now."""

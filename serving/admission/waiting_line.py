@@ -82,6 +82,10 @@ class WaitingLine:
                 late.append(self.leave(key))
         return late
 
+    def next_limit_s(self) -> float:
+        """When `take_late` may have the next one; math.inf: none has a limit. Some of those have gone meanwhile."""
+        return self._limits[0][0] if self._limits else math.inf
+
     def _put(self, ticket: Ticket, *, is_ahead: bool) -> None:
         self._tickets[ticket.key] = ticket
         self._policy.put(ticket, is_ahead=is_ahead)

@@ -190,10 +190,6 @@ class Engine(ABC):
     def cancel(self, key: int) -> None:
         """Stop a request and free its KV blocks within two steps. No chunk of it follows. Unknown keys are ignored."""
 
-    def end(self, key: int) -> None:
-        """As `cancel`, of a request that has made what it was to make."""
-        self.cancel(key)
-
     def perf_of(self, key: int) -> PerfMetrics | None:  # noqa: ARG002  an engine may know nothing
         """What is known of a request that is about to be cancelled and has had a token; a last chunk has it anyway."""
         return None

@@ -3,6 +3,7 @@
 
 import random
 import time
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from serving import speculating_engine
 from serving.admission import in_flight
 from serving.admission.admitting_engine import AdmittingEngine
-from serving.engines.base import PerfMetrics, TokenChunk
+from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
 from serving.engines.paged_batch import PlannedStep
 from serving.engines.simulated import SimulatedEngine
 
@@ -439,13 +440,25 @@ def test_an_aged_request_that_does_not_fit_does_not_stop_the_classes_above() -> 
 
 
 def test_a_stop_string_is_an_end_that_is_learned_from() -> None:
+    class Stopping(SimulatedEngine):
+        """Ends every request below 100 at its third token."""
+
+        def step(self) -> list[TokenChunk]:
+            chunks = super().step()
+            for chunk in chunks:
+                made[chunk.key] += 1
+                if chunk.key < 100 and made[chunk.key] == 3:
+                    chunk.finish_reason = FinishReason.STOP_STRING
+                    self.cancel(chunk.key)
+            return chunks
+
+    made: Counter[int] = Counter()
     run = AdmissionRun(spec(budget={"forecast": "learned"}))
+    run.inner = Stopping(run.engine_spec, run.clock)
+    run.engine = AdmittingEngine(run.inner, run.spec, run.slo, run.clock)
     for key in range(40):
         run.add(request(key, max_tokens=200))
-        for _ in range(3):
-            run.step()
-        run.engine.end(key)
-        del run.open[key]
+        run.drain()
     for key in range(100, 130):
         run.add(request(key, max_tokens=200))
     run.step()
