@@ -48,6 +48,13 @@ class QueueSpec(Spec):
     policy: Literal["fifo", "fair_classes"] = "fair_classes"
     max_requests: Positive = Field(default=1024, description="of each class, shared among its tenants by weight")
     max_tokens: Positive = Field(default=4_000_000, description="of each class; prompts and expected outputs")
+    refuse_within_ms: Number | None = Field(
+        default=30.0,
+        gt=0,
+        le=1e6,
+        description="where `slo.ttft_ms` is set: who has waited so long and has no room yet is refused; "
+        "none: who can still have its first token in time may wait",
+    )
     ageing_s: Number = Field(
         default=30.0, ge=0, le=1e6, description="who has waited so long counts for a class more; 0: never"
     )

@@ -50,6 +50,15 @@ class WaitEstimate:
         """From its start to its end, by what its tenant's requests made; 0 while nothing is known."""
         return self.first_token_s + ticket.num_queued_output_tokens * self.ends.token_s
 
+    def fits_now(self, waiting: Backlog, priority: Priority) -> bool:
+        """Whether there is room for all of `waiting`, the last of which is of this class."""
+        room = self._budget.room_for(priority)
+        return (
+            waiting.num_requests <= room.num_seats
+            and waiting.num_tokens <= room.num_tokens
+            and self._budget.blocks_of(waiting.num_tokens) <= room.num_blocks
+        )
+
     def wait_s(self, ahead: Backlog, num_tokens: int, priority: Priority) -> float:
         """Until a request of so many tokens can start behind `ahead`; 0 while nothing is known."""
         num_tokens += ahead.num_tokens

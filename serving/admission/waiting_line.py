@@ -26,6 +26,9 @@ class WaitingLine:
         self._policy = POLICIES[spec.policy](spec)
         self._estimate = estimate
         self._first_token_s = first_token_s
+        self._refuse_within_s = math.inf
+        if spec.refuse_within_ms is not None and first_token_s < math.inf:
+            self._refuse_within_s = spec.refuse_within_ms / 1000
         self._tickets: dict[int, Ticket] = {}
         self._limits: list[tuple[float, int]] = []  # a heap of (when, key) of those that may not wait for ever
 
@@ -51,10 +54,12 @@ class WaitingLine:
         self._refuse_beyond_bounds(ticket)
         self._refuse_too_late(ticket)
         ticket.hopeless_s = ticket.arrival_s + self._allowed_for_target_s()
+        ticket.decide_s = ticket.arrival_s + self._refuse_within_s
         self._put(ticket, is_ahead=False)
 
     def rejoin(self, ticket: Ticket) -> None:
         """Let a request wait that was preempted; it is never refused."""
+        ticket.decide_s = math.inf
         self._put(ticket, is_ahead=True)
 
     def first(self, now_s: float) -> tuple[Ticket, Priority] | None:
@@ -73,12 +78,19 @@ class WaitingLine:
         return ticket
 
     def take_late(self, now_s: float) -> list[Ticket]:
-        """Those whose time has passed, or who could only start too late for the target; they wait no longer."""
+        """Those whose time has passed, who could only start too late for the target, or who have no room when it is to
+        be decided; they wait no longer.
+        """
         late = []
         while self._limits and self._limits[0][0] <= now_s:
             _, key = heapq.heappop(self._limits)
             ticket = self._tickets.get(key)
-            if ticket is not None and _limit_s(ticket) <= now_s:
+            if ticket is None or _limit_s(ticket) > now_s:
+                continue
+            if ticket.decide_s <= now_s < _last_s(ticket) and self._starts_next(ticket):
+                ticket.decide_s = now_s + self._refuse_within_s  # it waits for nothing but the end of a step
+                heapq.heappush(self._limits, (_limit_s(ticket), key))
+            else:
                 late.append(self.leave(key))
         return late
 
@@ -157,6 +169,10 @@ class WaitingLine:
         """Whether others may go before the one whose turn it is and who does not fit."""
         return self._policy.pass_over(ticket)
 
+    def _starts_next(self, ticket: Ticket) -> bool:
+        """Of one that waits: whether there is room for it and all before it."""
+        return self._estimate.fits_now(self._policy.ahead_of(ticket), ticket.priority)
+
     def _wait_s(self, ticket: Ticket) -> float:
         return self._estimate.wait_s(self._policy.ahead_of(ticket), ticket.num_queued_tokens, ticket.priority)
 
@@ -175,6 +191,11 @@ def late_error(ticket: Ticket, now_s: float) -> ServingError:
 
 
 def _limit_s(ticket: Ticket) -> float:
+    return min(_last_s(ticket), ticket.decide_s)
+
+
+def _last_s(ticket: Ticket) -> float:
+    """After this it makes no sense any more."""
     if ticket.started_s is not None:
         return ticket.end_by_s
     return min(ticket.start_by_s, ticket.end_by_s, ticket.hopeless_s)

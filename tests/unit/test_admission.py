@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who runs next, who waits and who is refused, on the simulated engine in virtual time."""
 
+import math
 import random
 import time
 from collections import Counter
@@ -218,6 +219,52 @@ def test_who_would_get_its_first_token_too_late_is_refused_at_once_and_told_when
     added_s = run.clock.now_s()
     run.drain()
     assert run.first_token_s[6] - added_s <= 0.2
+
+
+def beside(run: AdmissionRun, after_s: float) -> dict[int, str]:
+    """What is told so long after, while the engine does not step."""
+    run.clock.sleep_s(after_s)
+    chunks = run.engine.refuse_late()
+    for chunk in chunks:
+        del run.open[chunk.key]
+        run._end(chunk.key, "UNAVAILABLE")
+    return {chunk.key: str(chunk.error) for chunk in chunks}
+
+
+def test_who_has_no_room_in_thirty_milliseconds_is_refused_then() -> None:
+    run = after_warm_up(seat(slo={"ttft_ms": 500}))
+    run.add(request(0))
+    run.step()
+    run.add(request(1))  # it would start in 80 ms, and might have its first token in time
+    assert 0.0 < run.engine.next_late_in_s() <= 0.030
+    assert beside(run, 0.029) == {}
+    assert beside(run, 0.001)[1].startswith("[UNAVAILABLE reason=overload retry_after_ms=")
+    assert run.engine.next_late_in_s() == math.inf
+    run.drain()
+
+
+def test_who_waits_for_nothing_but_the_end_of_a_step_is_not_refused_however_long_it_lasts() -> None:
+    run = after_warm_up(seat(slo={"ttft_ms": 500}))
+    run.add(request(1))
+    for _ in range(5):
+        assert beside(run, 0.030) == {}
+    run.add(request(2, priority=1))  # it takes the seat
+    assert list(beside(run, 0.030)) == [1]
+    run.drain()
+    assert run.ends[2] == "length"
+
+
+@pytest.mark.parametrize(
+    "parts", [{"slo": {}}, {"slo": {"ttft_ms": 500}, "queue": {"refuse_within_ms": None}}], ids=["no target", "none"]
+)
+def test_who_may_wait_waits(parts: dict[str, Any]) -> None:
+    run = after_warm_up(seat(**parts))
+    run.add(request(0))
+    run.step()
+    run.add(request(1))
+    assert beside(run, 0.060) == {}
+    run.drain()
+    assert run.ends[1] == "length"
 
 
 @pytest.mark.parametrize("limit", ["deadline_ms", "queue_timeout_ms"])
