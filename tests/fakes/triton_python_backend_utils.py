@@ -154,7 +154,9 @@ class InferenceRequest:
         model_name: str,
         request_id: str = "",
         parameters: Mapping[str, object] = MappingProxyType({}),
+        timeout: int = 0,
     ) -> None:
+        self._timeout = timeout
         self._inputs = list(inputs)
         self._requested_output_names = list(requested_output_names)
         self._model_name = model_name
@@ -177,6 +179,10 @@ class InferenceRequest:
     def parameters(self) -> str:
         """Those that the client sent, as a JSON object."""
         return self._parameters
+
+    def timeout(self) -> int:
+        """The client's, in microseconds; 0: none."""
+        return self._timeout
 
     def get_response_sender(self) -> ResponseSender:
         """Always the same one."""

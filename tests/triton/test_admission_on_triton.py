@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import queue
 import random
 import statistics
 import time
@@ -11,7 +12,9 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
 from running_server import RunningServer
 from test_cancellation import wait_until
 
@@ -92,6 +95,35 @@ def test_a_deadline_ends_a_request_that_runs_and_one_that_waits(one_seat: Runnin
             await holder
 
     asyncio.run(waits())
+
+
+def ask_with_timeout(server: RunningServer, model: str, timeout_us: int, **more: object) -> str | None:
+    """By NVIDIA's client, whose `timeout` is Triton's own parameter; the error, if it ends with one."""
+    responses: queue.Queue[tuple[object, Exception | None]] = queue.Queue()
+    asked = {"text_input": b"hello", "max_tokens": 100} | more
+    inputs = []
+    for name, value in asked.items():
+        array = np.array([[value]], np.object_ if isinstance(value, bytes) else np.int32)
+        inputs.append(grpcclient.InferInput(name, [1, 1], "BYTES" if isinstance(value, bytes) else "INT32"))
+        inputs[-1].set_data_from_numpy(array)
+    with grpcclient.InferenceServerClient(server.url) as client:
+        client.start_stream(lambda result, error: responses.put((result, error)))
+        client.async_stream_infer(model, inputs, timeout=timeout_us)
+        _, error = responses.get(timeout=20)
+        client.stop_stream()
+    return None if error is None else str(error)
+
+
+def test_tritons_own_timeout_is_a_deadline_in_every_model(one_seat: RunningServer, model: str) -> None:
+    late = ask_with_timeout(one_seat, model, 300_000)  # 100 tokens take a second
+    assert "[DEADLINE reason=deadline_ms]" in str(late)
+    assert ask_with_timeout(one_seat, model, 20_000_000) is None
+    assert "[DEADLINE" in str(ask_with_timeout(one_seat, model, 20_000_000, deadline_ms=300))
+    assert "[DEADLINE" in str(ask_with_timeout(one_seat, model, 300_000, deadline_ms=20_000))
+
+
+def test_without_admission_tritons_timeout_is_ignored_as_upstream_does(simulated: RunningServer, model: str) -> None:
+    assert ask_with_timeout(simulated, model, 1) is None
 
 
 # In the graph nobody can tell before its first chunk: Triton does not say, and there is nothing to throw away.
