@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Admission for any engine: a wrapper that gives it what fits the budget, in the order of the policy, and no more."""
 
+import functools
 import math
 import threading
 from collections import Counter
@@ -9,7 +10,9 @@ import msgspec
 
 from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.errors import RequestError, ServingError, Unavailable
+from serving.admission.degradation import Ladder
 from serving.admission.in_flight import InFlight
+from serving.admission.offered_load import OfferedLoad
 from serving.admission.pace import Pace
 from serving.admission.ticket import Ticket
 from serving.admission.waiting_line import WaitingLine, late_error
@@ -42,6 +45,11 @@ class AdmittingEngine(Engine):
         self._line = WaitingLine(spec.queue, estimate, first_token_s=_seconds(slo.ttft_ms, math.inf))
         self._pace = Pace(estimate.ends, None if slo.tpot_ms is None else slo.tpot_ms / 1000)
         self._num_refused: Counter[str] = Counter()
+        self._ladder: Ladder | None = None
+        if spec.ladder is not None:
+            most_seqs = functools.partial(self._pace.most_seqs, self.budget.max_num_seqs)
+            self._load = OfferedLoad(self.budget, spec.ladder.window_s, most_seqs)
+            self._ladder = Ladder(spec.ladder, self._load)
 
     def add(self, request: GenerationRequest) -> None:
         """Let a request wait; the first step with room for it starts it.
@@ -53,12 +61,20 @@ class AdmittingEngine(Engine):
         refuse_unservable(request, self.info)
         with self._lock:
             self._in_flight.refuse_never_fitting(request)
-            ticket = self._ticket(request, self._clock.now_s())
             try:
-                self._line.join(ticket)
+                self._line.join(self._ticket(self._degraded(request), self._clock.now_s()))
             except Unavailable as exc:
-                self._count_refusal(ticket, exc)
+                self._count_refusal(request, exc)
                 raise
+
+    def _degraded(self, request: GenerationRequest) -> GenerationRequest:
+        """As the ladder lets it run. Raises: Unavailable: not at all."""
+        if self._ladder is None:
+            return request
+        now_s = self._clock.now_s()
+        self._in_flight.note_offered(request, self._load, now_s)
+        self._ladder.update(now_s)
+        return self._ladder.applied(request, now_s)
 
     def _ticket(self, request: GenerationRequest, now_s: float) -> Ticket:
         scheduling = request.scheduling
@@ -107,6 +123,8 @@ class AdmittingEngine(Engine):
         chunks = self.refuse_late()
         with self._lock:
             now_s = self._clock.now_s()
+            if self._ladder is not None:
+                self._ladder.update(now_s)
             self._in_flight.free_left()
             chunks += [self._refusal_of_late(ticket, now_s) for ticket in self._in_flight.stop_late(now_s)]
             for ticket in self._in_flight.give_room():
@@ -143,7 +161,11 @@ class AdmittingEngine(Engine):
                 stats,
                 num_waiting=stats.num_waiting + len(self._line),
                 num_preemptions=(stats.num_preemptions or 0) + self.num_preemptions,
-                admission=AdmissionStats(num_waiting=self._line.num_waiting, num_refused=dict(self._num_refused)),
+                admission=AdmissionStats(
+                    num_waiting=self._line.num_waiting,
+                    num_refused=dict(self._num_refused),
+                    degradation_step=self._ladder.step if self._ladder else None,
+                ),
             )
 
     def close(self) -> None:
@@ -174,11 +196,12 @@ class AdmittingEngine(Engine):
 
     def _refusal_of_late(self, ticket: Ticket, now_s: float) -> TokenChunk:
         error = late_error(ticket, now_s)
-        self._count_refusal(ticket, error)
+        self._count_refusal(ticket.request, error)
         return TokenChunk(ticket.key, [], error=str(error))
 
-    def _count_refusal(self, ticket: Ticket, error: ServingError) -> None:
-        self._num_refused[f"{ticket.priority.name.lower()} {error.facts['reason']}"] += 1
+    def _count_refusal(self, request: GenerationRequest, error: ServingError) -> None:
+        name = Priority(request.scheduling.priority).name.lower()
+        self._num_refused[f"{name} {error.facts['reason']}"] += 1
 
     def _settle(self, ticket: Ticket, work: float) -> None:
         self._line.settle(ticket, work)

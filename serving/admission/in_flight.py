@@ -10,6 +10,7 @@ from ensemble_configs.admission_spec import BudgetSpec
 from ensemble_configs.errors import RequestError
 from serving.admission.budget import KvBudget
 from serving.admission.forecast import FullForecast, LearnedForecast, OutputForecast
+from serving.admission.offered_load import OfferedLoad
 from serving.admission.resumption import is_resumable, resumed
 from serving.admission.ticket import Ticket
 from serving.admission.wait_estimate import WaitEstimate
@@ -97,6 +98,12 @@ class InFlight:
     def typical_tokens(self, request: GenerationRequest) -> int:
         """Of output, by what its tenant's requests made."""
         return self._typical.expected_tokens(request)
+
+    def note_offered(self, request: GenerationRequest, load: OfferedLoad, now_s: float) -> None:
+        """Of a request that arrives, by what its tenant's requests made; nothing while no pace is known."""
+        num_output = self._typical.expected_tokens(request)
+        stay_s = self.estimate.first_token_s + (num_output - 1) * self.estimate.ends.token_s
+        load.note(now_s, stay_s=stay_s, num_tokens=len(request.input_ids) + num_output)
 
     def may_preempt(self, request: GenerationRequest) -> bool:
         """Whether it may be promised less than it can take, for it can be stopped."""

@@ -158,6 +158,7 @@ class AdmissionStats(msgspec.Struct, frozen=True, kw_only=True):
 
     num_waiting: dict[str, int]  # by class
     num_refused: dict[str, int]  # by class and reason, "batch queue_full", in the engine's life
+    degradation_step: int | None = None  # so many are in force; None: the deployment has none
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
