@@ -41,6 +41,12 @@ class BudgetSpec(Spec):
     )
     forecast_quantile: Annotated[Number, Field(gt=0, lt=1)] = 0.9
     shares: ClassShares = ClassShares()
+    tenant_reserve: Number = Field(
+        default=0.0625,
+        ge=0,
+        lt=1,
+        description="of the whole: who holds more than its fair share leaves so much to the other tenants that come",
+    )
 
 
 class QueueSpec(Spec):
@@ -50,11 +56,11 @@ class QueueSpec(Spec):
     max_requests: Positive = Field(default=1024, description="of each class, shared among its tenants by weight")
     max_tokens: Positive = Field(default=4_000_000, description="of each class; prompts and expected outputs")
     refuse_within_ms: Number | None = Field(
-        default=30.0,
+        default=25.0,
         gt=0,
         le=1e6,
-        description="where `slo.ttft_ms` is set: who has waited so long and has no room yet is refused; "
-        "none: who can still have its first token in time may wait",
+        description="where `slo.ttft_ms` is set: who has waited so long without room is refused, premium after twice "
+        "as long; none: who can still have its first token in time may wait",
     )
     ageing_s: Number = Field(
         default=30.0, ge=0, le=1e6, description="who has waited so long counts for a class more; 0: never"

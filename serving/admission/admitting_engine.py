@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Admission for any engine: a wrapper that gives it what fits the budget, in the order of the policy, and no more."""
 
-import functools
 import math
 import threading
 from collections import Counter
@@ -14,6 +13,7 @@ from serving.admission.degradation import Ladder
 from serving.admission.in_flight import InFlight
 from serving.admission.offered_load import OfferedLoad
 from serving.admission.pace import Pace
+from serving.admission.tenant_reserve import TenantReserve
 from serving.admission.ticket import Ticket
 from serving.admission.waiting_line import WaitingLine, late_error
 from serving.engines.base import AdmissionStats, Engine, EngineStats, GenerationRequest, PerfMetrics, TokenChunk
@@ -39,7 +39,10 @@ class AdmittingEngine(Engine):
         self._clock = clock
         self._lock = threading.Lock()  # of all that follows, but not of the engine: nobody waits for a step
         self.info = msgspec.structs.replace(engine.info, is_admitting=True)
-        self._in_flight = InFlight(engine, spec.budget, tokens_per_step=tokens_per_step, settle=self._settle)
+        self._reserve = TenantReserve(spec.budget.tenant_reserve, spec.queue.tenant_weights)
+        self._in_flight = InFlight(
+            engine, spec.budget, reserve=self._reserve, tokens_per_step=tokens_per_step, settle=self._settle
+        )
         self.budget = self._in_flight.budget
         estimate = self._in_flight.estimate
         self._line = WaitingLine(spec.queue, estimate, first_token_s=_seconds(slo.ttft_ms, math.inf))
@@ -47,8 +50,7 @@ class AdmittingEngine(Engine):
         self._num_refused: Counter[str] = Counter()
         self._ladder: Ladder | None = None
         if spec.ladder is not None:
-            most_seqs = functools.partial(self._pace.most_seqs, self.budget.max_num_seqs)
-            self._load = OfferedLoad(self.budget, spec.ladder.window_s, most_seqs)
+            self._load = OfferedLoad(self.budget, spec.ladder.window_s)
             self._ladder = Ladder(spec.ladder, self._load)
 
     def add(self, request: GenerationRequest) -> None:
@@ -61,6 +63,7 @@ class AdmittingEngine(Engine):
         refuse_unservable(request, self.info)
         with self._lock:
             self._in_flight.refuse_never_fitting(request)
+            self._reserve.note_arrival(request.scheduling.tenant, self._clock.now_s())
             try:
                 self._line.join(self._ticket(self._degraded(request), self._clock.now_s()))
             except Unavailable as exc:
@@ -141,6 +144,7 @@ class AdmittingEngine(Engine):
             if num_seqs:
                 step_s = after_s - now_s
                 self._pace.note(step_s, num_seqs=num_seqs, num_prompt_tokens=num_prompt_tokens, num_made=num_made)
+                self.budget.num_seats = self._pace.most_seqs(self.budget.max_num_seqs)
         return chunks
 
     @property
@@ -179,10 +183,10 @@ class AdmittingEngine(Engine):
         # late may think that something waits when all is done.)
         if len(self._in_flight) and self._engine.stats().num_waiting:
             return 0
-        while (found := self._line.first(now_s)) is not None and self._pace.allows(len(self._in_flight) + 1):
+        while (found := self._line.first(now_s)) is not None:
             ticket, room = found
             num_tokens = self._in_flight.first_promise(ticket)
-            if self.budget.fits(num_tokens, room):
+            if self.budget.fits(num_tokens, room, ticket.tenant):
                 num_prompt_tokens += ticket.num_known_tokens
                 ticket.expected_work = self._in_flight.work_of(ticket, num_tokens)
                 self._line.take(ticket)
@@ -190,7 +194,7 @@ class AdmittingEngine(Engine):
                     self._in_flight.begin(ticket, num_tokens, now_s)
                 except RequestError as exc:
                     chunks.append(TokenChunk(ticket.key, [], error=str(exc)))
-            elif self.budget.room_for(room).num_seats < 1 or not self._line.pass_over(ticket):
+            elif self.budget.room_for(room, ticket.tenant).num_seats < 1 or not self._line.pass_over(ticket):
                 break
         return num_prompt_tokens
 

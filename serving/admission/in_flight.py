@@ -12,6 +12,7 @@ from serving.admission.budget import KvBudget
 from serving.admission.forecast import FullForecast, LearnedForecast, OutputForecast
 from serving.admission.offered_load import OfferedLoad
 from serving.admission.resumption import is_resumable, resumed
+from serving.admission.tenant_reserve import TenantReserve
 from serving.admission.ticket import Ticket
 from serving.admission.wait_estimate import WaitEstimate
 from serving.engines.base import Engine, FinishReason, GenerationRequest, PerfMetrics, TokenChunk
@@ -34,12 +35,19 @@ class InFlight:
     everything from the beginning.
 
     Args:
+        reserve: what a tenant leaves free for the others.
         tokens_per_step: that the engine may add to a sequence in one step, drafts included.
         settle: called with each that runs no longer and the work that it took in truth.
     """
 
     def __init__(
-        self, engine: Engine, spec: BudgetSpec, *, tokens_per_step: int, settle: Callable[[Ticket, float], None]
+        self,
+        engine: Engine,
+        spec: BudgetSpec,
+        *,
+        reserve: TenantReserve,
+        tokens_per_step: int,
+        settle: Callable[[Ticket, float], None],
     ) -> None:
         self._engine = engine
         self._settle = settle
@@ -52,6 +60,7 @@ class InFlight:
             shares={
                 Priority.PREMIUM: shares.premium, Priority.STANDARD: shares.standard, Priority.BATCH: shares.batch,
             },
+            reserve=reserve,
         )  # fmt: skip
         self.estimate = WaitEstimate(self.budget)
         self._is_learning = spec.forecast == "learned"
@@ -130,7 +139,7 @@ class InFlight:
         ticket.started_s = now_s
         self._tickets[engine_key] = ticket
         self._keys[ticket.key] = engine_key
-        self.budget.promise(engine_key, num_tokens)
+        self.budget.promise(engine_key, num_tokens, ticket.tenant)
         if ticket.end_by_s < math.inf:
             self._limits[engine_key] = ticket.end_by_s
         self.estimate.note_start(ticket.priority)

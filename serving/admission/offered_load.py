@@ -2,7 +2,6 @@
 """How much is asked of an engine, let in or not, as a multiple of what it can hold."""
 
 import math
-from collections.abc import Callable
 
 from serving.admission.budget import KvBudget
 
@@ -16,12 +15,10 @@ class OfferedLoad:
 
     Args:
         window_s: in which arrivals fade.
-        most_seqs: how many may run beside each other now.
     """
 
-    def __init__(self, budget: KvBudget, window_s: float, most_seqs: Callable[[], int]) -> None:
+    def __init__(self, budget: KvBudget, window_s: float) -> None:
         self._budget = budget
-        self._most_seqs = most_seqs
         self._window_s = window_s
         self._seats = self._tokens = 0.0  # that would be in flight, at `_at_s`
         self._at_s = -math.inf
@@ -35,7 +32,7 @@ class OfferedLoad:
     def at(self, now_s: float) -> float:
         """1: all seats or all tokens of the budget would just be taken."""
         self._fade(now_s)
-        return max(self._seats / self._most_seqs(), self._tokens / self._budget.max_tokens)
+        return max(self._seats / self._budget.num_seats, self._tokens / self._budget.max_tokens)
 
     def seconds_until(self, load: float, now_s: float) -> float:
         """Until it has faded to this, if nobody else comes."""

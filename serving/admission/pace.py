@@ -61,6 +61,8 @@ class Pace:
 
     def most_seqs(self, limit: int) -> int:
         """The most that it allows, at least 1 and at most the limit."""
+        if self._tpot_s is None:
+            return limit
         return 1 + bisect.bisect_left(range(2, limit + 1), 1, key=lambda num_seqs: not self.allows(num_seqs))
 
 

@@ -28,6 +28,7 @@ class Ticket:
     num_preemptions: int = 0
     perf: PerfMetrics | None = None  # up to its preemption, where the engine tells
     expected_work: float = 0.0  # that its tenant was charged with at its start
+    is_charged: bool = True  # not what was started within the tenant's share
 
     @property
     def key(self) -> int:

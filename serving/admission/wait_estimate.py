@@ -3,7 +3,7 @@
 
 import math
 
-from serving.admission.budget import KvBudget, Room
+from serving.admission.budget import KvBudget
 from serving.admission.expected_ends import ExpectedEnds
 from serving.admission.fair_shares import Backlog
 from serving.admission.ticket import Ticket
@@ -50,21 +50,20 @@ class WaitEstimate:
         """From its start to its end, by what its tenant's requests made; 0 while nothing is known."""
         return self.first_token_s + ticket.num_queued_output_tokens * self.ends.token_s
 
-    def fits_now(self, waiting: Backlog, priority: Priority) -> bool:
-        """Whether there is room for all of `waiting`, the last of which is of this class."""
-        room = self._budget.room_for(priority)
-        return (
-            waiting.num_requests <= room.num_seats
-            and waiting.num_tokens <= room.num_tokens
-            and self._budget.blocks_of(waiting.num_tokens) <= room.num_blocks
-        )
+    def is_over_share(self, tenant: str) -> bool:
+        """Whether a tenant holds more than its fair share."""
+        return self._budget.is_over_share(tenant)
 
-    def wait_s(self, ahead: Backlog, num_tokens: int, priority: Priority) -> float:
-        """Until a request of so many tokens can start behind `ahead`; 0 while nothing is known."""
-        num_tokens += ahead.num_tokens
-        needed = Room(ahead.num_requests + 1, self._budget.blocks_of(num_tokens), num_tokens)
-        share = 1.0 - sum(self._start_shares[one] for one in Priority if one < priority)
-        room = self._budget.room_for(priority)
+    def fits_now(self, waiting: Backlog, ticket: Ticket) -> bool:
+        """Whether there is room for all of `waiting`, the last of which is this one."""
+        room = self._budget.room_for(ticket.priority, ticket.tenant)
+        return room.holds(self._budget.needs(waiting.num_requests, waiting.num_tokens))
+
+    def wait_s(self, ahead: Backlog, ticket: Ticket) -> float:
+        """Until a request can start behind `ahead`; 0 while nothing is known."""
+        needed = self._budget.needs(ahead.num_requests + 1, ahead.num_tokens + ticket.num_queued_tokens)
+        share = 1.0 - sum(self._start_shares[one] for one in Priority if one < ticket.priority)
+        room = self._budget.room_for(ticket.priority, ticket.tenant)
         return self.ends.seconds_until(needed, room, share=max(share, _LEAST_SHARE), stay_s=self.stay_s)
 
 

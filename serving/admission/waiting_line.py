@@ -23,7 +23,7 @@ class WaitingLine:
 
     def __init__(self, spec: QueueSpec, estimate: WaitEstimate, *, first_token_s: float = math.inf) -> None:
         self._spec = spec
-        self._policy = POLICIES[spec.policy](spec)
+        self._policy = POLICIES[spec.policy](spec, estimate.is_over_share)
         self._estimate = estimate
         self._first_token_s = first_token_s
         self._refuse_within_s = math.inf
@@ -54,7 +54,8 @@ class WaitingLine:
         self._refuse_beyond_bounds(ticket)
         self._refuse_too_late(ticket)
         ticket.hopeless_s = ticket.arrival_s + self._allowed_for_target_s()
-        ticket.decide_s = ticket.arrival_s + self._refuse_within_s
+        patience = 2 if ticket.priority is Priority.PREMIUM else 1  # it is overtaken by nobody, so a seat may come
+        ticket.decide_s = ticket.arrival_s + patience * self._refuse_within_s
         self._put(ticket, is_ahead=False)
 
     def rejoin(self, ticket: Ticket) -> None:
@@ -171,10 +172,10 @@ class WaitingLine:
 
     def _starts_next(self, ticket: Ticket) -> bool:
         """Of one that waits: whether there is room for it and all before it."""
-        return self._estimate.fits_now(self._policy.ahead_of(ticket), ticket.priority)
+        return self._estimate.fits_now(self._policy.ahead_of(ticket), ticket)
 
     def _wait_s(self, ticket: Ticket) -> float:
-        return self._estimate.wait_s(self._policy.ahead_of(ticket), ticket.num_queued_tokens, ticket.priority)
+        return self._estimate.wait_s(self._policy.ahead_of(ticket), ticket)
 
 
 def late_error(ticket: Ticket, now_s: float) -> ServingError:

@@ -196,7 +196,7 @@ def arrivals(rng: random.Random, per_s: float, seconds: float) -> Iterator[float
 
 def test_three_times_what_it_can_do_is_boring(start_server: Callable[..., RunningServer], model: str) -> None:
     """8 seats of 30 tokens at 10 ms: some 25 requests a second. Each is answered, or refused at once; nothing grows."""
-    budget = {"forecast": "learned", "kv_fraction": 0.75}
+    budget = {"forecast": "learned", "kv_fraction": 0.75, "shares": {"standard": 0.9, "batch": 0.8}}
     server = start_server(engine=EIGHT_SEATS, admission={"budget": budget}, slo={"ttft_ms": 400})
     rng = random.Random(3)
     refusals: list[tuple[float, Unavailable]] = []

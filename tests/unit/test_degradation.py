@@ -145,7 +145,7 @@ class Given(OfferedLoad):
     """A load that a test sets."""
 
     def __init__(self) -> None:
-        super().__init__(KvBudget(num_blocks=1, block_tokens=1, max_num_seqs=1), 1.0, lambda: 1)
+        super().__init__(KvBudget(num_blocks=1, block_tokens=1, max_num_seqs=1), 1.0)
         self.load = 0.0
 
     def at(self, now_s: float) -> float:
@@ -182,7 +182,7 @@ def test_whatever_the_load_does_steps_keep_their_order_their_time_and_their_thre
 
 
 def test_the_offered_load_is_the_seats_that_all_that_arrive_would_take() -> None:
-    load = OfferedLoad(KvBudget(num_blocks=1000, block_tokens=1, max_num_seqs=10), 5.0, lambda: 10)
+    load = OfferedLoad(KvBudget(num_blocks=1000, block_tokens=1, max_num_seqs=10), 5.0)
     for i in range(4000):
         load.note(i / 40, stay_s=0.5, num_tokens=10)  # 40/s of half a second: 20 at once, of 10
     assert load.at(100.0) == pytest.approx(2.0, rel=0.02)
