@@ -142,7 +142,7 @@ class InFlight:
         self.budget.promise(engine_key, num_tokens, ticket.tenant)
         if ticket.end_by_s < math.inf:
             self._limits[engine_key] = ticket.end_by_s
-        self.estimate.note_start(ticket.priority)
+        self.estimate.note_start(ticket.priority, now_s)
         self.estimate.ends.begin(engine_key, num_output_tokens=self._num_rest(ticket))
         try:
             self._engine.add(resumed(ticket, engine_key) if ticket.num_preemptions else ticket.request)

@@ -6,7 +6,9 @@ import math
 
 from ensemble_configs.admission_spec import QueueSpec
 from ensemble_configs.errors import QueueFull, RequestTimeout, ServingError, Unavailable
+from serving.admission.fair_shares import Backlog
 from serving.admission.policies import POLICIES
+from serving.admission.room import Room
 from serving.admission.ticket import Ticket
 from serving.admission.wait_estimate import WaitEstimate, retry_after_ms
 from serving.scheduling import Priority
@@ -113,10 +115,11 @@ class WaitingLine:
         """Of a class and, so that one tenant's flood leaves the others room, of a tenant in it.
 
         A tenant may have `_TENANT_SHARE` times as much waiting as is free, by weight: alone four fifths, and of n that
-        flood each 4 / (4n + 1). Dynamic thresholds (Choudhury, Hahne 1998).
+        flood each 4 / (4n + 1). Dynamic thresholds (Choudhury, Hahne 1998). What there is room for starts with the next
+        step and does not count as waiting.
         """
         spec, name = self._spec, ticket.priority.name.lower()
-        waiting = self._policy.waiting_of(ticket.priority)
+        waiting = _without_starting(self._policy.waiting_of(ticket.priority), self._estimate.room_for(ticket))
         own, weight = self._policy.waiting_of_tenant(ticket)
         for what, num_waiting, num_own, num_new, limit in (
             ("requests", waiting.num_requests, own.num_requests, 1, spec.max_requests),
@@ -176,6 +179,15 @@ class WaitingLine:
 
     def _wait_s(self, ticket: Ticket) -> float:
         return self._estimate.wait_s(self._policy.ahead_of(ticket), ticket)
+
+
+def _without_starting(waiting: Backlog, room: Room) -> Backlog:
+    """What waits and finds no room; all requests as if they were of one size."""
+    if not waiting.num_requests:
+        return waiting
+    size = max(1.0, waiting.num_tokens / waiting.num_requests)
+    num_starting = max(0, min(waiting.num_requests, room.num_seats, int(room.num_tokens / size)))
+    return waiting + Backlog(-num_starting, -round(num_starting * size))
 
 
 def late_error(ticket: Ticket, now_s: float) -> ServingError:

@@ -15,9 +15,14 @@ from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from serving import speculating_engine
 from serving.admission import in_flight
 from serving.admission.admitting_engine import AdmittingEngine
+from serving.admission.budget import KvBudget
+from serving.admission.fair_shares import Backlog
+from serving.admission.ticket import Ticket
+from serving.admission.wait_estimate import WaitEstimate
 from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
 from serving.engines.paged_batch import PlannedStep
 from serving.engines.simulated import SimulatedEngine
+from serving.scheduling import Priority
 
 
 def spec(**parts: object) -> AdmissionSpec:
@@ -176,21 +181,52 @@ def test_a_request_that_could_never_run_is_refused_by_its_size() -> None:
 def test_the_queue_is_bounded_by_requests_and_by_tokens_of_each_class() -> None:
     run = seat(queue={"max_requests": 10, "max_tokens": 100_000})
     refusals = [run.add(request(key, tenant=str(key))) for key in range(20)]
-    assert [refusal is None for refusal in refusals] == [True] * 10 + [False] * 10
-    assert "[UNAVAILABLE reason=queue_full retry_after_ms=" in str(refusals[10])
+    assert [refusal is None for refusal in refusals] == [True] * 11 + [False] * 9, "one is about to start"
+    assert "[UNAVAILABLE reason=queue_full retry_after_ms=" in str(refusals[11])
     assert run.add(request(100, priority=1)) is None  # another class has room of its own
     run.drain()
     run = seat(queue={"max_tokens": 100})
     refusals = [run.add(request(key, 20, 20, tenant=str(key))) for key in range(4)]
-    assert [refusal is None for refusal in refusals] == [True, True, False, False]
-    assert "80 tokens of standard requests wait already, of 100 for all" in str(refusals[2])
+    assert [refusal is None for refusal in refusals] == [True, True, True, False]
+    assert "80 tokens of standard requests wait already, of 100 for all" in str(refusals[3])
     run.drain()
+
+
+def test_what_starts_with_the_next_step_does_not_count_as_waiting() -> None:
+    run = AdmissionRun(spec(queue={"max_requests": 4}))  # 16 seats
+    accepted = [run.add(request(key, tenant=str(key))) is None for key in range(40)]
+    assert sum(accepted) == 20
+    run.step()
+    assert run.num_running() == 16
+    assert run.add(request(100, tenant="late")) is not None
+    run.drain()
+
+
+def test_what_classes_above_took_is_forgotten_with_time_though_nothing_starts() -> None:
+    budget = KvBudget(num_blocks=1000, block_tokens=8, max_num_seqs=10)
+    estimate = WaitEstimate(budget)
+    for key in range(10):
+        budget.promise(key, 80)
+        estimate.note_start(Priority.PREMIUM, 0.0)
+        estimate.ends.begin(key, num_output_tokens=10 + key)
+    estimate.ends.note_step(0.01, tokens_per_seq=1.0)
+
+    def wait_s(arrival_s: float) -> float:
+        one = request(99)
+        ticket = Ticket(
+            request=one, arrival_s=arrival_s, priority=Priority.STANDARD, tenant="", num_queued_tokens=16,
+            is_preemptible=False,
+        )  # fmt: skip
+        return estimate.wait_s(Backlog(), ticket)
+
+    assert wait_s(0.0) > 0.17, "premium takes ten of eleven"
+    assert wait_s(30.0) == pytest.approx(0.09, abs=0.011), "the first that ends makes room"
 
 
 def test_a_flood_of_one_tenant_leaves_the_others_room_to_wait() -> None:
     run = seat(queue={"max_requests": 100})
     accepted = [run.add(request(key, tenant="flood")) is None for key in range(200)]
-    assert sum(accepted) == 80
+    assert sum(accepted) == 81, "one is about to start"
     assert "tenant 'flood'" in str(run.add(request(300, tenant="flood")))
     assert all(run.add(request(key, tenant="other")) is None for key in range(400, 415))
     run.drain()
@@ -528,7 +564,9 @@ def test_a_stop_string_is_an_end_that_is_learned_from() -> None:
 def test_names_of_tenants_that_were_refused_are_not_kept() -> None:
     run = seat(queue={"max_requests": 1})
     run.add(request(0))
-    for key in range(1, 2000):
+    run.step()
+    run.add(request(1))
+    for key in range(2, 2000):
         assert run.add(request(key, tenant=f"tenant {key}")) is not None
     assert all(len(line._tenants) <= 1 for line in run.engine._line._policy._classes.values())  # type: ignore[attr-defined]
     run.drain()
