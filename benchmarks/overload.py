@@ -13,7 +13,6 @@ import gzip
 import random
 import statistics
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +20,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from benchmarks.arrivals import SHAPES, arrivals_s
 from benchmarks.overload_figures import Header, Record, write_figures
 from benchmarks.report import RESULTS, environment
 from benchmarks.through_ensemble import ThroughEnsemble
@@ -43,7 +43,6 @@ TTFT_FACTOR, TPOT_FACTOR = 5.0, 2.0
 LOADS = (0.5, 1.0, 2.0, 3.0)
 _PROMPT_TOKENS = {16: 1, 32: 3, 64: 4, 128: 3, 256: 1}  # and how often
 _PATIENCE_S = 10.0  # of every client; who waits longer leaves
-_BURST_S = 1.0  # a bursty second has four times the rate of the three that follow
 _say = Console(stderr=True).print
 
 
@@ -73,17 +72,6 @@ class Load:
             tenant=rng.choice("abcd") if is_told else None,
         )
         return request, Record(priority=int(priority), num_prompt_tokens=num_prompt, max_tokens=num_output)
-
-
-def arrivals_s(rng: random.Random, shape: str, per_s: float, seconds: float) -> Iterator[float]:
-    """When requests are due. Bursty: the same mean, most of it in one second of four."""
-    at = 0.0
-    while at < seconds:
-        rate = per_s
-        if shape == "bursty":
-            rate *= 16 / 7 if at % (4 * _BURST_S) < _BURST_S else 4 / 7
-        at += rng.expovariate(rate)
-        yield at
 
 
 async def ask(client: AsyncTritonClient, request: GenerateRequest, record: Record, due_s: float) -> None:
@@ -163,8 +151,8 @@ def main(
     """Measure, write the records, and print what follows from them."""
     tokenizer = load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer
     load = Load(PromptTokenizer.from_spec(tokenizer), seed)
-    if not set(shapes.split(",")) <= {"poisson", "bursty"}:
-        raise typer.BadParameter(f"a shape is poisson or bursty, got {shapes!r}")
+    if not set(shapes.split(",")) <= set(SHAPES):
+        raise typer.BadParameter(f"a shape is one of {', '.join(SHAPES)}; got {shapes!r}")
     with ThroughEnsemble(deployment()) as server:
         where = environment(triton_http=server.http)
         by_itself = asyncio.run(alone(server.url, load, 35))[5:]

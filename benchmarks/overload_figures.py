@@ -95,6 +95,12 @@ def of_load(header: Header, records: list[Record]) -> dict[str, object]:
     counted_s = (1 - _WARM_UP_SHARE) * last_s
     good = [float(record.is_good(header)) for record in counted]
     refusals_ms = [record.end_ms for record in counted if record.end == "refused"]
+    # What ends later is of no load any more.
+    done_in_time = [
+        record
+        for record in records
+        if record.end == "done" and _WARM_UP_SHARE * last_s <= record.due_s + record.end_ms / 1000 <= last_s
+    ]
     lengths = statistics.quantiles([record.max_tokens for record in counted], n=4)
     classes: dict[str, object] = {}
     for priority in Priority:
@@ -117,7 +123,7 @@ def of_load(header: Header, records: list[Record]) -> dict[str, object]:
     return {
         "requests": len(counted),
         "goodput_per_s": {name: share * len(counted) / counted_s for name, share in rate.items()},
-        "done_per_s": sum(record.end == "done" for record in counted) / counted_s,
+        "done_per_s": len(done_in_time) / counted_s,
         "refused_per_s": len(refusals_ms) / counted_s,
         "refusal_ms": None
         if not refusals_ms

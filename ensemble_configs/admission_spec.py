@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who runs next and who is refused, as typed data: the budget, the queue, the targets."""
 
+import itertools
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -44,6 +45,12 @@ class BudgetSpec(Spec):
     shared: SharedBudgetSpec | None = Field(
         default=None, description="what each request holds of a device that other models of the server are on, too"
     )
+    tenant_reserve: Number = Field(
+        default=0.0625,
+        ge=0,
+        lt=1,
+        description="of the whole: who holds more than its fair share leaves so much to the other tenants that come",
+    )
 
 
 class QueueSpec(Spec):
@@ -52,6 +59,13 @@ class QueueSpec(Spec):
     policy: Literal["fifo", "fair_classes"] = "fair_classes"
     max_requests: Positive = Field(default=1024, description="of each class, shared among its tenants by weight")
     max_tokens: Positive = Field(default=4_000_000, description="of each class; prompts and expected outputs")
+    refuse_within_ms: Number | None = Field(
+        default=25.0,
+        gt=0,
+        le=1e6,
+        description="where `slo.ttft_ms` is set: who has waited so long without room is refused, premium after twice "
+        "as long; none: who can still have its first token in time may wait",
+    )
     ageing_s: Number = Field(
         default=30.0, ge=0, le=1e6, description="who has waited so long counts for a class more; 0: never"
     )
@@ -59,6 +73,58 @@ class QueueSpec(Spec):
     tenant_weights: dict[str, Annotated[Number, Field(ge=0.001, le=1000)]] = Field(
         default_factory=dict, description="others have 1"
     )
+
+
+class _StepSpec(Spec):
+    """When a step of the ladder is in force, by the offered load: 1 is as much as the budget holds."""
+
+    enter: Annotated[Number, Field(gt=0, le=1000)]
+    leave: Annotated[Number, Field(gt=0, le=1000)]
+    priority_class: Literal["batch", "standard"]  # premium is never shed
+
+    @model_validator(mode="after")
+    def _leaves_below(self) -> "_StepSpec":
+        if self.leave >= self.enter:
+            raise ValueError(
+                f"leave ({self.leave:g}) must be below enter ({self.enter:g}), or the step would come and go at once"
+            )
+        return self
+
+
+class CapStepSpec(_StepSpec):
+    """Answers of a class have no more than so many tokens."""
+
+    action: Literal["cap_max_tokens"]
+    max_tokens: Positive
+
+
+class RefuseStepSpec(_StepSpec):
+    """A class is not let in."""
+
+    action: Literal["refuse"]
+
+
+class LadderSpec(Spec):
+    """What is given up under load, one step after the other; each on top of those before it."""
+
+    window_s: Number = Field(default=5.0, ge=0.1, le=3600, description="in which arrivals fade out of the offered load")
+    min_step_s: Number = Field(default=10.0, ge=0, le=3600, description="between two changes")
+    steps: Annotated[
+        tuple[Annotated[CapStepSpec | RefuseStepSpec, Field(discriminator="action")], ...], Field(min_length=1)
+    ]
+
+    @model_validator(mode="after")
+    def _is_a_ladder(self) -> "LadderSpec":
+        for number, (lower, upper) in enumerate(itertools.pairwise(self.steps), start=1):
+            if upper.enter < lower.enter or upper.leave < lower.leave:
+                raise ValueError(
+                    f"steps[{number}] must not be entered or left at a lower load than the step before it, got enter "
+                    f"{upper.enter:g} after {lower.enter:g} and leave {upper.leave:g} after {lower.leave:g}"
+                )
+        refused = [step.priority_class for step in self.steps if isinstance(step, RefuseStepSpec)]
+        if refused not in ([], ["batch"], ["batch", "standard"]):
+            raise ValueError(f"a class is refused once, and batch before standard; got {refused}")
+        return self
 
 
 class SloSpec(Spec):
@@ -76,3 +142,4 @@ class AdmissionSpec(Spec):
 
     budget: BudgetSpec = BudgetSpec()
     queue: QueueSpec = QueueSpec()
+    ladder: LadderSpec | None = Field(default=None, description="none: nothing is given up but what does not fit")

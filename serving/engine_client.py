@@ -7,6 +7,7 @@ Triton can neither end the streams of a dead stub nor start it again, so what ma
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from ensemble_configs.errors import Unavailable
@@ -105,17 +106,24 @@ class EngineClient:
                 ) from exc
 
     def _read_forever(self) -> None:
+        watchdog_s = self._source.watchdog_s
+        stepped_s = time.monotonic()
         while (channel := self._channel) is not None and not self._is_closing.is_set():
+            left_s = None if watchdog_s is None else max(0.0, stepped_s + watchdog_s - time.monotonic())
             try:
-                reports = channel.receive(is_blocking=True, timeout_s=self._source.watchdog_s)
+                reports = channel.receive(is_blocking=True, timeout_s=left_s)
             except ChannelClosed:
                 self._lose(Unavailable("the engine died; it is being restarted", reason="engine_died"))
-            else:
-                if reports:
-                    self._take(reports)
-                else:
-                    text = f"the engine was silent for {self._source.watchdog_s:g} s; it is being restarted"
-                    self._lose(Unavailable(text, reason="engine_hung"), ends_itself=False)
+                stepped_s = time.monotonic()
+                continue
+            self._take(reports)
+            # What is told beside a step comes from a thread of its own, and the engine may hang all the same.
+            if watchdog_s is None or any(isinstance(report, Step) and report.stats for report in reports):
+                stepped_s = time.monotonic()
+            elif time.monotonic() >= stepped_s + watchdog_s:
+                text = f"the engine was silent for {watchdog_s:g} s; it is being restarted"
+                self._lose(Unavailable(text, reason="engine_hung"), ends_itself=False)
+                stepped_s = time.monotonic()
         self._hang_up()  # on an engine that became ready while close() hung up on the one before
 
     def _lose(self, error: Unavailable, *, ends_itself: bool = True) -> None:

@@ -44,7 +44,7 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     """Engine to adapter: what one step made, and what the engine holds after it."""
 
     chunks: list[TokenChunk]
-    stats: EngineStats
+    stats: EngineStats | None  # None: ends that were told beside a step; no sign that the engine goes on
 
 
 class Broken(msgspec.Struct, tag="broken", array_like=True):

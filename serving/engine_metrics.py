@@ -35,6 +35,7 @@ class EngineMetrics:
                     metric_family.COUNTER,
                 ),
                 ("trireme_queue_requests", "Requests that wait for admission, by class", metric_family.GAUGE),
+                ("trireme_degradation_step", "Steps of the deployment's ladder that are in force", metric_family.GAUGE),
                 (
                     "trireme_refused_requests_total",
                     "Requests that admission refused or that were late, by class and reason",
@@ -130,13 +131,15 @@ class _OfAdmission:
         self._families = families
         self._labels = labels
         self._gauges: dict[str, Any] = {}
+        self._step: Any = None
         self._counters: dict[str, Any] = {}
         self._shown: dict[str, int] = {}
 
     def show(self, stats: AdmissionStats | None) -> None:
         """Args: `stats`: None without admission, and of an engine that has died: nobody waits, the next counts anew."""
         if stats is None:
-            stats = AdmissionStats(num_waiting=dict.fromkeys(self._gauges, 0), num_refused={})
+            step = None if self._step is None else 0
+            stats = AdmissionStats(num_waiting=dict.fromkeys(self._gauges, 0), num_refused={}, degradation_step=step)
             for key in self._counters:
                 self._shown[key] = 0
         for name, value in stats.num_waiting.items():
@@ -147,6 +150,7 @@ class _OfAdmission:
             if self._shown.get(name) != value:
                 self._shown[name] = value
                 self._gauges[name].set(value)
+        self._show_step(stats.degradation_step)
         for key, count in stats.num_refused.items():
             if key not in self._counters:
                 class_name, _, reason = key.partition(" ")
@@ -157,3 +161,12 @@ class _OfAdmission:
             if count != shown:
                 self._counters[key].increment(count - shown if count > shown else count)
                 self._shown[key] = count
+
+    def _show_step(self, step: int | None) -> None:
+        if step is None:
+            return
+        if self._step is None:
+            self._step = self._families["trireme_degradation_step"].Metric(labels=self._labels)
+        if self._shown.get("degradation step") != step:
+            self._shown["degradation step"] = step
+            self._step.set(step)

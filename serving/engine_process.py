@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine's own process, started by `serving.engine_sources` with a socket to it.
 
-One thread, one loop: take what has arrived, step, send what was made. It ends when the adapter that started it hangs
-up; an engine with processes of its own has a while to end them.
+One thread, one loop: take what has arrived, step, send what was made. With admission a second thread takes what arrives
+(`serving.intake`), so that who is refused need not wait for the end of a step. The process ends when the adapter that
+started it hangs up; an engine with processes of its own has a while to end them.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import threading
 import traceback
 from pathlib import Path
 
-from ensemble_configs.errors import RequestError, ServerError, ServingError, Unavailable
+from ensemble_configs.errors import ServerError, ServingError
 from ensemble_configs.release import load_release
 from ensemble_configs.release_spec import ReleaseSpec
 from ensemble_configs.shared_budget_spec import SharedBudgetSpec
@@ -23,16 +24,17 @@ from serving.admission.admitting_engine import AdmittingEngine
 from serving.admission.shared_room import LedgerRoom
 from serving.detokenization import TextDecoder
 from serving.engine_messages import Broken, Channel, ChannelClosed, Command
-from serving.engines.base import Engine, FinishReason, GenerationRequest, TokenChunk
+from serving.engines.base import Engine, GenerationRequest, TokenChunk
 from serving.engines.clock import WallClock
 from serving.engines.providers import create_engine
+from serving.intake import Intake, begin, stop
 from serving.ledger_file import MAX_NAME_BYTES
 from serving.placement import take_place
 from serving.release_check import refuse_unfit_releases, releases_in_use
 from serving.shared_ledger import LEDGER_FILE, SharedLedger
 from serving.speculating_engine import SpeculatingEngine
 from serving.stopping_engine import StoppingEngine
-from serving.switchboard import Switchboard
+from serving.switchboard import HEARTBEAT_S, Switchboard
 
 _log = logging.getLogger("trireme.engine")
 
@@ -42,22 +44,22 @@ CLOSE_TIMEOUT_S = 5.0
 def serve_engine(engine: Engine, switchboard: Switchboard) -> None:
     """Run the engine until its owner hangs up (ChannelClosed is raised) or the engine breaks."""
     while True:
-        commands = switchboard.receive(is_blocking=not engine.has_work)
+        commands = switchboard.receive(timeout_s=0.0 if engine.has_work else HEARTBEAT_S)
         endings = [chunk for command in commands if (chunk := _obey(engine, command)) is not None]
         switchboard.send(endings + engine.step(), engine.stats())
 
 
+def serve_admitting(engine: AdmittingEngine, switchboard: Switchboard) -> None:
+    """As `serve_engine`; who comes in is met beside the steps."""
+    with Intake(engine, switchboard) as intake:
+        while True:
+            stopped = [stop(engine, key) for key in intake.keys_to_stop(is_blocking=not engine.has_work)]
+            switchboard.send(stopped + engine.step(), engine.stats())
+
+
 def _obey(engine: Engine, command: GenerationRequest | int) -> TokenChunk | None:
     """Run a request, or stop the one of this key; the last chunk of a request that was refused or stopped."""
-    if isinstance(command, int):
-        perf = engine.perf_of(command)
-        engine.cancel(command)
-        return TokenChunk(command, [], FinishReason.CANCELLED, perf=perf)
-    try:
-        engine.add(command)
-    except (RequestError, Unavailable) as exc:
-        return TokenChunk(command.key, [], error=str(exc))
-    return None
+    return stop(engine, command) if isinstance(command, int) else begin(engine, command)
 
 
 def close_engine(engine: Engine) -> None:
@@ -74,16 +76,17 @@ def _load(release: ReleaseSpec, *, member: str, run_dir: Path) -> Engine:
     engine = create_engine(release.engine)
     if release.draft_engine is not None:
         engine = SpeculatingEngine(engine, create_engine(release.draft_engine))
-    if release.admission is not None:
-        engine = AdmittingEngine(
-            engine,
-            release.admission,
-            release.slo,
-            WallClock(),
-            tokens_per_step=release.engine.max_tokens_per_step,
-            shared=_shared_room(release.admission.budget.shared, engine, member=member, run_dir=run_dir),
-        )
-    return StoppingEngine(engine, TextDecoder.from_spec(release.tokenizer))
+    engine = StoppingEngine(engine, TextDecoder.from_spec(release.tokenizer))
+    if release.admission is None:
+        return engine
+    return AdmittingEngine(
+        engine,
+        release.admission,
+        release.slo,
+        WallClock(),
+        tokens_per_step=release.engine.max_tokens_per_step,
+        shared=_shared_room(release.admission.budget.shared, engine, member=member, run_dir=run_dir),
+    )
 
 
 def _shared_room(spec: SharedBudgetSpec | None, engine: Engine, *, member: str, run_dir: Path) -> LedgerRoom | None:
@@ -116,7 +119,10 @@ def main() -> None:
             ending.callback(close_engine, engine)
             switchboard = Switchboard(channel, guests, engine.info)
             ending.callback(switchboard.close)  # first: callers need not wait for the engine's end
-            serve_engine(engine, switchboard)
+            if isinstance(engine, AdmittingEngine):
+                serve_admitting(engine, switchboard)
+            else:
+                serve_engine(engine, switchboard)
         except ChannelClosed:
             _log.info("the adapter hung up; the engine ends")
         except Exception as exc:

@@ -23,6 +23,7 @@ from serving.engines.base import EngineInfo, EngineStats, FinishReason, Generati
 from serving.left_clients import LeftClients
 from serving.reply_lanes import ReplyLanes
 from serving.request_metrics import RequestMetrics
+from serving.request_parameters import with_timeout
 from serving.request_sequences import Generation, RequestSequences
 from serving.running_request import Reply, ReplySink, RunningRequest
 from serving.sequence_group import SequenceGroup
@@ -81,6 +82,7 @@ class GenerationService:
         *,
         request_id: str = "",
         is_context_only: bool = False,
+        timeout_us: int = 0,
     ) -> None:
         """Take one request; returns at once, the replies come through `sink`.
 
@@ -89,10 +91,14 @@ class GenerationService:
             sink: where the replies go.
             request_id: the client's.
             is_context_only: of disaggregated serving, to prefill and hand over.
+            timeout_us: Triton's own parameter `timeout`: a deadline where there is admission, and else nothing, as
+                upstream has it; 0: none.
 
         Raises:
             ServingError: the request is refused, and `sink` was not called.
         """
+        if self.info.is_admitting:
+            tensors = with_timeout(tensors, timeout_us)
         prompts = self._asked.prompts(tensors, is_context_only=is_context_only)
         if prompts[0].request.options.stop:
             for prompt in prompts:
@@ -188,7 +194,10 @@ class GenerationService:
 
     def _take_steps(self, steps: list[Step]) -> None:
         self._lanes.put(chunk for step in steps for chunk in step.chunks)
-        self._tell_stats(steps[-1].stats)
+        for step in reversed(steps):
+            if step.stats is not None:
+                self._tell_stats(step.stats)
+                return
 
     # On a lane's thread, and with the death of the engine on the reader's.
 

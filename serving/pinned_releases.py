@@ -40,11 +40,14 @@ class PinnedReleases:
         self._refusal: Unavailable | None = None
         self._lock = threading.Lock()  # a request to another release is refused, or counted as running
 
-    def start(self, tensors: Tensors, sink: TensorSink, *, request_id: str = "", parameters: str = "") -> None:
+    def start(
+        self, tensors: Tensors, sink: TensorSink, *, request_id: str = "", parameters: str = "", timeout_us: int = 0
+    ) -> None:
         """As `TextPipeline.start`, on the release that is asked for.
 
         Args:
             parameters: the request's, as Triton gives them: a JSON object, or nothing.
+            timeout_us: as in `GenerationService.start`.
 
         Raises:
             ServingError: the request is refused, or its release is not loaded; `sink` was not called.
@@ -53,12 +56,12 @@ class PinnedReleases:
         version = release_asked_for(read)
         tensors = with_scheduling(tensors, read)
         if version is None or version == self._folder.name:
-            self._own.start(tensors, sink, request_id=request_id)
+            self._own.start(tensors, sink, request_id=request_id, timeout_us=timeout_us)
             return
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
-            self._other(version).start(tensors, sink, request_id=request_id)
+            self._other(version).start(tensors, sink, request_id=request_id, timeout_us=timeout_us)
 
     @property
     def num_running(self) -> int:

@@ -87,6 +87,19 @@ def with_scheduling(tensors: Tensors, parameters: Parameters) -> Tensors:
     return {**found, **tensors}
 
 
+def with_timeout(tensors: Tensors, timeout_us: int) -> Tensors:
+    """The tensors of a request whose parameter `timeout` of Triton's own says so many microseconds, 0: none.
+
+    It is a deadline as `deadline_ms` is, and of both the sooner one counts.
+    """
+    if not timeout_us:
+        return tensors
+    timeout_ms = np.int32(min(-(-timeout_us // 1000), np.iinfo(np.int32).max))
+    num_prompts = max((len(array) for array in tensors.values()), default=1)
+    own = tensors.get("deadline_ms", np.full((num_prompts, 1), timeout_ms, np.int32))
+    return {**tensors, "deadline_ms": np.minimum(own, timeout_ms)}
+
+
 def _milliseconds(value: object) -> int:
     if isinstance(value, bool) or not str(value).isascii() or not str(value).isdecimal() or len(str(value)) > 9:
         raise RequestError(

@@ -23,7 +23,9 @@ class StoppingEngine(Engine):
         """Queue a request and, if it has stop strings, follow its text."""
         self._engine.add(request)
         if request.stop_strings:
-            self._watches[request.key] = StopStringWatch(self._decoder, request.stop_strings)
+            watch = self._watches[request.key] = StopStringWatch(self._decoder, request.stop_strings)
+            if request.num_output_ids:  # it goes on: a string may have begun before
+                watch.tokens_until_stop(request.input_ids[-request.num_output_ids :])
 
     def cancel(self, key: int) -> None:
         """Stop a request and following it."""
@@ -50,7 +52,7 @@ class StoppingEngine(Engine):
             perf = chunk.perf
             if chunk.finish_reason is None:
                 perf = self._engine.perf_of(chunk.key)
-                self._engine.end(chunk.key)
+                self._engine.cancel(chunk.key)
             log_probs = None if chunk.log_probs is None else chunk.log_probs[:num_tokens]
             token_ids, extras = chunk.token_ids[:num_tokens], cut(chunk.extras, num_tokens)
             chunk = TokenChunk(

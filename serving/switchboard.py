@@ -5,6 +5,7 @@ own.
 
 import selectors
 import socket
+import threading
 import time
 from dataclasses import dataclass, field
 
@@ -33,7 +34,9 @@ class _Request:
 
 
 class Switchboard:
-    """The channels of an engine's process; for its one thread. Requests go in and chunks come out by the engine's keys.
+    """The channels of an engine's process. Requests go in and chunks come out by the engine's keys.
+
+    One thread receives. Others may send at the same time, and `wake` it.
 
     Args:
         owner: its end is the engine's.
@@ -44,6 +47,9 @@ class Switchboard:
         self._info = info
         self._guests = guests
         self._selector = selectors.DefaultSelector()
+        self._waking, self._woken = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._lock = threading.Lock()  # of all that follows, and of what callers have
         self._requests: dict[int, _Request] = {}  # by the engine's key
         self._talkers: set[_Caller] = set()  # with chunks to be sent
         self._last_key = 0
@@ -53,30 +59,42 @@ class Switchboard:
             guests.setblocking(False)
             self._selector.register(guests, selectors.EVENT_READ)
 
-    def receive(self, *, is_blocking: bool) -> list[GenerationRequest | int]:
-        """What has arrived: requests to run, and keys of requests to stop. If `is_blocking`, waits for something, but
-        not so long that the owner takes the engine for dead.
+    def receive(self, *, timeout_s: float) -> list[GenerationRequest | int]:
+        """What has arrived: requests to run, and keys of requests to stop; waits so long for something.
 
         Raises:
             ChannelClosed: the owner is gone.
         """
         commands: list[GenerationRequest | int] = []
-        for ready, _ in self._selector.select(HEARTBEAT_S if is_blocking else 0):
-            if ready.data is None:
+        for ready, _ in self._selector.select(timeout_s):
+            if ready.fileobj is self._woken:
+                self._woken.recv(64)
+            elif ready.data is None:
                 self._let_in()
             else:
                 commands += self._read(ready.data)
         return commands
 
-    def send(self, chunks: list[TokenChunk], stats: EngineStats) -> None:
+    def wake(self) -> None:
+        """Let `receive` return, of another thread."""
+        self._waking.send(b"\0")
+
+    def send(self, chunks: list[TokenChunk], stats: EngineStats | None) -> None:
         """Give everybody the chunks of his requests.
 
         The owner hears of a step without a chunk of its own too, for the gauges: of one in `STATS_S`, and of the end
         of all work.
 
+        Args:
+            stats: None: these are ends that are told beside a step.
+
         Raises:
             ChannelClosed: the owner is gone.
         """
+        with self._lock:
+            self._send(chunks, stats)
+
+    def _send(self, chunks: list[TokenChunk], stats: EngineStats | None) -> None:
         for chunk in chunks:
             request = self._requests.get(chunk.key)
             if request is None:  # stopped twice: by its caller, and by the end of its caller or by its request id
@@ -86,7 +104,7 @@ class Switchboard:
                 del self._requests[chunk.key], caller.engine_keys[key]
             chunk.key = key
             self._put(chunk, caller)
-        if self._is_owner_due(stats):
+        if stats is not None and self._is_owner_due(stats):
             self._talkers.add(self._owner)
         talkers, self._talkers = self._talkers, set()
         for caller in talkers:
@@ -111,6 +129,8 @@ class Switchboard:
             if registered.data is not None:
                 registered.data.channel.close()
         self._selector.close()
+        self._waking.close()
+        self._woken.close()
 
     def _put(self, chunk: TokenChunk, caller: _Caller) -> None:
         caller.chunks.append(chunk)
@@ -140,8 +160,10 @@ class Switchboard:
         except ChannelClosed:
             if caller.is_owner:
                 raise
-            return self._forget(caller)
-        return [translated for command in commands for translated in self._translate(command, caller)]
+            with self._lock:
+                return self._forget(caller)
+        with self._lock:
+            return [translated for command in commands for translated in self._translate(command, caller)]
 
     def _translate(self, command: object, caller: _Caller) -> list[GenerationRequest | int]:
         match command:

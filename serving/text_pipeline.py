@@ -111,8 +111,11 @@ class TextPipeline:
         service = GenerationService(release, source, metrics=metrics, client_check_s=_CLIENT_CHECK_S)
         return cls(service, prompt_step, decoder, is_accumulating=is_accumulating)
 
-    def start(self, tensors: Tensors, sink: TensorSink, *, request_id: str = "") -> None:
+    def start(self, tensors: Tensors, sink: TensorSink, *, request_id: str = "", timeout_us: int = 0) -> None:
         """Take one request by the names of the ensemble's inputs; returns at once, the responses come through `sink`.
+
+        Args:
+            timeout_us: as in `GenerationService.start`.
 
         Raises:
             ServingError: the request is refused, and `sink` was not called.
@@ -120,7 +123,7 @@ class TextPipeline:
         prompt = self._prompt_step.prepare(_renamed(tensors, _TO_PROMPT_STEP))
         engine = {**_renamed(tensors, _TO_ENGINE_STEP), **_renamed(prompt, _FROM_PROMPT_TO_ENGINE)}
         text = _TextSink(sink, self._decoder, is_accumulating=self._is_accumulating)
-        self._service.start(engine, text, request_id=request_id)
+        self._service.start(engine, text, request_id=request_id, timeout_us=timeout_us)
 
     @property
     def num_running(self) -> int:

@@ -2,15 +2,19 @@
 """Admission for any engine: a wrapper that gives it what fits the budget, in the order of the policy, and no more."""
 
 import math
+import threading
 from collections import Counter
 
 import msgspec
 
 from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.errors import RequestError, ServingError, Unavailable
+from serving.admission.degradation import Ladder
 from serving.admission.in_flight import InFlight
+from serving.admission.offered_load import OfferedLoad
 from serving.admission.pace import Pace
 from serving.admission.shared_room import POLL_S, NothingShared, SharedRoom
+from serving.admission.tenant_reserve import TenantReserve
 from serving.admission.ticket import Ticket
 from serving.admission.waiting_line import WaitingLine, late_error
 from serving.engines.base import AdmissionStats, Engine, EngineStats, GenerationRequest, PerfMetrics, TokenChunk
@@ -21,6 +25,9 @@ from serving.scheduling import Priority
 
 class AdmittingEngine(Engine):
     """Requests wait here, not in the engine; what it has was promised room for all that it is expected to make.
+
+    `add`, `leave`, `refuse_late` and `next_late_in_s` may be called by another thread while `step` runs: they see to
+    what waits, and never touch the engine.
 
     Args:
         tokens_per_step: that the engine may add to a sequence in one step, drafts included.
@@ -39,17 +46,28 @@ class AdmittingEngine(Engine):
     ) -> None:
         self._engine = engine
         self._clock = clock
+        self._lock = threading.Lock()  # of all that follows, but not of the engine: nobody waits for a step
         self.info = msgspec.structs.replace(engine.info, is_admitting=True)
         self._shared = shared or NothingShared()
         self._is_shut_out = False  # what would start finds no shared room
+        self._reserve = TenantReserve(spec.budget.tenant_reserve, spec.queue.tenant_weights)
         self._in_flight = InFlight(
-            engine, spec.budget, self._shared, tokens_per_step=tokens_per_step, settle=self._settle
+            engine,
+            spec.budget,
+            self._shared,
+            reserve=self._reserve,
+            tokens_per_step=tokens_per_step,
+            settle=self._settle,
         )
         self.budget = self._in_flight.budget
         estimate = self._in_flight.estimate
         self._line = WaitingLine(spec.queue, estimate, first_token_s=_seconds(slo.ttft_ms, math.inf))
         self._pace = Pace(estimate.ends, None if slo.tpot_ms is None else slo.tpot_ms / 1000)
         self._num_refused: Counter[str] = Counter()
+        self._ladder: Ladder | None = None
+        if spec.ladder is not None:
+            self._load = OfferedLoad(self.budget, spec.ladder.window_s)
+            self._ladder = Ladder(spec.ladder, self._load)
 
     def add(self, request: GenerationRequest) -> None:
         """Let a request wait; the first step with room for it starts it.
@@ -58,11 +76,28 @@ class AdmittingEngine(Engine):
             RequestError: it could never run.
             Unavailable: it is refused for now; its facts have `retry_after_ms`.
         """
-        now_s = self._clock.now_s()
         refuse_unservable(request, self.info)
-        self._in_flight.refuse_never_fitting(request)
+        with self._lock:
+            self._in_flight.refuse_never_fitting(request)
+            self._reserve.note_arrival(request.scheduling.tenant, self._clock.now_s())
+            try:
+                self._line.join(self._ticket(self._degraded(request), self._clock.now_s()))
+            except Unavailable as exc:
+                self._count_refusal(request, exc)
+                raise
+
+    def _degraded(self, request: GenerationRequest) -> GenerationRequest:
+        """As the ladder lets it run. Raises: Unavailable: not at all."""
+        if self._ladder is None:
+            return request
+        now_s = self._clock.now_s()
+        self._in_flight.note_offered(request, self._load, now_s)
+        self._ladder.update(now_s)
+        return self._ladder.applied(request, now_s)
+
+    def _ticket(self, request: GenerationRequest, now_s: float) -> Ticket:
         scheduling = request.scheduling
-        ticket = Ticket(
+        return Ticket(
             request=request,
             arrival_s=now_s,
             priority=Priority(scheduling.priority),
@@ -72,23 +107,31 @@ class AdmittingEngine(Engine):
             end_by_s=now_s + _seconds(scheduling.deadline_ms, math.inf),
             is_preemptible=self._in_flight.may_preempt(request),
         )
-        try:
-            self._line.join(ticket)
-        except Unavailable as exc:
-            self._count_refusal(ticket, exc)
-            raise
+
+    def leave(self, key: int) -> bool:
+        """Stop a request if it waits; False: it does not."""
+        with self._lock:
+            is_waiting = key in self._line
+            if is_waiting:
+                self._line.leave(key)
+            return is_waiting
 
     def cancel(self, key: int) -> None:
         """Stop a request, whether it waits or runs."""
-        if key in self._line:
-            self._line.leave(key)
-        elif key in self._in_flight:
-            self._in_flight.stop(key)
+        if not self.leave(key) and key in self._in_flight:
+            with self._lock:
+                self._in_flight.stop(key)
 
-    def end(self, key: int) -> None:
-        """Stop a request that has made what it was to make: it counts among those that came to their end."""
-        if key in self._in_flight:
-            self._in_flight.end(key, self._clock.now_s())
+    def refuse_late(self) -> list[TokenChunk]:
+        """The last chunks of those that wait and whose time has passed."""
+        with self._lock:
+            now_s = self._clock.now_s()
+            return [self._refusal_of_late(ticket, now_s) for ticket in self._line.take_late(now_s)]
+
+    def next_late_in_s(self) -> float:
+        """Seconds until `refuse_late` has something to tell, if it waits so long; 0: now, math.inf: never."""
+        with self._lock:
+            return max(0.0, self._line.next_limit_s() - self._clock.now_s())
 
     def perf_of(self, key: int) -> PerfMetrics | None:
         """As the engine's, of one that runs."""
@@ -96,23 +139,30 @@ class AdmittingEngine(Engine):
 
     def step(self) -> list[TokenChunk]:
         """End what is late, start what fits, run one iteration and account for what it made."""
-        now_s = self._clock.now_s()
-        self._in_flight.free_left()
-        chunks = self._end_late(now_s)
-        for ticket in self._in_flight.give_room():
-            self._line.rejoin(ticket)
-        num_prompt_tokens = self._start(now_s, chunks)
-        num_seqs, num_made = len(self._in_flight), 0
+        chunks = self.refuse_late()
+        with self._lock:
+            now_s = self._clock.now_s()
+            if self._ladder is not None:
+                self._ladder.update(now_s)
+            self._in_flight.free_left()
+            chunks += [self._refusal_of_late(ticket, now_s) for ticket in self._in_flight.stop_late(now_s)]
+            for ticket in self._in_flight.give_room():
+                self._line.rejoin(ticket)
+            num_prompt_tokens = self._start(now_s, chunks)
+            num_seqs, num_made = len(self._in_flight), 0
         if self._is_shut_out and not self._engine.has_work:
             self._clock.sleep_s(POLL_S)
         made = self._engine.step()
-        after_s = self._clock.now_s()
-        for chunk in made:
-            if self._in_flight.note(chunk, after_s):
-                num_made += len(chunk.token_ids)
-                chunks.append(chunk)
-        if num_seqs:
-            self._pace.note(after_s - now_s, num_seqs=num_seqs, num_prompt_tokens=num_prompt_tokens, num_made=num_made)
+        with self._lock:
+            after_s = self._clock.now_s()
+            for chunk in made:
+                if self._in_flight.note(chunk, after_s):
+                    num_made += len(chunk.token_ids)
+                    chunks.append(chunk)
+            if num_seqs:
+                step_s = after_s - now_s
+                self._pace.note(step_s, num_seqs=num_seqs, num_prompt_tokens=num_prompt_tokens, num_made=num_made)
+                self.budget.num_seats = self._pace.most_seqs(self.budget.max_num_seqs)
         return chunks
 
     @property
@@ -128,12 +178,17 @@ class AdmittingEngine(Engine):
     def stats(self) -> EngineStats:
         """The engine's, with what waits here."""
         stats = self._engine.stats()
-        return msgspec.structs.replace(
-            stats,
-            num_waiting=stats.num_waiting + len(self._line),
-            num_preemptions=(stats.num_preemptions or 0) + self.num_preemptions,
-            admission=AdmissionStats(num_waiting=self._line.num_waiting, num_refused=dict(self._num_refused)),
-        )
+        with self._lock:
+            return msgspec.structs.replace(
+                stats,
+                num_waiting=stats.num_waiting + len(self._line),
+                num_preemptions=(stats.num_preemptions or 0) + self.num_preemptions,
+                admission=AdmissionStats(
+                    num_waiting=self._line.num_waiting,
+                    num_refused=dict(self._num_refused),
+                    degradation_step=self._ladder.step if self._ladder else None,
+                ),
+            )
 
     def close(self) -> None:
         """As the engine's."""
@@ -147,11 +202,11 @@ class AdmittingEngine(Engine):
         if len(self._in_flight) and self._engine.stats().num_waiting:
             self._shared.want_nothing()
             return 0
-        while (found := self._line.first(now_s)) is not None and self._pace.allows(len(self._in_flight) + 1):
+        while (found := self._line.first(now_s)) is not None:
             ticket, room = found
             num_tokens = self._in_flight.first_promise(ticket)
-            if self.budget.fits(num_tokens, room):
-                num_waiting = min(len(self._line), self.budget.room_for(room).num_seats)
+            if self.budget.fits(num_tokens, room, ticket.tenant):
+                num_waiting = min(len(self._line), self.budget.room_for(room, ticket.tenant).num_seats)
                 if not self._in_flight.take_shared(ticket, num_waiting=num_waiting):
                     self._is_shut_out = True
                     break
@@ -162,22 +217,20 @@ class AdmittingEngine(Engine):
                     self._in_flight.begin(ticket, num_tokens, now_s)
                 except RequestError as exc:
                     chunks.append(TokenChunk(ticket.key, [], error=str(exc)))
-            elif self.budget.room_for(room).num_seats < 1 or not self._line.pass_over(ticket):
+            elif self.budget.room_for(room, ticket.tenant).num_seats < 1 or not self._line.pass_over(ticket):
                 break
         if not self._is_shut_out:
             self._shared.want_nothing()
         return num_prompt_tokens
 
-    def _end_late(self, now_s: float) -> list[TokenChunk]:
-        chunks = []
-        for ticket in [*self._line.take_late(now_s), *self._in_flight.stop_late(now_s)]:
-            error = late_error(ticket, now_s)
-            self._count_refusal(ticket, error)
-            chunks.append(TokenChunk(ticket.key, [], error=str(error)))
-        return chunks
+    def _refusal_of_late(self, ticket: Ticket, now_s: float) -> TokenChunk:
+        error = late_error(ticket, now_s)
+        self._count_refusal(ticket.request, error)
+        return TokenChunk(ticket.key, [], error=str(error))
 
-    def _count_refusal(self, ticket: Ticket, error: ServingError) -> None:
-        self._num_refused[f"{ticket.priority.name.lower()} {error.facts['reason']}"] += 1
+    def _count_refusal(self, request: GenerationRequest, error: ServingError) -> None:
+        name = Priority(request.scheduling.priority).name.lower()
+        self._num_refused[f"{name} {error.facts['reason']}"] += 1
 
     def _settle(self, ticket: Ticket, work: float) -> None:
         self._line.settle(ticket, work)

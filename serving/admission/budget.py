@@ -4,20 +4,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from serving.admission.room import Room
+from serving.admission.tenant_reserve import TenantReserve
 from serving.scheduling import Priority
 
 
-@dataclass(slots=True)
-class _Promise:
-    num_blocks: int
-    num_tokens: int
-
-
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What is not promised yet."""
-
-    num_seats: int
+class _Promise:
+    tenant: str
     num_blocks: int
     num_tokens: int
 
@@ -31,7 +25,11 @@ class KvBudget:
         max_num_seqs: requests in flight.
         max_tokens: in flight, prompts and expected outputs; None: as many as the blocks hold.
         shares: of each of these, what a class may fill; the rest is kept free for the classes above it.
+        reserve: what a tenant leaves free for the others; None: nothing.
         on_free: called with the key of each whose promise ends.
+
+    Attributes:
+        num_seats: requests in flight that the pace allows now.
     """
 
     def __init__(
@@ -43,13 +41,15 @@ class KvBudget:
         max_tokens: int | None = None,
         shares: Mapping[Priority, float] | None = None,
         on_free: Callable[[int], None] = lambda _: None,
+        reserve: TenantReserve | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
-        self.max_num_seqs = max_num_seqs
+        self.max_num_seqs = self.num_seats = max_num_seqs
         self.max_tokens = num_blocks * block_tokens if max_tokens is None else max_tokens
         self._shares = dict.fromkeys(Priority, 1.0) | dict(shares or {})
         self._on_free = on_free
+        self._reserve = reserve or TenantReserve(0.0, {})
         self._promises: dict[int, _Promise] = {}
         self.num_promised_blocks = 0
         self.num_promised_tokens = 0
@@ -66,25 +66,31 @@ class KvBudget:
         """Whether a request of so many tokens fits when it is alone."""
         return self.blocks_of(num_tokens) <= self.num_blocks and num_tokens <= self.max_tokens
 
-    def room_for(self, priority: Priority) -> Room:
-        """What is left for a class; may be below zero. Alone a request may fill everything, whatever its class."""
-        share = self._shares[priority] if self._promises else 1.0
-        return Room(
-            max(1, int(share * self.max_num_seqs)) - len(self._promises),
-            int(share * self.num_blocks) - self.num_promised_blocks,
-            int(share * self.max_tokens) - self.num_promised_tokens,
-        )
+    def room_for(self, priority: Priority, tenant: str = "") -> Room:
+        """What is left for a tenant in a class; may be below zero. Alone a request may fill everything."""
+        most = self._most(self._shares[priority] if self._promises else 1.0)
+        promised = Room(len(self._promises), self.num_promised_blocks, self.num_promised_tokens)
+        return most - promised - self._reserve.of(tenant, most)
 
-    def fits(self, num_tokens: int, priority: Priority) -> bool:
+    def is_over_share(self, tenant: str) -> bool:
+        """Whether a tenant holds more than its fair share."""
+        return self._reserve.is_over(tenant, self._most(1.0))
+
+    def _most(self, share: float) -> Room:
+        return Room(max(1, int(share * self.num_seats)), int(share * self.num_blocks), int(share * self.max_tokens))
+
+    def needs(self, num_requests: int, num_tokens: int) -> Room:
+        """What so many requests with so many tokens together take."""
+        return Room(num_requests, self.blocks_of(num_tokens), num_tokens)
+
+    def fits(self, num_tokens: int, priority: Priority, tenant: str = "") -> bool:
         """Whether one more request may be promised so many tokens."""
-        room = self.room_for(priority)
-        return room.num_seats >= 1 and room.num_blocks >= self.blocks_of(num_tokens) and room.num_tokens >= num_tokens
+        return self.room_for(priority, tenant).holds(self.needs(1, num_tokens))
 
-    def promise(self, key: int, num_tokens: int) -> None:
+    def promise(self, key: int, num_tokens: int, tenant: str = "") -> None:
         """Take a seat and room for so many tokens; the caller has asked `fits`."""
-        promise = self._promises[key] = _Promise(self.blocks_of(num_tokens), num_tokens)
-        self.num_promised_blocks += promise.num_blocks
-        self.num_promised_tokens += promise.num_tokens
+        promise = self._promises[key] = _Promise(tenant, self.blocks_of(num_tokens), num_tokens)
+        self._count(tenant, Room(1, promise.num_blocks, promise.num_tokens))
 
     def promised_tokens(self, key: int) -> int:
         """What a request in flight may hold."""
@@ -103,14 +109,17 @@ class KvBudget:
             or self.num_promised_tokens + num_new_tokens > self.max_tokens
         ):
             return False
-        self._promises[key] = _Promise(num_blocks, num_tokens)
-        self.num_promised_blocks += num_new_blocks
-        self.num_promised_tokens += num_new_tokens
+        self._promises[key] = _Promise(promise.tenant, num_blocks, num_tokens)
+        self._count(promise.tenant, Room(0, num_new_blocks, num_new_tokens))
         return True
 
     def free(self, key: int) -> None:
         """A request has left."""
         promise = self._promises.pop(key)
-        self.num_promised_blocks -= promise.num_blocks
-        self.num_promised_tokens -= promise.num_tokens
+        self._count(promise.tenant, Room(-1, -promise.num_blocks, -promise.num_tokens))
         self._on_free(key)
+
+    def _count(self, tenant: str, room: Room) -> None:
+        self.num_promised_blocks += room.num_blocks
+        self.num_promised_tokens += room.num_tokens
+        self._reserve.hold(tenant, room)

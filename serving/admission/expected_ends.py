@@ -3,7 +3,8 @@
 
 import bisect
 
-from serving.admission.budget import KvBudget, Room
+from serving.admission.budget import KvBudget
+from serving.admission.room import Room
 
 _WEIGHT = 0.05  # of the newest step
 _NOTHING = 1e-9
@@ -86,7 +87,7 @@ class ExpectedEnds:
     def _num_at_once(self, needed: Room) -> float:
         """Requests in flight when all that can has started."""
         most = self._budget.max_tokens / self._tokens_of_one(needed)
-        return max(1.0, min(self._budget.max_num_seqs, most))
+        return max(1.0, min(self._budget.num_seats, most))
 
     def _put_off_overdue(self) -> None:
         while self._ends and self._ends[0][0] <= self._made:

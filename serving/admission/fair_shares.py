@@ -2,14 +2,15 @@
 """Requests of one class that wait, of many tenants: each tenant gets its weighted share of the work.
 
 Start-time fair queueing (Goyal, Vin, Cheng 1996): a tenant's virtual time goes on by work / weight with each of its
-requests, the tenant that is furthest behind is next, and who comes back starts where the others are now. A decision
-takes O(log tenants + log requests of the tenant).
+requests, the tenant that is furthest behind is next, and who comes back starts where the others are now. So does who
+holds no more than its share of what runs: else one large request, long over, would cost it its next turns while others
+fill the engine. A decision takes O(log tenants + log requests of the tenant).
 """
 
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from serving.admission.ticket import Ticket
@@ -50,9 +51,17 @@ class FairShares:
     """Args:
     weights: of tenants; others have 1.
     is_shortest_first: of a tenant's requests the one with the least expected work goes first, not the oldest.
+    is_over_share: whether a tenant holds more than its share of what runs.
     """
 
-    def __init__(self, weights: Mapping[str, float], *, is_shortest_first: bool) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, float],
+        *,
+        is_shortest_first: bool,
+        is_over_share: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        self._is_over_share = is_over_share
         self._weights = weights
         self._is_shortest_first = is_shortest_first
         self._tenants: dict[str, _Tenant] = {}
@@ -117,7 +126,11 @@ class FairShares:
         tenant = self._tenants[ticket.tenant]
         if ticket is self.first():  # not one that was taken for its age: others have not come so far
             self._virtual_now = max(self._virtual_now, tenant.virtual_s)
-        tenant.virtual_s += ticket.expected_work / tenant.weight
+        ticket.is_charged = self._is_over_share(ticket.tenant)
+        if ticket.is_charged:
+            tenant.virtual_s += ticket.expected_work / tenant.weight
+        else:
+            self._join_others(tenant)
         self.remove(ticket)
 
     def settle(self, ticket: Ticket, work: float) -> None:
@@ -125,10 +138,13 @@ class FairShares:
         tenant = self._tenants.get(ticket.tenant)
         if tenant is None:  # forgotten meanwhile
             return
-        tenant.virtual_s = max(0.0, tenant.virtual_s + (work - ticket.expected_work) / tenant.weight)
+        if not self._is_over_share(ticket.tenant):
+            self._join_others(tenant)
+        elif ticket.is_charged:
+            tenant.virtual_s = max(0.0, tenant.virtual_s + (work - ticket.expected_work) / tenant.weight)
+            if tenant.num_requests:
+                self._schedule(tenant)  # it may have come nearer; what stands in the heap for it is void
         ticket.expected_work = 0.0
-        if tenant.num_requests:
-            self._schedule(tenant)  # it may have come nearer; what stands in the heap for it is void
 
     def remove(self, ticket: Ticket) -> None:
         """It waits no longer."""
@@ -168,6 +184,12 @@ class FairShares:
         if tenant is None:
             tenant = self._tenants[name] = _Tenant(self._weights.get(name, 1.0))
         return tenant
+
+    def _join_others(self, tenant: _Tenant) -> None:
+        """It holds no more than its share: what it had before does not count, and its equals go before it."""
+        tenant.virtual_s = self._virtual_now
+        if tenant.num_requests:
+            self._schedule(tenant)
 
     def _schedule(self, tenant: _Tenant) -> None:
         tenant.turn = next(self._numbers)

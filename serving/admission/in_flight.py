@@ -10,8 +10,10 @@ from ensemble_configs.admission_spec import BudgetSpec
 from ensemble_configs.errors import RequestError
 from serving.admission.budget import KvBudget
 from serving.admission.forecast import FullForecast, LearnedForecast, OutputForecast
+from serving.admission.offered_load import OfferedLoad
 from serving.admission.resumption import is_resumable, resumed
 from serving.admission.shared_room import SharedRoom
+from serving.admission.tenant_reserve import TenantReserve
 from serving.admission.ticket import Ticket
 from serving.admission.wait_estimate import WaitEstimate
 from serving.engines.base import Engine, FinishReason, GenerationRequest, PerfMetrics, TokenChunk
@@ -21,7 +23,7 @@ from serving.speculation import joined_perf
 # Of requests that were preempted and go on under another key: above all that callers' requests have, and below those of
 # the rounds of `serving.speculating_engine`.
 _FIRST_OTHER_KEY = 1 << 61
-_STEPS_TO_FREE = 2  # that an engine may take, by the seam, until the blocks of a cancelled request are free
+_STEPS_TO_FREE = 2  # that an engine may take, by the seam, until the blocks of a stopped request are free
 _TYPICAL = 0.5  # the quantile of the lengths that waits are computed from
 
 
@@ -34,6 +36,7 @@ class InFlight:
     everything from the beginning.
 
     Args:
+        reserve: what a tenant leaves free for the others.
         tokens_per_step: that the engine may add to a sequence in one step, drafts included.
         settle: called with each that runs no longer and the work that it took in truth.
     """
@@ -44,6 +47,7 @@ class InFlight:
         spec: BudgetSpec,
         shared: SharedRoom,
         *,
+        reserve: TenantReserve,
         tokens_per_step: int,
         settle: Callable[[Ticket, float], None],
     ) -> None:
@@ -60,6 +64,7 @@ class InFlight:
                 Priority.PREMIUM: shares.premium, Priority.STANDARD: shares.standard, Priority.BATCH: shares.batch,
             },
             on_free=shared.free,
+            reserve=reserve,
         )  # fmt: skip
         self.estimate = WaitEstimate(self.budget)
         self._is_learning = spec.forecast == "learned"
@@ -72,7 +77,7 @@ class InFlight:
         self._limits: dict[int, float] = {}  # when they must have ended, by the engine's key
         self._other_keys = itertools.count(_FIRST_OTHER_KEY)
         self._short: list[int] = []  # the engine's keys of those that need more room soon
-        self._leaving: deque[tuple[int, int]] = deque()  # cancelled: when their promises are free, and their keys
+        self._leaving: deque[tuple[int, int]] = deque()  # stopped: when their promises are free, and their keys
         # A request that needs more may have to wait until one that was stopped for it has left.
         self._margin = (1 + _STEPS_TO_FREE) * tokens_per_step
         self._num_steps = 0
@@ -108,6 +113,12 @@ class InFlight:
         """Of output, by what its tenant's requests made."""
         return self._typical.expected_tokens(request)
 
+    def note_offered(self, request: GenerationRequest, load: OfferedLoad, now_s: float) -> None:
+        """Of a request that arrives, by what its tenant's requests made; nothing while no pace is known."""
+        num_output = self._typical.expected_tokens(request)
+        stay_s = self.estimate.first_token_s + (num_output - 1) * self.estimate.ends.token_s
+        load.note(now_s, stay_s=stay_s, num_tokens=len(request.input_ids) + num_output)
+
     def may_preempt(self, request: GenerationRequest) -> bool:
         """Whether it may be promised less than it can take, for it can be stopped."""
         return self._is_learning and is_resumable(request)
@@ -138,10 +149,10 @@ class InFlight:
         ticket.started_s = now_s
         self._tickets[engine_key] = ticket
         self._keys[ticket.key] = engine_key
-        self.budget.promise(engine_key, num_tokens)
+        self.budget.promise(engine_key, num_tokens, ticket.tenant)
         if ticket.end_by_s < math.inf:
             self._limits[engine_key] = ticket.end_by_s
-        self.estimate.note_start(ticket.priority)
+        self.estimate.note_start(ticket.priority, now_s)
         self.estimate.ends.begin(engine_key, num_output_tokens=self._num_rest(ticket))
         try:
             self._engine.add(resumed(ticket, engine_key) if ticket.num_preemptions else ticket.request)
@@ -168,7 +179,10 @@ class InFlight:
             if chunk.error is None and chunk.finish_reason is not FinishReason.CANCELLED:
                 self._learn(ticket, now_s)
             self._leave(engine_key)
-            self.budget.free(engine_key)
+            if chunk.finish_reason is FinishReason.STOP_STRING:
+                self._leaving.append((self._num_steps + _STEPS_TO_FREE, engine_key))  # the engine was told just now
+            else:
+                self.budget.free(engine_key)
         elif ticket.is_preemptible and self._needs_more(engine_key, ticket):
             self._short.append(engine_key)
         return True
@@ -176,11 +190,6 @@ class InFlight:
     def stop(self, key: int) -> Ticket:
         """By the caller's key; its promise stays until its blocks are free."""
         return self._stop(self._keys[key])
-
-    def end(self, key: int, now_s: float) -> None:
-        """Stop one that has made what it was to make."""
-        self._learn(self._tickets[self._keys[key]], now_s)
-        self.stop(key)
 
     def stop_late(self, now_s: float) -> list[Ticket]:
         """Those that should have ended by now."""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast tokens come, and how many sequences may run beside each other at the pace that a target sets."""
 
+import bisect
+
 import numpy as np
 import numpy.typing as npt
 
@@ -56,6 +58,12 @@ class Pace:
             return True
         seconds = self._times.seconds(num_seqs, prompt_tokens_per_step=self._prompt_tokens_per_step)
         return seconds is None or seconds <= self._tpot_s
+
+    def most_seqs(self, limit: int) -> int:
+        """The most that it allows, at least 1 and at most the limit."""
+        if self._tpot_s is None:
+            return limit
+        return 1 + bisect.bisect_left(range(2, limit + 1), 1, key=lambda num_seqs: not self.allows(num_seqs))
 
 
 class StepTimes:

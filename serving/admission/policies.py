@@ -61,8 +61,8 @@ class QueuePolicy(ABC):
 class FirstComeFirstServed(QueuePolicy):
     """One line for all, as upstream has it; classes and tenants count for nothing but their bounds."""
 
-    def __init__(self, spec: QueueSpec) -> None:
-        del spec
+    def __init__(self, spec: QueueSpec, is_over_share: Callable[[str], bool]) -> None:
+        del spec, is_over_share
         self._classes = dict.fromkeys(Priority, Backlog())
         self._order: OrderedDict[int, Ticket] = OrderedDict()
         self._ahead: list[Ticket] = []  # preempted; the last goes first
@@ -119,13 +119,16 @@ class FairClasses(QueuePolicy):
     classes above lose no more than that. One that does not fit then is passed by, so often; then it is waited for.
     """
 
-    def __init__(self, spec: QueueSpec) -> None:
+    def __init__(self, spec: QueueSpec, is_over_share: Callable[[str], bool]) -> None:
         self._ageing_s = spec.ageing_s
         self._num_starts_since_aged = 0
         self._aged: Ticket | None = None  # whose turn it is for its age
         self._num_passes = 0
         self._classes = {
-            priority: FairShares(spec.tenant_weights, is_shortest_first=spec.is_shortest_first) for priority in Priority
+            priority: FairShares(
+                spec.tenant_weights, is_shortest_first=spec.is_shortest_first, is_over_share=is_over_share
+            )
+            for priority in Priority
         }
 
     def __len__(self) -> int:
@@ -188,7 +191,7 @@ class FairClasses(QueuePolicy):
         return self._classes[ticket.priority].waiting_of(ticket.tenant)
 
 
-POLICIES: dict[str, Callable[[QueueSpec], QueuePolicy]] = {
+POLICIES: dict[str, Callable[[QueueSpec, Callable[[str], bool]], QueuePolicy]] = {
     "fifo": FirstComeFirstServed,
     "fair_classes": FairClasses,
 }

@@ -21,6 +21,7 @@ class Ticket:
     start_by_s: float = math.inf  # the client's limits
     end_by_s: float = math.inf
     hopeless_s: float = math.inf  # a start after this misses the deployment's target
+    decide_s: float = math.inf  # who would not start with the next step then is refused
     num_output_tokens: int = 0
     output_ids: list[int] = field(default_factory=list)  # of one that may be preempted, and that was
     started_s: float | None = None  # the last time
@@ -28,6 +29,7 @@ class Ticket:
     num_preemptions: int = 0
     perf: PerfMetrics | None = None  # up to its preemption, where the engine tells
     expected_work: float = 0.0  # that its tenant was charged with at its start
+    is_charged: bool = True  # not what was started within the tenant's share
 
     @property
     def key(self) -> int:

@@ -3,13 +3,15 @@
 
 import math
 
-from serving.admission.budget import KvBudget, Room
+from serving.admission.budget import KvBudget
 from serving.admission.expected_ends import ExpectedEnds
 from serving.admission.fair_shares import Backlog
+from serving.admission.room import Room
 from serving.admission.ticket import Ticket
 from serving.scheduling import Priority
 
 _FORGET = 0.98  # of each sample's weight with every one that follows: the last fifty count
+_STARTS_FADE_S = 5.0
 _LEAST_SHARE = 0.01
 
 
@@ -21,12 +23,23 @@ class WaitEstimate:
         self.ends = ExpectedEnds(budget)
         self._first_token = _Mean()
         self._stay = _Mean()
-        self._start_shares = dict.fromkeys(Priority, 0.0)
+        self._starts = dict.fromkeys(Priority, 0.0)  # that fade with time, at `_starts_at_s`
+        self._starts_at_s = 0.0
 
-    def note_start(self, priority: Priority) -> None:
+    def note_start(self, priority: Priority, now_s: float) -> None:
         """A request of a class has started."""
-        for one in Priority:
-            self._start_shares[one] += (1.0 - _FORGET) * ((one is priority) - self._start_shares[one])
+        self._fade_starts(now_s)
+        self._starts[priority] += 1.0
+
+    def _fade_starts(self, now_s: float) -> None:
+        kept = math.exp(-max(0.0, now_s - self._starts_at_s) / _STARTS_FADE_S)
+        self._starts = {priority: kept * count for priority, count in self._starts.items()}
+        self._starts_at_s = max(now_s, self._starts_at_s)
+
+    def _share_above(self, priority: Priority, now_s: float) -> float:
+        """What the classes above took of the starts lately; of few it says little, so one more is added for nobody."""
+        self._fade_starts(now_s)
+        return sum(self._starts[one] for one in Priority if one < priority) / (sum(self._starts.values()) + 1.0)
 
     def note_first_token(self, after_start_s: float) -> None:
         """A request has made its first token so long after its start."""
@@ -50,12 +63,23 @@ class WaitEstimate:
         """From its start to its end, by what its tenant's requests made; 0 while nothing is known."""
         return self.first_token_s + ticket.num_queued_output_tokens * self.ends.token_s
 
-    def wait_s(self, ahead: Backlog, num_tokens: int, priority: Priority) -> float:
-        """Until a request of so many tokens can start behind `ahead`; 0 while nothing is known."""
-        num_tokens += ahead.num_tokens
-        needed = Room(ahead.num_requests + 1, self._budget.blocks_of(num_tokens), num_tokens)
-        share = 1.0 - sum(self._start_shares[one] for one in Priority if one < priority)
-        room = self._budget.room_for(priority)
+    def is_over_share(self, tenant: str) -> bool:
+        """Whether a tenant holds more than its fair share."""
+        return self._budget.is_over_share(tenant)
+
+    def room_for(self, ticket: Ticket) -> Room:
+        """What is free now of what this one may take."""
+        return self._budget.room_for(ticket.priority, ticket.tenant)
+
+    def fits_now(self, waiting: Backlog, ticket: Ticket) -> bool:
+        """Whether there is room for all of `waiting`, the last of which is this one."""
+        return self.room_for(ticket).holds(self._budget.needs(waiting.num_requests, waiting.num_tokens))
+
+    def wait_s(self, ahead: Backlog, ticket: Ticket) -> float:
+        """Until a request that comes now can start behind `ahead`; 0 while nothing is known."""
+        needed = self._budget.needs(ahead.num_requests + 1, ahead.num_tokens + ticket.num_queued_tokens)
+        share = 1.0 - self._share_above(ticket.priority, ticket.arrival_s)
+        room = self.room_for(ticket)
         return self.ends.seconds_until(needed, room, share=max(share, _LEAST_SHARE), stay_s=self.stay_s)
 
 

@@ -6,7 +6,9 @@ import math
 
 from ensemble_configs.admission_spec import QueueSpec
 from ensemble_configs.errors import QueueFull, RequestTimeout, ServingError, Unavailable
+from serving.admission.fair_shares import Backlog
 from serving.admission.policies import POLICIES
+from serving.admission.room import Room
 from serving.admission.ticket import Ticket
 from serving.admission.wait_estimate import WaitEstimate, retry_after_ms
 from serving.scheduling import Priority
@@ -23,9 +25,12 @@ class WaitingLine:
 
     def __init__(self, spec: QueueSpec, estimate: WaitEstimate, *, first_token_s: float = math.inf) -> None:
         self._spec = spec
-        self._policy = POLICIES[spec.policy](spec)
+        self._policy = POLICIES[spec.policy](spec, estimate.is_over_share)
         self._estimate = estimate
         self._first_token_s = first_token_s
+        self._refuse_within_s = math.inf
+        if spec.refuse_within_ms is not None and first_token_s < math.inf:
+            self._refuse_within_s = spec.refuse_within_ms / 1000
         self._tickets: dict[int, Ticket] = {}
         self._limits: list[tuple[float, int]] = []  # a heap of (when, key) of those that may not wait for ever
 
@@ -51,10 +56,13 @@ class WaitingLine:
         self._refuse_beyond_bounds(ticket)
         self._refuse_too_late(ticket)
         ticket.hopeless_s = ticket.arrival_s + self._allowed_for_target_s()
+        patience = 2 if ticket.priority is Priority.PREMIUM else 1  # it is overtaken by nobody, so a seat may come
+        ticket.decide_s = ticket.arrival_s + patience * self._refuse_within_s
         self._put(ticket, is_ahead=False)
 
     def rejoin(self, ticket: Ticket) -> None:
         """Let a request wait that was preempted; it is never refused."""
+        ticket.decide_s = math.inf
         self._put(ticket, is_ahead=True)
 
     def first(self, now_s: float) -> tuple[Ticket, Priority] | None:
@@ -73,14 +81,25 @@ class WaitingLine:
         return ticket
 
     def take_late(self, now_s: float) -> list[Ticket]:
-        """Those whose time has passed, or who could only start too late for the target; they wait no longer."""
+        """Those whose time has passed, who could only start too late for the target, or who have no room when it is to
+        be decided; they wait no longer.
+        """
         late = []
         while self._limits and self._limits[0][0] <= now_s:
             _, key = heapq.heappop(self._limits)
             ticket = self._tickets.get(key)
-            if ticket is not None and _limit_s(ticket) <= now_s:
+            if ticket is None or _limit_s(ticket) > now_s:
+                continue
+            if ticket.decide_s <= now_s < _last_s(ticket) and self._starts_next(ticket):
+                ticket.decide_s = now_s + self._refuse_within_s  # it waits for nothing but the end of a step
+                heapq.heappush(self._limits, (_limit_s(ticket), key))
+            else:
                 late.append(self.leave(key))
         return late
+
+    def next_limit_s(self) -> float:
+        """When `take_late` may have the next one; math.inf: none has a limit. Some of those have gone meanwhile."""
+        return self._limits[0][0] if self._limits else math.inf
 
     def _put(self, ticket: Ticket, *, is_ahead: bool) -> None:
         self._tickets[ticket.key] = ticket
@@ -96,10 +115,11 @@ class WaitingLine:
         """Of a class and, so that one tenant's flood leaves the others room, of a tenant in it.
 
         A tenant may have `_TENANT_SHARE` times as much waiting as is free, by weight: alone four fifths, and of n that
-        flood each 4 / (4n + 1). Dynamic thresholds (Choudhury, Hahne 1998).
+        flood each 4 / (4n + 1). Dynamic thresholds (Choudhury, Hahne 1998). What there is room for starts with the next
+        step and does not count as waiting.
         """
         spec, name = self._spec, ticket.priority.name.lower()
-        waiting = self._policy.waiting_of(ticket.priority)
+        waiting = _without_starting(self._policy.waiting_of(ticket.priority), self._estimate.room_for(ticket))
         own, weight = self._policy.waiting_of_tenant(ticket)
         for what, num_waiting, num_own, num_new, limit in (
             ("requests", waiting.num_requests, own.num_requests, 1, spec.max_requests),
@@ -153,8 +173,21 @@ class WaitingLine:
         """Whether others may go before the one whose turn it is and who does not fit."""
         return self._policy.pass_over(ticket)
 
+    def _starts_next(self, ticket: Ticket) -> bool:
+        """Of one that waits: whether there is room for it and all before it."""
+        return self._estimate.fits_now(self._policy.ahead_of(ticket), ticket)
+
     def _wait_s(self, ticket: Ticket) -> float:
-        return self._estimate.wait_s(self._policy.ahead_of(ticket), ticket.num_queued_tokens, ticket.priority)
+        return self._estimate.wait_s(self._policy.ahead_of(ticket), ticket)
+
+
+def _without_starting(waiting: Backlog, room: Room) -> Backlog:
+    """What waits and finds no room; all requests as if they were of one size."""
+    if not waiting.num_requests:
+        return waiting
+    size = max(1.0, waiting.num_tokens / waiting.num_requests)
+    num_starting = max(0, min(waiting.num_requests, room.num_seats, int(room.num_tokens / size)))
+    return waiting + Backlog(-num_starting, -round(num_starting * size))
 
 
 def late_error(ticket: Ticket, now_s: float) -> ServingError:
@@ -171,6 +204,11 @@ def late_error(ticket: Ticket, now_s: float) -> ServingError:
 
 
 def _limit_s(ticket: Ticket) -> float:
+    return min(_last_s(ticket), ticket.decide_s)
+
+
+def _last_s(ticket: Ticket) -> float:
+    """After this it makes no sense any more."""
     if ticket.started_s is not None:
         return ticket.end_by_s
     return min(ticket.start_by_s, ticket.end_by_s, ticket.hopeless_s)

@@ -158,6 +158,7 @@ class AdmissionStats(msgspec.Struct, frozen=True, kw_only=True):
 
     num_waiting: dict[str, int]  # by class
     num_refused: dict[str, int]  # by class and reason, "batch queue_full", in the engine's life
+    degradation_step: int | None = None  # so many are in force; None: the deployment has none
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,10 +190,6 @@ class Engine(ABC):
     @abstractmethod
     def cancel(self, key: int) -> None:
         """Stop a request and free its KV blocks within two steps. No chunk of it follows. Unknown keys are ignored."""
-
-    def end(self, key: int) -> None:
-        """As `cancel`, of a request that has made what it was to make."""
-        self.cancel(key)
 
     def perf_of(self, key: int) -> PerfMetrics | None:  # noqa: ARG002  an engine may know nothing
         """What is known of a request that is about to be cancelled and has had a token; a last chunk has it anyway."""

@@ -155,7 +155,9 @@ class InferenceRequest:
         model_version: int = -1,
         request_id: str = "",
         parameters: Mapping[str, object] = MappingProxyType({}),
+        timeout: int = 0,
     ) -> None:
+        self._timeout = timeout
         self._inputs = list(inputs)
         self._requested_output_names = list(requested_output_names)
         self._model_name = model_name
@@ -179,6 +181,10 @@ class InferenceRequest:
     def parameters(self) -> str:
         """Those that the client sent, as a JSON object."""
         return self._parameters
+
+    def timeout(self) -> int:
+        """The client's, in microseconds; 0: none."""
+        return self._timeout
 
     def get_response_sender(self) -> ResponseSender:
         """Always the same one."""

@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import queue
 import random
 import statistics
 import time
@@ -11,7 +12,9 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
 from running_server import RunningServer
 from test_cancellation import wait_until
 
@@ -94,6 +97,80 @@ def test_a_deadline_ends_a_request_that_runs_and_one_that_waits(one_seat: Runnin
     asyncio.run(waits())
 
 
+def ask_with_timeout(server: RunningServer, model: str, timeout_us: int, **more: object) -> str | None:
+    """By NVIDIA's client, whose `timeout` is Triton's own parameter; the error, if it ends with one."""
+    responses: queue.Queue[tuple[object, Exception | None]] = queue.Queue()
+    asked = {"text_input": b"hello", "max_tokens": 100} | more
+    inputs = []
+    for name, value in asked.items():
+        array = np.array([[value]], np.object_ if isinstance(value, bytes) else np.int32)
+        inputs.append(grpcclient.InferInput(name, [1, 1], "BYTES" if isinstance(value, bytes) else "INT32"))
+        inputs[-1].set_data_from_numpy(array)
+    with grpcclient.InferenceServerClient(server.url) as client:
+        client.start_stream(lambda result, error: responses.put((result, error)))
+        client.async_stream_infer(model, inputs, timeout=timeout_us)
+        _, error = responses.get(timeout=20)
+        client.stop_stream()
+    return None if error is None else str(error)
+
+
+def test_tritons_own_timeout_is_a_deadline_in_every_model(one_seat: RunningServer, model: str) -> None:
+    late = ask_with_timeout(one_seat, model, 300_000)  # 100 tokens take a second
+    assert "[DEADLINE reason=deadline_ms]" in str(late)
+    assert ask_with_timeout(one_seat, model, 20_000_000) is None
+    assert "[DEADLINE" in str(ask_with_timeout(one_seat, model, 20_000_000, deadline_ms=300))
+    assert "[DEADLINE" in str(ask_with_timeout(one_seat, model, 300_000, deadline_ms=20_000))
+
+
+def test_without_admission_tritons_timeout_is_ignored_as_upstream_does(simulated: RunningServer, model: str) -> None:
+    assert ask_with_timeout(simulated, model, 1) is None
+
+
+def test_under_load_batch_gets_shorter_answers_and_then_none_and_premium_all(
+    start_server: Callable[..., RunningServer],
+) -> None:
+    """8 seats of 30 tokens at 10 ms: some 25 requests a second, and three times as many come."""
+    cap = {"action": "cap_max_tokens", "priority_class": "batch", "max_tokens": 5, "enter": 1.2, "leave": 0.3}
+    refuse = {"action": "refuse", "priority_class": "batch", "enter": 1.5, "leave": 0.5}
+    ladder = {"window_s": 1.0, "min_step_s": 1.0, "steps": [cap, refuse]}
+    server = start_server(engine=EIGHT_SEATS | {"num_kv_blocks": 512}, admission={"ladder": ladder})
+    rng = random.Random(5)
+    hints_ms: list[int] = []
+    ends: list[tuple[float, int, int | str]] = []  # when it came, its class, and its tokens or why it was refused
+
+    async def one(client: AsyncTritonClient, at: float, start_s: float) -> None:
+        priority = rng.choices([1, 3], [2, 8])[0]
+        await asyncio.sleep(start_s + at - time.monotonic())
+        num_tokens = 0
+        try:
+            asked = ask(30, priority=priority, return_num_output_tokens=True)
+            async for chunk in client.generate(asked, model="ensemble"):
+                num_tokens += chunk.num_output_tokens or 0
+        except Unavailable as exc:
+            hints_ms.append(int(str(exc.facts["retry_after_ms"])))
+            ends.append((at, priority, str(exc.facts["reason"])))
+        else:
+            ends.append((at, priority, num_tokens))
+
+    async def run() -> float:
+        async with AsyncTritonClient(server.url) as client:
+            start_s = time.monotonic()
+            asked = [asyncio.create_task(one(client, at, start_s)) for at in arrivals(rng, 75, 6)]
+            await asyncio.sleep(5)
+            step = await asyncio.to_thread(server.metric, "trireme_degradation_step")
+            await asyncio.gather(*asked)
+            return step
+
+    assert asyncio.run(run()) == 2
+    assert {end for _, priority, end in ends if priority == 1} == {30}
+    of_batch = Counter(end for _, priority, end in ends if priority == 3)
+    assert set(of_batch) == {30, 5, "shedding"}
+    assert min(hints_ms) > 0
+    refused = server.metric("trireme_refused_requests_total", **{"class": "batch", "reason": "shedding"})
+    assert refused == of_batch["shedding"]
+    wait_until(lambda: server.metric("trireme_degradation_step") == 0, 15)
+
+
 # In the graph nobody can tell before its first chunk: Triton does not say, and there is nothing to throw away.
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
 def test_a_client_that_leaves_the_queue_is_not_in_it_any_more(one_seat: RunningServer, model: str) -> None:
@@ -119,7 +196,7 @@ def arrivals(rng: random.Random, per_s: float, seconds: float) -> Iterator[float
 
 def test_three_times_what_it_can_do_is_boring(start_server: Callable[..., RunningServer], model: str) -> None:
     """8 seats of 30 tokens at 10 ms: some 25 requests a second. Each is answered, or refused at once; nothing grows."""
-    budget = {"forecast": "learned", "kv_fraction": 0.75}
+    budget = {"forecast": "learned", "kv_fraction": 0.75, "shares": {"standard": 0.9, "batch": 0.8}}
     server = start_server(engine=EIGHT_SEATS, admission={"budget": budget}, slo={"ttft_ms": 400})
     rng = random.Random(3)
     refusals: list[tuple[float, Unavailable]] = []

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from ensemble_configs.admission_spec import AdmissionSpec
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.release_spec import BlsSpec, ResponseSpec, TokenizerSpec
@@ -19,6 +20,7 @@ def write_release(
     *,
     release: int = 1,
     is_accumulating: bool = False,
+    admission: AdmissionSpec | None = None,
     **responses: object,
 ) -> Path:
     """Write a model repository; returns its `tensorrt_llm/1`. A step takes no time unless `engine` says so."""
@@ -29,6 +31,7 @@ def write_release(
         bls=BlsSpec(accumulate_tokens=is_accumulating),
         tokenizer=TokenizerSpec(dir=TOKENIZER),
         engine=SimulatedEngineSpec.model_validate({"provider": "simulated"} | settings),
+        admission=admission,
         responses=ResponseSpec.model_validate(responses),
     )
     write_repository(spec, root=root, source="test.yaml")

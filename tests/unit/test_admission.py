@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who runs next, who waits and who is refused, on the simulated engine in virtual time."""
 
+import math
 import random
 import time
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -13,9 +15,14 @@ from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from serving import speculating_engine
 from serving.admission import in_flight
 from serving.admission.admitting_engine import AdmittingEngine
-from serving.engines.base import PerfMetrics, TokenChunk
+from serving.admission.budget import KvBudget
+from serving.admission.fair_shares import Backlog
+from serving.admission.ticket import Ticket
+from serving.admission.wait_estimate import WaitEstimate
+from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
 from serving.engines.paged_batch import PlannedStep
 from serving.engines.simulated import SimulatedEngine
+from serving.scheduling import Priority
 
 
 def spec(**parts: object) -> AdmissionSpec:
@@ -174,21 +181,52 @@ def test_a_request_that_could_never_run_is_refused_by_its_size() -> None:
 def test_the_queue_is_bounded_by_requests_and_by_tokens_of_each_class() -> None:
     run = seat(queue={"max_requests": 10, "max_tokens": 100_000})
     refusals = [run.add(request(key, tenant=str(key))) for key in range(20)]
-    assert [refusal is None for refusal in refusals] == [True] * 10 + [False] * 10
-    assert "[UNAVAILABLE reason=queue_full retry_after_ms=" in str(refusals[10])
+    assert [refusal is None for refusal in refusals] == [True] * 11 + [False] * 9, "one is about to start"
+    assert "[UNAVAILABLE reason=queue_full retry_after_ms=" in str(refusals[11])
     assert run.add(request(100, priority=1)) is None  # another class has room of its own
     run.drain()
     run = seat(queue={"max_tokens": 100})
     refusals = [run.add(request(key, 20, 20, tenant=str(key))) for key in range(4)]
-    assert [refusal is None for refusal in refusals] == [True, True, False, False]
-    assert "80 tokens of standard requests wait already, of 100 for all" in str(refusals[2])
+    assert [refusal is None for refusal in refusals] == [True, True, True, False]
+    assert "80 tokens of standard requests wait already, of 100 for all" in str(refusals[3])
     run.drain()
+
+
+def test_what_starts_with_the_next_step_does_not_count_as_waiting() -> None:
+    run = AdmissionRun(spec(queue={"max_requests": 4}))  # 16 seats
+    accepted = [run.add(request(key, tenant=str(key))) is None for key in range(40)]
+    assert sum(accepted) == 20
+    run.step()
+    assert run.num_running() == 16
+    assert run.add(request(100, tenant="late")) is not None
+    run.drain()
+
+
+def test_what_classes_above_took_is_forgotten_with_time_though_nothing_starts() -> None:
+    budget = KvBudget(num_blocks=1000, block_tokens=8, max_num_seqs=10)
+    estimate = WaitEstimate(budget)
+    for key in range(10):
+        budget.promise(key, 80)
+        estimate.note_start(Priority.PREMIUM, 0.0)
+        estimate.ends.begin(key, num_output_tokens=10 + key)
+    estimate.ends.note_step(0.01, tokens_per_seq=1.0)
+
+    def wait_s(arrival_s: float) -> float:
+        one = request(99)
+        ticket = Ticket(
+            request=one, arrival_s=arrival_s, priority=Priority.STANDARD, tenant="", num_queued_tokens=16,
+            is_preemptible=False,
+        )  # fmt: skip
+        return estimate.wait_s(Backlog(), ticket)
+
+    assert wait_s(0.0) > 0.17, "premium takes ten of eleven"
+    assert wait_s(30.0) == pytest.approx(0.09, abs=0.011), "the first that ends makes room"
 
 
 def test_a_flood_of_one_tenant_leaves_the_others_room_to_wait() -> None:
     run = seat(queue={"max_requests": 100})
     accepted = [run.add(request(key, tenant="flood")) is None for key in range(200)]
-    assert sum(accepted) == 80
+    assert sum(accepted) == 81, "one is about to start"
     assert "tenant 'flood'" in str(run.add(request(300, tenant="flood")))
     assert all(run.add(request(key, tenant="other")) is None for key in range(400, 415))
     run.drain()
@@ -217,6 +255,62 @@ def test_who_would_get_its_first_token_too_late_is_refused_at_once_and_told_when
     added_s = run.clock.now_s()
     run.drain()
     assert run.first_token_s[6] - added_s <= 0.2
+
+
+def beside(run: AdmissionRun, after_s: float) -> dict[int, str]:
+    """What is told so long after, while the engine does not step."""
+    run.clock.sleep_s(after_s)
+    chunks = run.engine.refuse_late()
+    for chunk in chunks:
+        del run.open[chunk.key]
+        run._end(chunk.key, "UNAVAILABLE")
+    return {chunk.key: str(chunk.error) for chunk in chunks}
+
+
+def test_who_has_no_room_when_it_is_to_be_decided_is_refused_then() -> None:
+    run = after_warm_up(seat(slo={"ttft_ms": 500}))
+    run.add(request(0))
+    run.step()
+    run.add(request(1))  # it would start in 80 ms, and might have its first token in time
+    assert 0.0 < run.engine.next_late_in_s() <= 0.025
+    assert beside(run, 0.024) == {}
+    assert beside(run, 0.001)[1].startswith("[UNAVAILABLE reason=overload retry_after_ms=")
+    assert run.engine.next_late_in_s() == math.inf
+    run.drain()
+
+
+def test_who_waits_for_nothing_but_the_end_of_a_step_is_not_refused_however_long_it_lasts() -> None:
+    run = after_warm_up(seat(slo={"ttft_ms": 500}))
+    run.add(request(1))
+    for _ in range(5):
+        assert beside(run, 0.025) == {}
+    run.add(request(2, priority=1))  # it takes the seat
+    assert list(beside(run, 0.025)) == [1]
+    run.drain()
+    assert run.ends[2] == "length"
+
+
+def test_premium_waits_twice_as_long_for_a_seat() -> None:
+    run = after_warm_up(seat(slo={"ttft_ms": 500}))
+    run.add(request(0))
+    run.step()
+    run.add(request(1, priority=1))
+    assert beside(run, 0.049) == {}
+    assert list(beside(run, 0.001)) == [1]
+    run.drain()
+
+
+@pytest.mark.parametrize(
+    "parts", [{"slo": {}}, {"slo": {"ttft_ms": 500}, "queue": {"refuse_within_ms": None}}], ids=["no target", "none"]
+)
+def test_who_may_wait_waits(parts: dict[str, Any]) -> None:
+    run = after_warm_up(seat(**parts))
+    run.add(request(0))
+    run.step()
+    run.add(request(1))
+    assert beside(run, 0.060) == {}
+    run.drain()
+    assert run.ends[1] == "length"
 
 
 @pytest.mark.parametrize("limit", ["deadline_ms", "queue_timeout_ms"])
@@ -439,13 +533,25 @@ def test_an_aged_request_that_does_not_fit_does_not_stop_the_classes_above() -> 
 
 
 def test_a_stop_string_is_an_end_that_is_learned_from() -> None:
+    class Stopping(SimulatedEngine):
+        """Ends every request below 100 at its third token."""
+
+        def step(self) -> list[TokenChunk]:
+            chunks = super().step()
+            for chunk in chunks:
+                made[chunk.key] += 1
+                if chunk.key < 100 and made[chunk.key] == 3:
+                    chunk.finish_reason = FinishReason.STOP_STRING
+                    self.cancel(chunk.key)
+            return chunks
+
+    made: Counter[int] = Counter()
     run = AdmissionRun(spec(budget={"forecast": "learned"}))
+    run.inner = Stopping(run.engine_spec, run.clock)
+    run.engine = AdmittingEngine(run.inner, run.spec, run.slo, run.clock)
     for key in range(40):
         run.add(request(key, max_tokens=200))
-        for _ in range(3):
-            run.step()
-        run.engine.end(key)
-        del run.open[key]
+        run.drain()
     for key in range(100, 130):
         run.add(request(key, max_tokens=200))
     run.step()
@@ -458,7 +564,9 @@ def test_a_stop_string_is_an_end_that_is_learned_from() -> None:
 def test_names_of_tenants_that_were_refused_are_not_kept() -> None:
     run = seat(queue={"max_requests": 1})
     run.add(request(0))
-    for key in range(1, 2000):
+    run.step()
+    run.add(request(1))
+    for key in range(2, 2000):
         assert run.add(request(key, tenant=f"tenant {key}")) is not None
     assert all(len(line._tenants) <= 1 for line in run.engine._line._policy._classes.values())  # type: ignore[attr-defined]
     run.drain()

@@ -159,6 +159,7 @@ def test_a_cancelled_request_ends_at_once_and_ctrl_c_is_left_to_the_parent(conne
     client.cancel(1)
     assert recorder.last_chunk() == TokenChunk(1, [], FinishReason.CANCELLED)
     assert recorder.last_step is not None
+    assert recorder.last_step.stats is not None
     assert recorder.last_step.stats.num_used_kv_blocks == 0
     time.sleep(0.06)
     assert recorder.chunks.empty()

@@ -146,3 +146,13 @@ def test_who_waits_and_who_was_refused_is_shown_by_class(clock: Clock, metrics: 
     metrics.update(msgspec.structs.replace(BUSY, admission=again))
     assert of_admission()["trireme_refused_requests_total/class/batch/reason/queue_full"] == 6
     assert of_admission()["trireme_queue_requests/class/batch"] == 0
+
+
+def test_the_step_of_the_ladder_is_shown_where_there_is_one(clock: Clock, metrics: EngineMetrics) -> None:
+    for step, expected in ((None, None), (2, 2), (1, 1)):
+        clock.now_s += 1
+        of_admission = AdmissionStats(num_waiting={}, num_refused={}, degradation_step=step)
+        metrics.update(msgspec.structs.replace(BUSY, admission=of_admission))
+        assert shown(metrics).get("trireme_degradation_step") == expected
+    metrics.update(IDLE)  # the engine has died
+    assert shown(metrics)["trireme_degradation_step"] == 0

@@ -11,6 +11,7 @@ from serving.request_parameters import (
     parameters_of,
     release_asked_for,
     with_scheduling,
+    with_timeout,
 )
 
 
@@ -49,6 +50,22 @@ def test_when_a_request_is_to_run_may_be_said_by_parameters_for_each_of_its_prom
         "deadline_ms": [[500], [500]],
     }  # fmt: skip
     assert with_scheduling(tensors, {"x": 1}) is tensors
+
+
+@pytest.mark.parametrize(
+    ("own", "timeout_us", "expected"),
+    [(None, 250_000, 250), (None, 1, 1), (500, 250_000, 250), (100, 250_000, 100), (None, 2**63, 2**31 - 1)],
+)
+def test_tritons_timeout_is_a_deadline_and_the_sooner_one_counts(
+    own: int | None, timeout_us: int, expected: int
+) -> None:
+    tensors = {"input_ids": np.zeros((2, 4), np.int32)}
+    if own is not None:
+        tensors["deadline_ms"] = np.full((2, 1), own, np.int32)
+    found = with_timeout(tensors, timeout_us)["deadline_ms"]
+    assert found.tolist() == [[expected]] * 2
+    assert found.dtype == np.int32
+    assert with_timeout(tensors, 0) is tensors
 
 
 def test_a_tensor_goes_before_a_parameter() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stop strings end a generation in the step that completes one, whatever the engine behind them does."""
 
+import msgspec
 import pytest
 from simulated_release import TOKENIZER
 
@@ -72,6 +73,15 @@ def request(key: int, *stop_strings: str, input_ids: tuple[int, ...] = (20,)) ->
 
 def tokens(text: str) -> list[int]:
     return list(map(int, PROMPTS.encode(text)))
+
+
+def test_a_request_that_goes_on_ends_at_a_string_that_began_before_it_was_stopped() -> None:
+    begun, rest = tokens("the sto"), tokens("p sign")
+    engine = StoppingEngine(ScriptedEngine([TokenChunk(1, rest)]), DECODER)
+    resumed = request(1, "stop sign", input_ids=(20, *begun))
+    engine.add(msgspec.structs.replace(resumed, num_output_ids=len(begun)))
+    [[chunk]] = run(engine, 1)
+    assert (chunk.token_ids, chunk.finish_reason) == (rest, FinishReason.STOP_STRING)
 
 
 def run(engine: Engine, num_steps: int) -> list[list[TokenChunk]]:

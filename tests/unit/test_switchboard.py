@@ -54,14 +54,14 @@ class Line:
         sock.connect(self.path)
         guest = Channel(sock, Report)
         self.channels.append(guest)
-        assert self.switchboard.receive(is_blocking=True) == []
+        assert self.switchboard.receive(timeout_s=1.0) == []
         assert guest.receive(is_blocking=True) == [Ready(INFO)]
         return guest
 
     def submit(self, caller: Channel, key: int, request_id: str = "") -> int:
         """The engine's key of a new request."""
         caller.send(Submit(request(key), request_id))
-        [given] = self.switchboard.receive(is_blocking=True)
+        [given] = self.switchboard.receive(timeout_s=1.0)
         assert isinstance(given, GenerationRequest)
         assert given.input_ids == [key]
         return given.key
@@ -123,11 +123,11 @@ def test_a_request_is_stopped_by_its_own_caller_only(line: Line) -> None:
     guest = line.call()
     of_owner = line.submit(line.owner, 7)
     guest.send(Cancel(7))
-    assert line.switchboard.receive(is_blocking=True) == []
+    assert line.switchboard.receive(timeout_s=1.0) == []
     line.switchboard.send([], STATS)
     assert guest.receive(is_blocking=True) == [Step([TokenChunk(7, [], FinishReason.CANCELLED)], STATS)]
     line.owner.send(Cancel(7))
-    assert line.switchboard.receive(is_blocking=True) == [of_owner]
+    assert line.switchboard.receive(timeout_s=1.0) == [of_owner]
 
 
 def test_a_clients_request_id_stops_what_the_other_callers_have_under_it(line: Line) -> None:
@@ -137,14 +137,14 @@ def test_a_clients_request_id_stops_what_the_other_callers_have_under_it(line: L
     line.submit(guest, 2)
     named = [line.submit(guest, 3, "a"), line.submit(guest, 4, "a"), line.submit(other, 1, "a")]
     line.owner.send(Stop("a"))
-    assert line.switchboard.receive(is_blocking=True) == named
+    assert line.switchboard.receive(timeout_s=1.0) == named
 
 
 def test_a_guest_that_goes_takes_its_requests_with_it_and_nothing_else(line: Line) -> None:
     guest = line.call()
     of_owner, of_guest = line.submit(line.owner, 1), line.submit(guest, 1)
     guest.close()
-    assert line.switchboard.receive(is_blocking=True) == [of_guest]
+    assert line.switchboard.receive(timeout_s=1.0) == [of_guest]
     chunks = [TokenChunk(of_guest, [], FinishReason.CANCELLED), TokenChunk(of_owner, [5])]
     line.switchboard.send(chunks, STATS)
     assert line.owner.receive(is_blocking=True) == [Step([TokenChunk(1, [5])], STATS)]
@@ -154,7 +154,7 @@ def test_a_request_that_is_stopped_twice_at_once_ends_once(line: Line) -> None:
     key = line.submit(line.owner, 1)
     line.owner.send(Cancel(1))
     line.owner.send(Cancel(1))
-    assert line.switchboard.receive(is_blocking=True) == [key, key]
+    assert line.switchboard.receive(timeout_s=1.0) == [key, key]
     line.switchboard.send([TokenChunk(key, [], FinishReason.CANCELLED) for _ in range(2)], STATS)
     assert line.owner.receive(is_blocking=True) == [Step([TokenChunk(1, [], FinishReason.CANCELLED)], STATS)]
 
@@ -164,7 +164,7 @@ def test_a_guest_that_hangs_up_before_it_is_let_in_disturbs_nobody(line: Line) -
     sock.connect(line.path)
     sock.close()
     for _ in range(2):  # it is let in, then its end is read
-        line.switchboard.receive(is_blocking=False)
+        line.switchboard.receive(timeout_s=0.0)
     assert line.submit(line.owner, 1)
 
 
@@ -172,4 +172,4 @@ def test_the_owners_end_is_the_end(line: Line) -> None:
     line.call()
     line.owner.close()
     with pytest.raises(ChannelClosed):
-        line.switchboard.receive(is_blocking=True)
+        line.switchboard.receive(timeout_s=1.0)

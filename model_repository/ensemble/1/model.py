@@ -28,7 +28,12 @@ class TritonPythonModel:
         parameters = parameters_of(request.parameters())
         check_release(parameters, self.version)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        self.pipeline.start(with_scheduling(tensors, parameters), TensorSink(request), request_id=request.request_id())
+        self.pipeline.start(
+            with_scheduling(tensors, parameters),
+            TensorSink(request),
+            request_id=request.request_id(),
+            timeout_us=request.timeout(),
+        )
 
     def finalize(self) -> None:
         self.lifeline.close()

@@ -64,6 +64,7 @@ class TritonPythonModel:
             TritonSink(request.get_response_sender()),
             request_id=request.request_id(),
             is_context_only=is_context_only(parameters),
+            timeout_us=request.timeout(),
         )
 
     def finalize(self) -> None:

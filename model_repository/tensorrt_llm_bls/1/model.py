@@ -21,7 +21,11 @@ class TritonPythonModel:
     def _start(self, request) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         self.releases.start(
-            tensors, TensorSink(request), request_id=request.request_id(), parameters=request.parameters()
+            tensors,
+            TensorSink(request),
+            request_id=request.request_id(),
+            parameters=request.parameters(),
+            timeout_us=request.timeout(),
         )
 
     def finalize(self) -> None:
