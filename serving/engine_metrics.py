@@ -9,7 +9,7 @@ model of that name. Blocks of the two are of different sizes, so they are not ad
 import time
 from typing import Any
 
-from serving.engines.base import AdmissionStats, EngineStats
+from serving.engines.base import AdmissionStats, EngineStats, ResidencyStats
 
 _UPDATE_S = 0.1  # each gauge costs a message to the server
 
@@ -34,6 +34,9 @@ class EngineMetrics:
                     "Running requests that gave up their KV blocks to be computed again; of engines that tell",
                     metric_family.COUNTER,
                 ),
+                ("trireme_engine_resident", "1 while an engine on demand is in memory", metric_family.GAUGE),
+                ("trireme_engine_load_seconds", "What its last loading took", metric_family.GAUGE),
+                ("trireme_engine_loads_total", "How often it was loaded", metric_family.COUNTER),
                 ("trireme_queue_requests", "Requests that wait for admission, by class", metric_family.GAUGE),
                 ("trireme_degradation_step", "Steps of the deployment's ladder that are in force", metric_family.GAUGE),
                 (
@@ -87,6 +90,7 @@ class _OfOneEngine:
         self._shown: dict[str, float] = {}
         self._num_kv_blocks = 0
         self._admission = _OfAdmission(families, labels)
+        self._residency = _OfResidency(families, labels)
 
     def show(self, stats: EngineStats | None) -> None:
         """Set what has changed. Args: `stats`: None of an engine that has died; it holds nothing any more."""
@@ -112,6 +116,7 @@ class _OfOneEngine:
                 self._gauges[name].set(value)
         self._count_preemptions(stats.num_preemptions)
         self._admission.show(stats.admission)
+        self._residency.show(stats.residency)
 
     def _count_preemptions(self, num_preemptions: int | None) -> None:
         if num_preemptions is None:  # the engine does not tell, or has died: its successor begins at none
@@ -122,6 +127,35 @@ class _OfOneEngine:
         if num_preemptions > self._num_shown_preemptions:
             self._preemptions.increment(num_preemptions - self._num_shown_preemptions)
         self._num_shown_preemptions = num_preemptions
+
+
+class _OfResidency:
+    """Of an engine that is loaded on demand, from the first time that there is something to show."""
+
+    def __init__(self, families: dict[str, Any], labels: dict[str, str]) -> None:
+        self._families = families
+        self._labels = labels
+        self._shown: ResidencyStats | None = None
+
+    def show(self, stats: ResidencyStats | None) -> None:
+        """Args: `stats`: None of an engine that is always there, and of one whose process has died."""
+        shown = self._shown
+        if stats is None and shown is not None:
+            stats = ResidencyStats(is_resident=False, num_loads=0, last_load_s=shown.last_load_s)
+        if stats is None or stats == shown:
+            return
+        if shown is None:
+            self._resident, self._load_s, self._loads = (
+                self._families[f"trireme_engine_{name}"].Metric(labels=self._labels)
+                for name in ("resident", "load_seconds", "loads_total")
+            )
+        self._resident.set(int(stats.is_resident))
+        self._load_s.set(stats.last_load_s)
+        num_shown = shown.num_loads if shown is not None else 0
+        num_new = stats.num_loads - num_shown if stats.num_loads >= num_shown else stats.num_loads
+        if num_new:
+            self._loads.increment(num_new)
+        self._shown = stats
 
 
 class _OfAdmission:

@@ -18,22 +18,13 @@ from pathlib import Path
 
 from ensemble_configs.errors import ServerError, ServingError
 from ensemble_configs.release import load_release
-from ensemble_configs.release_spec import ReleaseSpec
-from ensemble_configs.shared_budget_spec import SharedBudgetSpec
 from serving.admission.admitting_engine import AdmittingEngine
-from serving.admission.shared_room import LedgerRoom
-from serving.detokenization import TextDecoder
+from serving.engine_loading import load_engine
 from serving.engine_messages import Broken, Channel, ChannelClosed, Command
 from serving.engines.base import Engine, GenerationRequest, TokenChunk
-from serving.engines.clock import WallClock
-from serving.engines.providers import create_engine
 from serving.intake import Intake, begin, stop
-from serving.ledger_file import MAX_NAME_BYTES
 from serving.placement import take_place
-from serving.release_check import refuse_unfit_releases, releases_in_use
-from serving.shared_ledger import LEDGER_FILE, SharedLedger
-from serving.speculating_engine import SpeculatingEngine
-from serving.stopping_engine import StoppingEngine
+from serving.release_check import releases_in_use
 from serving.switchboard import HEARTBEAT_S, Switchboard
 
 _log = logging.getLogger("trireme.engine")
@@ -44,7 +35,7 @@ CLOSE_TIMEOUT_S = 5.0
 def serve_engine(engine: Engine, switchboard: Switchboard) -> None:
     """Run the engine until its owner hangs up (ChannelClosed is raised) or the engine breaks."""
     while True:
-        commands = switchboard.receive(timeout_s=0.0 if engine.has_work else HEARTBEAT_S)
+        commands = switchboard.receive(timeout_s=_patience_s(engine))
         endings = [chunk for command in commands if (chunk := _obey(engine, command)) is not None]
         switchboard.send(endings + engine.step(), engine.stats())
 
@@ -53,8 +44,13 @@ def serve_admitting(engine: AdmittingEngine, switchboard: Switchboard) -> None:
     """As `serve_engine`; who comes in is met beside the steps."""
     with Intake(engine, switchboard) as intake:
         while True:
-            stopped = [stop(engine, key) for key in intake.keys_to_stop(is_blocking=not engine.has_work)]
+            stopped = [stop(engine, key) for key in intake.keys_to_stop(timeout_s=_patience_s(engine))]
             switchboard.send(stopped + engine.step(), engine.stats())
+
+
+def _patience_s(engine: Engine) -> float:
+    """How long something may be waited for: not so long that the owner takes the engine for dead."""
+    return 0.0 if engine.has_work else min(HEARTBEAT_S, engine.max_idle_s)
 
 
 def _obey(engine: Engine, command: GenerationRequest | int) -> TokenChunk | None:
@@ -71,38 +67,13 @@ def close_engine(engine: Engine) -> None:
         _log.warning("the engine has not closed within %g s; its process ends without that", CLOSE_TIMEOUT_S)
 
 
-def _load(release: ReleaseSpec, *, member: str, run_dir: Path) -> Engine:
-    refuse_unfit_releases(release)
-    engine = create_engine(release.engine)
-    if release.draft_engine is not None:
-        engine = SpeculatingEngine(engine, create_engine(release.draft_engine))
-    engine = StoppingEngine(engine, TextDecoder.from_spec(release.tokenizer))
-    if release.admission is None:
-        return engine
-    return AdmittingEngine(
-        engine,
-        release.admission,
-        release.slo,
-        WallClock(),
-        tokens_per_step=release.engine.max_tokens_per_step,
-        shared=_shared_room(release.admission.budget.shared, engine, member=member, run_dir=run_dir),
-    )
-
-
-def _shared_room(spec: SharedBudgetSpec | None, engine: Engine, *, member: str, run_dir: Path) -> LedgerRoom | None:
-    if spec is None:
-        return None
-    counts = {resource.name: resource.count for resource in spec.resources}
-    ledger = SharedLedger(run_dir / LEDGER_FILE, member=member, weight=spec.weight, counts=counts)
-    return LedgerRoom(ledger, spec, WallClock(), block_tokens=engine.info.kv_block_tokens)
-
-
 def main() -> None:
     """Load the engine of a release and serve it over an inherited socket."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--release", type=Path, required=True, help="version folder with release.json")
     parser.add_argument("--run-dir", type=Path, required=True, help="folder of the server's processes")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the adapter")
+    parser.add_argument("--inner", action="store_true", help="only the engine, for the process that loads it on demand")
     parser.add_argument("--guests-fd", type=int, help="inherited socket that listens for other adapters")
     args = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", level=logging.INFO)
@@ -114,8 +85,7 @@ def main() -> None:
             release = load_release(args.release)
             take_place(release.placement)
             ending.enter_context(releases_in_use(release))
-            member = f"{args.release.parent.name}/{args.release.name}"[-MAX_NAME_BYTES:]  # model and version
-            engine = _load(release, member=member, run_dir=args.run_dir)
+            engine = load_engine(release, folder=args.release, run_dir=args.run_dir, is_inner=args.inner)
             ending.callback(close_engine, engine)
             switchboard = Switchboard(channel, guests, engine.info)
             ending.callback(switchboard.close)  # first: callers need not wait for the engine's end

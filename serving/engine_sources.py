@@ -63,11 +63,18 @@ class OwnedEngine(EngineSource):
         release_dir: the version folder whose release.json names the engine.
         listener: where guests of the engine come in.
         watchdog_s: must be longer than the engine's longest step, and than a heartbeat of its process.
+        is_inner: the engine's process itself starts it, for an engine that is loaded on demand.
     """
 
     def __init__(
-        self, release_dir: Path, listener: "EngineListener | None" = None, *, watchdog_s: float | None = None
+        self,
+        release_dir: Path,
+        listener: "EngineListener | None" = None,
+        *,
+        watchdog_s: float | None = None,
+        is_inner: bool = False,
     ) -> None:
+        self._is_inner = is_inner
         self.watchdog_s = watchdog_s
         self._release_dir = release_dir
         self._listener = listener
@@ -113,6 +120,8 @@ class OwnedEngine(EngineSource):
         numbers = [socket_number]
         command = [_python(), "-m", "serving.engine_process", "--release", self._release_dir, "--fd", socket_number]
         command += ["--run-dir", run_dir()]  # an engine's process, asked itself, would find another
+        if self._is_inner:
+            command.append("--inner")
         if self._listener is not None:
             numbers.append(self._listener.fileno())
             command += ["--guests-fd", self._listener.fileno()]

@@ -56,16 +56,15 @@ class Intake:
         self._switchboard.wake()
         self._thread.join(_ENDS_S)  # not for ever: it may be telling somebody who does not read
 
-    def keys_to_stop(self, *, is_blocking: bool) -> list[int]:
-        """For the thread that steps: the requests that it is to stop. If `is_blocking`, waits for anything at all to
-        arrive, but not so long that the owner takes the engine for dead.
+    def keys_to_stop(self, *, timeout_s: float) -> list[int]:
+        """For the thread that steps: the requests that it is to stop. Waits so long for anything at all to arrive.
 
         Raises:
             ChannelClosed: the owner is gone.
         """
         with self._news:
-            if is_blocking and not self._has_news:
-                self._news.wait(HEARTBEAT_S)
+            if timeout_s and not self._has_news:
+                self._news.wait(timeout_s)
             if self._failure is not None:
                 raise self._failure
             self._has_news = False

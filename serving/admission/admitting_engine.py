@@ -171,6 +171,11 @@ class AdmittingEngine(Engine):
         return bool(len(self._line)) or self._in_flight.is_leaving or self._engine.has_work
 
     @property
+    def max_idle_s(self) -> float:
+        """As the engine's."""
+        return self._engine.max_idle_s
+
+    @property
     def num_preemptions(self) -> int:
         """For want of room; each request once at most."""
         return self._in_flight.num_preemptions

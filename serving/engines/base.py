@@ -6,6 +6,7 @@ same time. Text, tensors, Triton and the network are other rooms' business.
 """
 
 import enum
+import math
 from abc import ABC, abstractmethod
 from typing import Annotated
 
@@ -172,6 +173,15 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int | None = None  # in the engine's life; None: it does not tell
     admission: "AdmissionStats | None" = None  # where requests wait for it (`serving.admission`)
     draft: "EngineStats | None" = None  # of the engine that drafts for it, with a KV cache of its own
+    residency: "ResidencyStats | None" = None  # of one that is loaded on demand (`serving.on_demand`)
+
+
+class ResidencyStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an engine that is in memory by turns with others."""
+
+    is_resident: bool
+    num_loads: int  # in the life of its process
+    last_load_s: float
 
 
 class Engine(ABC):
@@ -210,6 +220,11 @@ class Engine(ABC):
     @abstractmethod
     def stats(self) -> EngineStats:
         """What the engine holds now. Cheap enough for every step."""
+
+    @property
+    def max_idle_s(self) -> float:
+        """How long it may be left without a `step` while it has no work."""
+        return math.inf
 
     def close(self) -> None:
         """Free everything. The engine is not used afterwards."""
