@@ -58,7 +58,7 @@ def run(
     ] = False,
     max_in_flight: Annotated[
         int, typer.Option(min=1, max=4096, help="Requests in flight at most; below it the server's answers decide.")
-    ] = 128,
+    ] = 256,
     chat_template: Annotated[
         Path | None, typer.Option(help="For chat lines: the checkpoint's folder, or the template's file.")
     ] = None,
