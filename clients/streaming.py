@@ -34,7 +34,11 @@ StreamCall = Any  # grpc has no types
 
 # A stream is kept open for writing until its final response. Where many are half-closed at once while others are being
 # cancelled, Triton 2.51 now and then answers an empty request of its own making ("unknown model: ''"), or aborts.
-_CHANNEL_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+_CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_reconnect_backoff_ms", 5000),  # a server that is back is found soon; gRPC's own is two minutes
+)
 
 
 class AsyncTritonClient:

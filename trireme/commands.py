@@ -19,11 +19,12 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 2, 130, 141
 
 
 class Command(NamedTuple):
-    """Where a subcommand is defined: a function with typer annotations."""
+    """Where a subcommand is defined: a function with typer annotations, or one for each verb that follows it."""
 
     module: str
     function: str
     help: str
+    verbs: tuple[str, ...] = ()  # functions of the module; `function` is empty then
 
 
 COMMANDS = {
@@ -47,6 +48,9 @@ COMMANDS = {
         "build_engines.evaluation.command", "evaluate_release", "Compare a release with the one that it was made from"
     ),
     "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
+    "batch": Command(
+        "clients.batch.command", "", "Answer a file of requests beside everybody else's, resumable", verbs=("run",)
+    ),
 }
 
 
@@ -55,11 +59,15 @@ def run_command(name: str, args: list[str]) -> None:
     # gRPC's own log lines would stand between ours when a server goes away; set GRPC_VERBOSITY=info to see them.
     os.environ.setdefault("GRPC_VERBOSITY", "error")
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command(name)(_exiting(_load(name)))
+    command = COMMANDS[name]
+    for function in command.verbs or (command.function,):
+        app.command(function if command.verbs else name)(_exiting(_load(name, function)))
+    if command.verbs:  # typer takes a single one for the whole command otherwise
+        app.callback(help=f"{command.help}.")(lambda: None)
     app(args=args, prog_name=f"trireme {name}")
 
 
-def _load(name: str) -> Callable[..., object]:
+def _load(name: str, function: str) -> Callable[..., object]:
     command = COMMANDS[name]
     try:
         module = importlib.import_module(command.module)
@@ -68,8 +76,8 @@ def _load(name: str) -> Callable[..., object]:
         raise SystemExit(EXIT_FAILED) from exc
     except KeyboardInterrupt as exc:  # imports take a while
         raise SystemExit(EXIT_INTERRUPTED) from exc
-    function: Callable[..., object] = getattr(module, command.function)
-    return function
+    found: Callable[..., object] = getattr(module, function)
+    return found
 
 
 def _exiting(function: Callable[P, T]) -> Callable[P, T]:

@@ -16,7 +16,8 @@ WAIT_S = 10.0  # a test that waits this long has failed
 HANG = object()  # send nothing until the client is gone
 DIE = object()  # break the connection
 
-# A response, an error text, a pause in seconds, an event to wait for, HANG or DIE. The stream ends after the last step.
+# A response, an error text, a pause in seconds, an event to wait for, HANG, DIE, or what makes such steps of the
+# request. The stream ends after the last step.
 Step = Any
 
 
@@ -91,7 +92,8 @@ class KServeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         for request in itertools.islice(requests, 1):  # one request a stream, as the client does
             self.requests.append(request)
             for step in self.script:
-                yield from self._play(step, is_over)
+                for one in step(request) if callable(step) else [step]:
+                    yield from self._play(one, is_over)
         has_played.set()
 
     def _play(self, step: Step, is_over: threading.Event) -> Iterator[Any]:

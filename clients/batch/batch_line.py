@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One line of OpenAI's batch format, checked: whose answer is asked of which endpoint; bodies are `openai_bodies`'s."""
+
+import contextlib
+
+import msgspec
+
+from clients.batch.input_file import MAX_LINE_BYTES
+from clients.batch.line_error import LineError
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+_FIELDS = ("custom_id", "method", "url", "body")
+
+
+class BatchLine(msgspec.Struct, frozen=True):
+    """What a line asks for."""
+
+    number: int  # in its file, from 1
+    custom_id: str
+    url: str
+    body: dict[str, object]
+
+
+def parse_line(number: int, line: bytes | None) -> BatchLine:
+    """Check a line of the file; None: it was too long to be read.
+
+    Raises:
+        LineError: it names the field, its value and what is allowed.
+    """
+    if line is None:
+        message = f"the line has more than {MAX_LINE_BYTES} bytes; split its request"
+        raise LineError(message, code="line_too_long")
+    fields = _object(line)
+    for name in _FIELDS:
+        if name not in fields:
+            raise LineError(f"{name} is missing; a line has {', '.join(_FIELDS)}", code="missing_field", param=name)
+    for name in fields.keys() - set(_FIELDS):
+        raise _invalid(name, f"{name} is not a field of a batch line; a line has {', '.join(_FIELDS)}")
+    custom_id, method, url, body = (fields[name] for name in _FIELDS)
+    if not isinstance(custom_id, str) or not custom_id:
+        raise _invalid("custom_id", f"custom_id must be text that is not empty, got {shown(custom_id)}")
+    if method != "POST":
+        raise _invalid("method", f"method must be 'POST', got {shown(method)}")
+    if url not in (COMPLETIONS, CHAT):
+        raise LineError(
+            f"url must be {COMPLETIONS} or {CHAT}, got {shown(url)}; other endpoints are not served",
+            code="invalid_url",
+            param="url",
+        )
+    if not isinstance(body, dict):
+        raise _invalid("body", f"body must be an object, got {shown(body)}")
+    return BatchLine(number, custom_id, str(url), body)
+
+
+def custom_id_of(line: bytes | None) -> str | None:
+    """That of a line which may be wrong in any way; None where it has none."""
+    with contextlib.suppress(LineError):
+        custom_id = _object(line or b"").get("custom_id")
+        return custom_id if isinstance(custom_id, str) else None
+    return None
+
+
+def _object(line: bytes) -> dict[str, object]:
+    try:
+        fields = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise LineError(f"the line is not JSON: {exc}", code="invalid_json") from exc
+    if not isinstance(fields, dict):
+        raise LineError(f"the line must be a JSON object, got {shown(fields)}", code="invalid_json")
+    return fields
+
+
+def _invalid(param: str, message: str) -> LineError:
+    return LineError(message, code="invalid_value", param=param)
+
+
+def shown(value: object) -> str:
+    """A value as messages have it; a long one is cut."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OpenAI's bodies of `/v1/completions` and `/v1/chat/completions` as requests of the serving contract.
+
+A parameter is carried, or refused by name; values that ask for nothing (`"stream": false`) pass.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+
+from clients.batch.batch_line import CHAT, BatchLine, shown
+from clients.batch.line_error import LineError
+from clients.infer_messages import GenerateRequest
+
+COMPLETION_TOKENS = 16  # OpenAI's default
+
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+
+
+class _Sampling(msgspec.Struct, kw_only=True):
+    """What both endpoints have; a null is as good as nothing."""
+
+    model: str | None = None
+    max_tokens: _Positive | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = None
+    stop: str | list[str] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    user: str | None = None  # for the provider's own records: it asks nothing of the answer
+
+
+class _Completion(_Sampling, kw_only=True):
+    prompt: str | list[str | int | list[int]] | None = None
+
+
+class _Text(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    text: str
+
+
+class _Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    role: str
+    content: str | list[_Text]
+    name: str | None = None
+
+
+class _Schema(msgspec.Struct, kw_only=True):
+    schema: dict[str, object]
+    name: str = ""
+    strict: bool | None = None
+    description: str | None = None
+
+
+class _Format(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: str
+    json_schema: _Schema | None = None
+
+
+class _Chat(_Sampling, kw_only=True):
+    messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
+    max_completion_tokens: _Positive | None = None
+    response_format: _Format | None = None
+
+
+# Values that ask for nothing; any other is refused with the reason.
+_NOTHING: dict[str, tuple[tuple[object, ...], str]] = {
+    "stream": ((False,), "an answer of a batch comes whole"),
+    "stream_options": ((), "an answer of a batch comes whole"),
+    "echo": ((False,), "the prompt is not part of an answer here"),
+    "suffix": (("",), "the models served here write what follows a prompt"),
+    "best_of": ((1,), "ask for n answers and choose"),
+    "logit_bias": (({},), "biases by token id are not carried"),
+    "logprobs": ((False,), "the server tells the probability of its own tokens alone, and not their texts"),
+    "top_logprobs": ((0,), "the server tells the probability of its own tokens alone, and not their texts"),
+    "tools": (([],), "tool calls are not served yet"),
+    "tool_choice": (("none", "auto"), "tool calls are not served yet"),
+    "functions": (([],), "tool calls are not served yet"),
+    "function_call": (("none", "auto"), "tool calls are not served yet"),
+    "modalities": ((["text"],), "the models served here read and write text alone"),
+}
+
+RenderChat = Callable[[list[dict[str, object]]], str]
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What the server is asked for one line: a request for each prompt, each of `n` sequences."""
+
+    requests: tuple[GenerateRequest, ...]
+    model: str | None  # as the line names it
+    n: int
+
+
+def requests_of(line: BatchLine, *, base: GenerateRequest, render_chat: RenderChat, chat_tokens: int) -> Asked:
+    """The requests of a line.
+
+    Args:
+        base: what all have in common: class, tenant, limits.
+        render_chat: messages to a prompt.
+        chat_tokens: for a chat line that has no limit of its own.
+
+    Raises:
+        LineError: it names the parameter, its value and what is allowed.
+    """
+    is_chat = line.url == CHAT
+    body = {name: value for name, value in line.body.items() if value is not None}
+    kind: type[_Sampling] = _Chat if is_chat else _Completion
+    _refuse_what_is_not_carried(body, kind)
+    parsed = _converted(body, kind)
+    prompts, max_tokens, guide = [""], parsed.max_tokens, _Format(type="text")
+    if isinstance(parsed, _Chat):
+        prompts = [render_chat([_message(one) for one in parsed.messages])]
+        max_tokens = _one_limit(parsed) or chat_tokens
+        guide = parsed.response_format or guide
+    elif isinstance(parsed, _Completion):
+        prompts = _texts(parsed.prompt)
+    common = msgspec.structs.replace(
+        base, max_tokens=max_tokens or COMPLETION_TOKENS, **_sampling(parsed), **_guide(guide)
+    )
+    requests = tuple(msgspec.structs.replace(common, text_input=prompt) for prompt in prompts)
+    return Asked(requests, parsed.model, parsed.n or 1)
+
+
+def _refuse_what_is_not_carried(body: dict[str, object], kind: type[_Sampling]) -> None:
+    for name in [name for name in body if name not in kind.__struct_fields__]:
+        allowed, why_not = _NOTHING.get(name, (None, ""))
+        if allowed is None:
+            known = ", ".join(kind.__struct_fields__)
+            message = f"body.{name} is not supported; leave it out: there are {known}"
+            raise LineError(message, code="unsupported_parameter", param=f"body.{name}")
+        if not any(body[name] == value and type(body[name]) is type(value) for value in allowed):
+            message = f"body.{name} is not supported: {why_not}; leave it out"
+            raise LineError(message, code="unsupported_parameter", param=f"body.{name}")
+        del body[name]
+
+
+def _converted(body: dict[str, object], kind: type[_Sampling]) -> _Sampling:
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as exc:
+        text, _, path = str(exc).partition(" - at `$")
+        field = re.match(r"Object missing required field `(\w+)`", text)
+        param = "body" + (path.rstrip("`") or (f".{field[1]}" if field else ""))
+        got = f", got {shown(body[name])}" if (name := param.removeprefix("body.")) in body else ""
+        message = f"{param}: {text[:1].lower()}{text[1:]}{got}"
+        raise LineError(message, code="invalid_value", param=param) from exc
+
+
+def _texts(prompt: str | list[str | int | list[int]] | None) -> list[str]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        message = "body.prompt is missing or empty; it must be text or a list of texts"
+        raise LineError(message, code="missing_field", param="body.prompt")
+    texts = [text for text in prompt if isinstance(text, str)]
+    if len(texts) < len(prompt):
+        raise LineError(
+            "body.prompt as token ids is not supported: the model that takes ids gives ids back; send text",
+            code="unsupported_parameter",
+            param="body.prompt",
+        )
+    return texts
+
+
+def _message(message: _Message) -> dict[str, object]:
+    """As templates expect it: its content one text."""
+    parts = message.content
+    content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+    named = {} if message.name is None else {"name": message.name}
+    return {"role": message.role, "content": content, **named}
+
+
+def _one_limit(chat: _Chat) -> int | None:
+    if chat.max_tokens is not None and chat.max_completion_tokens not in {None, chat.max_tokens}:
+        raise LineError(
+            f"body.max_tokens ({chat.max_tokens}) contradicts body.max_completion_tokens "
+            f"({chat.max_completion_tokens}); send the latter alone",
+            code="invalid_value",
+            param="body.max_tokens",
+        )
+    return chat.max_completion_tokens or chat.max_tokens
+
+
+def _sampling(parsed: _Sampling) -> dict[str, object]:
+    stop = (parsed.stop,) if isinstance(parsed.stop, str) else tuple(parsed.stop or ())
+    found: dict[str, object] = {
+        "stop_words": stop or None,
+        "seed": parsed.seed,
+        "presence_penalty": parsed.presence_penalty or None,
+        "frequency_penalty": parsed.frequency_penalty or None,
+        "num_return_sequences": parsed.n if parsed.n != 1 else None,
+    }
+    temperature = 1.0 if parsed.temperature is None else parsed.temperature
+    if temperature > 0:  # without top_p the contract is greedy, which is what 0 asks for
+        found |= {"temperature": temperature, "top_p": 1.0 if parsed.top_p is None else parsed.top_p}
+    return found
+
+
+def _guide(wanted: _Format) -> dict[str, object]:
+    if wanted.type == "text":
+        return {}
+    if wanted.type == "json_object":
+        return {"guided_decoding_guide_type": "json"}
+    if wanted.type == "json_schema" and wanted.json_schema is not None:
+        schema = msgspec.json.encode(wanted.json_schema.schema).decode()
+        return {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": schema}
+    raise LineError(
+        f"body.response_format must be text, json_object, or json_schema with its schema; got {wanted.type!r}",
+        code="invalid_value",
+        param="body.response_format",
+    )

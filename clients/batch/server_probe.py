@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job has to know of the server before its first line: that it answers, and whether it knows classes."""
+
+import asyncio
+import time
+
+from clients.batch.setbacks import Setback, setback_of
+from clients.infer_messages import GenerateRequest
+from clients.streaming import AsyncTritonClient
+from ensemble_configs.errors import RequestError, ServingError
+
+_READY_S = 30.0  # an engine that is just being restarted
+_PAUSE_S = 0.5
+_ANSWER_S = 60.0
+
+
+async def check_server(client: AsyncTritonClient, base: GenerateRequest, *, model: str) -> None:
+    """Send one token's worth of a request as the job will send its own.
+
+    Raises:
+        RequestError: there is no such model; or the server has no admission and the job wants a class or a tenant.
+        ServingError: nothing answers, or not for half a minute.
+    """
+    probe = GenerateRequest(text_input="a", max_tokens=1, priority=base.priority, tenant=base.tenant)
+    until_s = time.monotonic() + _READY_S
+    while True:
+        try:
+            async for _ in client.generate(probe, model=model, timeout_s=_ANSWER_S):
+                pass
+        except ServingError as exc:
+            match setback_of(exc):
+                case Setback.UNFIT:
+                    raise _without_admission(exc) from exc
+                case Setback.WRONG | Setback.BUSY:  # it has been looked at: the server knows classes
+                    return
+            is_coming_back = exc.facts.get("reason") in {"engine_restarting", "engine_died", "engine_hung"}
+            if not is_coming_back or time.monotonic() > until_s:
+                raise
+            await asyncio.sleep(_PAUSE_S)
+        else:
+            return
+
+
+def _without_admission(error: ServingError) -> RequestError:
+    field = error.facts.get("field")
+    if field == "tenant":
+        return RequestError(error.message, field=field)
+    return RequestError(
+        "this server has no admission, so it takes no priority: a batch job would compete with everybody's requests as "
+        "an equal. Put `admission` into its deployment (docs/admission.md), or, where nobody else uses the server, say "
+        "--without-admission",
+        field=field,
+    )

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an error means for a line of a job: it is wrong, comes back later, or was lost; and for how long to wait."""
+
+import enum
+import random
+
+from clients.batch.line_error import LineError
+from ensemble_configs.errors import QueueFull, RequestError, RequestTimeout, ServingError, Unavailable
+
+SCHEDULING = ("priority", "tenant", "queue_timeout_ms")  # what the job says of itself and not a line
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
+_LONGEST_HINT_S = 60.0
+_AWAY = {"unreachable", "engine_restarting", "draining", "stopping", "not_loaded", "no_answer"}
+
+
+class Setback(enum.Enum):
+    """Of one attempt."""
+
+    WRONG = enum.auto()  # the line's fault: it would be refused each time
+    BUSY = enum.auto()  # refused for want of room; not begun
+    AWAY = enum.auto()  # there is no server or engine to take it; not begun
+    LOST = enum.auto()  # it may have been begun; it may even have been the cause
+    UNFIT = enum.auto()  # the server does not take what the job says of itself
+
+
+def setback_of(error: ServingError) -> Setback:
+    """Which of them an error is."""
+    reason, field = error.facts.get("reason"), error.facts.get("field")
+    if isinstance(error, RequestError):
+        if field in SCHEDULING:
+            return Setback.UNFIT
+        return Setback.AWAY if field == "model" else Setback.WRONG  # it was there when the job began
+    if isinstance(error, QueueFull) or reason in {"overload", "queue_timeout_ms"}:
+        return Setback.BUSY
+    if isinstance(error, Unavailable) and reason in _AWAY:
+        return Setback.AWAY
+    return Setback.LOST
+
+
+def line_error(error: ServingError, *, attempts: int) -> LineError:
+    """What the results say of a line that is given up."""
+    if isinstance(error, RequestError):
+        field = error.facts.get("field")
+        return LineError(error.message, code="invalid_value", param=None if field is None else str(field), status=400)
+    code, status = ("unavailable", 503) if isinstance(error, Unavailable) else ("server_error", 500)
+    if isinstance(error, RequestTimeout):
+        code, status = "timeout", 504
+    return LineError(f"given up after {attempts} attempts; the last: {error.message}", code=code, status=status)
+
+
+class Pauses:
+    """How long to send nothing after a setback: what the server hints, else longer each time; never all at once."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._next_s = _FIRST_PAUSE_S
+        self._last_s = -1.0
+
+    def note_answer(self) -> None:
+        """The server answers again."""
+        self._next_s = _FIRST_PAUSE_S
+
+    def after(self, error: ServingError, *, sent_s: float, now_s: float) -> float:
+        """Seconds; 0 for what was sent before the last pause: it met the same trouble as what that one was for."""
+        hint_ms = error.facts.get("retry_after_ms")
+        if isinstance(hint_ms, int | float):
+            return self._rng.uniform(1.0, 1.25) * min(_LONGEST_HINT_S, hint_ms / 1000)
+        if sent_s < self._last_s:
+            return 0.0
+        self._last_s = now_s
+        pause_s = self._rng.uniform(0.5, 1.0) * self._next_s
+        self._next_s = min(_LONGEST_PAUSE_S, 2 * self._next_s)
+        return pause_s
