@@ -143,6 +143,21 @@ def deployment(*, admission: AdmissionSpec | None = None, slo: SloSpec | None = 
     )
 
 
+def measured_header(load: Load, seed: int) -> Header:
+    """The targets, from requests that are alone, and the capacity of the closed loop, both without admission."""
+    with ThroughEnsemble(deployment()) as server:
+        where = environment(triton_http=server.http)
+        by_itself = asyncio.run(alone(server.url, load, 35))[5:]
+        capacity_per_s = asyncio.run(closed_loop(server.url, load, num_clients=2 * ENGINE.max_num_seqs, seconds=30.0))
+    ttft_ms = TTFT_FACTOR * statistics.median(record.first_ms or 0.0 for record in by_itself)
+    tpot_ms = TPOT_FACTOR * statistics.median(record.tpot_ms for record in by_itself if record.num_tokens > 1)
+    _say(f"targets: TTFT {ttft_ms:.0f} ms, TPOT {tpot_ms:.1f} ms; capacity {capacity_per_s:.1f} requests/s")
+    return Header(
+        ttft_target_ms=ttft_ms, tpot_target_ms=tpot_ms, capacity_per_s=capacity_per_s, environment=where,
+        engine=ENGINE.model_dump(mode="json"), admission=ADMISSION.model_dump(mode="json"), seed=seed,
+    )  # fmt: skip
+
+
 def main(
     premium: Annotated[int, typer.Option(min=20, help="Requests of the highest class at each load.")] = 1000,
     shapes: Annotated[str, typer.Option(help="Of arrivals, separated by commas.")] = "poisson,bursty",
@@ -153,17 +168,8 @@ def main(
     load = Load(PromptTokenizer.from_spec(tokenizer), seed)
     if not set(shapes.split(",")) <= set(SHAPES):
         raise typer.BadParameter(f"a shape is one of {', '.join(SHAPES)}; got {shapes!r}")
-    with ThroughEnsemble(deployment()) as server:
-        where = environment(triton_http=server.http)
-        by_itself = asyncio.run(alone(server.url, load, 35))[5:]
-        capacity_per_s = asyncio.run(closed_loop(server.url, load, num_clients=2 * ENGINE.max_num_seqs, seconds=30.0))
-        ttft_ms = TTFT_FACTOR * statistics.median(record.first_ms or 0.0 for record in by_itself)
-        tpot_ms = TPOT_FACTOR * statistics.median(record.tpot_ms for record in by_itself if record.num_tokens > 1)
-        header = Header(
-            ttft_target_ms=ttft_ms, tpot_target_ms=tpot_ms, capacity_per_s=capacity_per_s, environment=where,
-            engine=ENGINE.model_dump(mode="json"), admission=ADMISSION.model_dump(mode="json"), seed=seed,
-        )  # fmt: skip
-        _say(f"targets: TTFT {ttft_ms:.0f} ms, TPOT {tpot_ms:.1f} ms; capacity {capacity_per_s:.1f} requests/s")
+    header = measured_header(load, seed)
+    capacity_per_s = header.capacity_per_s
     kinds = {"none": deployment(), "admission": deployment(admission=ADMISSION, slo=header.slo())}
     records: list[Record] = []
     for shape in shapes.split(","):

@@ -48,6 +48,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     kind: str = ""  # of the server: with admission, or none
     shape: str = ""  # of the arrivals
     load: float = 0.0  # of the capacity
+    tenant: str = ""
     due_s: float = 0.0
     first_ms: float | None = None
     last_ms: float | None = None

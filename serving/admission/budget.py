@@ -68,7 +68,9 @@ class KvBudget:
 
     def room_for(self, priority: Priority, tenant: str = "") -> Room:
         """What is left for a tenant in a class; may be below zero. Alone a request may fill everything."""
-        most = self._most(self._shares[priority] if self._promises else 1.0)
+        if not self._promises:
+            return self._most(1.0)
+        most = self._most(self._shares[priority])
         promised = Room(len(self._promises), self.num_promised_blocks, self.num_promised_tokens)
         return most - promised - self._reserve.of(tenant, most)
 

@@ -13,6 +13,7 @@ from benchmarks.virtual_run import Record, VirtualRun
 from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
+from serving.admission.budget import KvBudget
 from serving.admission.room import Room
 from serving.admission.tenant_reserve import TenantReserve
 from serving.engines.base import GenerationRequest, SamplingParams
@@ -95,6 +96,14 @@ def test_who_holds_far_more_than_his_share_leaves_room_while_others_come() -> No
     reserve.hold("gold", seats(30))
     assert reserve.of("flood", WHOLE) == seats(4), "half, and a fourth is fair"
     assert reserve.of("gold", WHOLE) == seats(0), "half, and three fourths are fair"
+
+
+def test_alone_in_the_engine_a_request_may_fill_it_though_others_come() -> None:
+    reserve = TenantReserve(1 / 16, {})
+    budget = KvBudget(num_blocks=16, block_tokens=8, max_num_seqs=1, reserve=reserve)
+    for tenant in ("other", "large"):
+        reserve.note_arrival(tenant, 0.0)
+    assert budget.fits(128, Priority.BATCH, "large")
 
 
 def test_a_tenant_alone_fills_the_engine() -> None:
