@@ -23,7 +23,8 @@ import msgspec
 import typer
 from rich.console import Console
 
-from benchmarks.overload import ENGINE, Load, arrivals_s, ask, deployment
+from benchmarks.arrivals import arrivals_s
+from benchmarks.overload import ENGINE, Load, ask, deployment
 from benchmarks.overload_figures import Record, p99
 from benchmarks.report import environment, write_result
 from benchmarks.through_ensemble import ThroughEnsemble
@@ -242,7 +243,7 @@ def main(
             segments = msgspec.convert(run["segments"], list[Segment])
             _say(run["batch_share"], figures_of(segments, run["figures"]["capacity_tokens_per_s"]))
         return
-    load = Load(PromptTokenizer.from_spec(load_deployment(DEFAULT_DEPLOYMENT).tokenizer), seed)
+    load = Load(PromptTokenizer.from_spec(load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer), seed)
     runs: list[dict[str, object]] = []
     for one in shares.split(","):
         share, _, pairs = one.partition(":")

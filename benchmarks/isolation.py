@@ -120,7 +120,7 @@ def main(
     """Measure, write the records, and print what follows from them."""
     path = figures or RESULTS / f"isolation_{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.jsonl.gz"
     if figures is None:
-        load = Load(PromptTokenizer.from_spec(load_deployment(DEFAULT_DEPLOYMENT).tokenizer), seed)
+        load = Load(PromptTokenizer.from_spec(load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer), seed)
         header = measured_header(load, seed)
         measured: list[Record] = []
         for kind, streams in loads(header.capacity_per_s, seconds).items():

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two models that do not fit together, on one server: whoever asks is answered, and one is in memory at a time."""
 
-import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -42,11 +41,14 @@ def text(server: RunningServer, model: str, max_tokens: int = 12) -> str:
 
 
 def num_loaded(server: RunningServer) -> int:
-    found = 0
-    for process in server.descendants():
-        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie, too
-            found += "--inner" in process.cmdline()
-    return found
+    return sum(is_inner(process) and not is_inner(process.parent()) for process in server.descendants())
+
+
+def is_inner(process: psutil.Process | None) -> bool:
+    try:
+        return process is not None and "--inner" in process.cmdline()
+    except psutil.NoSuchProcess:  # a zombie, too
+        return False
 
 
 def num_loads(server: RunningServer) -> dict[str, float]:
