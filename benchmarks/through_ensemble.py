@@ -33,6 +33,7 @@ class ThroughEnsemble:
         ports = free_ports(3)
         self.http = f"127.0.0.1:{ports[0]}"
         self.url = f"127.0.0.1:{ports[1]}"
+        self.metrics = f"127.0.0.1:{ports[2]}"
         self._model = model
         self._spec = spec
         self._folder = tempfile.TemporaryDirectory()
