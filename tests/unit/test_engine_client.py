@@ -241,12 +241,12 @@ def test_an_engine_that_ends_while_it_loads_is_reported_with_its_status(
 
 
 BREAKING_ENGINE = """
-from serving import engine_process
+from serving import engine_process, stopping_engine
 
 def break_down(self):
     raise MemoryError("no more blocks")
 
-engine_process.StoppingEngine.step = break_down
+stopping_engine.StoppingEngine.step = break_down
 engine_process.main()
 """
 
@@ -272,13 +272,13 @@ def test_an_engine_that_breaks_says_why_in_the_log_and_is_restarted(
 
 CLOSING_ENGINE = """
 import pathlib, sys, time
-from serving import engine_process
+from serving import engine_process, stopping_engine
 
 def close(self):
     time.sleep({seconds})
     pathlib.Path({mark!r}).touch()
 
-engine_process.StoppingEngine.close = close
+stopping_engine.StoppingEngine.close = close
 engine_process.CLOSE_TIMEOUT_S = {timeout_s}
 engine_process.main()
 """

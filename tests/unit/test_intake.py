@@ -189,12 +189,12 @@ def test_an_engine_that_breaks_ends_the_intake_with_it() -> None:
 
 HANGING_ENGINE = """
 import time
-from serving import engine_process
+from serving import engine_process, stopping_engine
 
 def hang(self):
     time.sleep(600)
 
-engine_process.StoppingEngine.step = hang
+stopping_engine.StoppingEngine.step = hang
 engine_process.main()
 """
 
