@@ -150,7 +150,7 @@ def test_a_job_killed_fifty_times_answers_every_line_once(start_server: StartSer
     kill_it_often(start_server, tmp_path, kills=50, lines_between=60, seed=50)
 
 
-@pytest.mark.parametrize("victim", ["engine", "server"])
+@pytest.mark.parametrize("victim", [pytest.param("engine", marks=pytest.mark.soak), "server"])
 def test_a_job_goes_on_when_engine_or_server_die_in_the_middle(
     start_server: StartServer, tmp_path: Path, victim: str
 ) -> None:
@@ -173,11 +173,11 @@ def test_a_job_goes_on_when_engine_or_server_die_in_the_middle(
 def test_refused_lines_come_back_until_all_are_answered(start_server: StartServer, tmp_path: Path) -> None:
     """Two seats and room for three to wait: most of a job's requests find no place at first."""
     server = start_server(engine={**ENGINE, "max_num_seqs": 2}, admission={"queue": {"max_requests": 3}})
-    lines, requests = many_lines(60, seed=3)
+    lines, requests = many_lines(24, seed=3)
     source, out = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     with start(server, source, out, "--tenant", "offline") as job:
         report = finish(job)
-    assert (report["failed"], report["done"]) == (0, 60)
+    assert (report["failed"], report["done"]) == (0, 24)
     refused = server.metric("trireme_refused_requests_total", **{"class": "batch", "reason": "queue_full"})
     assert report["retries"] >= refused > 0
     check_answers(server, out, requests)

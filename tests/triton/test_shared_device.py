@@ -145,6 +145,7 @@ def test_tritons_own_limiter_lets_every_seat_be_taken(tmp_path: Path) -> None:
     assert seen.most_at_once() == 2 * NUM_SEATS  # of one unit for both
 
 
+@pytest.mark.soak
 def test_a_flood_leaves_a_model_alone_whose_resources_are_apart(tmp_path: Path) -> None:
     with serving(apart_deployment(), tmp_path) as server:
         alone, flooded = (
