@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ensemble_configs.errors import ServerError
 from ensemble_configs.triton_spec import TritonSpec
@@ -64,19 +65,19 @@ class Supervision:
         """Serve until `stop`, then drain.
 
         Raises:
-            ServerError: the first server did not become ready, or the restarts are used up.
+            ServerError: the first server did not become ready and had not crashed, or the restarts are used up.
         """
         budget = RestartBudget(self.triton)
-        is_first = True
-        while failure := self._serve_once(is_first=is_first):
-            is_first = False
+        was_ready = False
+        while failure := (end := self._serve_once(was_ready=was_ready)).failure:
+            was_ready |= end.was_ready
             delay_s = _next_delay_s(budget, failure)
             self.tell(f"{failure.message}; starting it again" + (f" in {delay_s:g} s" if delay_s else ""))
             if self.stop.wait(delay_s):
                 break
 
-    def _serve_once(self, *, is_first: bool) -> ServerFailed | None:
-        """One server from its start to its end; None: it was asked for."""
+    def _serve_once(self, *, was_ready: bool) -> "_End":
+        """One server from its start to its end. Args: `was_ready`: one before it was."""
         started_s = time.monotonic()
         server = self.start()
         is_loaded = False
@@ -84,20 +85,32 @@ class Supervision:
             if _wait_ready(server, self.stop, self.ready_timeout_s):
                 is_loaded = True
                 seconds = time.monotonic() - started_s
-                self.tell(self.on_ready(seconds) if is_first else f"ready again after {seconds:.1f} s")
+                self.tell(f"ready again after {seconds:.1f} s" if was_ready else self.on_ready(seconds))
                 _watch(server, self.stop, self.triton.hang_timeout_s)
                 self.tell("draining; Ctrl-C again stops at once")
                 drain(server, timeout_s=self.exit_timeout_s, is_hurried=lambda: self.stop.count > 1, tell=self.tell)
                 self.tell("stopped")
             server.stop()
         except ServerFailed as exc:
-            if is_first and not is_loaded:  # what does not load now will not load in a second either
+            # What does not load now will not load in a second either. But Triton 2.51 itself crashes now and then while
+            # it loads several models at once, which says nothing about them.
+            if not (was_ready or is_loaded or _is_crashed(server)):
                 raise
-            return exc
+            return _End(exc, is_loaded)
         finally:
             server.kill()
             server.clean_up()
-        return None
+        return _End(None, is_loaded)
+
+
+class _End(NamedTuple):
+    failure: ServerFailed | None  # None: it was asked for
+    was_ready: bool
+
+
+def _is_crashed(server: TritonProcess) -> bool:
+    """Whether a signal ended it, not a decision of its own."""
+    return server.exit_status is not None and server.exit_status < 0
 
 
 def _next_delay_s(budget: RestartBudget, failure: ServerFailed) -> float:
