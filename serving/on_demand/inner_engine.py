@@ -57,6 +57,13 @@ class Loading:
             self._result.close()
 
 
+def no_stats(info: EngineInfo) -> EngineStats:
+    """Of an engine that holds nothing."""
+    return EngineStats(
+        num_running=0, num_waiting=0, num_used_kv_blocks=0, num_kv_blocks=info.num_kv_blocks, num_steps=0
+    )
+
+
 class InnerEngine:
     """A loaded engine at the other end of a channel."""
 
@@ -65,9 +72,7 @@ class InnerEngine:
         self._source = source
         self._channel = channel
         self._running: set[int] = set()
-        self.stats = EngineStats(
-            num_running=0, num_waiting=0, num_used_kv_blocks=0, num_kv_blocks=info.num_kv_blocks, num_steps=0
-        )
+        self.stats = no_stats(info)
 
     @property
     def is_busy(self) -> bool:

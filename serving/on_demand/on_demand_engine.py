@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from ensemble_configs.errors import ServingError, Unavailable
 from ensemble_configs.release_spec import OnDemandSpec
 from serving.engine_messages import ChannelClosed
@@ -19,7 +21,7 @@ from serving.engine_sources import EngineSource
 from serving.engines.base import Engine, EngineStats, GenerationRequest, ResidencyStats, TokenChunk
 from serving.engines.clock import Clock
 from serving.engines.request_limits import refuse_unservable
-from serving.on_demand.inner_engine import InnerEngine, Loading
+from serving.on_demand.inner_engine import InnerEngine, Loading, no_stats
 from serving.on_demand.residency import Residency
 
 _log = logging.getLogger("trireme.on_demand")
@@ -65,6 +67,7 @@ class OnDemandEngine(Engine):
         self._engine: InnerEngine | None = None
         self._loading: Loading | None = None
         self._was_asked = False  # since it was loaded
+        self._is_leaving = False  # it takes no new requests, for another engine is to come
         self._since_s = self._heard_s = self._looked_s = clock.now_s()
         self._next_try_s = 0.0
         self._num_loads = 0
@@ -122,22 +125,12 @@ class OnDemandEngine(Engine):
 
     def stats(self) -> EngineStats:
         """The engine's, with those that wait for it."""
+        stats = no_stats(self.info) if self._engine is None else self._engine.stats
         residency = ResidencyStats(
             is_resident=self._engine is not None, num_loads=self._num_loads, last_load_s=self._load_s
         )
-        waiting = len(self._waiting)
-        if self._engine is None:
-            return EngineStats(
-                num_running=0,
-                num_waiting=waiting,
-                num_used_kv_blocks=0,
-                num_kv_blocks=self.info.num_kv_blocks,
-                num_steps=0,
-                residency=residency,
-            )
-        stats = self._engine.stats
-        fields = {name: getattr(stats, name) for name in stats.__struct_fields__}
-        return EngineStats(**fields | {"num_waiting": stats.num_waiting + waiting, "residency": residency})
+        num_waiting = stats.num_waiting + len(self._waiting)
+        return msgspec.structs.replace(stats, num_waiting=num_waiting, residency=residency)
 
     def close(self) -> None:
         """End the engine's process, wherever it is."""
@@ -217,8 +210,6 @@ class OnDemandEngine(Engine):
         self._looked_s = now_s
         self._is_leaving = self._residency.is_in_the_way(is_idle=is_idle)
         return self._is_leaving
-
-    _is_leaving = False
 
     def _give_way(self, engine: InnerEngine) -> None:
         _log.info("the engine gives way to another one")
