@@ -13,7 +13,7 @@ from ensemble_configs.memory_need import memory_need_bytes
 from ensemble_configs.release_manifest import find_release, load_manifest
 from ensemble_configs.release_spec import ReleaseSpec
 from ensemble_configs.triton_spec import TritonSpec
-from serving.engines.model_folder import load_model_folder
+from serving.engines.model_folder import check_max_seq_len, load_model_folder
 from serving.engines.providers import check_installed
 from serving.placement import check_cpus
 from serving.release_check import refuse_unfit_releases
@@ -82,12 +82,13 @@ def _check_files(spec: ReleaseSpec) -> None:
         raise SpecError(f"tokenizer.dir: there is no {tokenizer}; name a folder that holds one", field="tokenizer.dir")
     if isinstance(spec.engine, OpenVinoEngineSpec):
         _check_openvino_files(spec.engine)
-        _check_openvino_cache(spec.engine)
+        _check_openvino_limits(spec.engine)
 
 
-def _check_openvino_cache(engine: OpenVinoEngineSpec) -> None:
+def _check_openvino_limits(engine: OpenVinoEngineSpec) -> None:
     """A folder without a manifest does not tell what its cache takes; this is the least that it can be."""
     folder = load_model_folder(engine.dir, weights="openvino_model.xml")
+    check_max_seq_len(engine.max_seq_len, folder)
     config = json.loads((folder.dir / "config.json").read_text(encoding="utf-8"))
     sizes = [config.get(name) for name in ("num_hidden_layers", "num_key_value_heads", "head_dim")]
     num_values = 2 * math.prod(size for size in sizes if isinstance(size, int) and size > 0)

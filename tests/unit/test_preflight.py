@@ -72,7 +72,7 @@ def test_an_engine_that_is_not_built_is_named_with_what_builds_it(tmp_path: Path
     (tmp_path / "openvino_model.xml").touch()
     with pytest.raises(SpecError, match=r"engine.dir: .* has no config.json"):
         check(spec(engine=engine))
-    (tmp_path / "config.json").write_text('{"vocab_size": 32, "max_position_embeddings": 64}')
+    (tmp_path / "config.json").write_text('{"vocab_size": 32, "max_position_embeddings": 2048}')
     check(spec(engine=engine))
 
 
@@ -84,12 +84,13 @@ def test_an_engine_that_is_not_built_is_named_with_what_builds_it(tmp_path: Path
             {"draft_dir": "none", "is_prefix_caching": False},
             r"engine.draft_dir: there is no engine at none.openvino_model.xml",
         ),
+        ({"max_seq_len": 4096}, r"engine.max_seq_len \(4096\) > max_position_embeddings \(2048\) of .*; lower it"),
         (
             {"num_kv_blocks": 2**31 - 1},
             r"engine.num_kv_blocks \(2147483647\) take .* GiB at least, where .* are free; lower",
         ),
     ],
-    ids=["adapter", "draft", "cache"],
+    ids=["adapter", "draft", "length", "cache"],
 )
 def test_what_an_openvino_engine_cannot_be_loaded_with_is_named(change: dict[str, object], finding: str) -> None:
     data = {"provider": "openvino", "dir": DEMO_ENGINE, **change}
