@@ -138,9 +138,9 @@ def failures(log: Path) -> Iterator[str]:
 
 
 def ask(url: str, model: str) -> str:
-    """One token of one; what came."""
+    """One token of one, which every vocabulary has; what came."""
     try:
-        responses = list(stream(url, model, engine_request([20], 1)))
+        responses = list(stream(url, model, engine_request([16], 1)))
     except StreamFailed as exc:
         return str(exc)
     return f"{sum(response['output_ids'].size for response in responses)} token"
