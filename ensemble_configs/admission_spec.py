@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ensemble_configs.shared_budget_spec import SharedBudgetSpec
-from ensemble_configs.spec import Number, Positive, Spec
+from ensemble_configs.spec import Boolean, Number, Positive, Spec
 
 Share = Annotated[Number, Field(gt=0, le=1)]
 
@@ -69,7 +69,7 @@ class QueueSpec(Spec):
     ageing_s: Number = Field(
         default=30.0, ge=0, le=1e6, description="who has waited so long counts for a class more; 0: never"
     )
-    is_shortest_first: bool = Field(default=False, description="within a tenant and class, by expected tokens")
+    is_shortest_first: Boolean = Field(default=False, description="within a tenant and class, by expected tokens")
     tenant_weights: dict[str, Annotated[Number, Field(ge=0.001, le=1000)]] = Field(
         default_factory=dict, description="others have 1"
     )

@@ -51,6 +51,8 @@ class DeploymentSpec(Spec):
         assert isinstance(data, dict)
         own = {key: value for key, value in data.items() if key in cls.model_fields}
         model = {key: value for key, value in data.items() if key not in own}
+        if not model:
+            raise ValueError("there is no model; name several in models, or set tokenizer and engine for one")
         name = own.get("name")  # one that is wrong is told of once
         return own | {"models": [{"prefix": "", **({"name": name} if is_name(name) else {}), **model}]}
 

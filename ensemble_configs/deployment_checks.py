@@ -3,13 +3,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Annotated
 
 from pydantic import Field
 
 from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.model_spec import ExtraModelSpec, ModelSpec, RateLimiterSpec, ResourceName, ResourceNeed
-from ensemble_configs.spec import Integer, Positive, Spec
+from ensemble_configs.spec import NotNegative, Positive, Spec
 
 _LLM_DEVICE = 0  # Triton counts an instance that is of KIND_CPU as one of device 0
 
@@ -19,7 +18,7 @@ class RateLimiterPool(Spec):
 
     name: ResourceName
     count: Positive
-    device: Annotated[Integer, Field(ge=0)] | None = Field(default=None, description="none: so much of each device")
+    device: NotNegative | None = Field(default=None, description="none: so much of each device")
 
 
 def find_clashes(
@@ -42,7 +41,8 @@ def _equal_names(models: Sequence[ModelSpec], extra_models: Sequence[ExtraModelS
     taken = Counter(name for model in models for name in model.triton_names)
     taken.update(model.name for model in extra_models)
     if twice := [name for name, count in taken.items() if count > 1]:
-        yield f"two of Triton's models would be called {', '.join(twice[:3])}; change a model's name or prefix"
+        where = "extra_models" if {model.name for model in extra_models} & set(twice) else "models"
+        yield f"{where}: two of Triton's would be called {', '.join(twice[:3])}; change a model's name or prefix"
 
 
 def _pools_twice(pools: Sequence[RateLimiterPool]) -> Iterator[str]:
@@ -66,7 +66,10 @@ def _resources(
     for model in models:
         yield from _device_of_several(model)
     for name in sorted({pool.name for pool in pools} - {need.name for _, need in needs}):
-        yield f"rate_limiter: nobody takes {name}; name it in a model's rate_limiter.resources, or leave it out"
+        yield (
+            f"rate_limiter: none of the models takes {name}; name it in the rate_limiter.resources of one, or leave it "
+            "out"
+        )
 
 
 def _unmet(who: str, need: ResourceNeed, pools: Sequence[RateLimiterPool]) -> Iterator[str]:
@@ -91,7 +94,10 @@ def _unmet(who: str, need: ResourceNeed, pools: Sequence[RateLimiterPool]) -> It
 def _both_global_and_not(needs: Sequence[tuple[str, ResourceNeed]]) -> Iterator[str]:
     for name in sorted({need.name for _, need in needs if need.is_global}):
         if local := [who for who, need in needs if need.name == name and not need.is_global]:
-            yield f"{name} is global for some models and not for {', '.join(local)}; Triton refuses that; say the same"
+            yield (
+                f"rate_limiter.resources: {name} is global for some models and not for {', '.join(local)}; Triton "
+                "refuses that; say the same"
+            )
 
 
 def _device_of_several(model: ModelSpec) -> Iterator[str]:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine of a deployment, as typed data: one spec for each provider, and the parts that they are made of."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ensemble_configs.spec import Integer, Number, Positive, Spec
+from ensemble_configs.spec import Boolean, Integer, NotNegative, Number, Positive, Spec
 from ensemble_configs.speculation_specs import (
     DraftTargetSpec,
     Eagle3Spec,
@@ -18,16 +19,19 @@ from ensemble_configs.speculation_specs import (
     accepted_at_once,
 )
 
+MAX_RANKS = 1024  # of one engine; more is a mistake
+
 
 class _BatchSpec(Spec):
     """What every provider needs to know."""
 
-    max_seq_len: Positive = Field(default=2048, description="prompt and output together, tokens")
+    max_seq_len: Positive = Field(default=2048, ge=2, description="prompt and output together, tokens")
     max_num_seqs: Positive = Field(default=64, description="requests in one in-flight batch")
     max_num_batched_tokens: Positive = Field(default=512, description="tokens in one step; longer prompts are chunked")
     watchdog_s: Number = Field(
         default=30.0,
         ge=2,
+        le=86_400,
         description="an engine that is silent for so long is ended and started again; more than its longest step takes",
     )
 
@@ -48,9 +52,9 @@ class OpenVinoEngineSpec(_EngineSpec):
 
     provider: Literal["openvino"]
     dir: Path = Field(description="folder with openvino_model.xml")
-    num_threads: Positive | None = Field(default=None, description="CPU threads; none: all cores")
+    num_threads: Positive | None = Field(default=None, le=1024, description="CPU threads; none: all cores")
     kv_cache_precision: Literal["auto", "u8", "u4", "f16", "bf16"] = "auto"
-    is_prefix_caching: bool = Field(default=True, description="keep KV blocks of finished prompts for reuse")
+    is_prefix_caching: Boolean = Field(default=True, description="keep KV blocks of finished prompts for reuse")
     lora_file: Path | None = Field(
         default=None, description="a low-rank adapter (safetensors, as PEFT writes it) for all requests"
     )
@@ -100,12 +104,12 @@ class SimulatedEngineSpec(_EngineSpec):
 
     provider: Literal["simulated"]
     mode: Literal["hash", "echo"] = Field(default="hash", description="echo: the output is the prompt, over and over")
-    vocab_size: Positive = 4096
+    vocab_size: Positive = Field(default=4096, ge=17, description="the first 16 tokens are never made")
     kv_block_tokens: Positive = 16
     seed: Integer = 0
-    step_ms: Number = Field(default=1.0, ge=0, description="a step's fixed time")
-    prefill_us_per_token: Number = Field(default=20.0, ge=0)
-    decode_us_per_seq: Number = Field(default=50.0, ge=0)
+    step_ms: Number = Field(default=1.0, ge=0, le=60_000, description="a step's fixed time")
+    prefill_us_per_token: Number = Field(default=20.0, ge=0, le=1e6)
+    decode_us_per_seq: Number = Field(default=50.0, ge=0, le=1e6)
     weight_bytes: Integer = Field(default=0, ge=0, description="that it stands for in a memory plan")
     kv_bytes_per_token: Integer = Field(default=0, ge=0, description="as weight_bytes")
     error_rate: Number = Field(
@@ -116,10 +120,10 @@ class SimulatedEngineSpec(_EngineSpec):
 class PerfKnobsSpec(Spec):
     """How a compiled engine runs its attention and its steps."""
 
-    is_multi_block: bool = Field(default=True, description="several blocks of the GPU work on one sequence's decode")
-    is_context_fmha_fp32_acc: bool = Field(default=False, description="prefill attention sums up in 32 bits")
-    is_cuda_graph: bool = Field(default=False, description="record the steps of decode, and replay them")
-    cuda_graph_cache_size: Integer = Field(default=0, ge=0, description="recorded steps to keep")
+    is_multi_block: Boolean = Field(default=True, description="several blocks of the GPU work on one sequence's decode")
+    is_context_fmha_fp32_acc: Boolean = Field(default=False, description="prefill attention sums up in 32 bits")
+    is_cuda_graph: Boolean = Field(default=False, description="record the steps of decode, and replay them")
+    cuda_graph_cache_size: NotNegative = Field(default=0, description="recorded steps to keep")
 
 
 class LoraSpec(Spec):
@@ -143,8 +147,8 @@ class CacheTransceiverSpec(Spec):
 class _TrtLlmSpec(_BatchSpec):
     """What both providers of TensorRT-LLM need to know; parallel sizes are of the whole engine, over all nodes."""
 
-    tp_size: Positive = Field(default=1, description="tensor parallel")
-    pp_size: Positive = Field(default=1, description="pipeline parallel")
+    tp_size: Positive = Field(default=1, le=MAX_RANKS, description="tensor parallel")
+    pp_size: Positive = Field(default=1, le=MAX_RANKS, description="pipeline parallel")
     gpus_per_node: Positive | None = Field(default=None, description="none: as many as this machine has")
     num_kv_blocks: Positive | None = Field(default=None, description="none: what the memory fraction holds")
     free_gpu_memory_fraction: Number = Field(
@@ -153,13 +157,13 @@ class _TrtLlmSpec(_BatchSpec):
     host_cache_bytes: Integer = Field(
         default=0, ge=0, description="host memory that KV blocks move to before they are lost"
     )
-    is_block_reuse: bool = Field(default=True, description="keep KV blocks of finished prompts for reuse")
-    is_partial_block_reuse: bool = True
+    is_block_reuse: Boolean = Field(default=True, description="keep KV blocks of finished prompts for reuse")
+    is_partial_block_reuse: Boolean = True
     max_attention_window: tuple[Positive, ...] | None = Field(
         default=None, description="tokens, layer by layer, repeated"
     )
     sink_tokens: Positive | None = Field(default=None, description="tokens that stay in a sliding window")
-    is_chunked_prefill: bool = Field(
+    is_chunked_prefill: Boolean = Field(
         default=True, description="prefill beside decoding, max_num_batched_tokens at most"
     )
     capacity_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict", "static_batch"] = "guaranteed_no_evict"
@@ -168,6 +172,13 @@ class _TrtLlmSpec(_BatchSpec):
     lora: LoraSpec | None = None
     cache_transceiver: CacheTransceiverSpec | None = None
     max_beam_width: Positive = Field(default=1, description="beams that a request may search with")
+
+    @model_validator(mode="after")
+    def _ranks_are_few(self) -> "_TrtLlmSpec":
+        sizes = {name: getattr(self, name) for name in ("tp_size", "pp_size", "cp_size") if hasattr(self, name)}
+        if (num_ranks := math.prod(sizes.values())) > MAX_RANKS:
+            raise ValueError(f"{' * '.join(sizes)} is {num_ranks} ranks; an engine may have {MAX_RANKS}")
+        return self
 
     @model_validator(mode="after")
     def _pieces_fit_a_step(self) -> "_TrtLlmSpec":
@@ -190,18 +201,18 @@ class TensorRtEngineSpec(_TrtLlmSpec):
 
     provider: Literal["tensorrt"]
     dir: Path = Field(description="engine folder: config.json and rank0.engine, rank1.engine, ...")
-    end_ids: tuple[Annotated[Integer, Field(ge=0)], ...] | None = Field(
+    end_ids: tuple[NotNegative, ...] | None = Field(
         default=None, description="end tokens; none: those in a generation_config.json beside the engine"
     )
     guided_decoding_backend: Literal["xgrammar"] | None = None
-    is_gathering_generation_logits: bool = Field(
+    is_gathering_generation_logits: Boolean = Field(
         default=False,
         description="needed for return_log_probs and return_generation_logits, by an engine built with it",
     )
-    is_gathering_context_logits: bool = Field(
+    is_gathering_context_logits: Boolean = Field(
         default=False, description="needed for return_context_logits, by an engine built with it"
     )
-    is_normalizing_log_probs: bool = Field(
+    is_normalizing_log_probs: Boolean = Field(
         default=False, description="divide log probabilities by the length; inflight_batcher_llm's default was on"
     )
     perf_knobs: PerfKnobsSpec = PerfKnobsSpec()
@@ -232,16 +243,16 @@ class PyTorchEngineSpec(_TrtLlmSpec):
         default=None, description="expert parallel, within tp_size; none: upstream's choice"
     )
     moe_tp_size: Positive | None = Field(default=None, description="tensor parallel of the experts")
-    cp_size: Positive = Field(default=1, description="context parallel")
-    is_attention_dp: bool = Field(default=False, description="attention by data parallel ranks, not tensor parallel")
+    cp_size: Positive = Field(default=1, le=MAX_RANKS, description="context parallel")
+    is_attention_dp: Boolean = Field(default=False, description="attention by data parallel ranks, not tensor parallel")
     kv_cache_dtype: Literal["auto", "fp8", "nvfp4"] = "auto"
     kv_block_tokens: Positive = 32
     sampler: Literal["torch", "trtllm"] = Field(
         default="torch", description="trtllm knows seeds and penalties, and no speculation"
     )
     moe_backend: Literal["cutlass", "cutedsl", "wideep", "trtllm", "deepgemm", "vanilla", "triton"] = "cutlass"
-    is_cuda_graph: bool = True
-    is_overlap_scheduler: bool = True
+    is_cuda_graph: Boolean = True
+    is_overlap_scheduler: Boolean = True
     guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = None
     speculation: Annotated[NGramSpec | MtpSpec | Eagle3Spec | DraftTargetSpec, Field(discriminator="method")] | None = (
         None

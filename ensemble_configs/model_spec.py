@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from ensemble_configs.model_names import GRAPH, MODELS, STEPS_OF_GRAPH
 from ensemble_configs.release_spec import ReleaseSpec
-from ensemble_configs.spec import Integer, Name, Positive, Spec
+from ensemble_configs.spec import Boolean, Name, NotNegative, Positive, Spec
 
 ResourceName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
 
@@ -18,7 +18,7 @@ class ResourceNeed(Spec):
 
     name: ResourceName
     count: Positive = 1
-    is_global: bool = Field(default=False, description="of one pool for all devices, not of each device's own")
+    is_global: Boolean = Field(default=False, description="of one pool for all devices, not of each device's own")
 
 
 class RateLimiterSpec(Spec):
@@ -65,7 +65,7 @@ class TritonQueueSpec(Spec):
 
     priority_levels: Positive = Field(default=3, le=100, description="1 is the first")
     default_priority_level: Positive = 2
-    max_queue_size: Integer = Field(default=0, ge=0, description="more are refused by Triton; 0: no bound")
+    max_queue_size: NotNegative = Field(default=0, description="more are refused by Triton; 0: no bound")
 
     @model_validator(mode="after")
     def _default_is_a_level(self) -> "TritonQueueSpec":
@@ -126,6 +126,16 @@ class ModelSpec(ReleaseSpec):
         numbers = [self.release, *(other.release for other in self.other_releases)]
         if len(set(numbers)) < len(numbers):
             raise ValueError(f"releases must have different numbers, got {', '.join(map(str, numbers))}")
+        return self
+
+    @model_validator(mode="after")
+    def _instances_are_of_steps(self) -> "ModelSpec":
+        for step in MODELS:
+            if getattr(self.instances, step, 1) > 1 and step not in self.steps:
+                raise ValueError(
+                    f"instances.{step} is {getattr(self.instances, step)}, but endpoints ({', '.join(self.endpoints)}) "
+                    f"need no {step}; leave it out"
+                )
         return self
 
 

@@ -37,7 +37,7 @@ from ensemble_configs.release_parts import (
     ReleasePath,
     Sha256,
 )
-from ensemble_configs.spec import Positive, Spec
+from ensemble_configs.spec import Positive, PositiveSize, Spec
 from ensemble_configs.validation import validate
 
 MANIFEST_FILE = "release.json"
@@ -77,8 +77,8 @@ class ReleaseManifest(Spec):
     cp_size: Positive = 1
     world_size: Positive = 1
     limits: ReleaseLimits
-    weight_bytes_per_rank: Positive = Field(description="of the largest rank, as all bytes below")
-    kv_bytes_per_token: Positive
+    weight_bytes_per_rank: PositiveSize = Field(description="of the largest rank, as all bytes below")
+    kv_bytes_per_token: PositiveSize
     kv_block_tokens: Positive = 32
     workspace_bytes: Bytes = Field(default=0, description="activations and the engine's own buffers")
     vocab_size: Positive = Field(description="rows of the embedding, padding included")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, JsonValue
 
-from ensemble_configs.spec import Integer, Number, Positive, Spec
+from ensemble_configs.spec import Integer, Number, Positive, PositiveSize, Spec
 
 
 def _safe(path: str) -> str:
@@ -20,7 +20,6 @@ def _safe(path: str) -> str:
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ReleasePath = Annotated[str, AfterValidator(_safe)]
 PackageName = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
-Finite = Annotated[Number, Field(allow_inf_nan=False)]
 Bytes = Annotated[Integer, Field(ge=0)]
 
 
@@ -28,7 +27,7 @@ class ModelIdentity(Spec):
     """Which model it is."""
 
     architecture: str = Field(description="as the checkpoint's config.json calls it: LlamaForCausalLM")
-    num_parameters: Positive
+    num_parameters: PositiveSize
     source: str = Field(description="where the checkpoint came from, for people: a repository and its revision")
 
 
@@ -47,8 +46,8 @@ class DraftModel(Spec):
     dir: ReleasePath = "draft"
     model: ModelIdentity
     weights_sha256: Sha256
-    weight_bytes_per_rank: Positive
-    kv_bytes_per_token: Positive
+    weight_bytes_per_rank: PositiveSize
+    kv_bytes_per_token: PositiveSize
 
 
 class EvaluationResult(Spec):
@@ -57,9 +56,9 @@ class EvaluationResult(Spec):
     task: str
     group: str = Field(default="all", description="a language, a length: what the figure is of")
     metric: str
-    value: Finite
-    interval: tuple[Finite, Finite] | None = Field(default=None, description="confidence interval")
-    baseline: Finite | None = Field(default=None, description="the same of the release it is compared with")
+    value: Number
+    interval: tuple[Number, Number] | None = Field(default=None, description="confidence interval")
+    baseline: Number | None = Field(default=None, description="the same of the release it is compared with")
     passed: bool | None = Field(default=None, description="none: no threshold in the recipe")
 
 

@@ -8,31 +8,35 @@ from pydantic import Field, model_validator
 
 from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.engine_specs import EngineSpec
-from ensemble_configs.spec import Integer, Name, Number, Positive, Spec
+from ensemble_configs.spec import Boolean, Integer, Name, NotNegative, Number, Positive, Spec
 
 
 class TokenizerSpec(Spec):
     """The tokenizer of both ends of the ensemble."""
 
     dir: Path = Field(description="folder with tokenizer.json")
-    add_special_tokens: bool = Field(default=True, description="put the tokenizer's own tokens (BOS) around a prompt")
-    skip_special_tokens: bool = Field(default=True, description="leave special tokens out of the text")
+    add_special_tokens: Boolean = Field(
+        default=True, description="put the tokenizer's own tokens (BOS) around a prompt"
+    )
+    skip_special_tokens: Boolean = Field(default=True, description="leave special tokens out of the text")
 
 
 class ResponseSpec(Spec):
     """Defaults of requests that do not say."""
 
-    exclude_input_in_output: bool = Field(
+    exclude_input_in_output: Boolean = Field(
         default=False, description="upstream's default: a whole response has the prompt"
     )
     max_chunk_delay_ms: Number = Field(
         default=10.0,
         ge=0,
+        le=60_000,
         description="how long tokens may wait to leave together; the first and the last of a stream never do",
     )
     target_chunks_per_s: Number = Field(
         default=0.0,
         ge=0,
+        le=1e9,
         description="of all streams; n streams wait n / this, at most max_chunk_delay_ms; 0: always that long",
     )
 
@@ -40,25 +44,24 @@ class ResponseSpec(Spec):
 class BlsSpec(Spec):
     """What `tensorrt_llm_bls` does in another way than `ensemble`."""
 
-    accumulate_tokens: bool = Field(
+    accumulate_tokens: Boolean = Field(
         default=False, description="upstream's name: each response of a stream holds its whole text so far"
     )
 
 
-_NotNegative = Annotated[Integer, Field(ge=0)]
 _MigSlice = Annotated[str, Field(pattern=r"^(MIG|GPU)-[0-9A-Za-z/-]+$")]
 
 
 class PlacementSpec(Spec):
     """Which part of a machine an engine's process may use; none: all of it."""
 
-    gpus: tuple[_NotNegative | _MigSlice, ...] | None = Field(
+    gpus: tuple[NotNegative | _MigSlice, ...] | None = Field(
         default=None, min_length=1, description="by number, or by UUID: GPU-..., MIG-... for a slice of one"
     )
     mps_thread_percentage: Integer | None = Field(
         default=None, ge=1, le=100, description="of a GPU's multiprocessors, where NVIDIA's MPS daemon runs"
     )
-    cpus: tuple[_NotNegative, ...] | None = Field(default=None, min_length=1, description="cores by number")
+    cpus: tuple[NotNegative, ...] | None = Field(default=None, min_length=1, description="cores by number")
 
     @model_validator(mode="after")
     def _each_once(self) -> "PlacementSpec":
@@ -152,14 +155,32 @@ class ReleaseSpec(Spec):
         folders = {
             part: {"dir": Path(data["release_dir"]) / part} | (data.get(part) or {})
             for part in ("engine", "tokenizer")
-            if isinstance(data.get(part), dict | None)
+            if isinstance(data.get(part), dict | None) and (data.get(part) or {}).get("provider") != "simulated"
         }
         return data | folders
 
     @model_validator(mode="after")
     def _engine_is_of_release(self) -> "ReleaseSpec":
+        if self.release_dir is not None and self.engine.provider == "simulated":
+            raise ValueError("release_dir: an engine of the provider simulated is not built; leave release_dir out")
         if self.release_dir is not None and getattr(self.engine, "dir", None) != self.release_dir / "engine":
             raise ValueError("engine.dir must be the folder engine of release_dir; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _drafts_can_be_verified(self) -> "ReleaseSpec":
+        if self.draft_engine is None:
+            return self
+        if self.engine.provider == "openvino":
+            raise ValueError(
+                "draft_engine: the provider openvino verifies no drafts of another engine; set engine.draft_dir or "
+                "engine.max_ngram_size, and leave draft_engine out"
+            )
+        sizes = [getattr(engine, "vocab_size", None) for engine in (self.engine, self.draft_engine)]
+        if None not in sizes and sizes[0] != sizes[1]:
+            raise ValueError(
+                f"draft_engine.vocab_size ({sizes[1]}) must be engine.vocab_size ({sizes[0]}), for drafts are token ids"
+            )
         return self
 
     @property

@@ -1,11 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all parts of a deployment have in common: frozen, checked, paths meant from the file that names them."""
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationInfo,
+    field_validator,
+)
+
+_MAX_COUNT = 2**31 - 1  # Triton and TensorRT-LLM hold most numbers in 32 bits
+_MAX_INTEGER = 2**63 - 1  # what JSON and messages between processes carry
 
 
 def _not_a_truth_value(value: object) -> object:
@@ -14,12 +27,34 @@ def _not_a_truth_value(value: object) -> object:
     return value
 
 
-# What is written as true or '128' was meant as something else, or comes of a template that was filled wrongly.
-Integer = Annotated[int, Strict()]
+def _finite(value: float) -> float:
+    if not math.isfinite(value):  # nothing is endless here, and JSON has no word for it
+        raise ValueError("input should be a finite number")
+    return value
+
+
+def _storable(value: int) -> int:
+    if abs(value) > _MAX_INTEGER:
+        raise ValueError(f"input should be at most {_MAX_INTEGER} either way")
+    return value
+
+
+def _countable(value: int) -> int:
+    if value > _MAX_COUNT:
+        raise ValueError(f"input should be at most {_MAX_COUNT}")
+    return value
+
+
+# The bounds that all have are validators: of two `le`, one of the type and one of the field, pydantic forgets one.
+# What is written as 1, 'true' or '128' was meant as something else, or comes of a template that was filled wrongly.
+Boolean = Annotated[bool, Strict()]
+Integer = Annotated[int, Strict(), AfterValidator(_storable)]
 Port = Annotated[Integer, Field(ge=1, le=65535)]
-Positive = Annotated[Integer, Field(ge=1)]
+Positive = Annotated[Integer, Field(ge=1), AfterValidator(_countable)]
+NotNegative = Annotated[Integer, Field(ge=0), AfterValidator(_countable)]
+PositiveSize = Annotated[Integer, Field(ge=1)]  # bytes and parameters
 # Not strict: YAML takes 1e-3, without a point, for a string.
-Number = Annotated[float, BeforeValidator(_not_a_truth_value)]
+Number = Annotated[float, BeforeValidator(_not_a_truth_value), AfterValidator(_finite)]
 _NAME_PATTERN = r"^[a-z][a-z0-9_]*$"
 _MAX_NAME_LEN = 64
 Name = Annotated[str, Field(pattern=_NAME_PATTERN, max_length=_MAX_NAME_LEN)]

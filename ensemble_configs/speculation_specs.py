@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ensemble_configs.spec import Integer, Number, Positive, Spec
+from ensemble_configs.spec import Boolean, Integer, Number, Positive, Spec
 
 
 class LookaheadSpec(Spec):
@@ -38,9 +38,9 @@ class EagleSpec(Spec):
     choices: tuple[tuple[Integer, ...], ...] | None = Field(
         default=None, description="tree of drafts; none: the engine's"
     )
-    is_greedy_sampling: bool = True
+    is_greedy_sampling: Boolean = True
     posterior_threshold: Number | None = Field(default=None, ge=0, le=1)
-    is_dynamic_tree: bool = False
+    is_dynamic_tree: Boolean = False
     dynamic_tree_max_top_k: Positive | None = None
 
 
@@ -50,9 +50,9 @@ class NGramSpec(Spec):
     method: Literal["ngram"]
     max_draft_len: Positive
     max_matching_ngram_size: Positive
-    is_keeping_all: bool = Field(default=True, description="keep every match of an n-gram, not one")
-    is_using_oldest: bool = Field(default=True, description="take the oldest match first")
-    is_public_pool: bool = Field(default=True, description="requests share their n-grams")
+    is_keeping_all: Boolean = Field(default=True, description="keep every match of an n-gram, not one")
+    is_using_oldest: Boolean = Field(default=True, description="take the oldest match first")
+    is_public_pool: Boolean = Field(default=True, description="requests share their n-grams")
 
 
 class MtpSpec(Spec):
@@ -60,10 +60,10 @@ class MtpSpec(Spec):
 
     method: Literal["mtp"]
     num_nextn_predict_layers: Positive = 1
-    is_vanilla: bool = False
-    is_relaxed_for_thinking: bool = Field(default=False, description="accept near misses while the model thinks")
+    is_vanilla: Boolean = False
+    is_relaxed_for_thinking: Boolean = Field(default=False, description="accept near misses while the model thinks")
     relaxed_top_k: Positive = 1
-    relaxed_delta: Number = Field(default=0.0, ge=0)
+    relaxed_delta: Number = Field(default=0.0, ge=0, le=1, description="of probability")
 
 
 class Eagle3Spec(Spec):
@@ -72,7 +72,7 @@ class Eagle3Spec(Spec):
     method: Literal["eagle3"]
     dir: Path = Field(description="folder of the draft checkpoint")
     max_draft_len: Positive
-    is_one_model: bool = Field(default=True, description="draft and target run as one model")
+    is_one_model: Boolean = Field(default=True, description="draft and target run as one model")
 
 
 class DraftTargetSpec(Spec):

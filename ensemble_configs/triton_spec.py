@@ -3,13 +3,15 @@
 
 from pydantic import Field, model_validator
 
-from ensemble_configs.spec import Integer, Number, Port, Positive, Spec
+from ensemble_configs.spec import NotNegative, Number, Port, Positive, Spec
 
 
 class TritonSpec(Spec):
     """The server around the models; ports may be overridden on the command line."""
 
-    host: str = Field(default="127.0.0.1", description="address to listen on")
+    host: str = Field(
+        default="127.0.0.1", pattern=r"^[0-9A-Za-z.:_-]+$", max_length=253, description="address or name to listen on"
+    )
     http_port: Port = 8000
     grpc_port: Port = 8001
     metrics_port: Port = 8002
@@ -23,15 +25,19 @@ class TritonSpec(Spec):
         default=5_000, description="how long it waits for the answer before it ends the connection and its streams"
     )
     hang_timeout_s: Number = Field(
-        default=10.0, ge=1, description="a server or model process that is silent for so long is taken for dead"
+        default=10.0,
+        ge=1,
+        le=86_400,
+        description="a server or model process that is silent for so long is taken for dead",
     )
-    max_restarts: Integer = Field(
-        default=5, ge=0, description="of a server that died, within restart_window_s; after that `trireme serve` ends"
+    max_restarts: NotNegative = Field(
+        default=5, description="of a server that died, within restart_window_s; after that `trireme serve` ends"
     )
-    restart_window_s: Number = Field(default=600.0, gt=0)
+    restart_window_s: Number = Field(default=600.0, gt=0, le=1e9)
     restart_backoff_s: Number = Field(
         default=1.0,
         ge=0,
+        le=60,
         description="before the second restart in the window, doubled for each one more; the first is at once",
     )
 

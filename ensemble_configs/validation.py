@@ -4,7 +4,7 @@
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -23,17 +23,27 @@ def validate(model: type[Model], data: object, *, source: Path) -> Model:
     try:
         return model.model_validate(data, context={"base_dir": source.parent})
     except ValidationError as exc:
-        found = dict.fromkeys(_finding(error, model, data) for error in exc.errors())  # each once
+        errors = [error for error in exc.errors() if not _follows_from_another(error)]
+        found = dict.fromkeys(_finding(error, model, data) for error in errors)  # each once
         raise SpecError(f"{source}: {'; '.join(found)}", file=source) from exc
 
 
 _MAX_SHOWN_LEN = 80  # of a wrong value
 
 
+def _follows_from_another(error: object) -> bool:
+    """A list is too short for pydantic if what is in it is wrong, which is told by itself."""
+    assert isinstance(error, dict)
+    given = error.get("input")
+    return error["type"] == "too_short" and isinstance(given, Sequence) and len(given) > error["ctx"]["actual_length"]
+
+
 def _finding(error: object, model: type[BaseModel], data: object) -> str:
     assert isinstance(error, dict)
     shown_loc = model.shown_location(error["loc"], data) if issubclass(model, Spec) else error["loc"]
     where = ".".join(str(part) for part in shown_loc)
+    if error["type"] == "union_tag_not_found":
+        return _without_tag(error, model, where)
     value = error.get("input")
     is_plain = isinstance(value, str | int | float | bool)
     got = repr(value) if is_plain else ""
@@ -43,6 +53,18 @@ def _finding(error: object, model: type[BaseModel], data: object) -> str:
     )
     message = error["msg"].removeprefix("Value error, ")
     return f"{where}: {message[:1].lower()}{message[1:]}{shown}" if where else f"{message}{shown}"
+
+
+def _without_tag(error: dict[str, Any], model: type[BaseModel], where: str) -> str:
+    """Of a part that does not say which of several it is, perhaps because the key that says it is mistyped."""
+    tag = error["ctx"]["discriminator"].strip("'")
+    there = _models_at(error["loc"], model)
+    tags = sorted({value for part in there for value in get_args(part.model_fields[tag].annotation)})
+    known = {field for part in there for field in part.model_fields}
+    given = error["input"].keys() if isinstance(error["input"], dict) else ()
+    unknown = [str(key) for key in given if key not in known]
+    hint = f"; {', '.join(unknown)} is not known there" if unknown else ""
+    return f"{where}.{tag}: field required, one of {', '.join(tags)}{hint}"
 
 
 def _is_unknown(error: dict[str, object]) -> bool:

@@ -56,6 +56,17 @@ def load_model_folder(folder: Path, *, weights: str, field: str = "engine.dir") 
     )
 
 
+def check_max_seq_len(max_seq_len: int, model: ModelFolder) -> None:
+    """Raises: SpecError: sequences may be longer than the model knows positions."""
+    if max_seq_len > model.max_position_embeddings:
+        raise SpecError(
+            f"engine.max_seq_len ({max_seq_len}) > max_position_embeddings ({model.max_position_embeddings}) "
+            f"of {model.dir}; lower it",
+            field="engine.max_seq_len",
+            value=max_seq_len,
+        )
+
+
 def _load(file: Path, struct: type[Struct]) -> Struct:
     try:
         return msgspec.json.decode(file.read_bytes(), type=struct)

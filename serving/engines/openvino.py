@@ -11,7 +11,7 @@ from collections import deque
 import msgspec
 
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
-from ensemble_configs.errors import SpecError, Unavailable
+from ensemble_configs.errors import Unavailable
 from serving.engines.base import (
     Engine,
     EngineInfo,
@@ -22,7 +22,7 @@ from serving.engines.base import (
     SamplingParams,
     TokenChunk,
 )
-from serving.engines.model_folder import ModelFolder
+from serving.engines.model_folder import ModelFolder, check_max_seq_len
 from serving.engines.openvino_admission import Admission
 from serving.engines.openvino_beams import as_beam, best_first, refuse_unsearchable
 from serving.engines.openvino_capabilities import CAPABILITIES
@@ -52,13 +52,7 @@ class OpenVinoEngine(Engine):
     """
 
     def __init__(self, spec: OpenVinoEngineSpec, model: ModelFolder) -> None:
-        if spec.max_seq_len > model.max_position_embeddings:
-            raise SpecError(
-                f"engine.max_seq_len ({spec.max_seq_len}) > max_position_embeddings ({model.max_position_embeddings}) "
-                f"of {model.dir}; lower it",
-                field="engine.max_seq_len",
-                value=spec.max_seq_len,
-            )
+        check_max_seq_len(spec.max_seq_len, model)
         self._spec = spec
         self._pipeline = load_pipeline(spec)
         self._guides = GuideCompiler(model.dir, model.vocab_size)

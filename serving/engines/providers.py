@@ -17,6 +17,7 @@ from serving.engines.model_folder import load_model_folder
 
 # What `pip install "trireme[extra]"` brings, by the module that only this provider imports.
 _EXTRAS = {"openvino_genai": "serving", "tensorrt_llm": "build-trtllm"}
+_MODULES = {"openvino": "openvino_genai", "tensorrt": "tensorrt_llm", "pytorch": "tensorrt_llm"}
 
 
 def create_engine(spec: EngineSpec, *, clock: Clock | None = None) -> Engine:
@@ -40,21 +41,21 @@ def create_engine(spec: EngineSpec, *, clock: Clock | None = None) -> Engine:
 
 def _openvino(spec: OpenVinoEngineSpec) -> Engine:
     model = load_model_folder(spec.dir, weights="openvino_model.xml")
-    _require("openvino_genai", provider=spec.provider)
+    check_installed(spec)
     from serving.engines.openvino import OpenVinoEngine  # noqa: PLC0415
 
     return OpenVinoEngine(spec, model)
 
 
 def _tensorrt(spec: TensorRtEngineSpec) -> Engine:
-    _require("tensorrt_llm", provider=spec.provider)
+    check_installed(spec)
     from serving.engines.tensorrt import load_tensorrt_engine  # noqa: PLC0415
 
     return load_tensorrt_engine(spec)
 
 
 def _pytorch(spec: PyTorchEngineSpec) -> Engine:
-    _require("tensorrt_llm", provider=spec.provider)
+    check_installed(spec)
     from serving.engines.pytorch import load_pytorch_engine  # noqa: PLC0415
 
     return load_pytorch_engine(spec, load_model_folder(spec.dir, weights="config.json"))
@@ -66,11 +67,13 @@ def _simulated(spec: SimulatedEngineSpec, clock: Clock) -> Engine:
     return SimulatedEngine(spec, clock)
 
 
-def _require(module: str, *, provider: str) -> None:
-    if importlib.util.find_spec(module) is None:
+def check_installed(spec: EngineSpec) -> None:
+    """Raises: SpecError: what the provider is made of is not installed here."""
+    module = _MODULES.get(spec.provider)
+    if module is not None and importlib.util.find_spec(module) is None:
         extra = _EXTRAS[module]
         raise SpecError(
-            f"engine.provider {provider!r} needs {module}, which is not installed; pip install 'trireme[{extra}]'",
+            f"engine.provider {spec.provider!r} needs {module}, which is not installed; pip install 'trireme[{extra}]'",
             field="engine.provider",
             extra=extra,
         )

@@ -2,9 +2,8 @@
 """The provider `pytorch`: a checkpoint on TensorRT-LLM's PyTorch backend, 1.2 and later."""
 
 from ensemble_configs.engine_specs import PyTorchEngineSpec
-from ensemble_configs.errors import SpecError
 from serving.engines.base import Engine, EngineInfo
-from serving.engines.model_folder import ModelFolder
+from serving.engines.model_folder import ModelFolder, check_max_seq_len
 from serving.engines.trtllm_arguments import llm_arguments
 from serving.engines.trtllm_engine import TrtLlmEngine
 from serving.engines.trtllm_sampling import SamplingWords
@@ -17,13 +16,7 @@ def load_pytorch_engine(spec: PyTorchEngineSpec, model: ModelFolder) -> Engine:
     Raises:
         SpecError: the spec asks for more than the model has, or TensorRT-LLM cannot load it in this way.
     """
-    if spec.max_seq_len > model.max_position_embeddings:
-        raise SpecError(
-            f"engine.max_seq_len ({spec.max_seq_len}) > max_position_embeddings ({model.max_position_embeddings}) "
-            f"of {model.dir}; lower it",
-            field="engine.max_seq_len",
-            value=spec.max_seq_len,
-        )
+    check_max_seq_len(spec.max_seq_len, model)
     upstream = load_upstream("tensorrt_llm")
     words = SamplingWords(spec, upstream, end_ids=model.end_ids, vocab_size=model.vocab_size)
     info = EngineInfo(

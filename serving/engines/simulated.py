@@ -7,7 +7,7 @@ For tests of everything around an engine, and for capacity, overload and autosca
 import msgspec
 
 from ensemble_configs.engine_specs import SimulatedEngineSpec
-from ensemble_configs.errors import RequestError, SpecError
+from ensemble_configs.errors import RequestError
 from serving.engines.base import (
     Engine,
     EngineInfo,
@@ -27,7 +27,6 @@ from serving.engines.request_limits import refuse_unservable
 from serving.engines.retained_blocks import RetainedBlocks
 from serving.engines.simulated_request import SimulatedRequest
 from serving.engines.toy_beams import BeamSearch
-from serving.engines.toy_hash import NUM_RESERVED_IDS
 from serving.engines.toy_model import ToyModel
 from serving.engines.toy_output import ToyOutput
 
@@ -61,10 +60,6 @@ class SimulatedEngine(Engine):
     """
 
     def __init__(self, spec: SimulatedEngineSpec, clock: Clock) -> None:
-        if spec.vocab_size <= NUM_RESERVED_IDS:
-            raise SpecError(
-                f"engine.vocab_size ({spec.vocab_size}) must be above {NUM_RESERVED_IDS}", field="engine.vocab_size"
-            )
         self._spec = spec
         self._clock = clock
         self._pace = Pace(clock)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is checked before anything is started, so that a mistake costs one clear line and not a half-started server."""
 
+import json
+import math
 import socket
 from pathlib import Path
 
@@ -11,11 +13,14 @@ from ensemble_configs.memory_need import memory_need_bytes
 from ensemble_configs.release_manifest import find_release, load_manifest
 from ensemble_configs.release_spec import ReleaseSpec
 from ensemble_configs.triton_spec import TritonSpec
+from serving.engines.model_folder import check_max_seq_len, load_model_folder
+from serving.engines.providers import check_installed
 from serving.placement import check_cpus
 from serving.release_check import refuse_unfit_releases
 from serving.this_machine import read_machine
 
 _GIB = 1 << 30
+_OPENVINO_BLOCK_TOKENS = 32  # as `serving.engines.openvino_pipeline` has it, which loads OpenVINO
 
 
 def check(spec: DeploymentSpec) -> None:
@@ -28,9 +33,13 @@ def check(spec: DeploymentSpec) -> None:
         for release in model.releases:
             refuse_unfit_releases(release)
             _check_files(release)
+            check_installed(release.engine)
+            if release.draft_engine is not None:
+                check_installed(release.draft_engine)
             check_cpus(release.placement)
     if len(spec.releases) > 1:
         _check_memory(spec)
+    _check_kinds(spec)
     _check_ports(spec.triton)
 
 
@@ -58,17 +67,55 @@ def _check_memory(spec: DeploymentSpec) -> None:
             )
 
 
+def _check_kinds(spec: DeploymentSpec) -> None:
+    on_gpu = [extra.name for extra in spec.extra_models if extra.rate_limiter and extra.kind == "KIND_GPU"]
+    if on_gpu and not read_machine((), is_asking_for_gpus=True).gpus:
+        raise SpecError(
+            f"extra_models: {on_gpu[0]} has the kind KIND_GPU, and there is no GPU here; set kind: KIND_CPU",
+            field="extra_models",
+        )
+
+
 def _check_files(spec: ReleaseSpec) -> None:
     tokenizer = spec.tokenizer.dir / "tokenizer.json"
     if not tokenizer.is_file():
         raise SpecError(f"tokenizer.dir: there is no {tokenizer}; name a folder that holds one", field="tokenizer.dir")
     if isinstance(spec.engine, OpenVinoEngineSpec):
-        model = spec.engine.dir / "openvino_model.xml"
-        if not model.is_file():
+        _check_openvino_files(spec.engine)
+        _check_openvino_limits(spec.engine)
+
+
+def _check_openvino_limits(engine: OpenVinoEngineSpec) -> None:
+    """A folder without a manifest does not tell what its cache takes; this is the least that it can be."""
+    folder = load_model_folder(engine.dir, weights="openvino_model.xml")
+    check_max_seq_len(engine.max_seq_len, folder)
+    config = json.loads((folder.dir / "config.json").read_text(encoding="utf-8"))
+    sizes = [config.get(name) for name in ("num_hidden_layers", "num_key_value_heads", "head_dim")]
+    num_values = 2 * math.prod(size for size in sizes if isinstance(size, int) and size > 0)
+    need = engine.num_kv_blocks * _OPENVINO_BLOCK_TOKENS * num_values // 2  # u4, the smallest
+    free = read_machine((), is_asking_for_gpus=False).free_host_bytes
+    if need > free:
+        raise SpecError(
+            f"engine.num_kv_blocks ({engine.num_kv_blocks}) take {need / _GIB:.2f} GiB at least, where "
+            f"{free / _GIB:.2f} GiB are free; lower it to {free // (need // engine.num_kv_blocks)} or less",
+            field="engine.num_kv_blocks",
+        )
+
+
+def _check_openvino_files(engine: OpenVinoEngineSpec) -> None:
+    for field in ("dir", "draft_dir"):
+        folder = getattr(engine, field)
+        if folder is not None and not (folder / "openvino_model.xml").is_file():
             raise SpecError(
-                f"engine.dir: there is no engine at {model}; build it (`make demo-model` makes the demo's)",
-                field="engine.dir",
+                f"engine.{field}: there is no engine at {folder / 'openvino_model.xml'}; build it (`make demo-model` "
+                "makes the demo's)",
+                field=f"engine.{field}",
             )
+    if engine.lora_file is not None and not engine.lora_file.is_file():
+        raise SpecError(
+            f"engine.lora_file: there is no file {engine.lora_file}; name a safetensors file, or leave it out",
+            field="engine.lora_file",
+        )
 
 
 def _check_ports(triton: TritonSpec) -> None:
@@ -79,9 +126,10 @@ def _check_ports(triton: TritonSpec) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((triton.host, port))
-            except OSError as exc:
+            except (OSError, UnicodeError) as exc:  # the latter of a name that cannot be one
+                reason = exc.strerror if isinstance(exc, OSError) else str(exc)
                 raise SpecError(
-                    f"{name} {port} on {triton.host} cannot be used ({exc.strerror}); "
+                    f"{name} {port} of host {triton.host} cannot be used ({reason}); "
                     f"stop what listens there or choose another with {option}",
                     field=name,
                     value=port,

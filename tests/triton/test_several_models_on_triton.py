@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import yaml
+from deployment_bases import write_own_models
 from killed_clients import ENDLESS
 from raw_calls import stream
 from running_server import PROJECT, RunningServer
@@ -14,28 +15,10 @@ from test_cancellation import wait_until
 
 from clients.streaming import GenerateRequest, TritonClient
 
-OWN_MODEL = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        ask = lambda request: pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() * 2
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", ask(request))]) for request in requests]
-"""
-OWN_CONFIG = """
-name: "doubling"
-backend: "python"
-input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
-output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
-"""
-
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("pair")
-    (folder / "doubling/1").mkdir(parents=True)
-    (folder / "doubling/config.pbtxt").write_text(OWN_CONFIG)
-    (folder / "doubling/1/model.py").write_text(OWN_MODEL)
+    folder = write_own_models(tmp_path_factory.mktemp("pair"))
     tokenizer = {"dir": str(PROJECT / "examples/demo_model/target")}
     engine = {"provider": "simulated", "step_ms": 5.0}
     limiter = {"resources": [{"name": "slots", "count": 1}]}

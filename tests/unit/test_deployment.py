@@ -56,7 +56,24 @@ def test_relative_paths_are_meant_from_the_file(tmp_path: Path, monkeypatch: pyt
             "valid number, not true or false (got True)",
             id="boolean for seconds",
         ),
-        pytest.param("name: test", "tokenizer: field required", id="missing key"),
+        pytest.param("name: test\nbls: {}", "tokenizer: field required; engine: field required", id="missing keys"),
+        pytest.param("name: test", "no model; name several in models, or set tokenizer and engine", id="no model"),
+        pytest.param(
+            GOOD.replace("provider", "provder"),
+            "d.yaml: engine.provider: field required, one of openvino, pytorch, simulated, tensorrt; provder is not "
+            "known there",
+            id="mistyped key that says which of several",
+        ),
+        pytest.param(GOOD.replace("300", "300, step_ms: .inf"), "step_ms: input should be", id="endless number"),
+        pytest.param(GOOD + "triton: {restart_window_s: .nan}", "triton.restart_window_s: ", id="no number"),
+        pytest.param(GOOD.replace("300", f"{2**31}"), "vocab_size: input should be at most 2147483647", id="huge"),
+        pytest.param(
+            GOOD.replace("300", f"300, seed: -{2**63}"), "seed: input should be at most 9223372036854775807", id="low"
+        ),
+        pytest.param(
+            GOOD.replace("tok}", "tok, add_special_tokens: 'no'}"), "should be a valid boolean (got 'no')", id="'no'"
+        ),
+        pytest.param(GOOD + "triton: {host: a b}", "triton.host: string should match pattern", id="no host"),
         pytest.param(
             GOOD.replace("simulated", "magic"), "'magic' found using 'provider' does not match", id="unknown provider"
         ),

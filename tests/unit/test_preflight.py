@@ -10,16 +10,18 @@ from demo_release import write_demo_release
 from simulated_release import TOKENIZER
 
 from ensemble_configs.deployment import DeploymentSpec, override_triton
-from ensemble_configs.engine_specs import EngineSpec, OpenVinoEngineSpec, SimulatedEngineSpec
+from ensemble_configs.engine_specs import EngineSpec, OpenVinoEngineSpec, SimulatedEngineSpec, TensorRtEngineSpec
 from ensemble_configs.errors import SpecError
 from ensemble_configs.machine import Machine
 from ensemble_configs.memory_need import memory_need_bytes
+from ensemble_configs.model_spec import ExtraModelSpec, RateLimiterSpec
 from ensemble_configs.release_manifest import load_manifest
 from ensemble_configs.release_spec import TokenizerSpec
 from ensemble_configs.triton_spec import TritonSpec
 from serving.server.preflight import check
 from serving.this_machine import read_machine
 
+DEMO_ENGINE = TOKENIZER.parent / "openvino" / "target"
 PORTS = ("http_port", "grpc_port", "metrics_port")
 
 
@@ -68,12 +70,58 @@ def test_an_engine_that_is_not_built_is_named_with_what_builds_it(tmp_path: Path
     with pytest.raises(SpecError, match=r"engine.dir: there is no engine at .*openvino_model.xml; build it"):
         check(spec(engine=engine))
     (tmp_path / "openvino_model.xml").touch()
+    with pytest.raises(SpecError, match=r"engine.dir: .* has no config.json"):
+        check(spec(engine=engine))
+    (tmp_path / "config.json").write_text('{"vocab_size": 32, "max_position_embeddings": 2048}')
     check(spec(engine=engine))
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        ({"lora_file": "none.safetensors"}, r"engine.lora_file: there is no file none.safetensors"),
+        (
+            {"draft_dir": "none", "is_prefix_caching": False},
+            r"engine.draft_dir: there is no engine at none.openvino_model.xml",
+        ),
+        ({"max_seq_len": 4096}, r"engine.max_seq_len \(4096\) > max_position_embeddings \(2048\) of .*; lower it"),
+        (
+            {"num_kv_blocks": 2**31 - 1},
+            r"engine.num_kv_blocks \(2147483647\) take .* GiB at least, where .* are free; lower",
+        ),
+    ],
+    ids=["adapter", "draft", "length", "cache"],
+)
+def test_what_an_openvino_engine_cannot_be_loaded_with_is_named(change: dict[str, object], finding: str) -> None:
+    data = {"provider": "openvino", "dir": DEMO_ENGINE, **change}
+    with pytest.raises(SpecError, match=finding):
+        check(spec(engine=OpenVinoEngineSpec.model_validate(data)))
+
+
+@pytest.mark.parametrize("field", ["engine", "draft_engine"])
+def test_a_provider_that_is_not_installed_is_named_with_what_installs_it(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    engine = TensorRtEngineSpec(provider="tensorrt", dir=Path("/none"))
+    with pytest.raises(SpecError, match=r"engine.provider 'tensorrt' needs tensorrt_llm, which is not installed"):
+        check(spec().with_model(**{field: engine}))
+
+
+def test_a_model_of_the_users_own_for_a_gpu_needs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = ExtraModelSpec(name="embed", dir=tmp_path, kind="KIND_GPU", rate_limiter=RateLimiterSpec())
+    here = read_machine((), is_asking_for_gpus=False)
+    monkeypatch.setattr("serving.server.preflight.read_machine", lambda _, **__: here)
+    with pytest.raises(SpecError, match="extra_models: embed has the kind KIND_GPU, and there is no GPU here"):
+        check(spec().model_copy(update={"extra_models": (extra,)}))
+    check(spec().model_copy(update={"extra_models": (extra.model_copy(update={"kind": "KIND_CPU"}),)}))
 
 
 @pytest.mark.parametrize("name", PORTS)
 def test_a_port_that_is_taken_is_named_with_the_option_that_changes_it(name: str, taken_port: int) -> None:
-    with pytest.raises(SpecError, match=f"{name} {taken_port} on 127.0.0.1 .*--{name.replace('_', '-')}") as caught:
+    with pytest.raises(
+        SpecError, match=f"{name} {taken_port} of host 127.0.0.1 .*--{name.replace('_', '-')}"
+    ) as caught:
         check(spec(ports={name: taken_port}))
     assert caught.value.facts == {"field": name, "value": taken_port}
 
@@ -105,9 +153,9 @@ def test_an_address_of_ipv6_is_tried_as_one() -> None:
     check(spec(host="::1"))
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])
+@pytest.mark.parametrize("host", ["192.0.2.1", "a..b"])
 def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
-    with pytest.raises(SpecError, match=f"http_port .* on {host} cannot be used"):
+    with pytest.raises(SpecError, match=f"http_port .* of host {host} cannot be used"):
         check(spec(host=host))
 
 

@@ -190,7 +190,7 @@ REFUSED: list[tuple[str, list[Data], Data, str]] = [
         "resource nobody takes",
         [model("a")],
         {"rate_limiter": [{"name": "pool", "count": 2}]},
-        "rate_limiter: nobody takes pool",
+        "rate_limiter: none of the models takes pool",
     ),
     (
         "resource twice",
@@ -203,6 +203,42 @@ REFUSED: list[tuple[str, list[Data], Data, str]] = [
         [model("a", rate_limiter=needing("pool", "pool"))],
         {"rate_limiter": [{"name": "pool", "count": 2}]},
         "models.a.rate_limiter: resources must have different names",
+    ),
+    (
+        "more of a step than is served",
+        [model("a", endpoints=["ensemble"], instances={"preprocessing": 2})],
+        {},
+        "models.a: instances.preprocessing is 2, but endpoints (ensemble) need no preprocessing",
+    ),
+    (
+        "a model of the user's own twice",
+        [model("a")],
+        {"extra_models": [{"name": "embed", "dir": "/e"}, {"name": "embed", "dir": "/e"}]},
+        "extra_models: two of Triton's would be called embed",
+    ),
+    (
+        "drafts for what takes none",
+        [model("a", {"provider": "openvino", "dir": "/m"}, draft_engine={"provider": "simulated"})],
+        {},
+        "models.a: draft_engine: the provider openvino verifies no drafts of another engine",
+    ),
+    (
+        "drafts of another vocabulary",
+        [model("a", {"vocab_size": 100}, draft_engine={"provider": "simulated", "vocab_size": 99})],
+        {},
+        "models.a: draft_engine.vocab_size (99) must be engine.vocab_size (100)",
+    ),
+    (
+        "a built release that is not",
+        [model("a", release_dir="/r")],
+        {},
+        "models.a: release_dir: an engine of the provider simulated is not built",
+    ),
+    (
+        "too many ranks",
+        [model("a", TP2 | {"tp_size": 64, "pp_size": 32})],
+        {},
+        "tp_size * pp_size * cp_size is 2048 ranks; an engine may have 1024",
     ),
     (
         "two engines",

@@ -5,9 +5,9 @@ import itertools
 
 import msgspec
 import pytest
+from pydantic import ValidationError
 
 from ensemble_configs.engine_specs import SimulatedEngineSpec
-from ensemble_configs.errors import SpecError
 from serving.engines.base import FinishReason, GenerationRequest, SamplingParams
 from serving.engines.clock import VirtualClock
 from serving.engines.simulated import SimulatedEngine
@@ -114,8 +114,9 @@ def test_an_engine_that_costs_nothing_takes_no_time() -> None:
 
 
 def test_a_vocabulary_of_special_ids_alone_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"engine.vocab_size \(16\) must be above 16"):
-        engine_of(vocab_size=16)
+    engine_of(vocab_size=NUM_RESERVED_IDS + 1)
+    with pytest.raises(ValidationError, match=r"vocab_size\n.*greater than or equal to 17"):
+        engine_of(vocab_size=NUM_RESERVED_IDS)
 
 
 def test_bad_words_and_bias_act_on_its_tokens() -> None:

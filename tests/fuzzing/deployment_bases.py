@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deployments that are right, to be made wrong: together they have a place for every spec that a deployment can hold.
+
+Plain data, as it comes out of a YAML file. Few endpoints each, because each is a process where they are loaded.
+"""
+
+from pathlib import Path
+
+Data = dict[str, object]
+
+_DEMO = Path(__file__).resolve().parent.parent.parent / "examples" / "demo_model"
+OPENVINO_DIR = str(_DEMO / "openvino" / "target")
+_TOKENIZER: Data = {"dir": str(_DEMO / "target")}
+_ENGINE: Data = {"provider": "simulated", "num_kv_blocks": 64}
+_TRTLLM: Data = {"dir": "/engine", "num_kv_blocks": 64, "max_seq_len": 1024}
+
+OWN_MODEL = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        ask = lambda request: pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() * 2
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", ask(request))]) for request in requests]
+"""
+OWN_CONFIG = """
+backend: "python"
+input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
+
+
+def write_own_models(folder: Path) -> Path:
+    """The models of the user's own that the bases name, into the folder of the deployment; returns `folder`."""
+    for name in ("doubling", "other"):
+        (folder / name / "1").mkdir(parents=True, exist_ok=True)
+        (folder / name / "config.pbtxt").write_text(OWN_CONFIG)
+        (folder / name / "1" / "model.py").write_text(OWN_MODEL)
+    return folder
+
+
+def _model(name: str, engine: Data | None = None, **more: object) -> Data:
+    return {"name": name, "tokenizer": _TOKENIZER, "endpoints": [], "engine": _ENGINE | (engine or {}), **more}
+
+
+def _gpu(name: str, provider: str, speculation: Data, **more: object) -> Data:
+    engine = {"provider": provider, **_TRTLLM, "speculation": speculation, **more}
+    return {"name": name, "endpoints": ["ensemble"], "tokenizer": _TOKENIZER, "engine": engine}
+
+
+BASES: dict[str, Data] = {
+    "flat": {
+        **_model("flat"),
+        "triton": {"host": "127.0.0.1", "http_port": 8000, "grpc_port": 8001, "metrics_port": 8002, "max_restarts": 3},
+        "responses": {"max_chunk_delay_ms": 5.0},
+        "bls": {"accumulate_tokens": True},
+        "machine": {"host_memory_gib": 8, "num_gpus": 0},
+        "replicas": 2,
+    },
+    "limited": {
+        "name": "limited",
+        "models": [
+            _model(
+                "chat",
+                {"seed": 1},
+                rate_limiter={"resources": [{"name": "slots", "count": 2}, {"name": "pool", "is_global": True}]},
+                triton_queue={"max_queue_size": 100},
+                placement={"cpus": [0]},
+            ),
+            _model("code", {"seed": 2}, prefix="c_", rate_limiter={"resources": [{"name": "slots"}], "priority": 2}),
+        ],
+        "extra_models": [
+            {"name": "doubling", "dir": "doubling", "instances": 1, "rate_limiter": {"resources": [{"name": "slots"}]}}
+        ],
+        "rate_limiter": [{"name": "slots", "count": 4, "device": 0}, {"name": "pool", "count": 2}],
+    },
+    "releases": {
+        "name": "releases",
+        "models": [
+            _model(
+                "chat",
+                release=2,
+                endpoints=["ensemble"],
+                instances={"preprocessing": 1},
+                other_releases=[{"release": 1, "tokenizer": _TOKENIZER, "engine": _ENGINE | {"seed": 3}}],
+            )
+        ],
+    },
+    "admission": {
+        **_model("admission"),
+        "slo": {"ttft_ms": 500.0, "tpot_ms": 50.0, "availability": 0.999},
+        "admission": {
+            "budget": {
+                "forecast": "learned",
+                "shares": {"premium": 1.0, "standard": 0.9, "batch": 0.8},
+                "shared": {"weight": 2.0, "resources": [{"name": "streams", "count": 64, "per": "request"}]},
+            },
+            "queue": {"policy": "fair_classes", "max_requests": 64, "tenant_weights": {"gold": 4.0}},
+            "ladder": {
+                "window_s": 5.0,
+                "steps": [
+                    {
+                        "action": "cap_max_tokens",
+                        "priority_class": "batch",
+                        "max_tokens": 64,
+                        "enter": 1.2,
+                        "leave": 0.9,
+                    },
+                    {"action": "refuse", "priority_class": "batch", "enter": 1.5, "leave": 1.2},
+                ],
+            },
+        },
+    },
+    "on_demand": {
+        "name": "on_demand",
+        "models": [_model(name, on_demand={"pool_mib": 1024, "memory_mib": 800}) for name in ("day", "night")],
+        "machine": {"gpu": "h100", "num_gpus": 1},
+    },
+    "drafts": {**_model("drafts"), "draft_engine": {"provider": "simulated", "error_rate": 0.2}},
+    "openvino": {
+        "name": "openvino",
+        "tokenizer": _TOKENIZER,
+        "endpoints": [],
+        "engine": {"provider": "openvino", "dir": OPENVINO_DIR, "num_kv_blocks": 64},
+    },
+    "lookahead": _gpu(
+        "lookahead",
+        "tensorrt",
+        {"method": "lookahead", "window_size": 4, "ngram_size": 3, "verification_set_size": 4},
+        perf_knobs={"is_cuda_graph": True},
+        lora={"dir": "/lora"},
+        cache_transceiver={"backend": "ucx"},
+    ),
+    "medusa": _gpu("medusa", "tensorrt", {"method": "medusa", "max_draft_len": 4, "num_heads": 4}, end_ids=[2]),
+    "eagle": _gpu("eagle", "tensorrt", {"method": "eagle", "max_draft_len": 4, "choices": [[0], [0, 1]]}),
+    "ngram": _gpu("ngram", "pytorch", {"method": "ngram", "max_draft_len": 4, "max_matching_ngram_size": 2}, tp_size=2),
+    "mtp": _gpu("mtp", "pytorch", {"method": "mtp"}, max_attention_window=[512, 1024]),
+    "eagle3": _gpu("eagle3", "pytorch", {"method": "eagle3", "dir": "/draft", "max_draft_len": 4}),
+    "draft_target": {
+        **_gpu("draft_target", "pytorch", {"method": "draft_target", "dir": "/draft", "max_draft_len": 4}),
+        "placement": {"gpus": [0], "mps_thread_percentage": 50},
+    },
+}

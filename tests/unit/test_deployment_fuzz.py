@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""2,000 deployments, each wrong or changed in one thing: refused with the key named, or rendered as Triton reads it."""
+
+import functools
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from deployment_bases import BASES, write_own_models
+from deployment_mutations import KINDS, Field, Mutation, mutations
+from deployment_places import all_specs, places_in
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from ensemble_configs.deployment import DeploymentSpec, load_deployment
+from ensemble_configs.errors import SpecError
+from ensemble_configs.helm_values import render_helm_values
+from ensemble_configs.launch_flags import launch_flags
+from ensemble_configs.repository import render_repository
+
+COUNT = 2000
+# What is always a mistake; the refusal names the very key.
+ALWAYS_REFUSED = {"key mistyped", "key unknown", "key twice", "wrong type", "out of range"}
+MAX_MESSAGE_LEN = 2000
+
+
+@functools.cache  # most configs of a mutation are those of its base
+def parse(text: str) -> model_config_pb2.ModelConfig:
+    return text_format.Parse(text, model_config_pb2.ModelConfig())
+
+
+def render(spec: DeploymentSpec, folder: Path) -> None:
+    """All that is written of a deployment, parsed by whoever reads it."""
+    files = render_repository(spec, root=folder / "models", source="d.yaml")
+    configs = {path: text for path, text in files.items() if path.name == "config.pbtxt"}
+    assert {path.parts[0] for path in files} == {path.parts[0] for path in configs}
+    for path, text in configs.items():
+        assert parse(text).name in (path.parts[0], "")  # the user's own may leave its name to its folder
+    assert all("\n" not in value for _, value in launch_flags(spec))
+    assert yaml.safe_load(render_helm_values(spec, source="d.yaml"))["deployment"]["name"] == spec.name
+
+
+def names(message: str, key: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(key)}(?!\w)", message) is not None
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_own_models(tmp_path_factory.mktemp("d"))
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_what_is_mutated_is_right_before(base: str, folder: Path) -> None:
+    path = folder / "base.yaml"
+    path.write_text(yaml.safe_dump(BASES[base]))
+    render(load_deployment(path), folder)
+
+
+def test_the_bases_have_a_place_for_every_spec() -> None:
+    assert {place.spec for data in BASES.values() for place in places_in(data)} == all_specs()
+
+
+def test_every_mutation_is_refused_with_its_key_named_or_rendered_for_triton(folder: Path) -> None:
+    path = folder / "d.yaml"
+    refused: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
+    touched: set[Field] = set()
+    for mutation in mutations(COUNT):
+        touched.update(mutation.fields)
+        path.write_text(mutation.text)
+        try:
+            spec = load_deployment(path)
+            render(spec, folder)
+        except SpecError as exc:
+            refused[mutation.kind] += 1
+            check_refusal(mutation, exc.message.replace(str(folder), ""))
+        except Exception as exc:
+            raise AssertionError(f"{mutation}\n{mutation.text}") from exc
+        else:
+            accepted[mutation.kind] += 1
+            assert mutation.kind not in ALWAYS_REFUSED, f"accepted: {mutation}\n{mutation.text}"
+    assert touched >= {(spec, name) for spec in all_specs() for name in spec.model_fields}
+    assert refused.keys() == set(KINDS)
+    assert accepted.keys() == set(KINDS) - ALWAYS_REFUSED
+    assert min((refused + accepted).values()) >= COUNT // 25
+    assert accepted.total() >= COUNT // 4
+
+
+def check_refusal(mutation: Mutation, message: str) -> None:
+    assert "\n" not in message, mutation
+    assert len(message) <= MAX_MESSAGE_LEN, mutation
+    keys = mutation.keys[:1] if mutation.kind in ALWAYS_REFUSED else mutation.keys
+    assert any(names(message, key) for key in keys), f"{mutation}: {message}"
