@@ -20,7 +20,7 @@ from benchmarks.free_ports import free_ports
 from benchmarks.report import environment, write_result
 from ensemble_configs.deployment import DeploymentSpec, load_deployment, override_triton
 from ensemble_configs.errors import SpecError
-from ensemble_configs.repository import write_repository
+from ensemble_configs.repository import render_repository, write_repository
 from serving.server.installation import find_triton
 from serving.server.preflight import check
 from serving.server.triton_process import TritonProcess
@@ -55,6 +55,7 @@ def accepted(folder: Path) -> Accepted:
         try:
             spec = override_triton(load_deployment(path), **dict(zip(names, free_ports(3), strict=True)))
             check(spec)
+            render_repository(spec, root=folder / "models", source="test")  # refuses what an extra model lacks
         except SpecError:
             continue
         found.append((mutation, spec))
