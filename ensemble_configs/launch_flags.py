@@ -5,6 +5,8 @@ from ensemble_configs.deployment import DeploymentSpec
 
 Flags = list[tuple[str, str]]
 
+_LEAST_LOAD_THREADS = 64  # enough for most, so that another release is no other flag
+
 
 def launch_flags(spec: DeploymentSpec) -> Flags:
     """Names without dashes, and values; a name may come several times."""
@@ -12,6 +14,9 @@ def launch_flags(spec: DeploymentSpec) -> Flags:
     flags: dict[str, object] = {
         "model-control-mode": "explicit",
         "load-model": "*",
+        # A guest of an engine waits for its owner on the thread that loads it: with fewer threads than versions of models
+        # guests could take all of them, and the owners that they wait for would not be loaded.
+        "model-load-thread-count": max(_LEAST_LOAD_THREADS, _num_versions(spec)),
         "http-address": triton.host,
         "http-port": triton.http_port,
         "grpc-address": triton.host,
@@ -24,6 +29,11 @@ def launch_flags(spec: DeploymentSpec) -> Flags:
         "grpc-http2-max-pings-without-data": 0,  # 0: no limit; after Triton's 2 a silent stream is asked no more
     }
     return [(name, str(value)) for name, value in flags.items()] + _rate_limit(spec)
+
+
+def _num_versions(spec: DeploymentSpec) -> int:
+    """Of all Triton models together."""
+    return sum(len(model.steps) * len(model.releases) for model in spec.models) + len(spec.extra_models)
 
 
 def _rate_limit(spec: DeploymentSpec) -> Flags:

@@ -2,6 +2,7 @@
 """Two language models and one of the user's own on one server: each answers as if it were alone."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,3 +104,16 @@ def test_an_engine_runs_on_the_cores_it_is_given(pair: RunningServer) -> None:
 def test_the_start_says_which_models_there_are(pair: RunningServer) -> None:
     assert "models   chat_ensemble, ensemble\n" in pair.log()
     assert "--model chat_ensemble\n" in pair.log()
+
+
+def test_more_releases_than_triton_has_threads_by_itself_are_loaded(tmp_path: Path) -> None:
+    """Four guests that wait for their engines would keep it from loading these, for a minute, and then fail."""
+    tokenizer = {"dir": str(PROJECT / "examples/demo_model/target")}
+    releases = [
+        {"release": number, "tokenizer": tokenizer, "engine": {"provider": "simulated", "seed": number}}
+        for number in range(1, 6)
+    ]
+    model = releases[-1] | {"name": "m", "endpoints": ["ensemble"], "other_releases": releases[:-1]}
+    with RunningServer(yaml.safe_dump({"name": "five", "models": [model]}), tmp_path) as server:
+        answers = {"".join(texts(server, model="m_ensemble", model_version=str(n))) for n in range(1, 6)}
+    assert len(answers) == 5
