@@ -14,8 +14,8 @@ def launch_flags(spec: DeploymentSpec) -> Flags:
     flags: dict[str, object] = {
         "model-control-mode": "explicit",
         "load-model": "*",
-        # A guest of an engine waits for its owner on the thread that loads it: with fewer threads than versions of models
-        # guests could take all of them, and the owners that they wait for would not be loaded.
+        # A guest of an engine waits for its owner on the thread that loads it: with fewer threads than versions of
+        # models guests could take all of them, and the owners that they wait for would not be loaded.
         "model-load-thread-count": max(_LEAST_LOAD_THREADS, _num_versions(spec)),
         "http-address": triton.host,
         "http-port": triton.http_port,

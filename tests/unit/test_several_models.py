@@ -265,6 +265,12 @@ REFUSED: list[tuple[str, list[Data], Data, str]] = [
         "placement.gpus names 1 GPUs, but the engine has 2 ranks on a node",
     ),
     ("an endpoint twice", [model("a", endpoints=["ensemble", "ensemble"])], {}, "models.a: endpoints must differ"),
+    (
+        "a GPU for the CPU",
+        [model("a", placement={"gpus": [0]})],
+        {},
+        "placement.gpus and mps_thread_percentage are for",
+    ),
     ("a GPU twice", [model("a", placement={"gpus": [0, 0]})], {}, "models.a.placement: gpus must differ, got [0, 0]"),
     (
         "a piece of a prompt",
