@@ -198,8 +198,8 @@ class ReleaseSpec(Spec):
     def _engine_has_its_gpus(self) -> "ReleaseSpec":
         if not self.num_gpus and (self.placement.gpus or self.placement.mps_thread_percentage):
             raise ValueError(
-                f"placement.gpus and mps_thread_percentage are for engines on GPUs, and provider {self.engine.provider} "
-                "is on the CPU; name placement.cpus, or leave them out"
+                "placement.gpus and mps_thread_percentage are for engines on GPUs, and provider "
+                f"{self.engine.provider} is on the CPU; name placement.cpus, or leave them out"
             )
         if self.placement.gpus is not None and len(self.placement.gpus) < self.num_gpus:
             raise ValueError(
