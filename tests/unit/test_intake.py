@@ -189,12 +189,12 @@ def test_an_engine_that_breaks_ends_the_intake_with_it() -> None:
 
 HANGING_ENGINE = """
 import time
-from serving import engine_process
+from serving import engine_loading, engine_process
 
 def hang(self):
     time.sleep(600)
 
-engine_process.StoppingEngine.step = hang
+engine_loading.StoppingEngine.step = hang
 engine_process.main()
 """
 
