@@ -26,7 +26,7 @@ from serving.engines.clock import VirtualClock
 from serving.engines.simulated import SimulatedEngine
 from serving.scheduling import Priority, Scheduling
 
-SHARES = (0.6, 0.75, 0.85, 0.95, 1.0)
+SHARES = (0.6, 0.75, 0.8, 0.85, 0.95, 1.0)
 INTERACTIVE_LOAD = 0.5
 _WAITING = 64  # of the batch job, always
 _WARM_UP_S = 20.0
@@ -55,12 +55,24 @@ class Run:
     Args:
         share: of the batch class.
         prompt_factor: how much longer the job's prompts are than interactive ones.
+        prefill_share: of a step, that the job's prompts may have beside interactive ones; None: the default.
     """
 
-    def __init__(self, engine: SimulatedEngineSpec, share: float, seed: int, *, prompt_factor: int = 1) -> None:
+    def __init__(
+        self,
+        engine: SimulatedEngineSpec,
+        share: float,
+        seed: int,
+        *,
+        prompt_factor: int = 1,
+        prefill_share: float | None = None,
+    ) -> None:
         self._prompt_factor = prompt_factor
         self._clock = VirtualClock()
-        admission = AdmissionSpec.model_validate({"budget": {"shares": {"batch": share}}})
+        budget: dict[str, object] = {"shares": {"standard": 1.0, "batch": share}}
+        if prefill_share is not None:
+            budget["batch_prefill_share"] = prefill_share
+        admission = AdmissionSpec.model_validate({"budget": budget})
         self._engine = AdmittingEngine(SimulatedEngine(engine, self._clock), admission, SloSpec(), self._clock)
         self._arrivals, self._job = random.Random(seed), random.Random(-seed)
         self._sent_s: dict[int, float] = {}  # of interactive requests without a token
@@ -143,21 +155,31 @@ def main(
     """Measure, print and keep."""
     free = ENGINE.model_copy(update={"prefill_us_per_token": 0.0})
     # What the job's prompts cost in the steps of others: prefills that take no time, and seven times as much.
-    kinds = {"as it is": (ENGINE, 1), "prefill is free": (free, 1), "the job's prompts 7 times as long": (ENGINE, 7)}
+    kinds: dict[str, tuple[SimulatedEngineSpec, int, float | None]] = {
+        "as it is": (ENGINE, 1, None),
+        "prefill is free": (free, 1, None),
+        "the job's prompts 7 times as long": (ENGINE, 7, None),
+        "7 times as long, not held back": (ENGINE, 7, 1.0),
+    }
     found: dict[str, dict[str, object]] = {}
-    table = Table("", "batch share", "TTFT p50", "p99", "idle filled", "total / capacity")
-    for name, (engine, prompt_factor) in kinds.items():
+    table = Table("", "batch share", "TTFT p50", "p99", "idle filled", "total / capacity", "job tokens/s")
+    for name, (engine, prompt_factor, prefill_share) in kinds.items():
         full = Run(engine, 1.0, seed).measure(per_s=0.0, num_batch=2 * engine.max_num_seqs, seconds=seconds)
         capacity = full.batch_tokens_per_s
         per_s = INTERACTIVE_LOAD * capacity / MEAN_TOKENS
         alone = Run(engine, 1.0, seed).measure(per_s=per_s, num_batch=0, seconds=seconds)
         rows: dict[str, object] = {"alone": msgspec.to_builtins(alone), "capacity_tokens_per_s": capacity}
         for share in SHARES:
-            run = Run(engine, share, seed, prompt_factor=prompt_factor)
+            run = Run(engine, share, seed, prompt_factor=prompt_factor, prefill_share=prefill_share)
             beside = run.measure(per_s=per_s, num_batch=_WAITING, seconds=seconds)
             figures = ratios(alone, beside, capacity)
             rows[f"{share:g}"] = msgspec.to_builtins(beside) | figures
-            table.add_row(name, f"{share:g}", *(f"{figure:.3f}" for figure in figures.values()))
+            table.add_row(
+                name,
+                f"{share:g}",
+                *(f"{figure:.3f}" for figure in figures.values()),
+                f"{beside.batch_tokens_per_s:.0f}",
+            )
         found[name] = rows
     Console().print(table)
     spec = ENGINE.model_dump(mode="json")

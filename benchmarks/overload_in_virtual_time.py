@@ -19,7 +19,7 @@ from rich.table import Table
 from benchmarks.arrivals import SHAPES, arrivals_s
 from benchmarks.report import write_result
 from benchmarks.virtual_run import Record, VirtualRun
-from ensemble_configs.admission_spec import AdmissionSpec, BudgetSpec, ClassShares, QueueSpec, SloSpec
+from ensemble_configs.admission_spec import AdmissionSpec, QueueSpec, SloSpec
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
@@ -33,7 +33,6 @@ ENGINE = SimulatedEngineSpec(
 # Fixed before any run, as multiples of what a request has alone.
 TTFT_FACTOR, TPOT_FACTOR = 5.0, 2.0
 MIX = {Priority.PREMIUM: 0.2, Priority.STANDARD: 0.5, Priority.BATCH: 0.3}
-SHARES = ClassShares(premium=1.0, standard=0.9, batch=0.85)
 LOADS = (0.5, 1.0, 2.0, 3.0)
 _WARM_UP_S = 10.0
 _LAST_ANSWER_S = 8.0  # arrivals in the last seconds may not be done
@@ -102,7 +101,7 @@ def main(
         raise typer.BadParameter(f"a shape is one of {', '.join(SHAPES)}; got {shape!r}")
     engine = ENGINE.model_copy(update={"step_ms": step_ms})
     queue = QueueSpec(refuse_within_ms=refuse_within_ms or None)
-    admission = AdmissionSpec(budget=BudgetSpec(shares=SHARES), queue=queue)
+    admission = AdmissionSpec(queue=queue)
     alone_ttft_s, alone_tpot_s = unloaded(engine)
     ttft_s, tpot_s = TTFT_FACTOR * alone_ttft_s, TPOT_FACTOR * alone_tpot_s
     slo = SloSpec(ttft_ms=1000 * ttft_s, tpot_ms=1000 * tpot_s)

@@ -16,8 +16,8 @@ class ClassShares(Spec):
     """Of seats, KV blocks and tokens: how full a class may make the engine; what is above is for higher classes."""
 
     premium: Share = 1.0
-    standard: Share = 1.0
-    batch: Share = 0.95
+    standard: Share = 0.95
+    batch: Share = 0.8
 
     @model_validator(mode="after")
     def _higher_has_more(self) -> "ClassShares":
@@ -42,6 +42,11 @@ class BudgetSpec(Spec):
     )
     forecast_quantile: Annotated[Number, Field(gt=0, lt=1)] = 0.9
     shares: ClassShares = ClassShares()
+    batch_prefill_share: Share = Field(
+        default=0.1,
+        description="of `engine.max_num_batched_tokens`: prompt tokens that batch begins at once beside requests of "
+        "the classes above; longer prompts begin now and then; 1: no bound",
+    )
     shared: SharedBudgetSpec | None = Field(
         default=None, description="what each request holds of a device that other models of the server are on, too"
     )

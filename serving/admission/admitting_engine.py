@@ -9,12 +9,13 @@ import msgspec
 
 from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.errors import RequestError, ServingError, Unavailable
+from serving.admission.batch_prefill import BatchPrefill
 from serving.admission.degradation import Ladder
 from serving.admission.in_flight import InFlight
 from serving.admission.offered_load import OfferedLoad
 from serving.admission.pace import Pace
 from serving.admission.shared_room import POLL_S, NothingShared, SharedRoom
-from serving.admission.tenant_reserve import TenantReserve
+from serving.admission.tenant_reserve import EXPECTED_S, TenantReserve
 from serving.admission.ticket import Ticket
 from serving.admission.waiting_line import WaitingLine, late_error
 from serving.engines.base import AdmissionStats, Engine, EngineStats, GenerationRequest, PerfMetrics, TokenChunk
@@ -49,13 +50,20 @@ class AdmittingEngine(Engine):
         self._lock = threading.Lock()  # of all that follows, but not of the engine: nobody waits for a step
         self.info = msgspec.structs.replace(engine.info, is_admitting=True)
         self._shared = shared or NothingShared()
+        self._last_premium_s = -math.inf
         self._is_shut_out = False  # what would start finds no shared room
         self._reserve = TenantReserve(spec.budget.tenant_reserve, spec.queue.tenant_weights)
+        is_by_class = spec.queue.policy != "fifo"  # in one line for all, who is held back would hold up everybody
+        self._prefill = BatchPrefill(
+            step_tokens=engine.info.max_num_batched_tokens,
+            share=spec.budget.batch_prefill_share if is_by_class else 1.0,
+        )
         self._in_flight = InFlight(
             engine,
             spec.budget,
             self._shared,
             reserve=self._reserve,
+            prefill=self._prefill,
             tokens_per_step=tokens_per_step,
             settle=self._settle,
         )
@@ -79,12 +87,18 @@ class AdmittingEngine(Engine):
         refuse_unservable(request, self.info)
         with self._lock:
             self._in_flight.refuse_never_fitting(request)
-            self._reserve.note_arrival(request.scheduling.tenant, self._clock.now_s())
+            self._note_arrival(request, self._clock.now_s())
             try:
                 self._line.join(self._ticket(self._degraded(request), self._clock.now_s()))
             except Unavailable as exc:
                 self._count_refusal(request, exc)
                 raise
+
+    def _note_arrival(self, request: GenerationRequest, now_s: float) -> None:
+        self._reserve.note_arrival(request.scheduling.tenant, now_s)
+        if request.scheduling.priority == Priority.PREMIUM:
+            self._last_premium_s = now_s
+        self.budget.is_premium_expected = now_s - self._last_premium_s < EXPECTED_S
 
     def _degraded(self, request: GenerationRequest) -> GenerationRequest:
         """As the ladder lets it run. Raises: Unavailable: not at all."""
@@ -160,6 +174,8 @@ class AdmittingEngine(Engine):
                     num_made += len(chunk.token_ids)
                     chunks.append(chunk)
             if num_seqs:
+                if num_made:
+                    self._prefill.note_step()
                 step_s = after_s - now_s
                 self._pace.note(step_s, num_seqs=num_seqs, num_prompt_tokens=num_prompt_tokens, num_made=num_made)
                 self.budget.num_seats = self._pace.most_seqs(self.budget.max_num_seqs)

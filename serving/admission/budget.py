@@ -30,6 +30,7 @@ class KvBudget:
 
     Attributes:
         num_seats: requests in flight that the pace allows now.
+        is_premium_expected: whether the standard class leaves premium its room.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class KvBudget:
         self._promises: dict[int, _Promise] = {}
         self.num_promised_blocks = 0
         self.num_promised_tokens = 0
+        self.is_premium_expected = True
 
     def __len__(self) -> int:
         """Requests in flight."""
@@ -70,7 +72,8 @@ class KvBudget:
         """What is left for a tenant in a class; may be below zero. Alone a request may fill everything."""
         if not self._promises:
             return self._most(1.0)
-        most = self._most(self._shares[priority])
+        is_all_its_own = priority is Priority.STANDARD and not self.is_premium_expected
+        most = self._most(1.0 if is_all_its_own else self._shares[priority])
         promised = Room(len(self._promises), self.num_promised_blocks, self.num_promised_tokens)
         return most - promised - self._reserve.of(tenant, most)
 

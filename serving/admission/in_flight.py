@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from ensemble_configs.admission_spec import BudgetSpec
 from ensemble_configs.errors import RequestError
+from serving.admission.batch_prefill import BatchPrefill
 from serving.admission.budget import KvBudget
 from serving.admission.forecast import FullForecast, LearnedForecast, OutputForecast
 from serving.admission.offered_load import OfferedLoad
@@ -37,6 +38,7 @@ class InFlight:
 
     Args:
         reserve: what a tenant leaves free for the others.
+        prefill: is told what begins and ends.
         tokens_per_step: that the engine may add to a sequence in one step, drafts included.
         settle: called with each that runs no longer and the work that it took in truth.
     """
@@ -48,25 +50,25 @@ class InFlight:
         shared: SharedRoom,
         *,
         reserve: TenantReserve,
+        prefill: BatchPrefill,
         tokens_per_step: int,
         settle: Callable[[Ticket, float], None],
     ) -> None:
         self._engine = engine
         self._settle = settle
         self._shared = shared
-        info, shares = engine.info, spec.shares
+        info = engine.info
         self.budget = KvBudget(
             num_blocks=max(1, int(spec.kv_fraction * info.num_kv_blocks)),
             block_tokens=info.kv_block_tokens,
             max_num_seqs=info.max_num_seqs,
             max_tokens=spec.max_tokens,
-            shares={
-                Priority.PREMIUM: shares.premium, Priority.STANDARD: shares.standard, Priority.BATCH: shares.batch,
-            },
+            shares={priority: getattr(spec.shares, priority.name.lower()) for priority in Priority},
             on_free=shared.free,
             reserve=reserve,
-        )  # fmt: skip
-        self.estimate = WaitEstimate(self.budget)
+        )
+        self._prefill = prefill
+        self.estimate = WaitEstimate(self.budget, prefill)
         self._is_learning = spec.forecast == "learned"
         self._forecast: OutputForecast = (
             LearnedForecast(spec.forecast_quantile) if self._is_learning else FullForecast()
@@ -152,6 +154,7 @@ class InFlight:
         self.budget.promise(engine_key, num_tokens, ticket.tenant)
         if ticket.end_by_s < math.inf:
             self._limits[engine_key] = ticket.end_by_s
+        self._prefill.begin(engine_key, ticket.priority, ticket.num_known_tokens)
         self.estimate.note_start(ticket.priority, now_s)
         self.estimate.ends.begin(engine_key, num_output_tokens=self._num_rest(ticket))
         try:
@@ -168,6 +171,7 @@ class InFlight:
         if ticket is None:
             return False
         chunk.key = ticket.key
+        self._prefill.note_token(engine_key)
         if not ticket.num_output_tokens and chunk.token_ids and ticket.started_s is not None:
             self.estimate.note_first_token(now_s - ticket.started_s)
         ticket.num_output_tokens += len(chunk.token_ids)
@@ -289,6 +293,7 @@ class InFlight:
         del self._keys[ticket.key]
         self._limits.pop(engine_key, None)
         self.estimate.ends.end(engine_key)
+        self._prefill.end(engine_key, ticket.priority)
         num_made = ticket.num_output_tokens - (len(ticket.output_ids) if ticket.num_preemptions else 0)
         self._settle(ticket, float(self.budget.promised_tokens(engine_key) * max(1, num_made)))
         return ticket

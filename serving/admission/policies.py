@@ -11,7 +11,10 @@ from serving.admission.fair_shares import Backlog, FairShares
 from serving.admission.ticket import Ticket
 from serving.scheduling import Priority
 
-_STARTS_FOR_AGED = 4  # of so many, one
+_IsOverShare = Callable[[str], bool]  # of a tenant
+_MayBegin = Callable[[Ticket], bool]
+
+STARTS_FOR_AGED = 4  # of so many, one
 _MAX_PASSES = 64
 
 
@@ -49,6 +52,10 @@ class QueuePolicy(ABC):
     def ahead_of(self, ticket: Ticket) -> Backlog:
         """What would start before a request that comes now, at most."""
 
+    def num_aged_ahead_of(self, ticket: Ticket) -> tuple[int, int] | None:  # noqa: ARG002  most know no age
+        """What waits and is of the classes above, and what else, if who is old enough has a turn; None: he has not."""
+        return None
+
     @abstractmethod
     def waiting_of(self, priority: Priority) -> Backlog:
         """Of a class."""
@@ -61,8 +68,8 @@ class QueuePolicy(ABC):
 class FirstComeFirstServed(QueuePolicy):
     """One line for all, as upstream has it; classes and tenants count for nothing but their bounds."""
 
-    def __init__(self, spec: QueueSpec, is_over_share: Callable[[str], bool]) -> None:
-        del spec, is_over_share
+    def __init__(self, spec: QueueSpec, is_over_share: _IsOverShare, may_begin: _MayBegin) -> None:
+        del spec, is_over_share, may_begin
         self._classes = dict.fromkeys(Priority, Backlog())
         self._order: OrderedDict[int, Ticket] = OrderedDict()
         self._ahead: list[Ticket] = []  # preempted; the last goes first
@@ -119,8 +126,9 @@ class FairClasses(QueuePolicy):
     classes above lose no more than that. One that does not fit then is passed by, so often; then it is waited for.
     """
 
-    def __init__(self, spec: QueueSpec, is_over_share: Callable[[str], bool]) -> None:
+    def __init__(self, spec: QueueSpec, is_over_share: _IsOverShare, may_begin: _MayBegin) -> None:
         self._ageing_s = spec.ageing_s
+        self._may_begin = may_begin
         self._num_starts_since_aged = 0
         self._aged: Ticket | None = None  # whose turn it is for its age
         self._num_passes = 0
@@ -142,14 +150,17 @@ class FairClasses(QueuePolicy):
     def first(self, now_s: float) -> tuple[Ticket, Priority] | None:
         """The next of the highest class, or who has waited too long."""
         for priority in Priority:
-            if (ticket := self._classes[priority].first()) is not None:
-                self._aged = self._find_aged(now_s) if self._num_starts_since_aged >= _STARTS_FOR_AGED - 1 else None
+            ticket = self._classes[priority].first()
+            if ticket is not None and self._may_begin(ticket):
+                self._aged = self._find_aged(now_s) if self._num_starts_since_aged >= STARTS_FOR_AGED - 1 else None
                 return self._aged or ticket, priority
         return None
 
     def _find_aged(self, now_s: float) -> Ticket | None:
+        if not self._ageing_s:
+            return None
         oldest = [ticket for line in self._classes.values() if (ticket := line.oldest()) is not None]
-        aged = [ticket for ticket in oldest if self._ageing_s and now_s - ticket.arrival_s >= self._ageing_s]
+        aged = [one for one in oldest if now_s - one.arrival_s >= self._ageing_s and self._may_begin(one)]
         return min(aged, key=lambda ticket: (ticket.arrival_s, -ticket.priority), default=None)
 
     def take(self, ticket: Ticket) -> None:
@@ -182,6 +193,13 @@ class FairClasses(QueuePolicy):
         above = (line.backlog for priority, line in self._classes.items() if priority < ticket.priority)
         return sum(above, self._classes[ticket.priority].ahead_of(ticket.tenant))
 
+    def num_aged_ahead_of(self, ticket: Ticket) -> tuple[int, int] | None:
+        """Everything that waits is older."""
+        if not self._ageing_s:
+            return None
+        num_above = sum(len(line) for priority, line in self._classes.items() if priority < ticket.priority)
+        return num_above, len(self) - num_above
+
     def waiting_of(self, priority: Priority) -> Backlog:
         """Of a class."""
         return self._classes[priority].backlog
@@ -191,7 +209,7 @@ class FairClasses(QueuePolicy):
         return self._classes[ticket.priority].waiting_of(ticket.tenant)
 
 
-POLICIES: dict[str, Callable[[QueueSpec, Callable[[str], bool]], QueuePolicy]] = {
+POLICIES: dict[str, Callable[[QueueSpec, _IsOverShare, _MayBegin], QueuePolicy]] = {
     "fifo": FirstComeFirstServed,
     "fair_classes": FairClasses,
 }

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from serving.admission.room import Room
 
-_ACTIVE_S = 60.0  # who has asked for nothing for so long is not kept room for
+EXPECTED_S = 60.0  # who has asked for nothing for so long is not kept room for
 
 _FAR = 1.5  # times a fair share
 _NOTHING = Room(0, 0, 0)
@@ -70,4 +70,4 @@ class TenantReserve:
         if self._last is None:
             return False
         last, now_s = self._last
-        return tenant != last or (self._last_other_s is not None and now_s - self._last_other_s < _ACTIVE_S)
+        return tenant != last or (self._last_other_s is not None and now_s - self._last_other_s < EXPECTED_S)

@@ -3,9 +3,11 @@
 
 import math
 
+from serving.admission.batch_prefill import BatchPrefill
 from serving.admission.budget import KvBudget
 from serving.admission.expected_ends import ExpectedEnds
 from serving.admission.fair_shares import Backlog
+from serving.admission.policies import STARTS_FOR_AGED
 from serving.admission.room import Room
 from serving.admission.ticket import Ticket
 from serving.scheduling import Priority
@@ -18,8 +20,9 @@ _LEAST_SHARE = 0.01
 class WaitEstimate:
     """Of one engine. A class waits for what those above it leave, so what these took lately is taken off."""
 
-    def __init__(self, budget: KvBudget) -> None:
+    def __init__(self, budget: KvBudget, prefill: BatchPrefill) -> None:
         self._budget = budget
+        self._prefill = prefill
         self.ends = ExpectedEnds(budget)
         self._first_token = _Mean()
         self._stay = _Mean()
@@ -71,16 +74,50 @@ class WaitEstimate:
         """What is free now of what this one may take."""
         return self._budget.room_for(ticket.priority, ticket.tenant)
 
+    def may_begin(self, ticket: Ticket) -> bool:
+        """Whether its prompt may be prefilled beside what runs, if there is room for it."""
+        return self._prefill.may_begin(ticket.priority, ticket.num_known_tokens)
+
+    def note_waiting(self, ticket: Ticket, *, is_waiting: bool) -> None:
+        """It waits from now on, or no longer."""
+        if ticket.priority is Priority.BATCH:
+            (self._prefill.wait if is_waiting else self._prefill.wait_no_longer)(ticket.num_known_tokens)
+
     def fits_now(self, waiting: Backlog, ticket: Ticket) -> bool:
         """Whether there is room for all of `waiting`, the last of which is this one."""
+        if ticket.priority is Priority.BATCH and not self._prefill.begins_next(ticket.num_known_tokens):
+            return False
         return self.room_for(ticket).holds(self._budget.needs(waiting.num_requests, waiting.num_tokens))
 
     def wait_s(self, ahead: Backlog, ticket: Ticket) -> float:
-        """Until a request that comes now can start behind `ahead`; 0 while nothing is known."""
+        """Until there is room for a request that comes now behind `ahead`; 0 while nothing is known."""
         needed = self._budget.needs(ahead.num_requests + 1, ahead.num_tokens + ticket.num_queued_tokens)
         share = 1.0 - self._share_above(ticket.priority, ticket.arrival_s)
         room = self.room_for(ticket)
         return self.ends.seconds_until(needed, room, share=max(share, _LEAST_SHARE), stay_s=self.stay_s)
+
+    def held_back_s(self, ahead: Backlog, ticket: Ticket) -> float:
+        """Until its prompt may be prefilled, whatever room there is; only of the batch class more than 0."""
+        if ticket.priority is not Priority.BATCH:
+            return 0.0
+        num_steps = self._prefill.steps_until(ticket.num_known_tokens, num_ahead=ahead.num_requests)
+        return num_steps * self.ends.token_s
+
+    def turn_s(self, num_above: int, num_beside: int, *, ageing_s: float) -> float:
+        """Until a request that comes now has a turn for its age, however many come in the classes above it.
+
+        Those above it that wait already are older, and go first by class and by age. Then it has one of so many starts,
+        behind those of its own class and below. As fast as starts came lately; math.inf: none did.
+
+        Args:
+            num_above: that wait, of the classes above.
+            num_beside: that wait, of its own class and below.
+        """
+        starts_per_s = sum(self._starts.values()) / _STARTS_FADE_S
+        if not starts_per_s:
+            return math.inf
+        turns = STARTS_FOR_AGED
+        return max(ageing_s, num_above * turns / (turns - 1) / starts_per_s) + turns * (num_beside + 1) / starts_per_s
 
 
 class _Mean:

@@ -25,7 +25,7 @@ class WaitingLine:
 
     def __init__(self, spec: QueueSpec, estimate: WaitEstimate, *, first_token_s: float = math.inf) -> None:
         self._spec = spec
-        self._policy = POLICIES[spec.policy](spec, estimate.is_over_share)
+        self._policy = POLICIES[spec.policy](spec, estimate.is_over_share, estimate.may_begin)
         self._estimate = estimate
         self._first_token_s = first_token_s
         self._refuse_within_s = math.inf
@@ -55,9 +55,10 @@ class WaitingLine:
         """
         self._refuse_beyond_bounds(ticket)
         self._refuse_too_late(ticket)
-        ticket.hopeless_s = ticket.arrival_s + self._allowed_for_target_s()
-        patience = 2 if ticket.priority is Priority.PREMIUM else 1  # it is overtaken by nobody, so a seat may come
-        ticket.decide_s = ticket.arrival_s + patience * self._refuse_within_s
+        if _is_held_to_target(ticket):
+            ticket.hopeless_s = ticket.arrival_s + self._allowed_for_target_s()
+            patience = 2 if ticket.priority is Priority.PREMIUM else 1  # it is overtaken by nobody, so a seat may come
+            ticket.decide_s = ticket.arrival_s + patience * self._refuse_within_s
         self._put(ticket, is_ahead=False)
 
     def rejoin(self, ticket: Ticket) -> None:
@@ -72,12 +73,13 @@ class WaitingLine:
     def take(self, ticket: Ticket) -> None:
         """It starts."""
         self._policy.take(ticket)
-        del self._tickets[ticket.key]
+        self._forget(ticket)
 
     def leave(self, key: int) -> Ticket:
         """It does not want to start any more."""
-        ticket = self._tickets.pop(key)
+        ticket = self._tickets[key]
         self._policy.remove(ticket)
+        self._forget(ticket)
         return ticket
 
     def take_late(self, now_s: float) -> list[Ticket]:
@@ -101,9 +103,14 @@ class WaitingLine:
         """When `take_late` may have the next one; math.inf: none has a limit. Some of those have gone meanwhile."""
         return self._limits[0][0] if self._limits else math.inf
 
+    def _forget(self, ticket: Ticket) -> None:
+        del self._tickets[ticket.key]
+        self._estimate.note_waiting(ticket, is_waiting=False)
+
     def _put(self, ticket: Ticket, *, is_ahead: bool) -> None:
         self._tickets[ticket.key] = ticket
         self._policy.put(ticket, is_ahead=is_ahead)
+        self._estimate.note_waiting(ticket, is_waiting=True)
         limit_s = _limit_s(ticket)
         if limit_s < math.inf:
             heapq.heappush(self._limits, (limit_s, ticket.key))
@@ -141,15 +148,12 @@ class WaitingLine:
             )
 
     def _refuse_too_late(self, ticket: Ticket) -> None:
-        wait_s, estimate = self._wait_s(ticket), self._estimate
-        if wait_s == 0.0:
-            return
         allowed_s = min(
             ticket.start_by_s - ticket.arrival_s,
-            ticket.end_by_s - ticket.arrival_s - estimate.service_s(ticket),
-            self._allowed_for_target_s(),
+            ticket.end_by_s - ticket.arrival_s - self._estimate.service_s(ticket),
+            self._allowed_for_target_s() if _is_held_to_target(ticket) else math.inf,
         )
-        if wait_s > allowed_s:
+        if allowed_s < math.inf and (wait_s := self._wait_s(ticket)) > max(0.0, allowed_s):
             raise Unavailable(
                 f"it would wait {1000 * wait_s:.0f} ms and may wait {max(0.0, 1000 * allowed_s):.0f}; come back after "
                 "retry_after_ms",
@@ -178,7 +182,11 @@ class WaitingLine:
         return self._estimate.fits_now(self._policy.ahead_of(ticket), ticket)
 
     def _wait_s(self, ticket: Ticket) -> float:
-        return self._estimate.wait_s(self._policy.ahead_of(ticket), ticket)
+        estimate, ageing_s, ahead = self._estimate, self._spec.ageing_s, self._policy.ahead_of(ticket)
+        wait_s = estimate.wait_s(ahead, ticket)
+        if wait_s > ageing_s and (older := self._policy.num_aged_ahead_of(ticket)) is not None:
+            wait_s = min(wait_s, estimate.turn_s(*older, ageing_s=ageing_s))
+        return max(wait_s, estimate.held_back_s(ahead, ticket))
 
 
 def _without_starting(waiting: Backlog, room: Room) -> Backlog:
@@ -201,6 +209,11 @@ def late_error(ticket: Ticket, now_s: float) -> ServingError:
         )
     which = "deadline_ms" if ticket.end_by_s <= now_s else "queue_timeout_ms"
     return RequestTimeout(f"its {which} passed after {waited_ms} ms; allow more, or send less", reason=which)
+
+
+def _is_held_to_target(ticket: Ticket) -> bool:
+    """Whether the deployment's target for first tokens counts: not for batch that says how long it may take."""
+    return ticket.priority is not Priority.BATCH or min(ticket.start_by_s, ticket.end_by_s) == math.inf
 
 
 def _limit_s(ticket: Ticket) -> float:

@@ -149,6 +149,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_block_tokens: int
     num_kv_blocks: int
     max_num_seqs: int
+    max_num_batched_tokens: int  # in one step; longer prompts take several
     supported: frozenset[str]  # fields of SamplingParams that it honours; others are refused by name
     why_not: dict[str, str] = {}  # the reason and the way out, for the others
     is_admitting: bool = False  # it heeds a request's `Scheduling`

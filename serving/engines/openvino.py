@@ -73,6 +73,7 @@ class OpenVinoEngine(Engine):
             kv_block_tokens=KV_BLOCK_TOKENS,
             num_kv_blocks=spec.num_kv_blocks,
             max_num_seqs=spec.max_num_seqs,
+            max_num_batched_tokens=spec.max_num_batched_tokens,
             supported=CAPABILITIES.supported - unmet.keys(),
             why_not={**CAPABILITIES.why_not, **unmet},
         )

@@ -32,6 +32,7 @@ def load_tensorrt_engine(spec: TensorRtEngineSpec) -> Engine:
         kv_block_tokens=folder.kv_block_tokens,
         num_kv_blocks=1,  # upstream tells how many there are
         max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
         supported=words.supported,
         why_not=words.why_not,
     )

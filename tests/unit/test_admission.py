@@ -15,6 +15,7 @@ from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from serving import speculating_engine
 from serving.admission import in_flight
 from serving.admission.admitting_engine import AdmittingEngine
+from serving.admission.batch_prefill import BatchPrefill
 from serving.admission.budget import KvBudget
 from serving.admission.fair_shares import Backlog
 from serving.admission.ticket import Ticket
@@ -169,6 +170,27 @@ def test_a_class_leaves_room_for_the_classes_above_it() -> None:
     assert run.num_running() == 8
 
 
+def test_standard_requests_fill_the_engine_where_no_premium_ones_come() -> None:
+    run = AdmissionRun(spec(budget={"shares": {"standard": 0.75, "batch": 0.5}}))
+    for key in range(40):
+        run.add(request(key, max_tokens=16))
+    run.step()
+    assert run.num_running() == 16
+    run.drain()
+    run.add(request(40, priority=1))
+    for key in range(41, 80):
+        run.add(request(key, max_tokens=16))
+    run.step()
+    assert run.num_running() == 12, "of standard so many that 12 run"
+    run.drain()
+    run.clock.sleep_s(60)
+    for key in range(80, 120):
+        run.add(request(key, max_tokens=16))
+    run.step()
+    assert run.num_running() == 16
+    run.drain()
+
+
 def test_a_request_that_could_never_run_is_refused_by_its_size() -> None:
     run = AdmissionRun(spec(budget={"max_tokens": 100}))
     refusal = run.add(request(1, 50, 52))
@@ -204,7 +226,7 @@ def test_what_starts_with_the_next_step_does_not_count_as_waiting() -> None:
 
 def test_what_classes_above_took_is_forgotten_with_time_though_nothing_starts() -> None:
     budget = KvBudget(num_blocks=1000, block_tokens=8, max_num_seqs=10)
-    estimate = WaitEstimate(budget)
+    estimate = WaitEstimate(budget, BatchPrefill(step_tokens=64, share=1.0))
     for key in range(10):
         budget.promise(key, 80)
         estimate.note_start(Priority.PREMIUM, 0.0)

@@ -24,6 +24,7 @@ from serving.engines.base import (
 STATS = EngineStats(num_running=1, num_waiting=2, num_used_kv_blocks=3, num_kv_blocks=4, num_steps=5)
 INFO = EngineInfo(
     provider="toy", vocab_size=9, max_seq_len=8, end_ids=(1, 2), kv_block_tokens=4, num_kv_blocks=4, max_num_seqs=2,
+    max_num_batched_tokens=64,
     supported=frozenset({"top_p"}),
 )  # fmt: skip
 REQUEST = GenerationRequest(

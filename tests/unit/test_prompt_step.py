@@ -33,6 +33,7 @@ INFO = EngineInfo(
     kv_block_tokens=16,
     num_kv_blocks=64,
     max_num_seqs=8,
+    max_num_batched_tokens=64,
     supported=frozenset(SamplingParams.__struct_fields__),
 )
 

@@ -40,6 +40,7 @@ INFO = EngineInfo(
     kv_block_tokens=4,
     num_kv_blocks=8,
     max_num_seqs=2,
+    max_num_batched_tokens=64,
     supported=frozenset(SamplingParams.__struct_fields__),
     is_admitting=True,
 )

@@ -27,7 +27,7 @@ PROMPTS = PromptTokenizer.from_spec(SPEC)
 STATS = EngineStats(num_running=1, num_waiting=2, num_used_kv_blocks=3, num_kv_blocks=4, num_steps=5)
 INFO = EngineInfo(
     provider="scripted", vocab_size=4096, max_seq_len=64, end_ids=(), kv_block_tokens=16, num_kv_blocks=4,
-    max_num_seqs=2, supported=frozenset(),
+    max_num_seqs=2, max_num_batched_tokens=64, supported=frozenset(),
 )  # fmt: skip
 
 

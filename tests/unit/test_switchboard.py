@@ -29,6 +29,7 @@ INFO = EngineInfo(
     kv_block_tokens=16,
     num_kv_blocks=4,
     max_num_seqs=4,
+    max_num_batched_tokens=64,
     supported=frozenset(),
 )
 STATS = EngineStats(num_running=0, num_waiting=0, num_used_kv_blocks=0, num_kv_blocks=4, num_steps=0)

@@ -75,7 +75,7 @@ def call_with(words: SamplingWords, sampling: SamplingParams) -> dict[str, Any]:
     request = GenerationRequest(key=1, input_ids=[5, 6], sampling=sampling)
     info = EngineInfo(
         provider="trtllm", vocab_size=VOCAB_SIZE, max_seq_len=99, end_ids=END_IDS, kv_block_tokens=32,
-        num_kv_blocks=9, max_num_seqs=9, supported=words.supported,
+        num_kv_blocks=9, max_num_seqs=9, max_num_batched_tokens=64, supported=words.supported,
     )  # fmt: skip
     refuse_unservable(request, info)
     return words.call_arguments(request)

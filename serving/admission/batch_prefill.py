@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much prefill the batch class may begin beside requests of the classes above, which share its steps."""
+
+from serving.scheduling import Priority
+
+_PAID_PER_STEP = 1 / 20  # so a prompt of twice the share is followed by twenty steps without such a one
+_PATIENCE_STEPS = 8
+_ROUNDING = 1e-6
+
+
+class BatchPrefill:
+    """What has begun cannot be held back: engines prefill in order of arrival, as many tokens as fit a step.
+
+    While requests of the classes above are in the engine, batch prompts that have begun and have no token yet may have
+    `share` of a step's tokens together. A prompt longer than that begins alone, in a step that prefills nothing of the
+    classes above (or when it has waited for one for eight), and what it has beyond the share is paid for before
+    the next such prompt begins: a twentieth of the share with each step. Otherwise the class begins what fills a step.
+
+    Args:
+        step_tokens: that the engine computes in a step at most.
+        share: of these; 1: nothing is held back.
+    """
+
+    def __init__(self, *, step_tokens: int, share: float) -> None:
+        self._step_tokens = step_tokens
+        self._is_bounded = share < 1
+        self._most_tokens = max(1.0, share * step_tokens)
+        self._paid_tokens = _PAID_PER_STEP * self._most_tokens
+        self._prefilling: dict[int, tuple[Priority, int]] = {}  # by key: its class, and tokens of its prompt
+        self._num_batch_tokens = 0  # of these
+        self._num_above_prefilling = self._num_above = 0  # requests of the classes above
+        self._owed_tokens = 0.0
+        self._num_steps_since_long = 0  # or since a long one could have begun first
+        self._num_waiting = 0
+        self._waiting_steps = 0.0
+
+    def may_begin(self, priority: Priority, num_tokens: int) -> bool:
+        """Whether a request with so many prompt tokens may begin now; only of the batch class it may not."""
+        if not self._is_bounded or priority is not Priority.BATCH:
+            return True
+        if not self._num_above:
+            return self._num_batch_tokens < self._step_tokens
+        if self._num_batch_tokens and self._num_batch_tokens + num_tokens > self._most_tokens:
+            return False
+        if num_tokens <= self._most_tokens:
+            return True
+        is_quiet = not self._num_above_prefilling or self._num_steps_since_long >= _PATIENCE_STEPS
+        return self._owed_tokens <= 0 and is_quiet
+
+    def begin(self, key: int, priority: Priority, num_tokens: int) -> None:
+        """A request is given to the engine."""
+        self._prefilling[key] = (priority, num_tokens)
+        if priority is not Priority.BATCH:
+            self._num_above += 1
+            self._num_above_prefilling += 1
+            return
+        self._num_batch_tokens += num_tokens
+        if self._num_above and num_tokens > self._most_tokens:
+            self._owed_tokens += num_tokens - self._most_tokens
+            self._num_steps_since_long = 0
+
+    def note_token(self, key: int) -> None:
+        """A request in the engine has made one, so its prompt is prefilled."""
+        if (begun := self._prefilling.pop(key, None)) is None:
+            return
+        priority, num_tokens = begun
+        if priority is Priority.BATCH:
+            self._num_batch_tokens -= num_tokens
+        else:
+            self._num_above_prefilling -= 1
+
+    def end(self, key: int, priority: Priority) -> None:
+        """A request has left the engine."""
+        self.note_token(key)
+        self._num_above -= priority is not Priority.BATCH
+
+    def note_step(self) -> None:
+        """The engine has made tokens."""
+        if self._owed_tokens > 0:
+            self._owed_tokens -= self._paid_tokens
+        else:
+            self._num_steps_since_long += 1
+
+    def wait(self, num_tokens: int) -> None:
+        """A batch request with so many prompt tokens waits."""
+        self._num_waiting += 1
+        self._waiting_steps += self._steps_of(num_tokens)
+
+    def wait_no_longer(self, num_tokens: int) -> None:
+        """It has begun, or has left."""
+        self._num_waiting -= 1
+        self._waiting_steps = self._waiting_steps - self._steps_of(num_tokens) if self._num_waiting else 0.0  # exactly
+
+    def steps_until(self, num_tokens: int, *, num_ahead: int) -> int:
+        """Steps that a new batch request is held back behind so many that wait, if requests above it go on coming."""
+        if not self._is_bounded or not self._num_above:
+            return 0
+        steps = self._waiting_steps * min(1.0, num_ahead / self._num_waiting) if self._num_waiting else 0.0
+        if steps >= 1 or num_tokens > self._most_tokens:
+            steps += max(0.0, self._owed_tokens) / self._paid_tokens
+        return int(steps)
+
+    def begins_next(self, num_tokens: int) -> bool:
+        """Whether one that waits begins with the next step, as far as this holds it back."""
+        if not self._is_bounded or not self._num_above:
+            return True
+        others = self._waiting_steps - self._steps_of(num_tokens)
+        is_paid = num_tokens <= self._most_tokens or self._owed_tokens <= self._paid_tokens
+        return is_paid and others + min(1.0, num_tokens / self._most_tokens) <= 1 + _ROUNDING
+
+    def _steps_of(self, num_tokens: int) -> float:
+        """That a prompt takes from those behind it."""
+        most = self._most_tokens
+        return num_tokens / most + max(0.0, num_tokens - most) / self._paid_tokens
