@@ -17,6 +17,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from running_server import RunningServer
 from test_cancellation import wait_until
+from text_models import ONE_AND_IN_SOAK_ALL
 
 from clients.streaming import AsyncTritonClient, GenerateRequest, TritonClient
 from ensemble_configs.errors import QueueFull, RequestError, RequestTimeout, ServingError, Unavailable
@@ -194,10 +195,7 @@ def arrivals(rng: random.Random, per_s: float, seconds: float) -> Iterator[float
         yield at
 
 
-@pytest.mark.parametrize(
-    "model",
-    ["ensemble", *(pytest.param(name, marks=pytest.mark.soak) for name in ("ensemble_graph", "tensorrt_llm_bls"))],
-)
+@pytest.mark.parametrize("model", ONE_AND_IN_SOAK_ALL)
 def test_three_times_what_it_can_do_is_boring(start_server: Callable[..., RunningServer], model: str) -> None:
     """8 seats of 30 tokens at 10 ms: some 25 requests a second. Each is answered, or refused at once; nothing grows."""
     budget = {"forecast": "learned", "kv_fraction": 0.75, "shares": {"standard": 0.9, "batch": 0.8}}

@@ -18,6 +18,7 @@ import pytest
 from killed_clients import ENDLESS, start_client
 from raw_calls import StreamFailed, engine_request, stream
 from running_server import RunningServer
+from text_models import ONE_AND_IN_SOAK_ALL
 
 from clients.streaming import AsyncTritonClient, GenerateRequest
 
@@ -221,6 +222,7 @@ def test_a_stop_request_without_an_id_is_refused(simulated: RunningServer) -> No
 @pytest.mark.parametrize(
     ("number", "reason"), [(signal.SIGKILL, "engine_died"), (signal.SIGSTOP, "engine_hung")], ids=["killed", "hung"]
 )
+@pytest.mark.parametrize("model", ONE_AND_IN_SOAK_ALL)
 def test_a_dead_engine_ends_its_streams_with_an_error_and_comes_back(
     start_server: StartServer, model: str, number: int, reason: str
 ) -> None:

@@ -48,7 +48,11 @@ def generated(server: RunningServer, inputs: list[InferInput]) -> bytes:
     return b"".join(result.as_numpy("text_output")[0] for result in results)
 
 
-@pytest.mark.parametrize("version", [(0, 17), (0, 19), (1, 2)], ids=lambda version: f"{version[0]}.{version[1]}")
+@pytest.mark.parametrize(
+    "version",
+    [pytest.param((0, 17), marks=pytest.mark.soak), (0, 19), (1, 2)],
+    ids=lambda version: f"{version[0]}.{version[1]}",
+)
 def test_an_imported_deployment_is_served_with_the_old_ensembles_tensors(
     version: tuple[int, int], tmp_path: Path
 ) -> None:

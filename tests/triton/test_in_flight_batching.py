@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from running_server import RunningServer
+from text_models import ONE_AND_IN_SOAK_ALL
 
 from clients.streaming import AsyncTritonClient, GenerateRequest
 
@@ -93,6 +94,7 @@ async def ask_alone(url: str, asked: list[GenerateRequest]) -> list[tuple[str, i
         return [await answer(client, one) for one in asked]
 
 
+@pytest.mark.parametrize("model", ONE_AND_IN_SOAK_ALL)
 def test_64_concurrent_streams_equal_the_same_requests_alone(simulated: RunningServer, model: str) -> None:
     asked = workload(64)
     together = asyncio.run(ask_together(simulated.url, asked, model))

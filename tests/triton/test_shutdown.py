@@ -57,7 +57,10 @@ def assert_nothing_left(processes: list[psutil.Process], server: RunningServer) 
     assert server.shared_memory() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGTERM, id="SIGTERM"), pytest.param(signal.SIGINT, id="Ctrl-C", marks=pytest.mark.soak)],
+)
 def test_16_running_ensemble_streams_are_finished_before_the_server_stops(
     start_server: StartServer, number: int, model: str
 ) -> None:

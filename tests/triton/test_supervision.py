@@ -62,7 +62,11 @@ class Caller:
         return any(when_s > start_s and isinstance(outcome, str) for when_s, outcome in self.outcomes)
 
 
-@pytest.mark.parametrize("name", ["tritonserver", *PYTHON_MODELS])
+@pytest.mark.parametrize(
+    "name",
+    ["tritonserver", "tensorrt_llm", "ensemble"]
+    + [pytest.param(n, marks=pytest.mark.soak) for n in PYTHON_MODELS if n not in ("tensorrt_llm", "ensemble")],
+)
 def test_what_is_killed_is_noticed_and_the_server_is_back_by_itself(start_server: StartServer, name: str) -> None:
     server = start_server(engine=SLOW)
     processes = server.descendants()
