@@ -88,7 +88,9 @@ def _exiting(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except ServingError as exc:
-            typer.echo(f"trireme: {' '.join(exc.message.split())}", err=True)
+            hint_ms = exc.facts.get("retry_after_ms")
+            hint = "" if hint_ms is None else f" (retry_after_ms={hint_ms})"
+            typer.echo(f"trireme: {' '.join(exc.message.split())}{hint}", err=True)
             raise typer.Exit(exit_code(exc)) from exc
         except KeyboardInterrupt as exc:
             raise typer.Exit(EXIT_INTERRUPTED) from exc

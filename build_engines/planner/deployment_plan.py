@@ -199,17 +199,21 @@ def _shortages(devices: Mapping[str, DevicePlan], parts: Sequence[EnginePart]) -
         found.append(
             f"{device.name}: {', '.join(device.users)} take {gib(device.used_bytes)}, and there are "
             f"{gib(device.memory_bytes or 0)}; {gib(-device.free_bytes)} too much"
-            + (
-                f", of {gib(caches)} in KV caches: lower engine.num_kv_blocks"
-                if caches >= -device.free_bytes
-                else ": not even without KV caches; place a model elsewhere, quantize it, or load it on_demand"
-            )
+            + _way_out(device, caches, missing=-device.free_bytes)
         )
     return found + [
         f"{_title(part)}: there is no room for a KV cache of one sequence of {part.max_seq_len} tokens"
         for part in parts
         if part.kv_tokens < part.max_seq_len
     ]
+
+
+def _way_out(device: DevicePlan, caches: int, *, missing: int) -> str:
+    if caches >= missing:
+        return f", of {gib(caches)} in KV caches: lower engine.num_kv_blocks"
+    if any(user.startswith("pool ") for user in device.users):
+        return ": lower on_demand.pool_mib, or place a model elsewhere"
+    return ": not even without KV caches; place a model elsewhere, quantize it, or load it on_demand"
 
 
 def _pool_problems(spec: DeploymentSpec, parts: Sequence[EnginePart]) -> Iterator[str]:

@@ -41,6 +41,7 @@ class JobReport(msgspec.Struct, frozen=True):
     retries: int
     duration_s: float
     tokens_per_s: float
+    shortened: int
 
 
 def run(
@@ -158,6 +159,7 @@ async def _run_shown(job: BatchJob) -> JobReport:
         completion_tokens=tally.completion_tokens,
         retries=tally.retries,
         duration_s=round(elapsed_s, 3),
+        shortened=tally.shortened,
         tokens_per_s=round((tally.prompt_tokens + tally.completion_tokens) / max(elapsed_s, 1e-3), 1),
     )
 
@@ -176,7 +178,15 @@ def _tell_what_is_resumed(requests: InputFile, results: ResultsFile) -> None:
 
 
 def _in_words(report: JobReport, out: Path) -> str:
-    return (
+    words = (
         f"{report.done} lines in {out}, {report.failed} failed; {report.prompt_tokens} tokens read and "
         f"{report.completion_tokens} made in {report.duration_s:.1f} s"
     )
+    if report.failed:
+        words += "\nfailed lines have their results and are not asked again; for another try give them another --out"
+    if report.shortened:
+        words += (
+            f"\n{report.shortened} answers are shorter than asked for, with finish_reason length: the server caps "
+            "those of batch requests under load (admission.ladder)"
+        )
+    return words

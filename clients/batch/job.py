@@ -12,7 +12,7 @@ from clients.batch.batch_line import BatchLine, custom_id_of, parse_line
 from clients.batch.gate import Gate
 from clients.batch.input_file import InputFile
 from clients.batch.line_error import LineError
-from clients.batch.openai_answers import Usage, answer_line, body_of, error_line
+from clients.batch.openai_answers import Usage, answer_line, body_of, error_line, num_shortened
 from clients.batch.openai_bodies import Asked
 from clients.batch.results_file import ResultsFile
 from clients.batch.setbacks import Pauses, Setback, line_error, setback_of
@@ -44,6 +44,7 @@ class Tally(msgspec.Struct):
     completion_tokens: int = 0
     retries: int = 0
     in_flight: int = 0
+    shortened: int = 0  # answers with fewer tokens than asked for, by a limit of the server
 
 
 class BatchJob:
@@ -147,6 +148,7 @@ class BatchJob:
             else:
                 self._window.note_answer(time.monotonic() - sent_s, was_full=self._gate.is_full)
                 self._note_answer()
+                self.tally.shortened += num_shortened(asked, received)
                 self._write_answer(line, body, usage)
                 return
             finally:

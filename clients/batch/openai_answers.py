@@ -11,6 +11,8 @@ from clients.batch.openai_bodies import Asked
 from clients.infer_messages import GenerateChunk
 from ensemble_configs.errors import ServerError
 
+_REASONS = {"stop_string": "stop"}  # OpenAI does not tell them apart
+
 
 class Usage(msgspec.Struct, frozen=True):
     """As the server counted; each prompt once, however many answers it has."""
@@ -53,7 +55,8 @@ def body_of(
                 raise ServerError("the server ended an answer without saying why (finish_reason)")
             num_output += sum(chunk.num_output_tokens or 0 for chunk in own)
             said = {"message": {"role": "assistant", "content": text, "refusal": None}} if is_chat else {"text": text}
-            choices.append({"index": len(choices), **said, "logprobs": None, "finish_reason": reason})
+            said_reason = _REASONS.get(reason, reason)
+            choices.append({"index": len(choices), **said, "logprobs": None, "finish_reason": said_reason})
     usage = Usage(num_input, num_output, num_input + num_output)
     body = {
         "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{result_id}",
@@ -64,6 +67,17 @@ def body_of(
         "usage": msgspec.to_builtins(usage),
     }
     return body, usage
+
+
+def num_shortened(asked: Asked, received: Sequence[Sequence[GenerateChunk]]) -> int:
+    """Answers that ended for their length with fewer tokens than the line allowed: the server has a lower limit."""
+    found = 0
+    for request, chunks in zip(asked.requests, received, strict=True):
+        for index in range(asked.n):
+            own = _of(chunks, index)
+            is_at_limit = any(chunk.finish_reason == "length" for chunk in own)
+            found += is_at_limit and sum(chunk.num_output_tokens or 0 for chunk in own) < request.max_tokens
+    return found
 
 
 def answer_line(result_id: str, custom_id: str, body: dict[str, object]) -> bytes:

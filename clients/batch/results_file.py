@@ -9,6 +9,7 @@ last `sync`; lines lost with it are asked again.
 import contextlib
 import fcntl
 import os
+import stat
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -49,8 +50,9 @@ class ResultsFile:
         self._prefix = f"batch_req_{input_sha256[:_HASH_CHARS]}_"
         self._is_done = bytearray(last_line + 1)
         self._is_dirty = False
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
         try:
+            self._refuse_device()
             self._lock()
             self._take_stock()
         except BaseException:
@@ -99,6 +101,11 @@ class ResultsFile:
         self._is_done[number] = 1
         self.num_done += 1
         self.num_failed += is_failed
+
+    def _refuse_device(self) -> None:
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            message = f"--out {self.path} is a device or a pipe; a job goes on from what its file holds: name a file"
+            raise SpecError(message, file=self.path)
 
     def _lock(self) -> None:
         try:

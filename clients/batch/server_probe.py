@@ -18,7 +18,8 @@ async def check_server(client: AsyncTritonClient, base: GenerateRequest, *, mode
     """Send one token's worth of a request as the job will send its own.
 
     Raises:
-        RequestError: there is no such model; or the server has no admission and the job wants a class or a tenant.
+        RequestError: there is no such model, or it is none from text to text; or the server has no admission and the
+            job wants a class or a tenant.
         ServingError: nothing answers, or not for half a minute.
     """
     probe = GenerateRequest(text_input="a", max_tokens=1, priority=base.priority, tenant=base.tenant)
@@ -31,8 +32,15 @@ async def check_server(client: AsyncTritonClient, base: GenerateRequest, *, mode
             match setback_of(exc):
                 case Setback.UNFIT:
                     raise _without_admission(exc) from exc
-                case Setback.WRONG | Setback.BUSY:  # it has been looked at: the server knows classes
+                case Setback.BUSY:  # it has been looked at: the server knows classes
                     return
+                case Setback.WRONG:  # no line of any job could be right there
+                    raise RequestError(
+                        f"--model {model} does not answer a text of one token: {exc.message}; name a model from text "
+                        "to text, such as ensemble",
+                        field="model",
+                        value=model,
+                    ) from exc
             is_coming_back = exc.facts.get("reason") in {"engine_restarting", "engine_died", "engine_hung"}
             if not is_coming_back or time.monotonic() > until_s:
                 raise

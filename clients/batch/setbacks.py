@@ -10,7 +10,7 @@ from ensemble_configs.errors import QueueFull, RequestError, RequestTimeout, Ser
 SCHEDULING = ("priority", "tenant", "queue_timeout_ms")  # what the job says of itself and not a line
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 _LONGEST_HINT_S = 60.0
-_AWAY = {"unreachable", "engine_restarting", "draining", "stopping", "not_loaded", "no_answer"}
+_AWAY = {"unreachable", "engine_restarting", "draining", "stopping", "not_loaded", "engine_not_loaded", "no_answer"}
 
 
 class Setback(enum.Enum):
@@ -30,7 +30,7 @@ def setback_of(error: ServingError) -> Setback:
         if field in SCHEDULING:
             return Setback.UNFIT
         return Setback.AWAY if field == "model" else Setback.WRONG  # it was there when the job began
-    if isinstance(error, QueueFull) or reason in {"overload", "queue_timeout_ms"}:
+    if isinstance(error, QueueFull) or reason in {"overload", "shedding", "queue_timeout_ms"}:
         return Setback.BUSY
     if isinstance(error, Unavailable) and reason in _AWAY:
         return Setback.AWAY

@@ -107,7 +107,13 @@ class AdmittingEngine(Engine):
         now_s = self._clock.now_s()
         self._in_flight.note_offered(request, self._load, now_s)
         self._ladder.update(now_s)
-        return self._ladder.applied(request, now_s)
+        return self._ladder.applied(request, now_s, use=self.use())
+
+    def use(self) -> float:
+        """Of the budget, by what runs and what waits; 1: all of it."""
+        budget = self.budget
+        num_seqs, num_tokens = len(budget) + len(self._line), budget.num_promised_tokens + self._line.num_tokens
+        return max(num_seqs / budget.num_seats, num_tokens / budget.max_tokens)
 
     def _ticket(self, request: GenerationRequest, now_s: float) -> Ticket:
         scheduling = request.scheduling

@@ -12,6 +12,9 @@ from serving.admission.offered_load import OfferedLoad
 from serving.engines.base import GenerationRequest
 from serving.scheduling import Priority
 
+_BUSY_FROM = 0.75
+_GOLDEN = 0.618034  # its multiples, without their whole part, are spread evenly however many there are
+
 
 class Measure(ABC):
     """What one step does, on top of those below it, to the requests that arrive while it lasts."""
@@ -53,6 +56,10 @@ class Ladder:
     """Which steps are in force: one is entered or left at a time, and none before the last change is `min_step_s` old.
 
     A step is entered at its `enter`, and left below its `leave`: a load between the two changes nothing.
+
+    Nobody is refused while the engine is less than three quarters full, whatever was asked lately: the load counts who
+    was refused and came back, as told, once more each time, and an engine that stands idle helps nobody. And those who
+    are refused are told to come back at different times, from the step's end on, or they would all be there at once.
     """
 
     def __init__(self, spec: LadderSpec, load: OfferedLoad) -> None:
@@ -61,6 +68,7 @@ class Ladder:
         self._measures = [CapTokens(one) if isinstance(one, CapStepSpec) else RefuseClass(one) for one in spec.steps]
         self.step = 0  # so many are in force, the first ones
         self._changed_s = -math.inf
+        self._spread = 0.0
 
     def update(self, now_s: float) -> None:
         """Enter or leave a step, if it is time."""
@@ -72,8 +80,11 @@ class Ladder:
         elif self.step and load < steps[self.step - 1].leave:
             self._change(-1, now_s)
 
-    def applied(self, request: GenerationRequest, now_s: float) -> GenerationRequest:
+    def applied(self, request: GenerationRequest, now_s: float, *, use: float) -> GenerationRequest:
         """A request that arrives, as it may run.
+
+        Args:
+            use: of the budget, by what runs and what waits; 1: all of it.
 
         Raises:
             Unavailable: its class is not let in now.
@@ -81,9 +92,10 @@ class Ladder:
         found = request
         for number, measure in enumerate(self._measures[: self.step], start=1):
             changed = measure.applied(found)
-            if changed is None:
+            if changed is not None:
+                found = changed
+            elif use >= _BUSY_FROM:
                 raise self._refusal(request, number, now_s)
-            found = changed
         return found
 
     def _refusal(self, request: GenerationRequest, number: int, now_s: float) -> Unavailable:
@@ -92,8 +104,12 @@ class Ladder:
             f"{name} requests are not let in while {load:.1f} times as much is asked for as fits (step {self.step} of "
             f"{len(self._measures)}); come back after retry_after_ms, or ask in a higher class",
             reason="shedding",
-            retry_after_ms=max(1, math.ceil(1000 * self._seconds_until_left(number, now_s))),
+            retry_after_ms=max(1, math.ceil(1000 * (self._seconds_until_left(number, now_s) + self._next_spread_s()))),
         )
+
+    def _next_spread_s(self) -> float:
+        self._spread = (self._spread + _GOLDEN) % 1.0
+        return self._spread * (self._spec.min_step_s + self._spec.window_s)
 
     def _seconds_until_left(self, number: int, now_s: float) -> float:
         """At the earliest, if nobody else comes."""

@@ -46,6 +46,11 @@ class WaitingLine:
         """By the names of the classes."""
         return {priority.name.lower(): self._policy.waiting_of(priority).num_requests for priority in Priority}
 
+    @property
+    def num_tokens(self) -> int:
+        """Of all that wait: prompts and expected outputs."""
+        return sum(self._policy.waiting_of(priority).num_tokens for priority in Priority)
+
     def join(self, ticket: Ticket) -> None:
         """Let a new request wait.
 

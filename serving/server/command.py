@@ -21,6 +21,8 @@ from serving.server.stop_signal import StopSignal
 from serving.server.supervision import Supervision
 from serving.server.triton_process import TritonProcess
 
+_QUESTION = "What is the capital of France?"
+
 
 def serve(
     deployment: Annotated[
@@ -86,9 +88,11 @@ def _tell(line: str) -> None:
 
 def _welcome(spec: DeploymentSpec, seconds: float) -> str:
     triton = spec.triton
-    names = [model.triton_prefix + (model.endpoints or ("tensorrt_llm",))[0] for model in spec.models]
-    model = "" if names[0] == "ensemble" else f" --model {names[0]}"
-    models = f"  models   {', '.join(names)}\n" if len(names) > 1 else ""
+    names = [model.triton_prefix + step for model in spec.models for step in model.endpoints or ("tensorrt_llm",)]
+    names += [extra.name for extra in spec.extra_models]
+    models = f"  models   {', '.join(names)}\n" if len(spec.models) > 1 or spec.extra_models else ""
+    texts = [model.triton_prefix + step for model in spec.models for step in model.endpoints]
+    model = "" if texts[:1] == ["ensemble"] else f" --model {(texts or [''])[0]}"
     program = Path(sys.argv[0])
     command = program.name
     if program.is_absolute() and program.is_relative_to(Path.cwd()):
@@ -96,13 +100,13 @@ def _welcome(spec: DeploymentSpec, seconds: float) -> str:
     elif not program.is_absolute():
         command = str(program)
     host = "localhost" if triton.host in ("127.0.0.1", "0.0.0.0", "::") else triton.host
+    ask = f'ask it:  {command} generate "{_QUESTION}" --url {host}:{triton.grpc_port}{model}' if texts else ""
     return (
         f"ready after {seconds:.1f} s\n"
         f"  gRPC     {host}:{triton.grpc_port}\n"
         f"  HTTP     http://{host}:{triton.http_port}/v2\n"
         f"  metrics  http://{host}:{triton.metrics_port}/metrics\n"
-        f"{models}"
-        f'ask it:  {command} generate "What is the capital of France?" --url {host}:{triton.grpc_port}{model}'
+        f"{models}{ask}"
     )
 
 
@@ -110,5 +114,6 @@ def _cause(log_path: Path, *, is_verbose: bool) -> str:
     if is_verbose:
         return "its log is above"
     lines = log_path.read_text(errors="replace").splitlines()
-    errors = [line for line in lines if "Error" in line or "[INVALID" in line or line.startswith("error:")]
+    marks = ("Error", "[INVALID", "terminate called", "what():")
+    errors = [line for line in lines if any(mark in line for mark in marks) or line.startswith("error:")]
     return "\n".join(["its last errors:", *errors[-5:], f"the whole log is in {log_path}"])

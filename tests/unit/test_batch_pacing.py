@@ -153,6 +153,8 @@ def test_who_gives_up_at_the_gate_takes_no_place() -> None:
         (RequestError("no", field="model"), Setback.AWAY),
         (QueueFull("no", reason="queue_full", retry_after_ms=5), Setback.BUSY),
         (Unavailable("no", reason="overload", retry_after_ms=5), Setback.BUSY),
+        (Unavailable("no", reason="shedding", retry_after_ms=5), Setback.BUSY),
+        (Unavailable("no", reason="engine_not_loaded"), Setback.AWAY),
         (RequestTimeout("no", reason="queue_timeout_ms"), Setback.BUSY),
         (RequestTimeout("no"), Setback.LOST),
         (Unavailable("no", reason="engine_restarting"), Setback.AWAY),

@@ -105,6 +105,12 @@ def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> N
         assert file.num_done == 0
 
 
+@pytest.mark.parametrize("device", ["/dev/full", "/dev/null", "/dev/zero"])
+def test_a_device_is_refused(device: str) -> None:
+    with pytest.raises(SpecError, match=r"is a device or a pipe|cannot be written"):
+        ResultsFile(Path(device), input_sha256="0" * 64, last_line=1)
+
+
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="is a folder"):
         results(tmp_path)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is given up under load, one step after the other, in virtual time."""
 
+import heapq
 import itertools
 import math
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ensemble_configs.admission_spec import AdmissionSpec, LadderSpec
+from ensemble_configs.admission_spec import AdmissionSpec, LadderSpec, SloSpec
 from serving.admission.budget import KvBudget
 from serving.admission.degradation import Ladder
 from serving.admission.offered_load import OfferedLoad
@@ -64,12 +66,13 @@ class Shedding:
 
     def arrive(self, priority: int) -> None:
         self.key += 1
+        use = self.run.engine.use()
         refusal = self.run.add(request(self.key, priority=priority, tenant=str(self.key % 4)))
         self.note()
         if refusal is not None and "reason=shedding" in refusal:
             self.shed.append((priority, self.step))
         if refusal is None and priority in REFUSED_AT:
-            assert self.step < REFUSED_AT[priority], "it should have been refused"
+            assert self.step < REFUSED_AT[priority] or use < 0.75, "it should have been refused"
 
     def note(self) -> None:
         before = self.changes[-1][1] if self.changes else 0
@@ -102,6 +105,50 @@ def test_what_is_given_up_follows_the_load_up_and_down() -> None:
     for priority, lengths in ((1, {8}), (2, {8}), (3, {4, 8})):
         own = [key for key, one in asked.items() if one.scheduling.priority == priority and ends[key] == "length"]
         assert {len(output[key]) for key in own} == lengths
+
+
+def test_an_engine_stands_idle_for_nobody_though_all_come_back_when_they_are_told() -> None:
+    """60 clients of a class that is refused from step 3 on, each of which asks again exactly when it is told to."""
+    found = Shedding()
+    found.run = AdmissionRun(found.run.spec, found.run.engine_spec, SloSpec(ttft_ms=60.0))
+    clock, engine = found.run.clock, found.run.engine
+    due = [(0.0, client) for client in range(60)]
+    heapq.heapify(due)
+    idle_s = 0.0
+    running: dict[int, int] = {}  # the client of each request
+    while clock.now_s() < 60.0:
+        while due and due[0][0] <= clock.now_s():
+            _, client = heapq.heappop(due)
+            found.key += 1
+            refusal = found.run.add(request(found.key, priority=2, tenant="a"))
+            if refusal is None:
+                running[found.key] = client
+            else:
+                heapq.heappush(due, (clock.now_s() + hint_s(refusal), client))
+        if engine.has_work:
+            found.run.step()
+        else:
+            idle_s += 0.01
+            clock.sleep_s(0.01)
+            engine.step()
+        for key in [key for key in running if key in found.run.ends]:
+            heapq.heappush(due, (clock.now_s(), running.pop(key)))
+    assert found.step > 0, "there was something to shed"
+    assert idle_s < 6.0
+    assert len(found.run.ends) > 0.5 * CAPACITY_PER_S * 60
+
+
+def hint_s(refusal: str) -> float:
+    match = re.search(r"retry_after_ms=(\d+)", refusal)
+    assert match is not None, refusal
+    return int(match[1]) / 1000
+
+
+def test_those_who_are_shed_are_not_told_to_come_back_all_at_once() -> None:
+    found = Shedding()
+    found.go(20, lambda _: 4.0)
+    hints = [hint_s(str(found.run.add(request(10**6 + n, priority=3)))) for n in range(20)]
+    assert max(hints) - min(hints) > 0.7 * (MIN_STEP_S + 2.0)
 
 
 def test_who_is_shed_is_told_why_and_when_to_come_back() -> None:
@@ -178,7 +225,7 @@ def test_whatever_the_load_does_steps_keep_their_order_their_time_and_their_thre
         if ladder.step < before:
             assert (ladder.step, load.load < spec.steps[before - 1].leave) == (before - 1, True)
         premium = request(1, max_tokens=100, priority=1)
-        assert ladder.applied(premium, now_s) is premium
+        assert ladder.applied(premium, now_s, use=1.0) is premium
 
 
 def test_the_offered_load_is_the_seats_that_all_that_arrive_would_take() -> None:
