@@ -55,6 +55,8 @@ def render(
     """
     if is_json and diff is None:
         raise SpecError("--json is for --diff; name the older deployment file", field="json")
+    if (diff is not None) + is_helm + (out is not None) > 1:
+        raise SpecError("give one of --diff, --helm and --out: the first two write nothing", field="diff")
     spec = load_deployment(deployment)
     if diff is not None:
         _report(load_deployment(diff), spec, is_json=is_json)

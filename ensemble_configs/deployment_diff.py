@@ -17,8 +17,8 @@ from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.launch_flags import launch_flags
 from ensemble_configs.model_configs import GENERATED, Message, model_messages
 from ensemble_configs.model_names import MODELS, PYTHON_MODELS
-from ensemble_configs.model_spec import ModelSpec
-from ensemble_configs.release import render_release
+from ensemble_configs.model_spec import ModelSpec, as_release
+from ensemble_configs.release_spec import ReleaseSpec
 from ensemble_configs.repository import render_repository
 
 _KEPT_IN_PLACE = frozenset({"version_policy", "instance_group"})
@@ -87,6 +87,11 @@ def compare(old: DeploymentSpec, new: DeploymentSpec) -> DeploymentDiff:
     )
 
 
+def _text(release: ReleaseSpec) -> str:
+    """All that a release says, with its folders as they are called and not as seen from a repository."""
+    return as_release(release).model_dump_json(exclude_none=True)
+
+
 @dataclasses.dataclass(frozen=True)
 class _TritonModel:
     config: Message
@@ -96,7 +101,7 @@ class _TritonModel:
 def _triton_models(spec: DeploymentSpec) -> dict[str, _TritonModel]:
     found = {}
     for model in spec.models:
-        texts = {release.release: render_release(release, folder=_ROOT) for release in model.releases}
+        texts = {release.release: _text(release) for release in model.releases}
         messages = model_messages(model, spec.triton)
         for step in model.steps:
             config = messages[model.triton_prefix + step]
@@ -176,14 +181,12 @@ def _flags(old: DeploymentSpec, new: DeploymentSpec) -> Iterator[str]:
 
 def _changed_releases(old: DeploymentSpec, new: DeploymentSpec) -> Iterator[str]:
     before = {
-        (model.triton_prefix, release.release): render_release(release, folder=_ROOT)
-        for model in old.models
-        for release in model.releases
+        (model.triton_prefix, release.release): _text(release) for model in old.models for release in model.releases
     }
     for model in new.models:
         for release in model.releases:
             text = before.get((model.triton_prefix, release.release))
-            if text is not None and text != render_release(release, folder=_ROOT):
+            if text is not None and text != _text(release):
                 yield f"{model.name} release {release.release}"
 
 

@@ -3,12 +3,13 @@
 
 import yaml
 
-from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.deployment import DeploymentSpec, override_triton
 from ensemble_configs.launch_flags import launch_flags
 
 
 def helm_values(spec: DeploymentSpec) -> dict[str, object]:
-    """Plain data, to be written as a values file."""
+    """Plain data, to be written as a values file. In a pod the server listens on all its addresses."""
+    spec = override_triton(spec, host="0.0.0.0")
     gpus = {gpu for release in spec.releases for gpu in release.gpus}
     return {
         "nameOverride": spec.name.replace("_", "-"),

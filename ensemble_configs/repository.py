@@ -85,7 +85,12 @@ def _own_config(extra: ExtraModelSpec) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        raise SpecError(f"extra_models: cannot read {path} of {extra.name}: {exc}", file=path) from exc
+        reason = exc.strerror if isinstance(exc, OSError) else f"{exc.reason} at byte {exc.start}"
+        raise SpecError(
+            f"extra_models: cannot read {path} of {extra.name}: {reason}; name a folder with config.pbtxt and version "
+            "folders, from the deployment's own folder",
+            file=path,
+        ) from exc
     if not _version_folders(extra):
         raise SpecError(f"extra_models: {extra.dir} of {extra.name} has no version folder, such as 1", file=extra.dir)
     said = _without_comments(text)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from build_engines.planner.deployment_plan import DeploymentPlan, EnginePart, gib, plan_deployment
+from build_engines.planner.deployment_plan import HOST, DeploymentPlan, EnginePart, gib, plan_deployment
 from build_engines.planner.device_memory import device_memory
 from ensemble_configs.deployment import load_deployment
 
@@ -33,12 +33,13 @@ def report_deployment(
         json.dump(_as_data(plan), sys.stdout, indent=2, allow_nan=False)
         sys.stdout.write("\n")
     else:
-        _print(plan)
+        is_measured = host_memory_gib is None and spec.machine.host_memory_gib is None
+        _print(plan, host="that are free here now" if is_measured else "")
     if plan.problems:
         raise typer.Exit(2)
 
 
-def _print(plan: DeploymentPlan) -> None:
+def _print(plan: DeploymentPlan, *, host: str) -> None:
     is_terminal = sys.stdout.isatty()
     console = Console(
         file=sys.stdout, highlight=False, markup=False, soft_wrap=not is_terminal, width=None if is_terminal else 170
@@ -54,6 +55,7 @@ def _print(plan: DeploymentPlan) -> None:
     console.print()
     for device in plan.devices:
         of = "how much it has is not known" if device.memory_bytes is None else f"of {gib(device.memory_bytes)}"
+        of += f" {host}" if device.name == HOST and host else ""
         free = "" if device.free_bytes is None else f", {gib(max(0, device.free_bytes))} free"
         console.print(f"{device.name}: {gib(device.used_bytes)} {of}{free} ({', '.join(device.users)})")
     console.print()

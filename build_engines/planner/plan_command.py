@@ -29,6 +29,7 @@ _THINK_TIME_S = 30.0
 
 
 def plan(
+    ctx: typer.Context,
     model: Annotated[
         str | None, typer.Argument(help="A checkpoint's folder, its config.json, or a name: llama-3.1-70b.")
     ] = None,
@@ -112,6 +113,7 @@ def plan(
     if deployment is not None:
         if model is not None:
             raise SpecError(f"{model!r} and --deployment are two questions; give one", field="deployment")
+        _refuse_other_options(ctx)
         report_deployment(deployment, gpu=gpu, num_gpus=num_gpus, host_memory_gib=host_memory_gib, is_json=is_json)
         return
     if model is None:
@@ -147,6 +149,23 @@ def plan(
         sys.stdout.write("\n")
     else:
         print_plan(made, name=model, num_shown=num_shown)
+
+
+def _refuse_other_options(ctx: typer.Context) -> None:
+    """With --deployment: those of a question about speed would change nothing."""
+    for name in ctx.params:
+        source = ctx.get_parameter_source(name)
+        if name not in _OF_DEPLOYMENTS and source is not None and source.name == "COMMANDLINE":
+            option = _SHORT_NAMES.get(name, name.replace("_", "-"))
+            raise SpecError(
+                f"--{option} says nothing about a deployment's memory; with --deployment there are --gpu, --gpus, "
+                "--host-memory-gib and --json",
+                field=option,
+            )
+
+
+_SHORT_NAMES = {"weight_format": "format", "num_shown": "top", "num_nodes": "nodes"}
+_OF_DEPLOYMENTS = {"deployment", "gpu", "num_gpus", "host_memory_gib", "is_json"}
 
 
 def _plot(made: Plan, path: Path) -> None:

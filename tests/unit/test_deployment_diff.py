@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ensemble_configs.deployment import DeploymentSpec, load_deployment
+from ensemble_configs.deployment import DeploymentSpec, load_deployment, override_triton
 from ensemble_configs.deployment_diff import DeploymentDiff, Kind, compare
 from ensemble_configs.model_names import MODELS, PYTHON_MODELS
 from trireme.commands import run_command
@@ -128,6 +128,16 @@ def test_what_is_loaded_beside_itself_has_to_fit(capsys: pytest.CaptureFixture[s
     assert ask(capsys, "--deployment", new, "--diff", new) == "nothing changes\n"
 
 
+@pytest.mark.parametrize("more", [["--helm"], ["--out", "models"]])
+def test_two_wishes_at_once_are_refused(
+    capsys: pytest.CaptureFixture[str], files: tuple[str, str], more: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        run_command("render", ["--deployment", files[1], "--diff", files[0], *more])
+    assert end.value.code == 2
+    assert "give one of --diff, --helm and --out" in capsys.readouterr().err
+
+
 def test_helm_gets_the_deployment_and_what_follows_from_it(
     capsys: pytest.CaptureFixture[str], files: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -136,4 +146,6 @@ def test_helm_gets_the_deployment_and_what_follows_from_it(
     assert [each["prefix"] for each in values["models"]] == ["a_", "b_"]
     assert "--grpc-port=8001" in values["tritonArgs"]
     (tmp_path / "again.yaml").write_text(yaml.safe_dump(values["deployment"]))
-    assert load_deployment(tmp_path / "again.yaml") == load_deployment(Path(files[1]))
+    again = override_triton(load_deployment(tmp_path / "again.yaml"), host="127.0.0.1")
+    assert again == load_deployment(Path(files[1]))
+    assert "--grpc-address=0.0.0.0" in values["tritonArgs"], "nobody could reach a pod's loopback"

@@ -219,6 +219,12 @@ def test_the_machine_of_the_deployment_counts_where_no_option_does(
     assert (asked["fits"], asked["devices"][0]["memory_bytes"]) == (True, 4 * GIB)
 
 
+def test_options_about_speed_are_refused_and_not_ignored(capsys: pytest.CaptureFixture[str], path: Path) -> None:
+    for option in ("--isl", "--top", "--format"):
+        code, _, err = ask(capsys, path, option, "fp8" if option == "--format" else "5")
+        assert (code, f"{option} says nothing about a deployment's memory" in err) == (2, True)
+
+
 def test_two_questions_at_once_and_none_are_refused(capsys: pytest.CaptureFixture[str], path: Path) -> None:
     assert ask(capsys, path, "llama-3.1-8b")[0] == 2
     with pytest.raises(SystemExit):
