@@ -10,6 +10,7 @@ from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.model_spec import ExtraModelSpec, ModelSpec, RateLimiterSpec, ResourceName, ResourceNeed
 from ensemble_configs.spec import NotNegative, Positive, Spec
 
+_MAX_SHARED = 32
 _LLM_DEVICE = 0  # Triton counts an instance that is of KIND_CPU as one of device 0
 
 
@@ -30,6 +31,7 @@ def find_clashes(
         *_pools_twice(pools),
         *_resources(models, extra_models, pools),
         *_memory_pools(models),
+        *_too_many_shared(models),
         *_shared_counts(models),
     ]
 
@@ -122,6 +124,21 @@ def _memory_pools(models: Sequence[ModelSpec]) -> Iterator[str]:
         if len(said) > 1:
             figures = ", ".join(f"{mib} by {name}" for mib, name in said.items())
             yield f"on_demand.pool_mib: pool {pool} is said to be {figures}; say the same"
+
+
+def _too_many_shared(models: Sequence[ModelSpec]) -> Iterator[str]:
+    """The server's ledger (`serving.ledger_file`) has room for so many."""
+    names: set[tuple[str, str]] = set()
+    for model in models:
+        for release in model.releases:
+            shared = release.admission.budget.shared if release.admission is not None else None
+            names |= {("resource", resource.name) for resource in (shared.resources if shared is not None else ())}
+            names |= {("pool", release.on_demand.pool)} if release.on_demand is not None else set()
+    if len(names) > _MAX_SHARED:
+        yield (
+            f"admission.budget.shared and on_demand.pool name {len(names)} different resources and pools; a server has "
+            f"room for {_MAX_SHARED}; let models share them"
+        )
 
 
 def unbounded_caches(models: Sequence[ModelSpec]) -> Iterator[str]:

@@ -11,17 +11,20 @@ _LEAST_LOAD_THREADS = 64  # enough for most, so that another release is no other
 def launch_flags(spec: DeploymentSpec) -> Flags:
     """Names without dashes, and values; a name may come several times."""
     triton = spec.triton
+    # Of IPv6 its gRPC server puts ":PORT" behind the address, and its HTTP server (libevhtp) wants to be told.
+    is_v6 = ":" in triton.host
+    http_host, grpc_host = (f"ipv6:{triton.host}", f"[{triton.host}]") if is_v6 else (triton.host, triton.host)
     flags: dict[str, object] = {
         "model-control-mode": "explicit",
         "load-model": "*",
         # A guest of an engine waits for its owner on the thread that loads it: with fewer threads than versions of
         # models guests could take all of them, and the owners that they wait for would not be loaded.
         "model-load-thread-count": max(_LEAST_LOAD_THREADS, _num_versions(spec)),
-        "http-address": triton.host,
+        "http-address": http_host,
         "http-port": triton.http_port,
-        "grpc-address": triton.host,
+        "grpc-address": grpc_host,
         "grpc-port": triton.grpc_port,
-        "metrics-address": triton.host,
+        "metrics-address": http_host,
         "metrics-port": triton.metrics_port,
         "grpc-keepalive-time": triton.keepalive_time_ms,
         "grpc-keepalive-timeout": triton.keepalive_timeout_ms,

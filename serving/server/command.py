@@ -99,7 +99,8 @@ def _welcome(spec: DeploymentSpec, seconds: float) -> str:
         command = str(program.relative_to(Path.cwd()))
     elif not program.is_absolute():
         command = str(program)
-    host = "localhost" if triton.host in ("127.0.0.1", "0.0.0.0", "::") else triton.host
+    host = f"[{triton.host}]" if ":" in triton.host else triton.host
+    host = "localhost" if triton.host in ("127.0.0.1", "0.0.0.0", "::") else host
     ask = f'ask it:  {command} generate "{_QUESTION}" --url {host}:{triton.grpc_port}{model}' if texts else ""
     return (
         f"ready after {seconds:.1f} s\n"
@@ -107,7 +108,7 @@ def _welcome(spec: DeploymentSpec, seconds: float) -> str:
         f"  HTTP     http://{host}:{triton.http_port}/v2\n"
         f"  metrics  http://{host}:{triton.metrics_port}/metrics\n"
         f"{models}{ask}"
-    )
+    ).rstrip()
 
 
 def _cause(log_path: Path, *, is_verbose: bool) -> str:

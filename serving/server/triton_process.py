@@ -169,4 +169,6 @@ def _end_with_parent() -> None:
 
 
 def _reachable(host: str) -> str:
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    """As it stands in a URL."""
+    there = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{there}]" if ":" in there else there

@@ -72,7 +72,13 @@ def _server_of(spec: DeploymentSpec) -> str:
     """What only another start of the server changes, but for ports, which are others here, and pools, which add up."""
     flags = [(name, value) for name, value in launch_flags(spec) if not name.endswith("-port")]
     own = [flag for flag in flags if flag[0] != "rate-limit-resource"]
-    return json.dumps([own, spec.triton.triton_max_batch_size])
+    return json.dumps([own, spec.triton.triton_max_batch_size, _shared_counts(spec)])
+
+
+def _shared_counts(spec: DeploymentSpec) -> list[tuple[str, int]]:
+    """Of the server's ledger, which all models name alike and which has room for few names."""
+    budgets = [release.admission.budget.shared for release in spec.releases if release.admission is not None]
+    return sorted({(each.name, each.count) for budget in budgets if budget is not None for each in budget.resources})
 
 
 def _none_of(spec: DeploymentSpec) -> DeploymentSpec:

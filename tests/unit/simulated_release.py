@@ -8,6 +8,7 @@ from types import MappingProxyType
 from ensemble_configs.admission_spec import AdmissionSpec
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.engine_specs import SimulatedEngineSpec
+from ensemble_configs.release import RELEASE_FILE
 from ensemble_configs.release_spec import BlsSpec, ResponseSpec, TokenizerSpec
 from ensemble_configs.repository import write_repository
 
@@ -36,3 +37,11 @@ def write_release(
     )
     write_repository(spec, root=root, source="test.yaml")
     return root / "tensorrt_llm" / str(release)
+
+
+def write_broken_release(root: Path) -> Path:
+    """The same with an engine that cannot be loaded: somebody has written a vocabulary into it that is too small."""
+    folder = write_release(root)
+    file = folder / RELEASE_FILE
+    file.write_text(file.read_text().replace('"vocab_size": 4096', '"vocab_size": 16'))
+    return folder

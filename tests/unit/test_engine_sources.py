@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from simulated_release import write_release
+from simulated_release import write_broken_release, write_release
 
 from ensemble_configs.errors import ServerError, Unavailable
 from serving.engine_client import EngineClient
@@ -98,7 +98,7 @@ def test_a_guest_waits_for_an_owner_that_comes_later(tmp_path: Path) -> None:
 
 
 def test_a_guest_learns_that_the_engine_could_not_be_loaded(tmp_path: Path, guest: Adapter) -> None:
-    owner = Adapter(OwnedEngine(write_release(tmp_path, {"vocab_size": 16}), EngineListener("1")))
+    owner = Adapter(OwnedEngine(write_broken_release(tmp_path), EngineListener("1")))
     with pytest.raises(ServerError, match="could not be loaded"):
         owner.client.start()
     closer = threading.Timer(0.2, owner.client.close)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from simulated_release import write_release
+from simulated_release import write_broken_release, write_release
 
 from ensemble_configs.errors import RequestError, ServerError
 from ensemble_configs.release_spec import OnDemandSpec
@@ -32,7 +32,11 @@ class Turns:
     """An engine that is stepped by a thread, as in its process."""
 
     def __init__(self, folder: Path, name: str, spec: OnDemandSpec, **engine: object) -> None:
-        self._release = write_release(folder / name, engine)
+        self._release = (
+            write_broken_release(folder / name)
+            if engine.pop("is_broken", False)
+            else write_release(folder / name, engine)
+        )
         self._ledger = folder / "ledger"
         self._spec, self._name = spec, name
         self.chunks: dict[int, list[TokenChunk]] = {}
@@ -273,7 +277,7 @@ def test_what_it_can_never_serve_is_refused_at_once(start: Start) -> None:
 
 
 def test_an_engine_that_cannot_be_loaded_says_so_at_the_start(start: Start) -> None:
-    broken = start("a", engine={"vocab_size": 16})
+    broken = start("a", engine={"is_broken": True})
     wait_until(lambda: broken.failure is not None)
     assert isinstance(broken.failure, ServerError)
     assert "vocab_size" in str(broken.failure)

@@ -113,6 +113,17 @@ def test_priorities_are_declared_at_every_step_that_may_queue(tmp_path: Path) ->
     assert {found[name].dynamic_batching.default_queue_policy.max_queue_size for name in honouring} == {9}
 
 
+@pytest.mark.parametrize(
+    ("host", "http", "grpc"),
+    [("0.0.0.0", "0.0.0.0", "0.0.0.0"), ("::1", "ipv6:::1", "[::1]"), ("localhost", "localhost", "localhost")],
+)
+def test_addresses_are_written_as_each_of_tritons_servers_reads_them(
+    tmp_path: Path, host: str, http: str, grpc: str
+) -> None:
+    flags = dict(launch_flags(load(tmp_path, model("chat"), triton={"host": host})))
+    assert (flags["http-address"], flags["metrics-address"], flags["grpc-address"]) == (http, http, grpc)
+
+
 def test_only_what_is_asked_for_is_served(tmp_path: Path) -> None:
     few, none = model("few", endpoints=["ensemble"]), model("none", endpoints=[])
     graph = model("graph", endpoints=["ensemble_graph"])
@@ -270,6 +281,12 @@ REFUSED: list[tuple[str, list[Data], Data, str]] = [
         [model("a", placement={"gpus": [0]})],
         {},
         "placement.gpus and mps_thread_percentage are for",
+    ),
+    (
+        "pools for all",
+        [model(f"m{n}", on_demand={"pool": f"p{n}", "pool_mib": 10, "memory_mib": 10}) for n in range(33)],
+        {},
+        "on_demand.pool name 33 different resources and pools; a server has room for 32",
     ),
     ("a GPU twice", [model("a", placement={"gpus": [0, 0]})], {}, "models.a.placement: gpus must differ, got [0, 0]"),
     (

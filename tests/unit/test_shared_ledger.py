@@ -230,7 +230,7 @@ def test_there_is_room_for_so_many_members_and_resources(members: Members) -> No
     with pytest.raises(ServerError, match="has 64 members already"):
         members.join("one more")
     members.joined.pop().close()
-    with pytest.raises(ServerError, match="has 8 resources already"):
+    with pytest.raises(ServerError, match="has 32 resources already"):
         members.join("greedy", **{f"r{number}": 1 for number in range(ledger_file.MAX_RESOURCES)})
     assert members.join("last").try_acquire({"units": 4})
 
