@@ -102,7 +102,9 @@ def test_an_engine_runs_on_the_cores_it_is_given(pair: RunningServer) -> None:
 
 
 def test_the_start_says_which_models_there_are(pair: RunningServer) -> None:
-    assert "models   chat_ensemble, ensemble\n" in pair.log()
+    [line] = [line for line in pair.log().splitlines() if line.startswith("  models   ")]
+    ways = ("ensemble", "tensorrt_llm_bls", "ensemble_graph")
+    assert line.split(maxsplit=1)[1] == ", ".join([*(f"chat_{way}" for way in ways), *ways, "doubling"])
     assert "--model chat_ensemble\n" in pair.log()
 
 
