@@ -67,7 +67,6 @@ def write_repository(spec: DeploymentSpec, *, root: Path, source: str) -> list[P
         Path(extra.name) / folder.name: folder for extra in spec.extra_models for folder in _version_folders(extra)
     }
     _remove_strangers(root, keep={path.parts[0] for path in files})
-    _remove_old_versions(root, keep={path.parts[:2] for path in (*files, *links)})
     written = [path for path, content in files.items() if _write(root / path, content)]
     for path in files:
         if path.name == "model.py":
@@ -127,19 +126,6 @@ def _remove_strangers(root: Path, *, keep: set[str]) -> None:
         )
     for path in folders:
         shutil.rmtree(path)
-
-
-def _remove_old_versions(root: Path, *, keep: set[tuple[str, ...]]) -> None:
-    """Of the models that are rendered: Triton reads the name of each, and dies of one that is too large a number."""
-    for path in root.glob("*/*"):
-        if path.name.isdecimal() and path.parts[-2:] not in keep:
-            if path.is_symlink():
-                path.unlink()
-            elif {each.name for each in path.iterdir()} <= _OURS:
-                shutil.rmtree(path)
-
-
-_OURS = {"model.py", RELEASE_FILE, ".keep", "__pycache__"}
 
 
 def _is_rendered(folder: Path) -> bool:

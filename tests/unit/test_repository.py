@@ -39,18 +39,6 @@ def test_a_release_is_the_version_of_every_model(spec: DeploymentSpec, tmp_path:
         assert [path.name for path in (tmp_path / model).iterdir() if path.is_dir()] == ["7"]
 
 
-def test_versions_that_are_served_no_more_are_removed_and_others_are_left_alone(
-    spec: DeploymentSpec, tmp_path: Path
-) -> None:
-    write_repository(spec.with_model(release=10**20), root=tmp_path, source="x.yaml")
-    strange = tmp_path / "ensemble" / "7"
-    strange.mkdir()
-    (strange / "notes.txt").write_text("somebody's")
-    write_repository(spec, root=tmp_path, source="x.yaml")
-    versions = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/*") if path.is_dir()}
-    assert versions == {f"{model}/1" for model in MODELS} | {"ensemble/7"}
-
-
 def test_rendering_writes_nothing(spec: DeploymentSpec, tmp_path: Path) -> None:
     assert render_repository(spec, root=tmp_path / "new", source="x.yaml")
     assert not (tmp_path / "new").exists()
