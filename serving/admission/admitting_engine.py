@@ -232,8 +232,9 @@ class AdmittingEngine(Engine):
         while (found := self._line.first(now_s)) is not None:
             ticket, room = found
             num_tokens = self._in_flight.first_promise(ticket)
-            if self.budget.fits(num_tokens, room, ticket.tenant):
-                num_waiting = min(len(self._line), self.budget.room_for(room, ticket.tenant).num_seats)
+            left = self.budget.room_for(room, ticket.tenant)
+            if left.holds(self.budget.needs(1, num_tokens)):
+                num_waiting = min(len(self._line), left.num_seats)
                 if not self._in_flight.take_shared(ticket, num_waiting=num_waiting):
                     self._is_shut_out = True
                     break
@@ -244,7 +245,7 @@ class AdmittingEngine(Engine):
                     self._in_flight.begin(ticket, num_tokens, now_s)
                 except RequestError as exc:
                     chunks.append(TokenChunk(ticket.key, [], error=str(exc)))
-            elif self.budget.room_for(room, ticket.tenant).num_seats < 1 or not self._line.pass_over(ticket):
+            elif left.num_seats < 1 or not self._line.pass_over(ticket):
                 break
         if not self._is_shut_out:
             self._shared.want_nothing()

@@ -2,15 +2,15 @@
 """What may be in flight: KV blocks, tokens and seats, promised before they are used, so that use never exceeds them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from serving.admission.room import Room
 from serving.admission.tenant_reserve import TenantReserve
 from serving.scheduling import Priority
 
 
-@dataclass(frozen=True, slots=True)
-class _Promise:
+class _Promise(msgspec.Struct, frozen=True, gc=False):
     tenant: str
     num_blocks: int
     num_tokens: int

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from serving.admission.ticket import Ticket
 
 _FIRST = -1.0  # before every order that a ticket may have
@@ -36,8 +38,7 @@ class _Tenant:
     turn: int | None = None  # its number in the heap of turns, where it may stand too early
 
 
-@dataclass(frozen=True, slots=True)
-class Backlog:
+class Backlog(msgspec.Struct, frozen=True, gc=False):
     """What waits."""
 
     num_requests: int = 0

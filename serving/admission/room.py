@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seats, KV blocks and tokens together: what is held, needed, or not promised yet."""
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Of the three that a request takes; below zero where more is promised than may be."""
+class Room(msgspec.Struct, frozen=True, gc=False):
+    """Of the three that a request takes; below zero where more is promised than may be.
+
+    A struct: some thirty are made for each request, and a frozen dataclass takes four times as long to make.
+    """
 
     num_seats: int
     num_blocks: int
