@@ -94,7 +94,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 1,
     shape: Annotated[str, typer.Option(help=f"Of arrivals: {' or '.join(SHAPES)}.")] = "poisson",
     step_ms: Annotated[float, typer.Option(min=1, help="Of the engine, without what its sequences add.")] = 10.0,
-    refuse_within_ms: Annotated[float, typer.Option(min=0, help="As in a deployment; 0: none.")] = 25.0,
+    refuse_within_ms: Annotated[float, typer.Option(min=0, help="As in a deployment; 0: none.")] = 15.0,
 ) -> None:
     """Measure, print and keep; takes a minute or two."""
     if shape not in SHAPES:

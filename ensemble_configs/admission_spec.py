@@ -65,7 +65,7 @@ class QueueSpec(Spec):
     max_requests: Positive = Field(default=1024, description="of each class, shared among its tenants by weight")
     max_tokens: Positive = Field(default=4_000_000, description="of each class; prompts and expected outputs")
     refuse_within_ms: Number | None = Field(
-        default=25.0,
+        default=15.0,
         gt=0,
         le=1e6,
         description="where `slo.ttft_ms` is set: who has waited so long without room is refused, premium after twice "

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The threads that reply: each owns the streams of its lane, so that the replies of a stream keep their order.
+"""The threads that reply: each owns the streams of its lane, so that the replies of a stream keep their order. What is
+refused has a lane of its own: it would wait there for the tokens of all others.
 
 Triton takes a response by a handshake between two processes, some six switches of a thread in a row. One thread alone
 waits for each of them in turn, and everything on the way falls asleep between two responses; with several on the way
@@ -31,23 +32,36 @@ class ReplyLanes:
 
     def __init__(self, reply: Callable[[TokenChunk], None], *, delay_s: Callable[[], float]) -> None:
         self._lanes = [_Lane(reply, ChunkGather(delay_s)) for _ in range(NUM_LANES)]
+        self._refusals = _Lane(reply, ChunkGather(lambda: 0.0))
+        self._begun: set[int] = set()  # streams that a chunk was put of, and not the last one
 
     def put(self, chunks: Iterable[TokenChunk]) -> None:
         """Have chunks sent, each stream's in the order given here; for one thread."""
-        parts: dict[int, list[TokenChunk]] = {}
+        parts: dict[_Lane, list[TokenChunk]] = {}
         for chunk in chunks:
-            parts.setdefault(chunk.key % NUM_LANES, []).append(chunk)
-        for number, part in parts.items():
-            self._lanes[number].inbox.put(part)
+            parts.setdefault(self._lane_of(chunk), []).append(chunk)
+        for lane, part in parts.items():
+            lane.inbox.put(part)
+
+    def _lane_of(self, chunk: TokenChunk) -> "_Lane":
+        lane = self._lanes[chunk.key % NUM_LANES]
+        if chunk.error is None and chunk.finish_reason is None:
+            self._begun.add(chunk.key)
+        elif chunk.key in self._begun:
+            self._begun.discard(chunk.key)
+        elif chunk.error is not None:
+            return self._refusals
+        return lane
 
     def clear(self) -> None:
-        """Forget what waits: the engine is gone."""
-        for lane in self._lanes:
+        """Forget what waits: the engine is gone; for the same thread."""
+        self._begun.clear()
+        for lane in (*self._lanes, self._refusals):
             lane.inbox.put(_CLEAR)
 
     def close(self) -> None:
         """No chunk is sent that has not been begun; returns at once."""
-        for lane in self._lanes:
+        for lane in (*self._lanes, self._refusals):
             lane.inbox.put(_CLOSE)
 
 

@@ -100,3 +100,19 @@ def test_a_reply_that_fails_does_not_end_its_lane(caplog: pytest.LogCaptureFixtu
     assert later.wait(WAIT_S)
     assert "a chunk could not be replied" in caplog.text
     lanes.close()
+
+
+def test_a_refusal_does_not_wait_for_the_tokens_of_others_and_an_error_does_for_its_own(replied: Replied) -> None:
+    lanes = ReplyLanes(replied, delay_s=lambda: 0.0)
+    replied.held_key = 1
+    same_lane = 1 + NUM_LANES
+    lanes.put([TokenChunk(1, [10]), TokenChunk(same_lane, [20])])
+    refused = same_lane + NUM_LANES
+    lanes.put(
+        [TokenChunk(same_lane, [], error="[INTERNAL] broken"), TokenChunk(refused, [], error="[UNAVAILABLE] full")]
+    )
+    replied.wait_until(lambda: refused in replied.chunks)
+    assert same_lane not in replied.chunks, "its token is before its error"
+    replied.hold.set()
+    replied.wait_until(lambda: replied.chunks.get(same_lane) == [20])
+    lanes.close()
