@@ -37,7 +37,7 @@ from serving.tokenization import PromptTokenizer
 ENGINE = SimulatedEngineSpec(
     provider="simulated", max_num_seqs=64, num_kv_blocks=2048, max_num_batched_tokens=2048, step_ms=40.0
 )  # fmt: skip
-ADMISSION = AdmissionSpec.model_validate({"budget": {"shares": {"premium": 1.0, "standard": 0.9, "batch": 0.85}}})
+ADMISSION = AdmissionSpec()  # the defaults are what is measured
 MIX = {Priority.PREMIUM: 0.2, Priority.STANDARD: 0.5, Priority.BATCH: 0.3}
 TTFT_FACTOR, TPOT_FACTOR = 5.0, 2.0
 LOADS = (0.5, 1.0, 2.0, 3.0)
@@ -161,6 +161,9 @@ def measured_header(load: Load, seed: int) -> Header:
 def main(
     premium: Annotated[int, typer.Option(min=20, help="Requests of the highest class at each load.")] = 1000,
     shapes: Annotated[str, typer.Option(help="Of arrivals, separated by commas.")] = "poisson,bursty",
+    premium_without: Annotated[
+        int, typer.Option(min=20, help="The same without admission, where classes are nothing.")
+    ] = 400,
     seed: Annotated[int, typer.Option(help="Of arrivals, lengths and classes.")] = 1,
 ) -> None:
     """Measure, write the records, and print what follows from them."""
@@ -171,13 +174,15 @@ def main(
     header = measured_header(load, seed)
     capacity_per_s = header.capacity_per_s
     kinds = {"none": deployment(), "admission": deployment(admission=ADMISSION, slo=header.slo())}
+    counts = {"none": premium_without, "admission": premium}
+    path = RESULTS / f"overload_{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.jsonl.gz"
     records: list[Record] = []
     for shape in shapes.split(","):
         for factor in LOADS:
             per_s = factor * capacity_per_s
-            seconds = premium / (per_s * MIX[Priority.PREMIUM])
-            due = list(arrivals_s(random.Random(seed), shape, per_s, seconds))
             for kind, spec in kinds.items():
+                seconds = counts[kind] / (per_s * MIX[Priority.PREMIUM])
+                due = list(arrivals_s(random.Random(seed), shape, per_s, seconds))
                 _say(f"{shape} {factor:g}x {kind}: {len(due)} requests in {seconds:.0f} s")
                 with ThroughEnsemble(spec) as server:
                     asyncio.run(alone(server.url, load, 5))  # a server that runs knows how long its steps take
@@ -185,8 +190,7 @@ def main(
                 for record in found:
                     record.kind, record.shape, record.load = kind, shape, factor
                 records += found
-    path = RESULTS / f"overload_{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.jsonl.gz"
-    write_records(path, header, records)
+                write_records(path, header, records)
     write_figures(path)
 
 

@@ -127,7 +127,7 @@ class AsyncTritonClient:
                     break
                 is_complete = is_final_response(response)
                 if is_complete:
-                    await call.done_writing()  # not before: see _CHANNEL_OPTIONS
+                    await _half_close(call)  # not before: see _CHANNEL_OPTIONS
                 chunk = decode_chunk(response, is_final=is_complete, received_ns=received_ns)
                 if chunk is not None:
                     silence.pause()
@@ -160,9 +160,15 @@ async def _let_end(call: StreamCall) -> None:
     """
     with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
         async with asyncio.timeout(_END_S):
-            await call.done_writing()
+            await _half_close(call)
             async for _ in call:
                 pass
+
+
+async def _half_close(call: StreamCall) -> None:
+    # grpc.aio 1.85 lets an error of its own out where the call has ended by itself meanwhile, at its deadline say.
+    with contextlib.suppress(grpc.aio.InternalError):
+        await call.done_writing()
 
 
 def _check_url(url: str) -> None:

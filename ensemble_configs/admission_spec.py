@@ -17,7 +17,7 @@ class ClassShares(Spec):
 
     premium: Share = 1.0
     standard: Share = 0.95
-    batch: Share = 0.8
+    batch: Share = 0.75
 
     @model_validator(mode="after")
     def _higher_has_more(self) -> "ClassShares":

@@ -3,7 +3,7 @@
 
 from serving.scheduling import Priority
 
-_PAID_PER_STEP = 1 / 20  # so a prompt of twice the share is followed by twenty steps without such a one
+_PAID_PER_STEP = 1 / 30  # so a prompt of twice the share is followed by thirty steps without such a one
 _PATIENCE_STEPS = 8
 _ROUNDING = 1e-6
 
@@ -14,7 +14,7 @@ class BatchPrefill:
     While requests of the classes above are in the engine, batch prompts that have begun and have no token yet may have
     `share` of a step's tokens together. A prompt longer than that begins alone, in a step that prefills nothing of the
     classes above (or when it has waited for one for eight), and what it has beyond the share is paid for before
-    the next such prompt begins: a twentieth of the share with each step. Otherwise the class begins what fills a step.
+    the next such prompt begins: a thirtieth of the share with each step. Otherwise the class begins what fills a step.
 
     Args:
         step_tokens: that the engine computes in a step at most.

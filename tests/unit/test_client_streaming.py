@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 
+import grpc.aio
 import pytest
 from kserve_server import DIE, HANG, WAIT_S, KServeServer, response, story
 
@@ -65,6 +66,15 @@ def test_a_chunk_is_there_before_the_server_makes_the_next() -> None:
 def test_an_empty_final_response_ends_the_stream_and_is_no_chunk() -> None:
     with KServeServer(response("all"), response(final=True)) as server:
         assert [(chunk.text, chunk.is_final) for chunk in read_all(server)] == [("all", False)]
+
+
+def test_a_call_that_ends_while_its_end_is_being_said_has_ended_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def too_late(_: object) -> None:
+        raise grpc.aio.InternalError('Failed "execute_batch"')
+
+    monkeypatch.setattr(grpc.aio.StreamStreamCall, "done_writing", too_late)
+    with KServeServer(*story()) as server:
+        assert [chunk.text for chunk in read_all(server)] == ["Once", " upon", " ünd"]
 
 
 def test_after_an_error_the_stream_is_let_end_and_not_cancelled() -> None:
