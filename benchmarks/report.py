@@ -48,10 +48,15 @@ def environment(*, triton_http: str | None = None) -> dict[str, object]:
     }
 
 
-def write_result(name: str, result: dict[str, object]) -> Path:
+def result_path(name: str) -> Path:
     """`results/<name>_<date>.json`, one file a day and benchmark."""
+    return RESULTS / f"{name}_{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.json"
+
+
+def write_result(name: str, result: dict[str, object]) -> Path:
+    """Keep what a benchmark found today; returns where."""
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}_{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.json"
+    path = result_path(name)
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
 

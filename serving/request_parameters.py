@@ -3,6 +3,8 @@
 serving which phase.
 """
 
+import difflib
+import functools
 import json
 from collections.abc import Mapping
 
@@ -14,6 +16,7 @@ from serving.scheduling import Priority, tenant_name
 
 RELEASE = "release"
 PRIORITY_CLASS = "priority_class"  # not `priority`: Triton keeps that one to itself
+_KNOWN = (RELEASE, PRIORITY_CLASS, "tenant", "deadline_ms", "request_type")
 _CLASSES = {priority.name.lower(): int(priority) for priority in Priority}
 
 Parameters = Mapping[str, object]
@@ -21,8 +24,25 @@ Tensors = Mapping[str, npt.NDArray[np.generic]]
 
 
 def parameters_of(text: str) -> Parameters:
-    """Those of a request, as Triton gives them: a JSON object, or nothing."""
-    return json.loads(text) if text else {}
+    """Those of a request, as Triton gives them: a JSON object, or nothing.
+
+    Clients may send others of their own, as they may to upstream.
+
+    Raises:
+        RequestError: one is all but called as one of ours, which would not be heeded.
+    """
+    found: Parameters = json.loads(text) if text else {}
+    for name in found:
+        if meant := _misspelt(name):
+            raise RequestError(f"the parameter {name} is not known; {meant} is", field=name)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _misspelt(name: str) -> str | None:
+    """The parameter that was probably meant."""
+    close = difflib.get_close_matches(name.lower()[:64], _KNOWN, n=1, cutoff=0.85)
+    return close[0] if close and name not in _KNOWN else None
 
 
 def release_asked_for(parameters: Parameters) -> str | None:

@@ -35,7 +35,7 @@ class ResultsFile:
     """Open and locked inside a `with`; another process that opens it is refused.
 
     Args:
-        path: is made where it is not there.
+        path: is made where it is not there, with its folders.
         input_sha256: of the file that is answered.
         last_line: of that file.
 
@@ -50,6 +50,7 @@ class ResultsFile:
         self._prefix = f"batch_req_{input_sha256[:_HASH_CHARS]}_"
         self._is_done = bytearray(last_line + 1)
         self._is_dirty = False
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
         try:
             self._refuse_device()

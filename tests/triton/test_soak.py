@@ -6,6 +6,7 @@ Every check here has a small, seeded sample of itself among the other tests of t
 
 import asyncio
 import contextlib
+import json
 import random
 import signal
 import statistics
@@ -30,7 +31,7 @@ from test_cancellation import (
 from test_in_flight_batching import answer, ask_alone, request, workload
 from test_shutdown import assert_nothing_left, interrupt_while_streaming
 
-from benchmarks.report import environment, write_result
+from benchmarks.report import environment, result_path, write_result
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.errors import Unavailable
 
@@ -45,11 +46,13 @@ FAST: dict[str, object] = {"provider": "simulated", "step_ms": 1.0, "num_kv_bloc
 
 @pytest.fixture(scope="module")
 def figures(simulated: RunningServer) -> Iterator[dict[str, object]]:
-    """What the checks of this file find; written when all are done."""
+    """What the checks of this file find; written when all are done, beside what others of them found that day."""
     where = environment(triton_http=f"127.0.0.1:{simulated.http_port}")
     found: dict[str, object] = {}
     yield found
-    write_result("soak", {"benchmark": "soak", "figures": found, "environment": where})
+    earlier = result_path("soak")
+    before = json.loads(earlier.read_text())["figures"] if earlier.exists() else {}
+    write_result("soak", {"benchmark": "soak", "figures": before | found, "environment": where})
 
 
 async def leave_early(client: AsyncTritonClient, one: GenerateRequest, after_chunks: int, model: str) -> None:

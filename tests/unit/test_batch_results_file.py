@@ -36,6 +36,12 @@ def test_what_is_done_and_failed_is_known_when_it_is_opened_again(tmp_path: Path
         assert [number for number in range(10) if file.has(number)] == [2, 4, 7]
 
 
+def test_its_folders_are_made(tmp_path: Path) -> None:
+    with results(tmp_path / "a" / "b" / "out") as file:
+        append(file, 1)
+    assert (tmp_path / "a" / "b" / "out").stat().st_size
+
+
 def test_a_line_torn_at_any_byte_is_cut_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "out"
     with results(path) as file:

@@ -88,3 +88,10 @@ def test_a_tensor_goes_before_a_parameter() -> None:
 def test_a_parameter_that_is_wrong_is_refused_by_name(parameters: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         with_scheduling({}, parameters)
+
+
+def test_a_parameter_that_is_all_but_one_of_ours_is_refused_and_a_clients_own_are_taken() -> None:
+    with pytest.raises(RequestError, match="the parameter priorty_class is not known; priority_class is"):
+        parameters_of('{"priorty_class": "batch"}')
+    own = '{"tenant_id": 7, "deadline": 1, "trace": "x", "priority": 1}'
+    assert parameters_of(own) == {"tenant_id": 7, "deadline": 1, "trace": "x", "priority": 1}
