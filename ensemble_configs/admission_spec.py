@@ -72,7 +72,10 @@ class QueueSpec(Spec):
         "as long; none: who can still have its first token in time may wait",
     )
     ageing_s: Number = Field(
-        default=30.0, ge=0, le=1e6, description="who has waited so long has a part in every fourth start, whatever the class; 0: never"
+        default=30.0,
+        ge=0,
+        le=1e6,
+        description="who has waited so long has a part in every fourth start, whatever the class; 0: never",
     )
     is_shortest_first: Boolean = Field(default=False, description="within a tenant and class, by expected tokens")
     tenant_weights: dict[str, Annotated[Number, Field(ge=0.001, le=1000)]] = Field(

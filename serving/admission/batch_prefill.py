@@ -45,7 +45,7 @@ class BatchPrefill:
         if num_tokens <= self._most_tokens:
             return True
         is_quiet = not self._num_above_prefilling or self._num_steps_since_long >= _PATIENCE_STEPS
-        return self._owed_tokens <= 0 and is_quiet
+        return self._owed_tokens <= _ROUNDING and is_quiet
 
     def begin(self, key: int, priority: Priority, num_tokens: int) -> None:
         """A request is given to the engine."""
@@ -105,7 +105,7 @@ class BatchPrefill:
         if not self._is_bounded or not self._num_above:
             return True
         others = self._waiting_steps - self._steps_of(num_tokens)
-        is_paid = num_tokens <= self._most_tokens or self._owed_tokens <= self._paid_tokens
+        is_paid = num_tokens <= self._most_tokens or self._owed_tokens <= self._paid_tokens + _ROUNDING
         return is_paid and others + min(1.0, num_tokens / self._most_tokens) <= 1 + _ROUNDING
 
     def _steps_of(self, num_tokens: int) -> float:

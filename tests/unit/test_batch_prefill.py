@@ -42,7 +42,7 @@ def test_a_long_prompt_is_paid_for_before_the_next_and_short_ones_need_not_wait(
         assert bound.may_begin(BATCH, 100)
         bound.note_step()
         num_steps += 1
-    assert num_steps == 20  # 100 beyond the share, and 5 with each step
+    assert num_steps == 30  # 100 beyond the share, and 10 / 3 with each step
 
 
 def test_a_long_prompt_waits_for_a_step_that_prefills_nothing_above_it_but_not_for_ever() -> None:
@@ -86,12 +86,12 @@ def test_the_steps_that_one_would_be_held_back_are_those_that_it_is() -> None:
     bound.begin(2, BATCH, 200)
     bound.note_token(2)
     assert bound.steps_until(100, num_ahead=0) == 0
-    assert bound.steps_until(200, num_ahead=0) == 20
-    bound.wait(200)  # takes two shares, and twenty steps are paid for it
+    assert bound.steps_until(200, num_ahead=0) == 30
+    bound.wait(200)  # takes two shares, and thirty steps are paid for it
     assert bound.begins_next(200) is False
-    assert bound.steps_until(200, num_ahead=1) == 42
+    assert bound.steps_until(200, num_ahead=1) == 62
     bound.wait_no_longer(200)
-    for _ in range(19):
+    for _ in range(29):
         bound.note_step()
     bound.wait(200)
     assert bound.begins_next(200) is True
@@ -110,7 +110,7 @@ def started_batch(run: AdmissionRun, num_steps: int) -> int:
 @pytest.mark.parametrize(
     ("parts", "least", "most"),
     [
-        ({}, 1, 1),  # 12 tokens are allowed, and the other 28 are paid in 43 steps
+        ({}, 1, 1),  # 12 tokens are allowed, and the other 28 are paid in 70 steps
         ({"budget": {"batch_prefill_share": 1}}, 8, 8),
         ({"budget": {"batch_prefill_share": 0.32}}, 7, 8),
         ({"queue": {"policy": "fifo"}}, 8, 8),
