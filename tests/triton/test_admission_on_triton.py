@@ -238,7 +238,7 @@ def test_three_times_what_it_can_do_is_boring(start_server: Callable[..., Runnin
     assert ends["refused"] > 150
     assert max(used_blocks) <= 48
     assert all(int(str(refusal.facts["retry_after_ms"])) > 0 for _, refusal in refusals)
-    assert statistics.median(seconds for seconds, _ in refusals) < 1.0  # 15 ms mostly; a busy machine has more
+    assert statistics.median(seconds for seconds, _ in refusals) < 0.2  # 20 ms mostly; a busy machine has more
     assert len(first_token_s[1]) > 5 * len(first_token_s[3])
     wait_until(lambda: server.used_kv_blocks() == 0, 10)
 
