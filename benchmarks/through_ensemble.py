@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import socket
 import subprocess
 import sys
 import tempfile
@@ -78,8 +79,12 @@ class ThroughEnsemble:
         return bytes(message.SerializeToString())
 
     async def _is_ready(self) -> bool:
-        async with AsyncTritonClient(self.url) as client:
-            return await client.is_ready(model=self._model)
+        with contextlib.suppress(OSError):  # Triton opens the port of its metrics last
+            host, _, port = self.metrics.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=2).close()
+            async with AsyncTritonClient(self.url) as client:
+                return await client.is_ready(model=self._model)
+        return False
 
 
 def with_responses(spec: DeploymentSpec, responses: ResponseSpec, *, suffix: str) -> DeploymentSpec:
