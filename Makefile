@@ -3,6 +3,9 @@
 
 SETUP = $(or $(PYTHON),python3) scripts/bootstrap.py
 RUN = .venv/bin/python -m
+# Those without a server side by side; a server has the machine for itself. 5: ARGS leaves none of a kind.
+UNIT = $(RUN) pytest -n 2 --dist loadfile -m "not triton and not soak and not gpu"
+TRITON = $(RUN) pytest -m "triton and not soak and not gpu"
 DEMO = ../../.tools/build-cpu/bin/python
 ADAPTERS = $(wildcard model_repository/*/1/model.py)
 
@@ -19,14 +22,14 @@ serve: setup ## Render the default deployment and serve it on Triton until Ctrl-
 
 test: setup ## The whole suite, real Triton included (ARGS="-k stop_words")
 	@$(SETUP) --only perf-analyzer
-	$(RUN) pytest $(ARGS)
+	@status=0; $(UNIT) $(ARGS) || [ $$? -eq 5 ] || status=1; $(TRITON) $(ARGS) || [ $$? -eq 5 ] || status=1; exit $$status
 
 unit: setup ## The tests that need no server; some minutes
-	$(RUN) pytest -m "not triton and not soak and not gpu" $(ARGS)
+	$(UNIT) $(ARGS)
 
 triton-test: setup ## Only the tests on the real Triton
 	@$(SETUP) --only perf-analyzer
-	$(RUN) pytest -m "triton and not soak and not gpu" $(ARGS)
+	$(TRITON) $(ARGS)
 
 soak: setup bench-tools aisimulate ## The full counts of the long checks; most of an hour
 	@$(SETUP) --only build-cpu
