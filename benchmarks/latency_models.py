@@ -141,21 +141,25 @@ def _quantiles(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(round(float(value), 4) for value in found)
 
 
-def main() -> None:
-    """Fit, and write."""
-    source = max(RESULTS.glob("overload_[0-9]*.jsonl.gz"))
+def rendered(text: str, source: Path) -> str:
+    """The file's text with the recorded models fitted anew to `source`; what stands before them is kept."""
     _, records = read_records(source)
     lines = [f"# Fitted to answered requests of the server with admission in benchmarks/results/{source.name}.\n"]
     lines.append("recorded:\n")
+    defaults = {field.name: field.default for field in msgspec.structs.fields(LatencyModel)}
     for name, (shape, load) in _FITTED.items():
         model = fit([one for one in records if (one.kind, one.shape, one.load) == ("admission", shape, load)])
         lines.append(f"  {name}: # {shape} arrivals at {load:g} times the capacity\n")
-        defaults = {field.name: field.default for field in msgspec.structs.fields(LatencyModel)}
         for key, value in msgspec.to_builtins(model).items():
             if value != defaults[key]:
                 lines.append(f"    {key}: {msgspec.json.encode(value).decode()}\n")
-    kept = FILE.read_text(encoding="utf-8").partition(_MARK)[0]
-    FILE.write_text(kept + _MARK + "".join(lines), encoding="utf-8")
+    return text.partition(_MARK)[0] + _MARK + "".join(lines)
+
+
+def main() -> None:
+    """Fit, and write."""
+    source = max(RESULTS.glob("overload_[0-9]*.jsonl.gz"))
+    FILE.write_text(rendered(FILE.read_text(encoding="utf-8"), source), encoding="utf-8")
     print(f"{FILE.name}: {len(_FITTED)} models from {source.name}")
 
 

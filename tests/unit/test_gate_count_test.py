@@ -55,6 +55,21 @@ def test_looking_after_every_event_leaves_the_false_alarms_at_alpha() -> None:
         assert 0 < alarms <= binom.ppf(0.999, rollouts, alpha)
 
 
+@pytest.mark.parametrize("rate", [0.01, 0.3], ids=["rare", "common"])
+@pytest.mark.parametrize("share", [0.5, 0.1], ids=["half", "a tenth"])
+def test_a_split_by_chance_leaves_the_false_alarms_at_alpha(rate: float, share: float) -> None:
+    # The share of the requests is the one that was seen, at each look.
+    rng, alpha, rollouts = np.random.default_rng(9), 0.05, 1500
+    candidate = rng.random((rollouts, 1500)) < share
+    event = rng.random((rollouts, 1500)) < rate
+    seen = candidate.cumsum(axis=1) / np.arange(1, 1501)
+    found = log_evidence_over(
+        (event & candidate).cumsum(axis=1)[:, 9::10], (event & ~candidate).cumsum(axis=1)[:, 9::10], seen[:, 9::10]
+    )
+    alarms = int((found >= math.log(1 / alpha)).any(axis=1).sum())
+    assert alarms <= binom.ppf(0.999, rollouts, alpha)
+
+
 def test_the_rate_bound_is_where_robbins_mixture_is_one_over_alpha() -> None:
     events, num, alpha = 7, 400, 0.05
     upper = float(rate_bound(np.array(float(events)), np.array(float(num)), alpha, is_upper=True))

@@ -5,9 +5,10 @@ They are exact however often one looks and however rare the event is. All arrays
 
 Given that an event happened, and if it is as likely in both arms, it is the candidate's with the probability that a
 request is. A bet on that, mixed over all larger probabilities, is the test: Lindon and Malek, "Anytime-valid inference
-for multinomial count data", NeurIPS 2022. Rates are bounded by Robbins' beta-binomial mixture ("Statistical methods
-related to the law of the iterated logarithm", Annals of Mathematical Statistics 41, 1970). Neither is in scipy or
-statsmodels; the special functions are.
+for multinomial count data", NeurIPS 2022. The candidate's share of the requests is taken as it was, not as it was
+planned: of common events that makes the test shy, of rare ones nothing. Rates are bounded by Robbins' beta-binomial
+mixture ("Statistical methods related to the law of the iterated logarithm", Annals of Mathematical Statistics 41,
+1970). Neither is in scipy or statsmodels; the special functions are.
 """
 
 import numpy as np
