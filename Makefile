@@ -72,6 +72,7 @@ docs: setup ## Write the tables of the documents again and check every link betw
 	$(RUN) serving.contract_table
 	$(RUN) build_engines.support_table
 	$(RUN) benchmarks.quantization_page
+	$(RUN) benchmarks.gate_page
 	$(RUN) scripts.check_links
 
 demo-model: ## Train, export and evaluate the demo model anew, in .tools/build-cpu

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`docs/rollout_gate.md` says what the committed figures say, and those are what was promised or are called missed."""
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.gate_page import PAGE, latest, page
+from benchmarks.gate_trials import SPEC, scenarios
+
+
+def committed() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(latest().read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_committed_page_is_what_make_docs_writes() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == page(text, committed(), latest().name)
+
+
+def test_a_page_without_the_place_of_a_table_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"has no place for metrics: it takes the lines"):
+        page("# Empty\n", committed(), "x.json")
+
+
+def test_the_committed_study_is_whole_and_of_today_s_settings() -> None:
+    result = committed()
+    assert result["spec"] == SPEC.model_dump(mode="json")
+    assert [(one["scenario"], one["model"], one["spread"], one["rollouts"]) for one in result["scenarios"]] == [
+        (one.name, one.model, one.spread, one.rollouts) for one in scenarios()
+    ]
+
+
+def test_the_committed_false_rollbacks_are_at_most_one_percent() -> None:
+    judged = [one for one in committed()["scenarios"] if one["scenario"] == "A/A" and one["model"] != "own_bursts"]
+    assert {one["rollouts"] for one in judged if one["spread"] == 1} == {10_000}
+    for one in judged:
+        assert one["rolled_back"]["share"] <= 0.01
+        assert one["spread"] != 1 or one["rolled_back"]["upper"] <= 0.01
+
+
+def test_a_regression_that_is_missed_is_called_so() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for one in committed()["scenarios"]:
+        if one["scenario"] != "A/A" and one["spread"] == 1:
+            row = next(
+                line for line in text.splitlines() if line.startswith(f"| {one['scenario']} | `{one['model']}` |")
+            )
+            assert ("(missed)" in row) == (one["rolled_back"]["lower"] < 0.95)
