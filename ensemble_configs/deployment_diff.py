@@ -16,7 +16,7 @@ from pathlib import Path
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.launch_flags import launch_flags
 from ensemble_configs.model_configs import GENERATED, Message, model_messages
-from ensemble_configs.model_names import MODELS, PYTHON_MODELS
+from ensemble_configs.model_names import GRAPH, STEPS
 from ensemble_configs.model_spec import ModelSpec, as_release
 from ensemble_configs.release_spec import ReleaseSpec
 from ensemble_configs.repository import render_repository
@@ -106,7 +106,7 @@ def _triton_models(spec: DeploymentSpec) -> dict[str, _TritonModel]:
         for step in model.steps:
             config = messages[model.triton_prefix + step]
             versions = _versions(config)
-            of_step = {number: texts[number] if step in PYTHON_MODELS else "" for number in versions}
+            of_step = {number: "" if step == GRAPH else texts[number] for number in versions}
             found[model.triton_prefix + step] = _TritonModel(config, of_step)
     if spec.extra_models:
         files = render_repository(spec, root=_ROOT, source="")
@@ -192,5 +192,5 @@ def _changed_releases(old: DeploymentSpec, new: DeploymentSpec) -> Iterator[str]
 
 def _order(change: ModelChange, new: DeploymentSpec, old: DeploymentSpec) -> tuple[int, str]:
     """As the models stand in the deployment, steps in their order; then the user's own."""
-    names = [model.triton_prefix + step for spec in (new, old) for model in spec.models for step in MODELS]
+    names = [model.triton_prefix + step for spec in (new, old) for model in spec.models for step in STEPS]
     return (names.index(change.name) if change.name in names else len(names), change.name)

@@ -4,7 +4,7 @@
 Types and shapes are upstream's; what is ours (execution policy, internal tensors) says why beside it.
 """
 
-from ensemble_configs.model_names import GRAPH, STEPS_OF_GRAPH
+from ensemble_configs.model_names import CANARY, GRAPH, STEPS_OF_GRAPH, role_of
 from ensemble_configs.model_spec import ExtraModelSpec, ModelSpec, RateLimiterSpec
 from ensemble_configs.pbtxt import Symbol, to_pbtxt
 from ensemble_configs.tensors import (
@@ -54,7 +54,7 @@ def _message(model: ModelSpec, triton: TritonSpec, step: str) -> Message:
     if step == GRAPH:
         return _graph(model, triton)
     # Decoupled: any number of responses for a request, and execute() returns before the first of them.
-    return _python_model(model, triton, step) | (_DECOUPLED if step in _STARTING else {})
+    return _python_model(model, triton, step) | (_DECOUPLED if role_of(step) in _STARTING else {})
 
 
 def render_extra_config(extra: ExtraModelSpec, text: str, *, source: str) -> str:
@@ -66,15 +66,16 @@ def render_extra_config(extra: ExtraModelSpec, text: str, *, source: str) -> str
 
 
 def _python_model(model: ModelSpec, triton: TritonSpec, step: str) -> Message:
-    limiter = model.rate_limiter if step in _STARTING else None
+    role = role_of(step)
+    limiter = model.rate_limiter if role in _STARTING else None
     return {
         "name": model.triton_prefix + step,
         "backend": "python",
         "max_batch_size": triton.triton_max_batch_size,
         "version_policy": _versions(model, step),
-        "input": [_input(n, row, model=step) for n, row in inputs_of(step)],
-        "output": [_tensor(n, row, row.producer_dims) for n, row in outputs_of(step)],
-        "instance_group": [_instances(getattr(model.instances, step), limiter)],
+        "input": [_input(n, row, model=role) for n, row in inputs_of(role)],
+        "output": [_tensor(n, row, row.producer_dims) for n, row in outputs_of(role)],
+        "instance_group": [_instances(getattr(model.instances, role), limiter)],
         **_queue(model, step),
     }
 
@@ -86,7 +87,9 @@ def _versions(model: ModelSpec, step: str) -> Message:
     and is always that; a newer one, a candidate, is reached by name. The versions of a graph have one list of steps.
     """
     numbers = sorted(release.release for release in model.releases)
-    if step == GRAPH:
+    if step == CANARY:
+        numbers = [number for number in numbers if number == model.canary]
+    elif step == GRAPH:
         numbers = [model.release]
     elif step not in STEPS_OF_GRAPH:
         numbers = [number for number in numbers if number <= model.release]

@@ -5,6 +5,13 @@ PYTHON_MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", 
 STEPS_OF_GRAPH = ("preprocessing", "tensorrt_llm", "postprocessing")
 GRAPH = "ensemble_graph"  # these three as Triton's own ensemble
 MODELS = (*PYTHON_MODELS, GRAPH)
+CANARY = "ensemble_canary"  # `ensemble` on the release that is tried out
+STEPS = (*PYTHON_MODELS, CANARY, GRAPH)
+
+
+def role_of(step: str) -> str:
+    """Which model of upstream's one is: its adapter and its tensors."""
+    return "ensemble" if step == CANARY else step
 
 
 def prefix_of(model_name: str, step: str) -> str:
@@ -14,6 +21,7 @@ def prefix_of(model_name: str, step: str) -> str:
         model_name: as Triton knows the model: "chat_tensorrt_llm".
         step: which it is of upstream's: "tensorrt_llm".
     """
-    if not model_name.endswith(step):
-        raise ValueError(f"{model_name!r} is not a {step}; name the model's folder so that it ends with that")
-    return model_name.removesuffix(step)
+    for name in STEPS:
+        if role_of(name) == step and model_name.endswith(name):
+            return model_name.removesuffix(name)
+    raise ValueError(f"{model_name!r} is not a {step}; name the model's folder so that it ends with that")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ensemble_configs.model_names import GRAPH, MODELS, STEPS_OF_GRAPH
+from ensemble_configs.model_names import CANARY, GRAPH, MODELS, STEPS, STEPS_OF_GRAPH
 from ensemble_configs.release_spec import ReleaseSpec
 from ensemble_configs.spec import Boolean, Name, NotNegative, Positive, Spec
 
@@ -90,6 +90,9 @@ class ModelSpec(ReleaseSpec):
     other_releases: tuple[ReleaseSpec, ...] = Field(
         default=(), description="loaded beside it; asked for by version, or by the request parameter `release`"
     )
+    canary: Positive | None = Field(
+        default=None, description="of other_releases, the candidate: `ensemble_canary` serves it (`trireme rollout`)"
+    )
     endpoints: tuple[Literal["ensemble", "tensorrt_llm_bls", "ensemble_graph"], ...] = Field(
         default=("ensemble", "tensorrt_llm_bls", "ensemble_graph"),
         description="the ways from text to text that are served; each is a process or two; tensorrt_llm always is",
@@ -107,7 +110,8 @@ class ModelSpec(ReleaseSpec):
     def steps(self) -> tuple[str, ...]:
         """Upstream's names of the Triton models that there are."""
         wanted = {"tensorrt_llm", *self.endpoints, *(STEPS_OF_GRAPH if GRAPH in self.endpoints else ())}
-        return tuple(step for step in MODELS if step in wanted)
+        wanted |= {CANARY} if self.canary is not None else set()
+        return tuple(step for step in STEPS if step in wanted)
 
     @property
     def triton_names(self) -> tuple[str, ...]:
@@ -126,6 +130,16 @@ class ModelSpec(ReleaseSpec):
         numbers = [self.release, *(other.release for other in self.other_releases)]
         if len(set(numbers)) < len(numbers):
             raise ValueError(f"releases must have different numbers, got {', '.join(map(str, numbers))}")
+        return self
+
+    @model_validator(mode="after")
+    def _canary_can_be_served(self) -> "ModelSpec":
+        others = [other.release for other in self.other_releases]
+        if self.canary is not None and self.canary not in (self.release, *others):
+            there = f"one of other_releases ({', '.join(map(str, others))})" if others else "one of other_releases"
+            raise ValueError(f"canary must be {there}, got {self.canary}")
+        if self.canary is not None and "ensemble" not in self.endpoints:
+            raise ValueError("canary needs ensemble among the endpoints, for it is served beside it; add it there")
         return self
 
     @model_validator(mode="after")

@@ -14,9 +14,10 @@ from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.deployment_checks import unbounded_caches
 from ensemble_configs.errors import SpecError
 from ensemble_configs.model_configs import GENERATED, render_configs, render_extra_config
-from ensemble_configs.model_names import GRAPH
+from ensemble_configs.model_names import CANARY, GRAPH, role_of
 from ensemble_configs.model_spec import ExtraModelSpec, ModelSpec
 from ensemble_configs.release import RELEASE_FILE, render_release
+from ensemble_configs.release_spec import ReleaseSpec
 
 # The repository that is committed: the default deployment, release 1.
 DEFAULT_REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"
@@ -35,10 +36,9 @@ def render_repository(spec: DeploymentSpec, *, root: Path, source: str) -> dict[
     for model in spec.models:
         configs = render_configs(model, spec.triton, source=source)
         files |= {Path(name) / "config.pbtxt": text for name, text in configs.items()}
-        for step in _python_steps(model):
-            for release in model.releases:
-                folder = Path(model.triton_prefix + step) / str(release.release)
-                files[folder / RELEASE_FILE] = render_release(release, folder=(root / folder).resolve())
+        for step, release in _versions(model):
+            folder = Path(model.triton_prefix + step) / str(release.release)
+            files[folder / RELEASE_FILE] = render_release(release, folder=(root / folder).resolve())
     for extra in spec.extra_models:
         text = render_extra_config(extra, _own_config(extra), source=source)
         files[Path(extra.name) / "config.pbtxt"] = text
@@ -56,10 +56,9 @@ def write_repository(spec: DeploymentSpec, *, root: Path, source: str) -> list[P
     """
     files = {path: text.encode() for path, text in render_repository(spec, root=root, source=source).items()}
     for model in spec.models:
-        for release in model.releases:
-            for step in _python_steps(model):
-                adapter = DEFAULT_REPOSITORY / step / "1" / "model.py"
-                files[Path(model.triton_prefix + step) / str(release.release) / "model.py"] = adapter.read_bytes()
+        for step, release in _versions(model):
+            adapter = DEFAULT_REPOSITORY / role_of(step) / "1" / "model.py"
+            files[Path(model.triton_prefix + step) / str(release.release) / "model.py"] = adapter.read_bytes()
         # Triton wants a version folder of an ensemble too, and git keeps no empty one.
         if GRAPH in model.steps:
             files[Path(model.triton_prefix + GRAPH) / str(model.release) / ".keep"] = b""
@@ -74,8 +73,14 @@ def write_repository(spec: DeploymentSpec, *, root: Path, source: str) -> list[P
     return written + [path for path, target in links.items() if _link(root / path, target)]
 
 
-def _python_steps(model: ModelSpec) -> list[str]:
-    return [step for step in model.steps if step != GRAPH]
+def _versions(model: ModelSpec) -> list[tuple[str, ReleaseSpec]]:
+    """The version folders that hold an adapter, each with its step and release."""
+    return [
+        (step, release)
+        for step in model.steps
+        for release in model.releases
+        if step != GRAPH and (step != CANARY or release.release == model.canary)
+    ]
 
 
 def _own_config(extra: ExtraModelSpec) -> str:

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of a deployment when a release of one of its models comes, is promoted or goes: from spec to spec.
+
+Nothing is served here. Each step gives a whole deployment that was checked like a file, so that what a running server
+goes through is what it could be started with at any moment.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.errors import SpecError
+from ensemble_configs.model_spec import ModelSpec, as_release
+from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.strict_yaml import load_yaml
+from ensemble_configs.validation import validate
+
+
+def model_named(spec: DeploymentSpec, name: str | None) -> ModelSpec:
+    """The model of a deployment; None: its only one.
+
+    Raises:
+        SpecError: there is none of that name, or there are several.
+    """
+    if name is None:
+        return spec.model
+    for model in spec.models:
+        if model.name == name:
+            return model
+    there = ", ".join(model.name for model in spec.models)
+    raise SpecError(f"there is no model {name}; there are: {there}", field="model", value=name)
+
+
+def release_of(model: ModelSpec, number: int) -> ReleaseSpec:
+    """Raises: SpecError: the model has no such release."""
+    for release in model.releases:
+        if release.release == number:
+            return release
+    there = ", ".join(str(release.release) for release in model.releases)
+    raise SpecError(f"{model.name} has no release {number}; it has: {there}", field="release", value=number)
+
+
+def candidate_from(path: Path, model: ModelSpec) -> ReleaseSpec:
+    """A release that differs from the stable one in what `path` says; its number is the next that is free.
+
+    Args:
+        path: a built release, which then takes the place of the stable one's, or a YAML file with the fields of a
+            release that differ.
+
+    Raises:
+        SpecError: it is neither, or the result is no release.
+    """
+    if path.is_dir():
+        return _derived(model, {"release_dir": path}, source=path / "manifest.json")
+    try:
+        changes = load_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else " ".join(str(exc).split())
+        raise SpecError(
+            f"cannot read the release {path}: {reason}; name a built release's folder, or a YAML file with what "
+            "differs from the stable release",
+            file=path,
+        ) from exc
+    if not isinstance(changes, dict):
+        raise SpecError(f"{path} must hold the fields of a release that differ, such as 'engine:'", file=path)
+    return _derived(model, changes, source=path)
+
+
+def _derived(model: ModelSpec, changes: Mapping[str, object], *, source: Path) -> ReleaseSpec:
+    stable = as_release(model).model_dump(exclude_unset=True)
+    number = max(release.release for release in model.releases) + 1
+    if "release_dir" in changes:  # its folders are those of the new one
+        for part in ("engine", "tokenizer"):
+            stable[part] = {key: value for key, value in (stable.get(part) or {}).items() if key != "dir"}
+    data = _merged({**stable, "release": number}, changes)
+    return validate(ReleaseSpec, data, source=source.resolve())
+
+
+def _merged(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, object]:
+    found = dict(old)
+    for key, value in new.items():
+        before = found.get(key)
+        found[key] = value
+        if isinstance(before, dict) and isinstance(value, dict):
+            # Another provider has other fields.
+            is_other = value.get("provider", before.get("provider")) != before.get("provider")
+            found[key] = value if is_other else _merged(before, value)
+    return found
+
+
+def with_candidate(spec: DeploymentSpec, model: ModelSpec, release: ReleaseSpec) -> DeploymentSpec:
+    """`release` beside the others, and served by `ensemble_canary`.
+
+    Raises:
+        SpecError: the model has a candidate, or the release cannot be served beside the others.
+    """
+    if model.canary not in (None, release.release):
+        raise SpecError(
+            f"{model.name} has the candidate {model.canary} already; promote or remove that first",
+            field="canary",
+            value=model.canary,
+        )
+    others = tuple(other for other in model.other_releases if other.release != release.release)
+    return _with(spec, model, other_releases=(*others, release), canary=release.release)
+
+
+def promoted(spec: DeploymentSpec, model: ModelSpec, number: int) -> DeploymentSpec:
+    """Release `number` in the place of the stable one, which stays beside it; `ensemble_canary` stays as it is.
+
+    Raises:
+        SpecError: the model has no such release.
+    """
+    if number == model.release:
+        return spec
+    others = tuple(release for release in model.releases if release.release != number)
+    return _with(spec, model, **_fields(release_of(model, number)), other_releases=others)
+
+
+def settled(spec: DeploymentSpec, model: ModelSpec) -> DeploymentSpec:
+    """Without `ensemble_canary`; the release that it served stays."""
+    return spec if model.canary is None else _with(spec, model, canary=None)
+
+
+def without_release(spec: DeploymentSpec, model: ModelSpec, number: int) -> DeploymentSpec:
+    """Without a release that is not the stable one; as it was, if there is none of that number.
+
+    Raises:
+        SpecError: it is the stable one.
+    """
+    if number == model.release:
+        raise SpecError(
+            f"release {number} of {model.name} is the stable one; promote another first", field="release", value=number
+        )
+    others = tuple(release for release in model.other_releases if release.release != number)
+    if len(others) == len(model.other_releases):
+        return spec
+    return _with(spec, model, other_releases=others, canary=None if model.canary == number else model.canary)
+
+
+def _fields(release: ReleaseSpec) -> dict[str, object]:
+    return {name: getattr(release, name) for name in ReleaseSpec.model_fields}
+
+
+def _with(spec: DeploymentSpec, model: ModelSpec, **changes: object) -> DeploymentSpec:
+    """Checked anew, with the clashes that only several releases can have."""
+    changed = model.model_copy(update=changes)
+    models = [changed if each.name == model.name else each for each in spec.models]
+    data = {name: getattr(spec, name) for name in DeploymentSpec.model_fields} | {
+        "models": [each.model_dump() for each in models]
+    }
+    return validate(DeploymentSpec, data, source=Path(f"{spec.name} with other releases of {model.name}"))
