@@ -99,6 +99,15 @@ class OpenVinoEngineSpec(_EngineSpec):
         return self
 
 
+class SimulatedFaultSpec(Spec):
+    """What goes wrong with a simulated engine: a rehearsal of what a server has to survive."""
+
+    kind: Literal["crash", "hang"]
+    after_requests: NotNegative | None = Field(
+        default=None, description="that were taken before; none: already while it loads"
+    )
+
+
 class SimulatedEngineSpec(_EngineSpec):
     """A deterministic engine with a real paged-KV scheduler and no model: time is a formula, tokens are a hash."""
 
@@ -115,6 +124,7 @@ class SimulatedEngineSpec(_EngineSpec):
     error_rate: Number = Field(
         default=0.0, ge=0, le=1, description="share of tokens that differ from those of the same engine without errors"
     )
+    fault: SimulatedFaultSpec | None = None
 
 
 class PerfKnobsSpec(Spec):

@@ -25,6 +25,7 @@ from serving.engines.context_phase import check_context_phase, context_phase_of
 from serving.engines.paged_batch import PagedBatch, PlannedStep, Sequence
 from serving.engines.request_limits import refuse_unservable
 from serving.engines.retained_blocks import RetainedBlocks
+from serving.engines.simulated_fault import SimulatedFault
 from serving.engines.simulated_request import SimulatedRequest
 from serving.engines.toy_beams import BeamSearch
 from serving.engines.toy_model import ToyModel
@@ -73,6 +74,8 @@ class SimulatedEngine(Engine):
         self._retained = RetainedBlocks(spec.kv_block_tokens)
         self._sequences: dict[int, SimulatedRequest] = {}
         self._num_steps = 0
+        self._fault = SimulatedFault(spec.fault)
+        self._fault.note_load()
         unmet = CAPABILITIES.unmet(spec)
         self.info = EngineInfo(
             provider=spec.provider,
@@ -91,6 +94,7 @@ class SimulatedEngine(Engine):
         """Queue a request."""
         refuse_unservable(request, self.info)
         check_context_phase(request)
+        self._fault.note_request()
         if not self._sequences:
             self._pace.restart()
         running = self._running_of(request)
