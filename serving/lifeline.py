@@ -48,6 +48,12 @@ def generation_handlers(service: Streams) -> dict[str, Handler]:
     def status() -> Mapping[str, object]:
         return {"num_streams": service.num_running}
 
+    def leave() -> Mapping[str, object]:
+        service.refuse_new(
+            Unavailable("this release is being taken out; send this without a release", reason="leaving")
+        )
+        return status()
+
     def drain() -> Mapping[str, object]:
         service.refuse_new(Unavailable("the server is shutting down; send this to another one", reason="draining"))
         return status()
@@ -56,7 +62,7 @@ def generation_handlers(service: Streams) -> dict[str, Handler]:
         service.cancel_all(Unavailable("the server shut down before this was done; send it again", reason="shutdown"))
         return status()
 
-    return {"status": status, "drain": drain, "cancel": cancel}
+    return {"status": status, "leave": leave, "drain": drain, "cancel": cancel}
 
 
 class Lifeline:
@@ -105,13 +111,16 @@ class Lifeline:
             _write(connection, answer)
 
 
-def ask_all(run_dir: Path, operation: str) -> int:
+def ask_all(run_dir: Path, operation: str, *, adapter: str = "") -> int:
     """Ask every adapter of a server; returns how many streams they hold. One stream is held by several of them.
+
+    Args:
+        adapter: only that of one model and version, as "ensemble-2".
 
     Raises:
         Unavailable: one of them does not answer.
     """
-    answers = [_ask(path, operation) for path in sorted(run_dir.glob("*.sock"))]
+    answers = [_ask(path, operation) for path in sorted(run_dir.glob(f"{adapter}-*.sock" if adapter else "*.sock"))]
     return sum(int(str(answer["num_streams"])) for answer in answers)
 
 

@@ -10,12 +10,15 @@ from typing import Annotated
 
 import typer
 
+from ensemble_configs.control_socket import CONTROL_SOCKET
 from ensemble_configs.deployment import DeploymentSpec, load_deployment, override_triton
 from ensemble_configs.errors import ServerError
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT, write_repository
-from serving.release_check import releases_in_use
+from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from serving.server.control import ControlSocket
 from serving.server.installation import find_triton
-from serving.server.preflight import check
+from serving.server.kept_deployment import KeptDeployment
+from serving.server.live_deployment import LiveDeployment
+from serving.server.release_control import release_handlers
 from serving.server.shared_memory import remove_dead_regions
 from serving.server.stop_signal import StopSignal
 from serving.server.supervision import Supervision
@@ -46,30 +49,40 @@ def serve(
 
       trireme serve --deployment my.yaml --host 0.0.0.0 --grpc-port 9001
     """
-    spec = override_triton(
-        load_deployment(deployment), host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port
+    file = load_deployment(deployment)
+    folder = Path("build").resolve() / file.name
+    kept = KeptDeployment(folder / "served.json", file)
+    spec = override_triton(kept.load(), host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port)
+    live = LiveDeployment(
+        spec,
+        repository=folder / "model_repository",
+        source=str(deployment),
+        start=lambda served: TritonProcess(
+            served, folder / "model_repository", installation, None if is_verbose else log
+        ),
+        keep=kept.keep,
+        load_timeout_s=ready_timeout_s,
+        tell=_tell,
     )
-    check(spec)
+    live.check()
     installation = find_triton()
-    folder = Path("build").resolve() / spec.name
-    write_repository(spec, root=folder / "model_repository", source=str(deployment))
-    for prefix in remove_dead_regions():
-        _tell(f"removed the shared memory of a server that is gone ({prefix}*)")
     log_path = folder / "triton.log"
-    _tell(f"loading {spec.name} ({_shown(spec)}) ...")
-    with contextlib.ExitStack() as held, log_path.open("wb") as log:
-        for release in spec.releases:
-            held.enter_context(releases_in_use(release))
+    with contextlib.closing(live), contextlib.ExitStack() as held:
+        log = held.enter_context(log_path.open("wb"))
+        for prefix in remove_dead_regions():
+            _tell(f"removed the shared memory of a server that is gone ({prefix}*)")
+        _tell(f"loading {spec.name} ({_shown(live.spec)}) ...")
+        held.enter_context(contextlib.closing(ControlSocket(folder / CONTROL_SOCKET, release_handlers(live))))
         try:
             Supervision(
-                start=lambda: TritonProcess(
-                    spec, folder / "model_repository", installation, None if is_verbose else log
-                ),
+                start=live.start,
+                lose=live.lose,
+                give_up_candidate=live.give_up_candidate,
                 triton=spec.triton,
                 stop=StopSignal(),
                 ready_timeout_s=ready_timeout_s,
                 exit_timeout_s=exit_timeout_s,
-                on_ready=lambda seconds: _welcome(spec, seconds),
+                on_ready=lambda seconds: _welcome(live.spec, seconds),
                 tell=_tell,
             ).run()
         except ServerError as exc:

@@ -18,9 +18,17 @@ class HealthWatch:
     """Asked again and again, by one thread."""
 
     def __init__(
-        self, server: TritonProcess, *, hang_timeout_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        server: TritonProcess,
+        *,
+        hang_timeout_s: float,
+        lose: Callable[[str, int, str], bool] = lambda *_: False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Args: `lose` is told of a model's version that failed, and why: whether the server goes on without it."""
         self._server = server
+        self._lose = lose
+        self._lost: set[str] = set()
         self._hang_timeout_s = hang_timeout_s
         self._clock = clock
         self._heard_s: dict[str, float] = {}  # when each was last known to be well
@@ -37,17 +45,25 @@ class HealthWatch:
     def _dead_adapter(self) -> str | None:
         refused = set()
         for path in sorted(self._server.run_dir.glob("*.sock")):
-            name = path.stem.rsplit("-", 2)[0]
+            if path.stem in self._lost:
+                continue
+            name, version, _ = path.stem.rsplit("-", 2)
+            failure = None
             match feel_pulse(path, timeout_s=_ANSWER_S):
                 case Pulse.DEAD if path.stem in self._refused:
-                    return f"the process of model {name} died"
+                    failure = f"the process of model {name} died"
                 case Pulse.DEAD:
                     refused.add(path.stem)
                 case Pulse.SILENT:
                     if self._is_hung(path.stem):
-                        return f"the process of model {name} has not answered for {self._hang_timeout_s:g} s"
+                        failure = f"the process of model {name} has not answered for {self._hang_timeout_s:g} s"
                 case Pulse.ALIVE | Pulse.CLOSED:
                     self._heard_s[path.stem] = self._clock()
+            if failure is None:
+                continue
+            if not self._lose(name, int(version), failure):
+                return failure
+            self._lost.add(path.stem)
         self._refused = refused
         return None
 

@@ -4,6 +4,7 @@
 import json
 import math
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from ensemble_configs.deployment import DeploymentSpec
@@ -29,24 +30,32 @@ def check(spec: DeploymentSpec) -> None:
     Raises:
         SpecError: what is missing, and the next step.
     """
-    for model in spec.models:
-        for release in model.releases:
-            refuse_unfit_releases(release)
-            _check_files(release)
-            check_installed(release.engine)
-            if release.draft_engine is not None:
-                check_installed(release.draft_engine)
-            check_cpus(release.placement)
-    if len(spec.releases) > 1:
-        _check_memory(spec)
+    check_releases(spec.releases)
     _check_kinds(spec)
     _check_ports(spec.triton)
 
 
-def _check_memory(spec: DeploymentSpec) -> None:
+def check_releases(releases: Sequence[ReleaseSpec]) -> None:
+    """Check that releases can be loaded here, beside what runs already.
+
+    Raises:
+        SpecError: what is missing, and the next step.
+    """
+    for release in releases:
+        refuse_unfit_releases(release)
+        _check_files(release)
+        check_installed(release.engine)
+        if release.draft_engine is not None:
+            check_installed(release.draft_engine)
+        check_cpus(release.placement)
+    if len(releases) > 1:
+        _check_memory(releases)
+
+
+def _check_memory(releases: Sequence[ReleaseSpec]) -> None:
     """Each release alone has been looked at; on the host, and on each GPU, they have to fit together."""
     needs: dict[str, int] = {}
-    for release in spec.releases:
+    for release in releases:
         folder = release.release_dir or find_release(getattr(release.engine, "dir", Path()))
         if folder is None or release.on_demand is not None:
             continue

@@ -60,6 +60,9 @@ class Supervision:
     exit_timeout_s: float
     on_ready: Callable[[float], str]  # what to tell when it is ready for the first time, from the seconds that took
     tell: Callable[[str], None]  # progress for a person
+    lose: Callable[[str, int, str], bool] = lambda *_: False  # as `HealthWatch` has it
+    # Told why a start failed: whether another would leave out what may be to blame.
+    give_up_candidate: Callable[[str], bool] = lambda _: False
 
     def run(self) -> None:
         """Serve until `stop`, then drain.
@@ -86,7 +89,7 @@ class Supervision:
                 is_loaded = True
                 seconds = time.monotonic() - started_s
                 self.tell(f"ready again after {seconds:.1f} s" if was_ready else self.on_ready(seconds))
-                _watch(server, self.stop, self.triton.hang_timeout_s)
+                _watch(server, self.stop, self.triton.hang_timeout_s, self.lose)
                 self.tell("draining; Ctrl-C again stops at once")
                 drain(server, timeout_s=self.exit_timeout_s, is_hurried=lambda: self.stop.count > 1, tell=self.tell)
                 self.tell("stopped")
@@ -94,7 +97,10 @@ class Supervision:
         except ServerFailed as exc:
             # What does not load now will not load in a second either. But Triton 2.51 itself crashes now and then while
             # it loads several models at once, which says nothing about them.
-            if not (was_ready or is_loaded or _is_crashed(server)):
+            is_hopeless = not (was_ready or is_loaded or _is_crashed(server))
+            if (is_hopeless or not is_loaded) and self.give_up_candidate(exc.message):
+                is_hopeless = False
+            if is_hopeless:
                 raise
             return _End(exc, is_loaded)
         finally:
@@ -133,9 +139,11 @@ def _wait_ready(server: TritonProcess, stop: StopSignal, timeout_s: float) -> bo
     return True
 
 
-def _watch(server: TritonProcess, stop: StopSignal, hang_timeout_s: float) -> None:
+def _watch(
+    server: TritonProcess, stop: StopSignal, hang_timeout_s: float, lose: Callable[[str, int, str], bool]
+) -> None:
     """Returns when asked to stop. Raises: ServerFailed."""
-    health = HealthWatch(server, hang_timeout_s=hang_timeout_s)
+    health = HealthWatch(server, hang_timeout_s=hang_timeout_s, lose=lose)
     while not stop.wait(_WATCH_PERIOD_S):
         if failure := health.failure():
             raise ServerFailed(failure)

@@ -15,13 +15,14 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 import psutil
 
 from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.errors import Unavailable
+from ensemble_configs.errors import ServerError, Unavailable
 from ensemble_configs.launch_flags import launch_flags
 from serving.run_dir import RUN_DIR_VARIABLE
 from serving.server.installation import TritonInstallation
@@ -30,9 +31,14 @@ from serving.server.shared_memory import RegionOwner
 _PR_SET_PDEATHSIG = 1
 _TRITON_EXIT_TIMEOUT_S = 5
 _GONE_TIMEOUT_S = 5
+_INDEX_TIMEOUT_S = 10
 # What a stranger on the network has no business with. Health, metadata, inference and statistics stay open.
 _RESTRICTED_APIS = "model-repository,shared-memory,trace,logging"
 CONTROL_KEY_HEADER = "trireme-control-key"
+
+
+class CannotLoad(ServerError):
+    """Triton refused a load call; what it served before is served."""
 
 
 class TritonProcess:
@@ -109,18 +115,60 @@ class TritonProcess:
         """
         field = [{"name": "none", "data_type": "TYPE_BOOL", "dims": [1]}]
         config = json.dumps({"backend": "draining", "input": field, "output": field})
-        body = json.dumps({"parameters": {"config": config, "file:1/none": "bm9uZQ=="}}).encode()
+        with contextlib.suppress(CannotLoad):  # the refusal that was asked for
+            self._control("load", "draining", {"config": config, "file:1/none": "bm9uZQ=="}, timeout_s=5)
+
+    def load(self, model: str, *, timeout_s: float) -> None:
+        """Make a model what its files say: versions come and go, and those that stay the same are not touched.
+
+        Raises:
+            CannotLoad: a version could not be loaded; the text is Triton's.
+            Unavailable: the server does not answer, or not in time.
+        """
+        self._control("load", model, {}, timeout_s=timeout_s)
+
+    def unload(self, model: str, *, timeout_s: float) -> None:
+        """Take a model out, with all its versions. Raises: as `load`."""
+        self._control("unload", model, {}, timeout_s=timeout_s)
+
+    def failed_versions(self) -> set[tuple[str, int]]:
+        """Models and versions that could not be loaded. Raises: Unavailable: the server does not answer."""
+        listed = json.loads(self._ask("index", {}, timeout_s=_INDEX_TIMEOUT_S))
+        return {
+            (one["name"], int(one["version"]))
+            for one in listed
+            if one.get("state") == "UNAVAILABLE" and one.get("reason") != "unloaded" and one.get("version")
+        }
+
+    def _control(self, operation: str, model: str, parameters: Mapping[str, str], *, timeout_s: float) -> None:
+        try:
+            self._ask(f"models/{model}/{operation}", {"parameters": parameters}, timeout_s=timeout_s)
+        except urllib.error.HTTPError as exc:
+            with exc:
+                raise CannotLoad(f"Triton cannot {operation} {model}: {_error_text(exc.read())}") from exc
+
+    def _ask(self, path: str, question: Mapping[str, object], *, timeout_s: float) -> bytes:
+        """Raises: HTTPError: Triton says no. Unavailable: it says nothing."""
         request = urllib.request.Request(
-            f"{self._base_url}/v2/repository/models/draining/load",
-            data=body,
+            f"{self._base_url}/v2/repository/{path}",
+            data=json.dumps(question).encode(),
             headers={CONTROL_KEY_HEADER: self.control_key},
         )
         try:
-            urllib.request.urlopen(request, timeout=5).close()
-        except urllib.error.HTTPError as exc:
-            exc.close()  # the refusal that was asked for
+            with urllib.request.urlopen(request, timeout=timeout_s) as response:
+                return bytes(response.read())
+        except urllib.error.HTTPError:
+            raise
         except OSError as exc:
             raise Unavailable(f"tritonserver does not answer: {exc}", reason="no_answer") from exc
+
+    def kill_adapters(self, model: str, version: int) -> None:
+        """SIGKILL to the processes of one version of a model: its stub, and its engine."""
+        marks = (f"/{model}/{version}/model.py", f"/{model}/{version}")
+        for process in self._children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if any(part.endswith(marks) for part in process.cmdline()):
+                    process.kill()
 
     def answers(self, *, timeout_s: float) -> bool:
         """Whether its HTTP endpoint says anything at all in time, ready or not."""
@@ -131,6 +179,23 @@ class TritonProcess:
         except OSError:
             return False
         return True
+
+    def engine_pids(self) -> dict[tuple[str, int], int]:
+        """Of the engines' processes, by model and version."""
+        found = {}
+        for process in self._children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                command = process.cmdline()
+                if "serving.engine_process" in command and "--inner" not in command:
+                    folder = Path(command[command.index("--release") + 1])
+                    found[folder.parent.name, int(folder.name)] = process.pid
+        return found
+
+    def _children(self) -> list[psutil.Process]:
+        try:
+            return list(psutil.Process(self._process.pid).children(recursive=True))
+        except psutil.NoSuchProcess:
+            return []
 
     def stop(self) -> None:
         """SIGTERM, and time to end; `kill` must follow."""
@@ -160,6 +225,14 @@ def _has_living_member(group: int) -> bool:
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
                 return True
     return False
+
+
+def _error_text(body: bytes) -> str:
+    """What Triton says went wrong."""
+    try:
+        return " ".join(str(json.loads(body)["error"]).split())
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace").strip() or "no reason given"
 
 
 def _end_with_parent() -> None:

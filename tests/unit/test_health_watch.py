@@ -115,3 +115,19 @@ def test_a_silent_server_is_hung_when_its_time_is_over(server: Server) -> None:
     assert health.failure() is None
     server.is_answering = False
     assert next(found for found in findings(health, clock, 12) if found) == "tritonserver has not answered for 10 s"
+
+
+def test_what_the_server_can_do_without_is_lost_once(server: Server) -> None:
+    clock, lost = Clock(), []
+
+    def lose(name: str, version: int, reason: str) -> bool:
+        lost.append((name, version, reason))
+        return name == "preprocessing"
+
+    triton: TritonProcess = server  # type: ignore[assignment]
+    health = HealthWatch(triton, hang_timeout_s=10, lose=lose, clock=clock)
+    server.pulses["preprocessing"] = Pulse.DEAD
+    assert findings(health, clock, 5) == [None] * 5
+    assert lost == [("preprocessing", 1, "the process of model preprocessing died")]
+    server.pulses["tensorrt_llm"] = Pulse.DEAD
+    assert findings(health, clock, 2) == [None, "the process of model tensorrt_llm died"]

@@ -48,7 +48,13 @@ class StopsOnceReady(StopSignal):
         return self.count > 0
 
 
-def supervise(folder: Path, statuses: list[int | None], **triton: object) -> tuple[list[str], list[Server]]:
+def supervise(
+    folder: Path,
+    statuses: list[int | None],
+    *,
+    give_up_candidate: Callable[[str], bool] = lambda _: False,
+    **triton: object,
+) -> tuple[list[str], list[Server]]:
     """What was told, and the servers that were started; each has the next of the statuses."""
     told: list[str] = []
     servers: list[Server] = []
@@ -66,7 +72,14 @@ def supervise(folder: Path, statuses: list[int | None], **triton: object) -> tup
     spec = TritonSpec.model_validate({"restart_backoff_s": 0.0} | triton)
     tell: Callable[[str], None] = told.append
     run = Supervision(
-        start=start, triton=spec, stop=stop, ready_timeout_s=5, exit_timeout_s=1, on_ready=on_ready, tell=tell
+        start=start,
+        triton=spec,
+        stop=stop,
+        ready_timeout_s=5,
+        exit_timeout_s=1,
+        on_ready=on_ready,
+        tell=tell,
+        give_up_candidate=give_up_candidate,
     ).run
     try:
         run()
@@ -94,3 +107,17 @@ def test_what_triton_refuses_to_load_is_told_at_once(tmp_path: Path) -> None:
 def test_crashes_without_end_use_the_restarts_up(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"status -6 while loading; given up after 2 restarts"):
         supervise(tmp_path, [-6] * 3, max_restarts=2)
+
+
+def test_a_candidate_that_may_be_to_blame_is_left_out_of_the_next_start(tmp_path: Path) -> None:
+    reasons: list[str] = []
+
+    def give_up(reason: str) -> bool:
+        reasons.append(reason)
+        return len(reasons) == 1
+
+    told, servers = supervise(tmp_path, [1, None], give_up_candidate=give_up)
+    assert (len(servers), told[-1]) == (2, "stopped")
+    assert reasons == ["tritonserver ended with status 1 while loading"]
+    with pytest.raises(ServerError, match="status 1 while loading"):
+        supervise(tmp_path, [1, None], give_up_candidate=give_up)

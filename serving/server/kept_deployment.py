@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which releases a server served last, beside its deployment file: a rollout's result outlives the server's process.
+
+The file goes first: once it says something else, what was kept of it is forgotten.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.durable_files import write_atomically
+from ensemble_configs.errors import SpecError
+from ensemble_configs.validation import validate
+
+
+class KeptDeployment:
+    """Of one deployment file, in `build/NAME/served.json`."""
+
+    def __init__(self, path: Path, file: DeploymentSpec) -> None:
+        """Args: `file` is what the deployment file says, with nothing of the command line's."""
+        self._path = path
+        self._file = file
+        self._digest = hashlib.sha256(file.model_dump_json().encode()).hexdigest()
+
+    def load(self) -> DeploymentSpec:
+        """What was served last, or else what the file says; one that cannot be read counts as none."""
+        try:
+            kept = json.loads(self._path.read_text(encoding="utf-8"))
+            if kept["file_sha256"] != self._digest:
+                return self._file
+            data = {name: getattr(self._file, name) for name in DeploymentSpec.model_fields}
+            return validate(DeploymentSpec, data | {"models": kept["models"]}, source=self._path)
+        except (OSError, ValueError, KeyError, TypeError, SpecError):
+            return self._file
+
+    def keep(self, served: DeploymentSpec) -> None:
+        """From now on that is what the next start serves."""
+        if served.models == self._file.models:
+            self._path.unlink(missing_ok=True)
+            return
+        models = [model.model_dump(mode="json") for model in served.models]
+        write_atomically(self._path, json.dumps({"file_sha256": self._digest, "models": models}, indent=1) + "\n")
