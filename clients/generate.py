@@ -12,6 +12,7 @@ import typer
 
 from clients.infer_messages import PINNING_MODEL
 from clients.latency import Arrival, MetricUndefined, RequestRecord, e2e_ms, tpot_ms, ttft_ms
+from clients.rollout.routed_client import generate_routed
 from clients.streaming import GenerateChunk, GenerateRequest, TritonClient
 from ensemble_configs.errors import RequestError, ServingError
 
@@ -38,6 +39,12 @@ def generate(
     release: Annotated[
         int | None, typer.Option(help="Have this release answer, of those that the server holds.")
     ] = None,
+    split_url: Annotated[
+        str | None, typer.Option(help="Where a rollout says which release answers, such as http://localhost:8010.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="With --split-url: the user or session, who stays with one release.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to make at most.")] = 128,
     temperature: Annotated[
         float | None,
@@ -60,6 +67,7 @@ def generate(
       trireme generate "Once upon a time" --max-tokens 64
       trireme generate "A haiku:" --temperature 0.8 --seed 7 --stop END
       trireme generate - --json < prompt.txt
+      trireme generate "Once upon a time" --split-url http://localhost:8010 --key user-7
 
     \b
     Exit codes: 0 done; 1 the server failed; 2 the request is wrong or no server answers; 130 Ctrl-C.
@@ -79,15 +87,29 @@ def generate(
         return_num_output_tokens=True,
         return_finish_reason=True,
     )
-    with TritonClient(url) as client:
+    _refuse_two_ways(model, release, split_url, key)
+    with contextlib.ExitStack() as held:
         sent_ns = time.monotonic_ns()
-        chosen = model or (PINNING_MODEL if release is not None else "ensemble")
-        answer = client.generate(request, model=chosen, release=release, timeout_s=timeout_s)
-        with contextlib.closing(answer) as chunks:
-            if is_json:
-                _write(msgspec.json.encode(measure(chunks, sent_ns=sent_ns)).decode() + "\n")
-            elif _show(chunks) == "length" and sys.stderr.isatty():
-                typer.secho(f"(cut at the token limit: --max-tokens {max_tokens}, or the model's)", err=True, dim=True)
+        if split_url is not None:
+            answer = generate_routed(url, split_url, request, key=key, timeout_s=timeout_s)
+        else:
+            client = held.enter_context(TritonClient(url))
+            chosen = model or (PINNING_MODEL if release is not None else "ensemble")
+            answer = client.generate(request, model=chosen, release=release, timeout_s=timeout_s)
+        chunks = held.enter_context(contextlib.closing(answer))
+        if is_json:
+            _write(msgspec.json.encode(measure(chunks, sent_ns=sent_ns)).decode() + "\n")
+        elif _show(chunks) == "length" and sys.stderr.isatty():
+            typer.secho(f"(cut at the token limit: --max-tokens {max_tokens}, or the model's)", err=True, dim=True)
+
+
+def _refuse_two_ways(model: str | None, release: int | None, split_url: str | None, key: str | None) -> None:
+    """Raises: RequestError: a rollout is to say what answers, and the command line says it too; or a key for nobody."""
+    if split_url is not None and (model is not None or release is not None):
+        named = "--model" if model is not None else "--release"
+        raise RequestError(f"--split-url asks the rollout which release answers; leave {named} out", field="split_url")
+    if key is not None and split_url is None:
+        raise RequestError("--key is for --split-url; name where the rollout answers, or leave it out", field="key")
 
 
 def measure(chunks: Iterable[GenerateChunk], *, sent_ns: int) -> GenerateReport:

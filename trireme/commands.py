@@ -48,6 +48,12 @@ COMMANDS = {
         "build_engines.evaluation.command", "evaluate_release", "Compare a release with the one that it was made from"
     ),
     "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
+    "rollout": Command(
+        "clients.rollout.command",
+        "",
+        "Try a release out beside the one that is served; promote it, or roll it back",
+        verbs=("start", "status", "pause", "resume", "promote", "abort", "history", "run"),
+    ),
     "batch": Command(
         "clients.batch.command", "", "Answer a file of requests beside everybody else's, resumable", verbs=("run",)
     ),

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client goes where the rollout says and tells how it went; without word from it, to the stable release."""
+
+import asyncio
+import contextlib
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from kserve_server import KServeServer, response, story
+
+from clients.rollout.front import RolloutFront
+from clients.rollout.outcome import Outcome
+from clients.rollout.plan import Plan
+from clients.rollout.routed_client import RoutedClient
+from clients.rollout.split import CANDIDATE, Split
+from clients.rollout.state import Phase
+from clients.rollout.store import Store
+from clients.streaming import GenerateRequest
+from ensemble_configs.errors import ServingError, Unavailable, format_token
+from trireme.commands import run_command
+
+REQUEST = GenerateRequest(text_input="hi", max_tokens=4)
+LEASE_S = 30.0
+HALF = Split(salt="s", share=0.5)
+KEY = next(key for key in map(str, range(100)) if HALF.arm(HALF.place(key)) == CANDIDATE)  # who is sent there at a half
+
+
+def merge(old: Mapping[str, object] | None, outcomes: Sequence[Outcome]) -> Mapping[str, object]:
+    kept = list((old or {}).get("outcomes", []))  # type: ignore[call-overload]
+    return {"outcomes": kept + [msgspec.to_builtins(one) for one in outcomes]}
+
+
+class Rollout:
+    """One of release 2 beside 1, at a share."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        plan = Plan(candidate=2, stable=1, release={}, salt="s", shares=(0.25, 0.5), lease_s=LEASE_S, step_requests=1)
+        with Store(path) as store:
+            self.number = store.begin("chat", plan.text(), why="").id
+        self.front = RolloutFront(path, self.number, "", merge, host="127.0.0.1", port=0)
+
+    def enter(self, phase: Phase, step: int = 0) -> None:
+        with Store(self.path) as store:
+            store.enter(self.number, phase, why="", step=step)
+
+    def outcomes(self) -> list[dict[str, Any]]:
+        with Store(self.path) as store:
+            found = store.evidence(self.number, store.get(self.number).step) or {"outcomes": []}
+        assert isinstance(found["outcomes"], list)
+        return found["outcomes"]
+
+
+@pytest.fixture
+def rollout(tmp_path: Path) -> Iterator[Rollout]:
+    found = Rollout(tmp_path / "rollouts.sqlite")
+    with contextlib.closing(found.front):
+        yield found
+
+
+def ask(server: KServeServer, split_url: str, keys: Sequence[str | None], **times: float) -> list[str]:
+    """The answers, one after the other."""
+
+    async def run() -> list[str]:
+        async with RoutedClient(server.url, split_url) as client:
+            await asyncio.sleep(times.get("before_s", 0))
+            return ["".join([chunk.text async for chunk in client.generate(REQUEST, key=key)]) for key in keys]
+
+    return asyncio.run(run())
+
+
+def models(server: KServeServer) -> list[str]:
+    return [request.model_name for request in server.requests]
+
+
+def test_requests_go_by_share_and_their_outcomes_come_back(rollout: Rollout) -> None:
+    rollout.enter(Phase.RUNNING)
+    with KServeServer(*story()) as server:
+        assert ask(server, rollout.front.url, [None] * 40) == ["Once upon ünd"] * 40
+        assert 9 <= models(server).count("ensemble_canary") <= 11
+    outcomes = rollout.outcomes()
+    assert {one["arm"] for one in outcomes} == {"candidate", "baseline"}
+    assert abs(len(outcomes) - 20) <= 2, "what is neither is not compared"
+    for one in outcomes:
+        assert (one["num_tokens"], one["finish_reason"], one.get("error", "")) == (4, "length", "")
+        assert 0 < one["ttft_ms"] <= one["e2e_ms"]
+
+
+def test_a_key_stays_with_its_release(rollout: Rollout) -> None:
+    rollout.enter(Phase.RUNNING)
+    keys = [f"user {number}" for number in range(12)]
+    with KServeServer(*story()) as server:
+        ask(server, rollout.front.url, [*keys, *keys])
+        sent = models(server)
+    assert sent[:12] == sent[12:]
+    assert set(sent) == {"ensemble", "ensemble_canary"}
+
+
+def test_the_share_follows_the_rollout_while_clients_run(rollout: Rollout) -> None:
+    rollout.enter(Phase.RUNNING, step=1)
+    with KServeServer(*story()) as server:
+
+        async def run() -> None:
+            async with RoutedClient(server.url, rollout.front.url) as client:
+                await _one(client)
+                rollout.enter(Phase.ROLLING_BACK)
+                async with asyncio.timeout(LEASE_S):
+                    while client.route(key=KEY, stratum=0)[0] == "ensemble_canary":
+                        await asyncio.sleep(0.02)
+                await _one(client)
+
+        asyncio.run(run())
+        assert models(server) == ["ensemble_canary", "ensemble"]
+
+
+async def _one(client: RoutedClient) -> str:
+    return "".join([chunk.text async for chunk in client.generate(REQUEST, key=KEY)])
+
+
+def test_without_word_for_a_lease_all_go_to_the_stable_release(rollout: Rollout) -> None:
+    rollout.enter(Phase.RUNNING, step=1)
+    now_s = [1000.0]
+    with KServeServer(*story()) as server:
+
+        async def run() -> None:
+            async with RoutedClient(server.url, rollout.front.url, clock=lambda: now_s[0]) as client:
+                await _one(client)
+                await asyncio.to_thread(rollout.front.close)
+                now_s[0] += 1.5 * LEASE_S
+                await _one(client)
+
+        asyncio.run(run())
+        assert models(server) == ["ensemble_canary", "ensemble"]
+
+
+def test_nobody_there_is_the_stable_release(tmp_path: Path) -> None:
+    with KServeServer(*story()) as server:
+        assert ask(server, "http://127.0.0.1:9", [None]) == ["Once upon ünd"]
+        assert models(server) == ["ensemble"]
+    assert not list(tmp_path.iterdir())
+
+
+def fails_on_canary(*before: object) -> Callable[[Any], list[Any]]:
+    text = f"{format_token('UNAVAILABLE', {'reason': 'leaving'})} it goes"
+    return lambda request: [*before, text] if request.model_name == "ensemble_canary" else story()
+
+
+def test_what_the_candidate_cannot_take_the_stable_release_answers(rollout: Rollout) -> None:
+    rollout.enter(Phase.RUNNING, step=1)
+    with KServeServer(fails_on_canary()) as server:
+        assert ask(server, rollout.front.url, [KEY]) == ["Once upon ünd"]
+        assert models(server) == ["ensemble_canary", "ensemble"]
+    [outcome] = rollout.outcomes()
+    assert (outcome["arm"], outcome["error"]) == ("candidate", "UNAVAILABLE")
+
+
+def test_after_its_first_text_a_request_is_not_answered_by_another_release(rollout: Rollout) -> None:
+    rollout.enter(Phase.RUNNING, step=1)
+    with KServeServer(fails_on_canary(response("Once", num_output_tokens=1))) as server:
+        with pytest.raises(Unavailable):
+            ask(server, rollout.front.url, [KEY])
+        assert models(server) == ["ensemble_canary"]
+    [outcome] = rollout.outcomes()
+    assert outcome["error"] == "UNAVAILABLE"
+
+
+def test_a_request_that_is_wrong_is_refused_once(rollout: Rollout) -> None:
+    rollout.enter(Phase.RUNNING, step=1)
+    text = f"{format_token('INVALID_ARG', {'field': 'top_p'})} no"
+    with KServeServer(text) as server:
+        with pytest.raises(ServingError):
+            ask(server, rollout.front.url, [KEY])
+        assert models(server) == ["ensemble_canary"]
+
+
+def test_the_command_goes_by_the_rollout(rollout: Rollout, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    rollout.enter(Phase.RUNNING, step=1)
+    with KServeServer(*story()) as server:
+        with pytest.raises(SystemExit) as caught:
+            run_command("generate", ["hi", "--url", server.url, "--split-url", rollout.front.url, "--key", KEY])
+        assert caught.value.code == 0
+        assert models(server) == ["ensemble_canary"]
+    assert capfdbinary.readouterr().out.decode() == "Once upon ünd\n"
+    assert [outcome["arm"] for outcome in rollout.outcomes()] == ["candidate"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--key", "me"], "--key is for --split-url"),
+        (["--split-url", "http://localhost:1", "--release", "2"], "leave --release out"),
+        (["--split-url", "localhost:1"], "such as http://localhost:8010"),
+    ],
+)
+def test_the_command_refuses_two_ways_at_once(
+    options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run_command("generate", ["hi", *options])
+    assert caught.value.code == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_looping_and_empty_answers_are_told(rollout: Rollout) -> None:
+    rollout.enter(Phase.RUNNING, step=1)
+    for text in ("", "the same words over and over. " * 8):
+        with KServeServer(response(text, num_output_tokens=40, finish_reason="stop", final=True)) as server:
+            ask(server, rollout.front.url, [KEY])
+    empty, looping = rollout.outcomes()
+    assert (empty.get("is_empty"), empty.get("is_looping")) == (True, None)
+    assert (looping.get("is_empty"), looping.get("is_looping")) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/else", None, 404),
+        ("/outcomes", b"{", 400),
+        ("/outcomes", b'{"rollout": 1, "step": 0, "batch": "x", "outcomes": [{"arm": 3}]}', 400),
+        ("/outcomes", b'{"rollout": 1, "step": 0, "batch": "x", "outcomes": [], "more": 1}', 400),
+        ("/split", b"{}", 404),
+    ],
+)
+def test_what_is_sent_wrongly_is_refused(rollout: Rollout, path: str, body: bytes | None, status: int) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(rollout.front.url + path, data=body, timeout=5)
+    with caught.value as error:
+        assert error.code == status
+        assert json.load(error)["error"]
+    assert rollout.outcomes() == []
