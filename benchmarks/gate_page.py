@@ -2,11 +2,11 @@
 """Writes the tables of `docs/rollout_gate.md` from the latest result of `benchmarks.gate_trials`: `make docs`."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import RESULTS
+from benchmarks.report import RESULTS, markdown_table
 from clients.rollout.gate.gate_spec import GateSpec
 from clients.rollout.gate.metrics import METRICS, alpha_of
 
@@ -46,7 +46,7 @@ def page(text: str, result: Document, source: str) -> str:
 
 def _metrics() -> str:
     spec, kinds = GateSpec(), {"log_mean": "mean logarithm", "share": "events", "score": "pairs"}
-    return _table(
+    return markdown_table(
         ["metric", "name", "test", "too much", "alpha, in 1,000", ""],
         (
             [
@@ -88,7 +88,7 @@ def _false_rollbacks(result: Document) -> str:
             ]
         )
     header = ["model", "rollouts", "requests of each arm", "rolled back", "95 % upper bound"]
-    return _table([*header, "passed", "requests to the pass, median / p95"], rows)
+    return markdown_table([*header, "passed", "requests to the pass, median / p95"], rows)
 
 
 def _detection(result: Document) -> str:
@@ -111,7 +111,7 @@ def _detection(result: Document) -> str:
             ]
         )
     header = ["regression", "model", "requests of each arm", "rolled back", "95 % lower bound", "passed"]
-    return _table([*header, "requests, median / p95", "seconds, median / p95"], rows)
+    return markdown_table([*header, "requests, median / p95", "seconds, median / p95"], rows)
 
 
 def _others(result: Document) -> str:
@@ -123,7 +123,7 @@ def _others(result: Document) -> str:
         judged = {"ours": one} | {name: one["others"][name] for name in names}
         title = f"A/A, `{one['model']}`" if one["scenario"] == "A/A" else one["scenario"]
         rows.append([title, *(_outcome(found) for found in judged.values())])
-    return _table(["rolled back; median seconds until then", "this gate", *names], rows)
+    return markdown_table(["rolled back; median seconds until then", "this gate", *names], rows)
 
 
 def _outcome(found: Document) -> str:
@@ -133,12 +133,6 @@ def _outcome(found: Document) -> str:
 
 def _spread(one: Document) -> str:
     return "" if one["spread"] == 1 else f", {one['spread']:g} times the spread"
-
-
-def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    header = list(header)
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join(lines)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import RESULTS
+from benchmarks.report import RESULTS, markdown_table
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "quantization.md"
 _NAMES = {
@@ -78,7 +78,7 @@ def _origin(result: Document, source: str) -> Iterator[str]:
 
 
 def _sizes(rows: list[Document]) -> Iterator[str]:
-    yield _table(
+    yield markdown_table(
         ["recipe", "layers; embedding and head", "file", "predicted", "off by", "fp16's, of it", "linear weights"],
         (
             [
@@ -103,7 +103,7 @@ def _sizes(rows: list[Document]) -> Iterator[str]:
 
 def _perplexities(rows: list[Document]) -> Iterator[str]:
     columns = [_figures(row, "perplexity_ratio") for row in rows]
-    yield _table(
+    yield markdown_table(
         ["task", "language", "items", *(f"`{row['name']}`" for row in rows)],
         (
             [*where, str(figure["num_items"]), *(f"{column[where]['candidate']:.3f}" for column in columns)]
@@ -114,7 +114,7 @@ def _perplexities(rows: list[Document]) -> Iterator[str]:
 
 def _accuracy(rows: list[Document]) -> Iterator[str]:
     columns = [_figures(row, "accuracy_drop") for row in rows]
-    yield _table(
+    yield markdown_table(
         ["task", "group", "items", *(f"`{row['name']}`" for row in rows)],
         (
             [*where, str(figure["num_items"]), *(f"{column[where]['candidate']:.1%}" for column in columns)]
@@ -125,7 +125,7 @@ def _accuracy(rows: list[Document]) -> Iterator[str]:
 
 def _speeds(result: Document) -> Iterator[str]:
     names, speed = [row["name"] for row in result["releases"]], result["speed"]
-    yield _table(
+    yield markdown_table(
         ["recipe", "1 request", "16 requests"],
         (
             [f"`{name}`", *(_speed(found[count]["ratio"]) for count in ("1", "16"))]
@@ -164,7 +164,7 @@ def _worst(rows: Iterable[Document]) -> Iterator[str]:
             verdict = {True: "passed", False: "failed", None: ""}[figure["passed"]]
             group = f"{figure['task']}, {figure['group']}"
             cells.append([f"`{row['name']}`", title, group, _value(figure), limit, verdict])
-    yield _table(["recipe", "figure", "worst group", "value", "limit", ""], cells)
+    yield markdown_table(["recipe", "figure", "worst group", "value", "limit", ""], cells)
 
 
 def _value(figure: Document) -> str:
@@ -181,12 +181,6 @@ def _figures(row: Document, metric: str) -> dict[tuple[str, str], Document]:
 
 def _speed(ratio: Document) -> str:
     return f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-
-
-def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    header = list(header)
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join(lines)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import random
 import statistics
 import subprocess
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -59,6 +59,13 @@ def write_result(name: str, result: dict[str, object]) -> Path:
     path = result_path(name)
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
+
+
+def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Of cells that are Markdown already."""
+    header = list(header)
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines)
 
 
 def _triton_version(triton_http: str) -> str:

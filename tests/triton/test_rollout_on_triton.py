@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from running_server import PROJECT, RunningServer, deployment_text
 from streams_under_change import answers
 
 from benchmarks.free_ports import free_ports
+from benchmarks.report import write_result
 from clients.rollout.server_control import ServerControl
 from clients.rollout.store import Store
 
@@ -60,10 +62,11 @@ class Site:
             "--lease-s", "1", "--step-requests", "20", *options,
         )  # fmt: skip
 
-    def begin(self) -> subprocess.Popen[str]:
+    def begin(self, seed: int = 2) -> subprocess.Popen[str]:
         """A rollout of a good release that is on record."""
-        running = self.start(self.candidate(seed=2))
-        while not self.has_begun():
+        before = self.num_rollouts()
+        running = self.start(self.candidate(seed=seed))
+        while self.num_rollouts() == before:
             assert running.poll() is None, running.communicate()[0]
             time.sleep(0.05)
         return running
@@ -71,12 +74,12 @@ class Site:
     def go_on(self) -> subprocess.Popen[str]:
         return self.rollout("run", "--port", str(self.port))
 
-    def has_begun(self) -> bool:
+    def num_rollouts(self) -> int:
         path = self.folder / "build" / "live" / "rollouts.sqlite"
         if not path.exists():
-            return False
+            return 0
         with Store(path) as store:
-            return bool(store.rollouts())
+            return len(store.rollouts())
 
     def status(self) -> dict[str, Any]:
         done = self.rollout("status", "--json")
@@ -176,13 +179,15 @@ def one_release_serves_all(site: Site) -> None:
     served = site.served()
     assert served["canary"] is None
     assert list(served["engine_pids"]) == [str(served["release"])]
-    assert site.status()["phase"] == {1: "rolled_back", 2: "promoted"}[served["release"]]
+    found = site.status()
+    stays = {"promoted": "candidate", "rolled_back": "stable"}[found["phase"]]
+    assert served["release"] == found["plan"][stays]
 
 
-def kill_the_rollout(site: Site, kills: int, seed: int) -> str:
+def kill_the_rollout(site: Site, kills: int, seed: int, *, engine_seed: int = 2) -> str:
     """Kill its process at random moments, and go on each time; what the last said."""
     rng = random.Random(seed)
-    running = site.begin()
+    running = site.begin(seed=engine_seed)
     for _ in range(kills):
         time.sleep(rng.uniform(0.0, 6.0))
         if running.poll() is not None:
@@ -204,16 +209,41 @@ def test_killed_at_any_moment_a_rollout_goes_on(site: Site, tmp_path: Path) -> N
     one_release_serves_all(site)
 
 
+def kill_triton(site: Site, kills: int, seed: int, *, engine_seed: int = 2) -> None:
+    """Kill the server at random moments of a rollout."""
+    rng = random.Random(seed)
+    running = site.begin(seed=engine_seed)
+    for _ in range(kills):
+        time.sleep(rng.uniform(0.0, 8.0))
+        with contextlib.suppress(ValueError, psutil.NoSuchProcess):  # it is being started again
+            site.server.tritonserver().kill()
+    text, _ = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode in (0, 1), text
+
+
 def test_triton_killed_while_a_rollout_runs(site: Site) -> None:
-    rng = random.Random(3)
     by_release = {1: answers(site.server.url, "ensemble")}
     with RoutedLoad(site.server.url, site.split_url, by_release, num_streams=8):  # its streams end with their server
-        running = site.begin()
-        for _ in range(2):
-            time.sleep(rng.uniform(0.0, 8.0))
-            with contextlib.suppress(ValueError, psutil.NoSuchProcess):  # it is being started again
-                site.server.tritonserver().kill()
-        text, _ = running.communicate(timeout=PATIENCE_S)
-    assert running.returncode in (0, 1), text
+        kill_triton(site, kills=2, seed=3)
     one_release_serves_all(site)
     assert answers(site.server.url, "ensemble")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_thirty_kills_of_the_rollout_and_ten_of_triton(site: Site, tmp_path: Path) -> None:
+    by_seed = {1: answers(site.server.url, "ensemble"), 2: said_by(2, tmp_path / "alone")}
+    ends: Counter[str] = Counter()
+    with RoutedLoad(site.server.url, site.split_url, by_seed) as load:
+        for number in range(10):
+            text = kill_the_rollout(site, kills=3, seed=10 + number, engine_seed=2 - number % 2)
+            one_release_serves_all(site)
+            assert (load.wrong, load.refused) == ([], []), text
+            ends[f"rollout killed: {site.status()['phase']}"] += 1
+    with RoutedLoad(site.server.url, site.split_url, by_seed, num_streams=8):
+        for number in range(5):
+            kill_triton(site, kills=2, seed=30 + number, engine_seed=2 - number % 2)
+            one_release_serves_all(site)
+            ends[f"Triton killed: {site.status()['phase']}"] += 1
+    assert answers(site.server.url, "ensemble")
+    write_result("rollout_kills", {"benchmark": "rollout_kills", "kills": {"rollout": 30, "triton": 10}, "ends": ends})
