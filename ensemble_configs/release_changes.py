@@ -42,18 +42,19 @@ def release_of(model: ModelSpec, number: int) -> ReleaseSpec:
     raise SpecError(f"{model.name} has no release {number}; it has: {there}", field="release", value=number)
 
 
-def candidate_from(path: Path, model: ModelSpec) -> ReleaseSpec:
+def candidate_from(path: Path, model: ModelSpec, *, above: int = 0) -> ReleaseSpec:
     """A release that differs from the stable one in what `path` says; its number is the next that is free.
 
     Args:
         path: a built release, which then takes the place of the stable one's, or a YAML file with the fields of a
             release that differ.
+        above: the highest number that was ever given; one that was rolled back stands for what it was.
 
     Raises:
         SpecError: it is neither, or the result is no release.
     """
     if path.is_dir():
-        return _derived(model, {"release_dir": path}, source=path / "manifest.json")
+        return _derived(model, {"release_dir": path}, above=above, source=path / "manifest.json")
     try:
         changes = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as exc:
@@ -65,12 +66,12 @@ def candidate_from(path: Path, model: ModelSpec) -> ReleaseSpec:
         ) from exc
     if not isinstance(changes, dict):
         raise SpecError(f"{path} must hold the fields of a release that differ, such as 'engine:'", file=path)
-    return _derived(model, changes, source=path)
+    return _derived(model, changes, above=above, source=path)
 
 
-def _derived(model: ModelSpec, changes: Mapping[str, object], *, source: Path) -> ReleaseSpec:
+def _derived(model: ModelSpec, changes: Mapping[str, object], *, above: int, source: Path) -> ReleaseSpec:
     stable = as_release(model).model_dump(exclude_unset=True)
-    number = max(release.release for release in model.releases) + 1
+    number = max(above, *(release.release for release in model.releases)) + 1
     if "release_dir" in changes:  # its folders are those of the new one
         for part in ("engine", "tokenizer"):
             stable[part] = {key: value for key, value in (stable.get(part) or {}).items() if key != "dir"}

@@ -83,7 +83,8 @@ def start(
     folder = server_folder(server)
     local = LocalServer(ServerControl(folder / CONTROL_SOCKET, tell=_tell), model)
     status = local.status()
-    candidate = _candidate(release, status)
+    path = store or folder / _STORE
+    candidate = _candidate(release, status, above=_highest_number(path))
     plan = Plan(
         candidate=int(candidate["release"]),
         stable=int(status["release"]),
@@ -97,7 +98,6 @@ def start(
         is_keeping_old=is_keeping_old,
     )
     gate_spec_of(plan)  # what is wrong is told before anything is begun
-    path = store or folder / _STORE
     with alone(path), Store(path) as kept:
         rollout = kept.begin(str(status["name"]), plan.text(), why=why)
         _drive(kept, path, rollout, local, host=host, port=port)
@@ -151,8 +151,8 @@ def status(
             return
         typer.echo(
             f"rollout {rollout.id} of {rollout.model}: {rollout.phase} since {_clock(rollout.phase_since)}\n"
-            f"  {rollout.reason}\n"
-            f"  release {plan.candidate} beside {plan.stable}, {100 * share_now(rollout, plan):g} % of the requests\n"
+            + (f"  {rollout.reason}\n" if rollout.reason else "")
+            + f"  release {plan.candidate} beside {plan.stable}, {100 * share_now(rollout, plan):g} % of the requests\n"
             f"  gate: {judgement.verdict}, {judgement.num_requests} requests of each arm; {judgement.reason}"
         )
 
@@ -245,12 +245,22 @@ def _prefix(local: LocalServer) -> str:
             time.sleep(_TICK_S)
 
 
-def _candidate(release: str, status: dict[str, Any]) -> dict[str, Any]:
+def _highest_number(store: Path) -> int:
+    """Of all candidates that there were."""
+    if not store.exists():
+        return 0
+    with Store(store) as kept:
+        return max((read_plan(rollout.plan).candidate for rollout in kept.rollouts()), default=0)
+
+
+def _candidate(release: str, status: dict[str, Any], *, above: int) -> dict[str, Any]:
     """The candidate's fields, from what was named."""
     fields = dict(next(each for each in status["releases"] if each["release"] == status["release"]))
     others = [each for each in status["releases"] if each["release"] != status["release"]]
     model = validate(ModelSpec, {**fields, "name": status["name"], "other_releases": others}, source=Path("the server"))
-    found = release_of(model, int(release)) if release.isdecimal() else candidate_from(Path(release), model)
+    found = (
+        release_of(model, int(release)) if release.isdecimal() else candidate_from(Path(release), model, above=above)
+    )
     if found.release == model.release:
         raise RequestError(f"release {found.release} is the stable one already", field="release", value=found.release)
     return found.model_dump(mode="json")

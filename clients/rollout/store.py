@@ -119,8 +119,9 @@ class Store:
         try:
             with self._change():
                 number = self._db.execute(
-                    "insert into rollouts (model, plan, phase, phase_since, begun_at) values (?, ?, ?, ?, ?)",
-                    (model, plan, Phase.STARTING, now, now),
+                    "insert into rollouts (model, plan, phase, reason, phase_since, begun_at) "
+                    "values (?, ?, ?, ?, ?, ?)",
+                    (model, plan, Phase.STARTING, why, now, now),
                 ).lastrowid
                 assert number is not None
                 self._log(number, "start", why, json.loads(plan))

@@ -49,6 +49,13 @@ def test_a_candidate_says_what_differs_and_has_the_next_number(tmp_path: Path) -
     assert as_release(second).model_copy(update={"release": 1, "engine": new.engine}) == as_release(new)
 
 
+def test_a_number_that_was_given_is_not_given_again(tmp_path: Path) -> None:
+    path = tmp_path / "candidate.yaml"
+    path.write_text("engine: {seed: 3}")
+    model = deployment().model
+    assert [candidate_from(path, model, above=above).release for above in (0, 1, 7)] == [2, 2, 8]
+
+
 def test_another_provider_takes_nothing_of_the_old_ones_engine(tmp_path: Path) -> None:
     spec = with_second(deployment(), tmp_path, "engine: {provider: openvino, dir: ov}")
     engine = release_of(spec.model, 2).engine
