@@ -21,6 +21,7 @@ from clients.rollout.controller import share_now
 from clients.rollout.outcome import Outcome
 from clients.rollout.plan import read_plan
 from clients.rollout.store import Store
+from clients.rollout.wire import OutcomeBatch, SplitAnswer
 from ensemble_configs.errors import ServingError
 from ensemble_configs.model_names import CANARY
 
@@ -28,27 +29,6 @@ _MAX_BODY_BYTES = 16 << 20
 
 Evidence = Mapping[str, object]
 Merge = Callable[[Evidence | None, Sequence[Outcome]], Evidence]
-
-
-class SplitAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client goes by until its lease is over."""
-
-    rollout: int
-    step: int
-    salt: str
-    share: float
-    stable_model: str
-    candidate_model: str
-    lease_s: float
-
-
-class OutcomeBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a client tells; `batch` is a name that no other has."""
-
-    rollout: int
-    step: int
-    batch: str
-    outcomes: list[Outcome]
 
 
 class RolloutFront:

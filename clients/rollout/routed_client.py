@@ -17,10 +17,10 @@ from typing import NamedTuple, Self
 import msgspec
 
 from clients.latency import Arrival, MetricUndefined, RequestRecord, e2e_ms, tpot_ms, ttft_ms
-from clients.rollout.front import OutcomeBatch, SplitAnswer
 from clients.rollout.looping import is_looping
 from clients.rollout.outcome import Outcome
 from clients.rollout.split import CANDIDATE, Places, Split, stratum_of
+from clients.rollout.wire import OutcomeBatch, SplitAnswer
 from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest
 from ensemble_configs.errors import RequestCancelled, RequestError, ServingError, Unavailable
 
