@@ -46,7 +46,7 @@ def profile(server: RunningServer, folder: Path, model: str, rows: list[dict[str
     (folder / "input.json").write_text(json.dumps({"data": rows}))
     how = ["-i", "grpc", "--async", "--streaming", "--input-data", "input.json"]
     command = [str(PERF_ANALYZER), "-m", model, "-u", server.url, *how, "--profile-export-file", "out.json", *more]
-    # Once in some tens of runs on a busy machine perf_analyzer ends well without having written the last of its buffers:
+    # Once in some tens of runs on a busy machine perf_analyzer ends well without having written the last of its buffer:
     # the export is empty, or cut at a multiple of 64 KiB. It is run again.
     for _ in range(3):
         said = run(command, folder)
