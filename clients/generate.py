@@ -89,13 +89,13 @@ def generate(
     )
     _refuse_two_ways(model, release, split_url, key)
     with contextlib.ExitStack() as held:
-        sent_ns = time.monotonic_ns()
         if split_url is not None:
             answer = generate_routed(url, split_url, request, key=key, timeout_s=timeout_s)
         else:
             client = held.enter_context(TritonClient(url))
             chosen = model or (PINNING_MODEL if release is not None else "ensemble")
             answer = client.generate(request, model=chosen, release=release, timeout_s=timeout_s)
+        sent_ns = time.monotonic_ns()  # at the first chunk that is asked for, right after
         chunks = held.enter_context(contextlib.closing(answer))
         if is_json:
             _write(msgspec.json.encode(measure(chunks, sent_ns=sent_ns)).decode() + "\n")

@@ -103,6 +103,14 @@ def with_candidate(spec: DeploymentSpec, model: ModelSpec, release: ReleaseSpec)
             field="canary",
             value=model.canary,
         )
+    if release.release < model.release:
+        # Whoever names no version gets the highest: the stable one would have to go before the candidate could serve.
+        raise SpecError(
+            f"a candidate's number must be above the stable release's ({model.release}), got {release.release}; name "
+            "its folder or file instead, and it gets a new one",
+            field="release",
+            value=release.release,
+        )
     others = tuple(other for other in model.other_releases if other.release != release.release)
     return _with(spec, model, other_releases=(*others, release), canary=release.release)
 

@@ -22,7 +22,7 @@ from clients.rollout.outcome import Outcome
 from clients.rollout.plan import read_plan
 from clients.rollout.store import Store
 from clients.rollout.wire import OutcomeBatch, SplitAnswer
-from ensemble_configs.errors import ServingError
+from ensemble_configs.errors import RequestError, ServingError
 from ensemble_configs.model_names import CANARY
 
 _MAX_BODY_BYTES = 16 << 20
@@ -112,6 +112,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._say(200, answer())
         except (msgspec.ValidationError, msgspec.DecodeError) as exc:
             self._say(400, {"error": str(exc)})
+        except RequestError as exc:
+            self._say(400, {"error": exc.message})
         except ServingError as exc:
             self._say(500, {"error": exc.message})
 

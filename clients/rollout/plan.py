@@ -24,7 +24,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         gate: settings of it (`clients.rollout.gate.gate_spec.GateSpec`), as JSON data.
         lease_s: how long a client may go by what it was told of the split.
         drain_timeout_s: what streams of a release that goes may take.
-        is_keeping_old: the old release stays loaded after a promotion, for a quick way back.
+        is_keeping_old: the old release stays loaded after a promotion, for clients that name it.
     """
 
     candidate: int

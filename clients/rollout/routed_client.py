@@ -9,6 +9,7 @@ text is no failure for the caller: the stable release answers it.
 import asyncio
 import contextlib
 import time
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -157,10 +158,15 @@ class RoutedClient:
         del self._pending[:-64]
 
     async def _call(self, path: str, body: bytes | None) -> bytes | None:
+        """The answer; nothing where the rollout refuses it, None where nobody answers."""
+
         def ask() -> bytes | None:
             try:
                 with urllib.request.urlopen(self._split_url + path, data=body, timeout=_ANSWER_S) as response:
                     return bytes(response.read())
+            except urllib.error.HTTPError as exc:
+                with exc:  # what is wrong will be wrong again: it must not hold up what comes after it
+                    return b"" if 400 <= exc.code < 500 else None
             except (OSError, ValueError):
                 return None
 

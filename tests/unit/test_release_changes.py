@@ -158,5 +158,8 @@ def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     added = with_second(spec, tmp_path)
     with pytest.raises(SpecError, match="candidate 2 already"):
         with_candidate(added, added.model, candidate_from(tmp_path / "candidate.yaml", added.model))
+    taken = settled(promoted(added, added.model, 2), promoted(added, added.model, 2).model)
+    with pytest.raises(SpecError, match="must be above the stable release's"):
+        with_candidate(taken, taken.model, release_of(taken.model, 1))
     with pytest.raises(SpecError, match="endpoints"):
         with_second(deployment(endpoints=("tensorrt_llm_bls",)), tmp_path)

@@ -92,6 +92,19 @@ def test_requests_go_by_share_and_their_outcomes_come_back(rollout: Rollout) -> 
         assert 0 < one["ttft_ms"] <= one["e2e_ms"]
 
 
+def test_a_batch_that_is_refused_does_not_hold_up_the_next(rollout: Rollout) -> None:
+    rollout.enter(Phase.RUNNING, step=1)
+    with KServeServer(*story()) as server:
+
+        async def run() -> None:
+            async with RoutedClient(server.url, rollout.front.url) as client:
+                client._pending.append(b'{"rollout": 1, "outcomes": []}')  # of another version of this client
+                await _one(client)
+
+        asyncio.run(run())
+    assert len(rollout.outcomes()) == 1
+
+
 def test_a_key_stays_with_its_release(rollout: Rollout) -> None:
     rollout.enter(Phase.RUNNING)
     keys = [f"user {number}" for number in range(12)]

@@ -61,12 +61,18 @@ def test_the_arms_that_are_compared_are_as_large_as_each_other(share: float) -> 
 
 @pytest.mark.parametrize("share", SHARES)
 def test_requests_without_a_key_meet_the_share_in_each_stratum_at_any_time(share: float) -> None:
-    places, split = Places(), Split(salt="", share=share)
+    places, split = Places(first=(5**0.5 - 1) / 2), Split(salt="", share=share)
     for stratum in (0, 3):
         num_candidates = 0
         for number in range(1, 5001):
             num_candidates += split.arm(places.next(stratum)) == CANDIDATE
             assert abs(num_candidates - share * number) <= 3
+
+
+def test_clients_of_one_request_each_meet_the_share_too() -> None:
+    split = Split(salt="", share=0.25)
+    num_candidates = sum(split.arm(Places().next(0)) == CANDIDATE for _ in range(4000))
+    assert abs(num_candidates - 1000) < 6 * (4000 * 0.25 * 0.75) ** 0.5
 
 
 @pytest.mark.parametrize(("length", "stratum"), [(0, 0), (63, 0), (64, 1), (127, 1), (128, 2), (10**9, 10)])
