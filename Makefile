@@ -21,7 +21,7 @@ serve: setup ## Render the default deployment and serve it on Triton until Ctrl-
 	.venv/bin/trireme serve $(ARGS)
 
 test: setup ## The whole suite, real Triton included (ARGS="-k stop_words")
-	@$(SETUP) --only perf-analyzer
+	@$(SETUP) --only perf-analyzer envoy
 	@status=0; $(UNIT) $(ARGS) || [ $$? -eq 5 ] || status=1; $(TRITON) $(ARGS) || [ $$? -eq 5 ] || status=1; exit $$status
 
 unit: setup ## The tests that need no server; some minutes
@@ -73,6 +73,7 @@ docs: setup ## Write the tables of the documents again and check every link betw
 	$(RUN) build_engines.support_table
 	$(RUN) benchmarks.quantization_page
 	$(RUN) benchmarks.gate_page
+	$(RUN) benchmarks.rollout_page
 	$(RUN) scripts.check_links
 
 demo-model: ## Train, export and evaluate the demo model anew, in .tools/build-cpu

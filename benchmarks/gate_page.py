@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import RESULTS, markdown_table
+from benchmarks.report import RESULTS, markdown_table, with_tables
 from clients.rollout.gate.gate_spec import GateSpec
 from clients.rollout.gate.metrics import METRICS, alpha_of
 
@@ -34,14 +34,7 @@ def page(text: str, result: Document, source: str) -> str:
         "detection": _detection(result),
         "others": _others(result),
     }
-    for name, table in tables.items():
-        begin, end = f"<!-- {name}: written by make docs -->\n", f"<!-- end of {name} -->"
-        before, found, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not (found and closed):
-            raise ValueError(f"docs/rollout_gate.md has no place for {name}: it takes the lines {begin!r} and {end!r}")
-        text = before + begin + table + "\n" + end + after
-    return text
+    return with_tables(text, tables)
 
 
 def _metrics() -> str:
@@ -78,13 +71,13 @@ def _false_rollbacks(result: Document) -> str:
         back, waited = one["rolled_back"], one["to_pass"]
         rows.append(
             [
-                f"`{one['model']}`" + _spread(one),
+                f"`{one['model']}`" + _changed(one),
                 f"{one['rollouts']:,}",
                 f"{one['max_requests']:,}",
                 str(back["count"]),
                 f"{back['upper']:.2%}",
                 f"{one['passed']['share']:.1%}",
-                f"{waited['median_requests']:,} / {waited['p95_requests']:,}",
+                f"{waited['median_requests']:,} / {waited['p95_requests']:,}" if waited else "",
             ]
         )
     header = ["model", "rollouts", "requests of each arm", "rolled back", "95 % upper bound"]
@@ -97,11 +90,11 @@ def _detection(result: Document) -> str:
         if one["scenario"] == "A/A":
             continue
         back, taken = one["rolled_back"], one["to_rollback"]
-        is_missed = one["spread"] == 1 and back["lower"] < _POWER
+        is_missed = one["spread"] == 1 and one["model"] != "own_bursts" and back["lower"] < _POWER
         rows.append(
             [
                 one["scenario"],
-                f"`{one['model']}`" + _spread(one),
+                f"`{one['model']}`" + _changed(one),
                 f"{one['max_requests']:,}",
                 f"{back['share']:.1%}" + (" (missed)" if is_missed else ""),
                 f"{back['lower']:.1%}",
@@ -115,7 +108,7 @@ def _detection(result: Document) -> str:
 
 
 def _others(result: Document) -> str:
-    shown = [one for one in result["scenarios"] if one["others"] and one["model"] != "own_bursts"]
+    shown = [one for one in result["scenarios"] if one["others"]]
     shown = [one for one in shown if one["scenario"] == "A/A" or one["model"] == "steady"]
     names = list(shown[0]["others"])
     rows = []
@@ -131,8 +124,10 @@ def _outcome(found: Document) -> str:
     return f"{share:.1%}" + (f"; {taken['median_s']:.0f} s" if taken else "")
 
 
-def _spread(one: Document) -> str:
-    return "" if one["spread"] == 1 else f", {one['spread']:g} times the spread"
+def _changed(one: Document) -> str:
+    found = "" if one["spread"] == 1 else f", {one['spread']:g} times the spread"
+    found += "" if one["own"] == 1 else f", bursts {one['own']:.2g} times as large"
+    return found + ("" if one["own_fade"] == 1 else f", fading {one['own_fade']:g} times as long")
 
 
 def main() -> None:

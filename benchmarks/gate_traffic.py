@@ -6,15 +6,17 @@ Both arms get 2 requests a second, 20 in each of the 10 s between two looks; arm
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.latency_models import LatencyModel
 from clients.rollout.gate.evidence import MIN_SLOW_REFERENCE
-from clients.rollout.gate.findings import Counts, Sample, Scores
+from clients.rollout.gate.fading import Differences, Times, differences_of, own_variance
+from clients.rollout.gate.findings import Counts, Level, Sample, Scores
 from clients.rollout.gate.gate_spec import GateSpec
-from clients.rollout.gate.mean_test import Floats, Moments
+from clients.rollout.gate.mean_test import Floats
 from clients.rollout.gate.score_test import gains
 from clients.rollout.outcome import Outcome
 
@@ -142,18 +144,18 @@ def sample_of(traffic: Traffic, spec: GateSpec) -> Sample:
     """The gate's sums after each look: leading dimensions [rollouts, looks].
 
     As `clients.rollout.gate.evidence` makes them of outcomes, which a test compares; what differs is only that all
-    looks are made at once.
+    looks are made at once. A look is a block.
     """
-    strata = int(traffic.stratum.max()) + 1
     answered = ~traffic.is_error
-    log_tokens = np.log(traffic.num_tokens)
-    means = {
-        "ttft": _moments(traffic.log_ttft, traffic.stratum, answered, strata),
-        "tpot": _moments(traffic.log_tpot, traffic.stratum, answered, strata),
-        "e2e_per_token": _moments(traffic.log_e2e_per_token(), traffic.stratum, answered, strata),
-        "output_tokens": _moments(log_tokens, traffic.stratum, answered, strata),
+    values = {
+        "ttft": traffic.log_ttft,
+        "tpot": traffic.log_tpot,
+        "e2e_per_token": traffic.log_e2e_per_token(),
+        "output_tokens": np.log(traffic.num_tokens),
     }
-    is_slow, is_judged = _slow(traffic, means["ttft"][1], spec)
+    cells = {name: _cells(one, traffic.stratum, answered) for name, one in values.items()}
+    is_slow, is_judged = _slow(traffic, cells["ttft"], spec)
+    cells["slow"] = _cells(is_slow.astype(np.float32), traffic.stratum, is_judged & answered)
     counts = {
         "slow": _counts(is_slow & answered, is_judged & answered),
         "errors": _counts(traffic.is_error, np.ones_like(answered)),
@@ -162,33 +164,79 @@ def sample_of(traffic: Traffic, spec: GateSpec) -> Sample:
         "cut": _counts((traffic.num_tokens >= traffic.num_tokens.max()) & answered, answered),
     }
     if spec.ttft_target_ms is not None:
-        counts["ttft_over_target"] = _counts((traffic.log_ttft > math.log(spec.ttft_target_ms)) & answered, answered)
+        is_over = traffic.log_ttft > math.log(spec.ttft_target_ms)
+        counts["ttft_over_target"] = _counts(is_over & answered, answered)
+        cells["ttft_over_target"] = _cells(is_over.astype(np.float32), traffic.stratum, answered)
     difference = (traffic.score[:, 0] - traffic.score[:, 1]).astype(np.float64)
     won = [each.sum(axis=2).cumsum(axis=1) for each in gains(difference, spec.effects.quality)]
     sums = [each.sum(axis=2).cumsum(axis=1) for each in (difference, difference**2)]
     num = np.broadcast_to(np.arange(1.0, difference.shape[1] + 1) * PROMPTS_PER_LOOK, difference.shape[:2])
     scores = {"quality": Scores(num, *sums, *won)}
-    requests = np.stack([num * (PER_LOOK // PROMPTS_PER_LOOK)] * 2, axis=-1)
-    return Sample(requests, means, counts, scores)
+    look = np.arange(difference.shape[1], dtype=np.float64)
+    return Sample(
+        num_requests=np.stack([num * (PER_LOOK // PROMPTS_PER_LOOK)] * 2, axis=-1),
+        times=Times(LOOK_S * look, look + 1),
+        levels={name: _levels(cells[name]) for name in values},
+        differences={name: _differences(one) for name, one in cells.items()},
+        counts=counts,
+        scores=scores,
+    )
 
 
-def _moments(
-    values: Singles, stratum: NDArray[np.int64], answered: NDArray[np.bool_], strata: int
-) -> tuple[Moments, Moments]:
-    shape = values.shape[:3]
-    cells = np.arange(math.prod(shape), dtype=np.int64).reshape(*shape, 1) * strata + stratum
-    cells, kept = cells[answered], values[answered].astype(np.float64)
-    centre = float(kept.mean())  # near all of them, so that the squares lose nothing
-    kept -= centre
+class _Cells(NamedTuple):
+    """Of each look's own requests: [rollouts, 2, looks, strata]."""
+
+    num: Floats
+    mean: Floats
+    m2: Floats
+
+
+def _cells(values: Singles, stratum: NDArray[np.int64], kept: NDArray[np.bool_]) -> _Cells:
+    shape, strata = values.shape[:3], int(stratum.max()) + 1
+    at = np.arange(math.prod(shape), dtype=np.int64).reshape(*shape, 1) * strata + stratum
+    at, known = at[kept], values[kept].astype(np.float64)
+    centre = float(known.mean()) if known.size else 0.0  # near all of them, so that the squares lose nothing
+    known -= centre
     size = math.prod(shape) * strata
-    sums = [
-        np.bincount(cells, weights, size).reshape(*shape, strata).cumsum(axis=2) for weights in (None, kept, kept**2)
-    ]
-    num = sums[0].astype(np.float64)
-    mean = sums[1] / np.maximum(num, 1)
-    m2 = np.maximum(sums[2] - num * mean**2, 0)
-    whole = Moments(num, np.where(num > 0, mean + centre, 0.0), m2)
-    return (Moments(*(one[:, 0] for one in whole)), Moments(*(one[:, 1] for one in whole)))
+    num, total, squares = (
+        np.bincount(at, weights, size).reshape(*shape, strata).astype(np.float64) for weights in (None, known, known**2)
+    )
+    mean = total / np.maximum(num, 1)
+    return _Cells(num, np.where(num > 0, mean + centre, 0.0), np.maximum(squares - num * mean**2, 0))
+
+
+def _levels(cells: _Cells) -> tuple[Level, Level]:
+    """Over all strata, after each look."""
+    num = cells.num.sum(axis=3).cumsum(axis=2)
+    mean = (cells.num * cells.mean).sum(axis=3).cumsum(axis=2) / np.maximum(num, 1)
+    return Level(num[:, 0], mean[:, 0]), Level(num[:, 1], mean[:, 1])
+
+
+def _differences(cells: _Cells) -> Differences:
+    """After each look, as `clients.rollout.gate.blocks` has it of blocks of one look."""
+    shared = cells.num[:, 0] * cells.num[:, 1] / np.maximum(cells.num.sum(axis=1), 1)
+    weight = shared.sum(axis=2)
+    total = (shared * (cells.mean[:, 0] - cells.mean[:, 1])).sum(axis=2)
+    within = (np.maximum(cells.num - 1, 0), cells.m2, shared[:, np.newaxis] ** 2 / np.maximum(cells.num, 1))
+    own = own_variance(*(np.moveaxis(one.cumsum(axis=2), 1, 3) for one in within))
+    num_pairs, squares = _pairs(total, weight)
+    return differences_of(total.cumsum(axis=1), weight.cumsum(axis=1), own, num_pairs=num_pairs, squares=squares)
+
+
+def _pairs(total: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """[rollouts, looks, scales]: how many pairs of neighbours there were, and the squares of what they differ by."""
+    rollouts, looks = weight.shape
+    scales = looks.bit_length() - 1
+    num, squares = np.zeros((rollouts, looks, scales)), np.zeros((rollouts, looks, scales))
+    for scale in range(scales):
+        whole = weight.shape[1] // 2
+        totals, weights = (one[:, : 2 * whole].reshape(rollouts, whole, 2) for one in (total, weight))
+        total, weight = totals.sum(axis=2), weights.sum(axis=2)
+        difference = np.diff(totals / np.maximum(weights, 1e-9), axis=2)[..., 0]
+        ends = (np.arange(whole) + 1) * 2 ** (scale + 1) - 1
+        num[:, ends, scale] = weights.min(axis=2) > 0
+        squares[:, ends, scale] = difference**2 * weights.prod(axis=2) / np.maximum(weight, 1e-9)
+    return num.cumsum(axis=1), squares.cumsum(axis=1)
 
 
 def _counts(happened: NDArray[np.bool_], possible: NDArray[np.bool_]) -> Counts:
@@ -196,9 +244,11 @@ def _counts(happened: NDArray[np.bool_], possible: NDArray[np.bool_]) -> Counts:
     return Counts(*found)
 
 
-def _slow(traffic: Traffic, baseline: Moments, spec: GateSpec) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _slow(traffic: Traffic, ttft: _Cells, spec: GateSpec) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     # What the baseline was up to the look before: [rollouts, looks, strata].
-    limit = np.where(baseline.num >= MIN_SLOW_REFERENCE, baseline.mean + math.log(spec.slow_factor), np.inf)
+    num = ttft.num[:, 1].cumsum(axis=1)
+    mean = (ttft.num * ttft.mean)[:, 1].cumsum(axis=1) / np.maximum(num, 1)
+    limit = np.where(num >= MIN_SLOW_REFERENCE, mean + math.log(spec.slow_factor), np.inf)
     limit = np.concatenate([np.full_like(limit[:, :1], np.inf), limit[:, :-1]], axis=1)[:, np.newaxis]
     shape = (*traffic.stratum.shape[:3], limit.shape[-1])
     limits = np.take_along_axis(np.broadcast_to(limit, shape), traffic.stratum, axis=3)

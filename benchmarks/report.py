@@ -10,7 +10,7 @@ import random
 import statistics
 import subprocess
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -26,6 +26,28 @@ def median_with_interval(values: Sequence[float]) -> dict[str, float]:
     medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(_RESAMPLES))
     low, high = medians[int(0.05 * _RESAMPLES)], medians[int(0.95 * _RESAMPLES) - 1]
     return {"median": statistics.median(values), "low": low, "high": high}
+
+
+def ratio_of_quantiles(
+    over: Sequence[Sequence[float]], under: Sequence[Sequence[float]], quantile: float
+) -> dict[str, float]:
+    """One quantile over another, with the 90 % bootstrap interval of their ratio.
+
+    Whole windows are drawn again (1,000 times, seeded), for the values of one window are alike.
+
+    Args:
+        over: values of each window above the line.
+        under: values of each window below it.
+        quantile: 0 to 1.
+    """
+    rng = random.Random(0)
+
+    def ratio(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
+        first, second = (sorted(value for window in windows for value in window) for windows in (one, other))
+        return first[int(quantile * (len(first) - 1))] / second[int(quantile * (len(second) - 1))]
+
+    drawn = sorted(ratio(rng.choices(over, k=len(over)), rng.choices(under, k=len(under))) for _ in range(1000))
+    return {"ratio": ratio(over, under), "low": drawn[50], "high": drawn[949]}
 
 
 def environment(*, triton_http: str | None = None) -> dict[str, object]:
@@ -66,6 +88,22 @@ def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     header = list(header)
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join(lines)
+
+
+def with_tables(text: str, tables: Mapping[str, str]) -> str:
+    """A page with its tables written anew; each stands between a pair of comments that name it.
+
+    Raises:
+        ValueError: a pair is missing.
+    """
+    for name, table in tables.items():
+        begin, end = f"<!-- {name}: written by make docs -->\n", f"<!-- end of {name} -->"
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not (found and closed):
+            raise ValueError(f"the page has no place for {name}: it takes the lines {begin!r} and {end!r}")
+        text = before + begin + table + "\n" + end + after
+    return text
 
 
 def _triton_version(triton_http: str) -> str:

@@ -93,6 +93,9 @@ class ModelSpec(ReleaseSpec):
     canary: Positive | None = Field(
         default=None, description="of other_releases, the candidate: `ensemble_canary` serves it (`trireme rollout`)"
     )
+    on_trial: tuple[Positive, ...] = Field(
+        default=(), description="of other_releases, what an A/B test tries out: without it the server goes on"
+    )
     endpoints: tuple[Literal["ensemble", "tensorrt_llm_bls", "ensemble_graph"], ...] = Field(
         default=("ensemble", "tensorrt_llm_bls", "ensemble_graph"),
         description="the ways from text to text that are served; each is a process or two; tensorrt_llm always is",
@@ -123,6 +126,11 @@ class ModelSpec(ReleaseSpec):
         """All of them; the first is the one that is served to whoever names none."""
         return (as_release(self), *self.other_releases)
 
+    @property
+    def trials(self) -> tuple[int, ...]:
+        """Releases that the server can lose, and serve on."""
+        return tuple({number: None for number in (self.canary, *self.on_trial) if number not in (None, self.release)})
+
     @model_validator(mode="after")
     def _each_once(self) -> "ModelSpec":
         if len(set(self.endpoints)) < len(self.endpoints):
@@ -133,11 +141,16 @@ class ModelSpec(ReleaseSpec):
         return self
 
     @model_validator(mode="after")
-    def _canary_can_be_served(self) -> "ModelSpec":
+    def _trials_can_be_served(self) -> "ModelSpec":
         others = [other.release for other in self.other_releases]
+        there = f"one of other_releases ({', '.join(map(str, others))})" if others else "one of other_releases"
         if self.canary is not None and self.canary not in (self.release, *others):
-            there = f"one of other_releases ({', '.join(map(str, others))})" if others else "one of other_releases"
             raise ValueError(f"canary must be {there}, got {self.canary}")
+        for number in self.on_trial:
+            if number not in (self.release, *others):
+                raise ValueError(f"on_trial must be of other_releases, each {there}, got {number}")
+        if self.on_trial and "tensorrt_llm_bls" not in self.endpoints:
+            raise ValueError("on_trial needs tensorrt_llm_bls among the endpoints, which serves who names a release")
         if self.canary is not None and "ensemble" not in self.endpoints:
             raise ValueError("canary needs ensemble among the endpoints, for it is served beside it; add it there")
         return self

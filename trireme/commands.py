@@ -52,7 +52,7 @@ COMMANDS = {
         "clients.rollout.command",
         "",
         "Try a release out beside the one that is served; promote it, or roll it back",
-        verbs=("start", "status", "pause", "resume", "promote", "abort", "history", "run"),
+        verbs=("start", "status", "report", "pause", "resume", "promote", "abort", "history", "run", "export"),
     ),
     "batch": Command(
         "clients.batch.command", "", "Answer a file of requests beside everybody else's, resumable", verbs=("run",)

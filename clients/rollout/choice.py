@@ -5,11 +5,30 @@ import contextlib
 import fcntl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from clients.rollout.state import Rollout
 from clients.rollout.store import Store
 from ensemble_configs.control_socket import CONTROL_SOCKET
 from ensemble_configs.errors import RequestError, SpecError
+
+_STORE = "rollouts.sqlite"
+
+ServerOption = Annotated[
+    Path | None,
+    typer.Option("--server", help="The server's folder, build/NAME where it was started; none: the only one here."),
+]
+StoreOption = Annotated[Path | None, typer.Option(help="Where rollouts are kept; none: rollouts.sqlite beside it.")]
+WhyOption = Annotated[str, typer.Option(help="For the log.")]
+NumberOption = Annotated[int | None, typer.Option("--rollout", help="Its number; none: the one that goes on.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+
+
+def store_of(server: Path | None, store: Path | None) -> Path:
+    """The store that was named, or the server's own. Raises: as `server_folder`."""
+    return store if store is not None else server_folder(server) / _STORE
 
 
 def server_folder(server: Path | None) -> Path:
@@ -78,6 +97,37 @@ def is_free(store: Path) -> bool:
             return True
     except RequestError:
         return False
+
+
+@contextlib.contextmanager
+def alone_on(folder: Path, store: Path) -> Iterator[None]:
+    """One process drives the rollouts of a server, and of a store, which may be another's."""
+    own = folder / _STORE
+    with contextlib.ExitStack() as held:
+        held.enter_context(alone(store))
+        if own.absolute() != store.absolute():
+            held.enter_context(alone(own))
+        yield
+
+
+def existing_store(server: Path | None, store: Path | None) -> Path:
+    """As `store_of`, of a server that may be stopped, for who only reads.
+
+    Raises:
+        SpecError: there is none.
+    """
+    if store is None and server is None:
+        found = sorted(Path("build").glob(f"*/{_STORE}"))
+        if len(found) == 1:
+            return found[0]
+    path = store_of(server, store)
+    if not path.is_file():
+        raise SpecError(
+            f"there is no store of rollouts {path}: no rollout was started there; name another one with --server or "
+            "--store",
+            field="store",
+        )
+    return path
 
 
 def _lock_file(store: Path) -> Path:

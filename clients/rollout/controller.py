@@ -4,52 +4,64 @@
 A phase is written before what it stands for is done, and everything that is done may be done twice: whoever starts the
 controller again after it was killed goes on from the phase. The order keeps every request whole. Forward: the
 candidate is loaded and answers; shares grow as the gate allows; `ensemble` takes the new release; clients are sent
-there and their leases wait out; then the old release goes. Back: the share is zero, leases wait out, the candidate
-goes.
+there and their leases wait out; then the old release goes. Back: the share is zero, leases wait out, the candidates
+go.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Protocol
 
-from clients.rollout.gate.gate import Judgement
-from clients.rollout.plan import Plan, gate_spec_of, read_plan
-from clients.rollout.state import Phase, Rollout, Wish
+from clients.rollout.gate.gate import Gate
+from clients.rollout.held_out import HeldOut
+from clients.rollout.judges import Judge
+from clients.rollout.next_move import next_move, share_text
+from clients.rollout.plan import Mode, Plan, gate_spec_of, num_prompts_needed, read_plan
+from clients.rollout.replay import PromptScores
+from clients.rollout.sample_ratio import mismatch
+from clients.rollout.state import Phase, Rollout
 from clients.rollout.store import Store
-from ensemble_configs.errors import ServingError, Unavailable
+from clients.rollout.trial import Trial
+from clients.rollout.wishes import phase_after
+from ensemble_configs.errors import RequestError, ServingError, Unavailable
 
-
-class Gate(Protocol):
-    """Judges evidence, and says nothing else."""
-
-    def judge(self, evidence: Mapping[str, object] | None) -> Judgement:
-        """Of all that was counted so far."""
+_COUNT_PERIOD_S = 10.0
 
 
 class Server(Protocol):
     """Where releases are served. Each call says where to, so that saying it twice changes nothing."""
 
-    def add(self, release: Mapping[str, object]) -> None:
-        """Load a release as the candidate."""
+    def add(self, release: Mapping[str, object], *, is_canary: bool) -> None:
+        """Load a release on trial; as the candidate that `ensemble_canary` serves, or for those who name it."""
 
-    def try_out(self) -> None:
-        """Let the candidate answer as many requests as it takes at a time.
+    def try_out(self, number: int) -> None:
+        """Let a release on trial answer as many requests as it takes at a time.
 
         Raises:
             ServingError: it does not answer as a release should.
+        """
+
+    def replay(self, held_out: HeldOut, number: int) -> Generator[list[PromptScores], None, None]:
+        """Let a release on trial and the stable one answer the held-out prompts.
+
+        Scores as they come, some or none at least every second.
+
+        Raises:
+            ServingError: the file is not what it was.
         """
 
     def promote(self, number: int) -> None:
         """Serve it to whoever names no release."""
 
     def settle(self) -> None:
-        """No candidate any more."""
+        """Nothing is on trial any more; all releases stay."""
 
     def remove(self, number: int, *, drain_timeout_s: float) -> None:
         """Unload a release once its streams have ended."""
 
     def lives(self) -> Mapping[str, object]:
-        """What changes when the candidate's process is not the same any more.
+        """What changes when the process of a release on trial is not the same any more.
 
         Raises:
             Unavailable: the server does not answer.
@@ -61,6 +73,7 @@ class Controller:
 
     Args:
         number: of the rollout.
+        scores_judge: of the held-out prompts; None: the gate.
         now: seconds since 1970.
         tell: is told what happens, for a person.
     """
@@ -70,20 +83,22 @@ class Controller:
         store: Store,
         number: int,
         server: Server,
-        gate: Gate,
+        judge: Judge,
         *,
+        scores_judge: Judge | None = None,
         now: Callable[[], float] = time.time,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._number = number
         self._server = server
-        self._gate = gate
+        self._judge = judge
         self._now = now
         self._tell = tell
         self._last_told = ""
+        self._next_count_s = 0.0
         self.plan: Plan = read_plan(store.get(number).plan)
-        self._max_requests = gate_spec_of(self.plan).max_requests
+        self._scores_judge: Judge = Gate(gate_spec_of(self.plan)) if scores_judge is None else scores_judge
 
     def tick(self) -> Rollout:
         """Do what is to be done now, if anything; the rollout as it stands then."""
@@ -111,59 +126,96 @@ class Controller:
         found = self._store.next_wish(self._number)
         if found is None:
             return rollout
-        wish, what, who, why = found
-        phase = _WISHES.get((rollout.phase, what))
-        if phase is None:
-            self._store.note(self._number, f"{what} refused", f"the rollout is {rollout.phase}", who=who)
+        try:
+            phase = phase_after(rollout.phase, found.wish, self.plan, found.release)
+        except RequestError as exc:
+            self._store.note(self._number, f"{found.wish} refused", exc.message, who=found.who)
+            self._tell(f"{found.wish} refused: {exc.message}")
         else:
-            rollout = self._enter(phase, why or f"{what} was asked for", who=who)
-        self._store.take(wish)
+            rollout = self._enter(
+                phase, found.why or f"{found.wish} was asked for", chosen=found.release, who=found.who
+            )
+        self._store.take(found.id)
         return rollout
 
     def _enter(
-        self, phase: Phase, why: str, *, step: int | None = None, evidence: object = None, who: str = ""
+        self,
+        phase: Phase,
+        why: str,
+        *,
+        step: int | None = None,
+        chosen: int | None = None,
+        evidence: object = None,
+        who: str = "",
     ) -> Rollout:
         self._tell(f"{phase}: {why}")
-        return self._store.enter(self._number, phase, why=why, step=step, evidence=evidence, who=who)
+        return self._store.enter(self._number, phase, why=why, step=step, chosen=chosen, evidence=evidence, who=who)
 
     def _start(self, rollout: Rollout) -> Rollout:
-        del rollout
         try:
-            self._server.add(self.plan.release)
-            self._server.try_out()
+            for release in self.plan.releases:
+                self._server.add(release, is_canary=self.plan.mode is not Mode.AB)
+                self._server.try_out(int(release["release"]))
         except Unavailable:
             raise
         except ServingError as exc:
             return self._enter(Phase.ROLLING_BACK, f"the candidate could not be started: {exc.message}")
-        return self._enter(Phase.RUNNING, self._share_text(0), step=0, evidence={"lives": dict(self._server.lives())})
+        lives = dict(self._server.lives())
+        if self.plan.held_out is not None:
+            for number in self.plan.candidates:
+                rollout = self._replay(rollout, number, self.plan.held_out, lives)
+                if rollout.phase is not Phase.STARTING:
+                    return rollout
+        return self._enter(Phase.RUNNING, share_text(self.plan, 0), step=0, evidence={"lives": lives})
 
-    def _share_text(self, step: int) -> str:
-        return f"{100 * self.plan.shares[step]:g} % of the requests to release {self.plan.candidate}"
+    def _replay(self, rollout: Rollout, number: int, held_out: HeldOut, lives: Mapping[str, object]) -> Rollout:
+        """Judge a candidate by the held-out prompts; it is the rollout's end, or a line in the log."""
+        trial = Trial(self._scores_judge, held_out, num_needed=num_prompts_needed(self.plan))
+        try:
+            with contextlib.closing(self._server.replay(held_out, number)) as answers:
+                for scores in answers:
+                    rollout = self._take_wish(rollout)
+                    if rollout.phase is not Phase.STARTING:
+                        return rollout
+                    trial.add(scores)
+                    self._tell_once(trial.progress)
+                    if trial.is_failed:
+                        break
+        except Unavailable:
+            raise
+        except ServingError as exc:
+            return self._enter(Phase.ROLLING_BACK, f"the held-out prompts could not be replayed: {exc.message}")
+        if self._server.lives() != lives:
+            why = "the candidate's engine ended or was started again while it answered the held-out prompts"
+            return self._enter(Phase.ROLLING_BACK, why, evidence=trial.evidence)
+        if not trial.is_good_enough:
+            return self._enter(Phase.ROLLING_BACK, trial.reason, evidence=trial.evidence)
+        self._tell(trial.reason)
+        self._store.note(self._number, "replayed", trial.reason, trial.evidence)
+        return rollout
 
     def _watch(self, rollout: Rollout) -> Rollout:
-        """Of a candidate that takes requests, whether its share may grow or not."""
+        """Of candidates that take requests, whether their share may grow or not."""
+        judgement = self._judge.judge(self._store.evidence(self._number, rollout.step))
+        if judgement.verdict == "fail":  # also while the server does not answer
+            return self._enter(Phase.ROLLING_BACK, judgement.reason, evidence=judgement.report)
         if self._server.lives() != self._lives_at_start():
             return self._enter(
                 Phase.ROLLING_BACK, "the candidate's engine ended or was started again while it took requests"
             )
-        judgement = self._gate.judge(self._store.evidence(self._number, rollout.step))
-        if judgement.verdict == "fail":
-            return self._enter(Phase.ROLLING_BACK, judgement.reason, evidence=judgement.report)
-        if rollout.phase is Phase.RUNNING:
-            return self._grow(rollout, judgement)
-        return rollout
+        if self.plan.mode is Mode.AB and rollout.phase is Phase.RUNNING and (why := self._mismatch()):
+            return self._enter(Phase.HELD, why)
+        move = next_move(self.plan, rollout, judgement)
+        if move is None:
+            return rollout
+        return self._enter(move.phase, move.why, step=move.step, evidence=judgement.report)
 
-    def _grow(self, rollout: Rollout, judgement: Judgement) -> Rollout:
-        is_last = rollout.step >= len(self.plan.shares) - 2  # what follows is all
-        if is_last and judgement.verdict == "pass":
-            return self._enter(Phase.PROMOTING, judgement.reason, evidence=judgement.report)
-        if judgement.verdict != "pass" and judgement.num_requests >= self._max_requests:
-            why = f"no verdict after {judgement.num_requests} requests of each arm: {judgement.reason}"
-            return self._enter(Phase.HELD, why, evidence=judgement.report)
-        if not is_last and judgement.num_requests >= self.plan.step_requests:
-            step = rollout.step + 1
-            return self._enter(Phase.RUNNING, self._share_text(step), step=step, evidence=judgement.report)
-        return rollout
+    def _mismatch(self) -> str:
+        """Whether the arms got what they were meant to; the log may be long, so it is not read at every look."""
+        if self._now() < self._next_count_s:
+            return ""
+        self._next_count_s = self._now() + _COUNT_PERIOD_S
+        return mismatch(self._store.units_by_arm(self._number), self.plan.arms)
 
     def _lives_at_start(self) -> object:
         for event in self._store.events(self._number):
@@ -172,23 +224,40 @@ class Controller:
         raise AssertionError("a rollout that runs has begun")
 
     def _promote(self, rollout: Rollout) -> Rollout:
-        del rollout
-        self._server.promote(self.plan.candidate)
-        return self._enter(Phase.SETTLING, f"release {self.plan.candidate} is the stable one")
+        if self.plan.second_server and not self._leases_are_over(rollout):
+            return rollout  # the first server is to be loaded anew: nobody may be sent there
+        number = self._chosen(rollout)
+        self._server.promote(number)
+        return self._enter(Phase.SETTLING, f"release {number} is the stable one")
 
     def _settle(self, rollout: Rollout) -> Rollout:
         if not self._leases_are_over(rollout):
             return rollout
         self._server.settle()
-        if not self.plan.is_keeping_old:
-            self._server.remove(self.plan.stable, drain_timeout_s=self.plan.drain_timeout_s)
-        return self._enter(Phase.PROMOTED, f"release {self.plan.candidate} serves all")
+        chosen = self._chosen(rollout)
+        going = [number for number in self.plan.candidates if number != chosen]
+        for number in going if self.plan.is_keeping_old else [*going, self.plan.stable]:
+            self._server.remove(number, drain_timeout_s=self.plan.drain_timeout_s)
+        return self._enter(Phase.PROMOTED, f"release {chosen} serves all")
+
+    def _chosen(self, rollout: Rollout) -> int:
+        return self.plan.candidate if rollout.chosen is None else rollout.chosen
 
     def _roll_back(self, rollout: Rollout) -> Rollout:
+        return self._take_out(rollout, Phase.ROLLED_BACK)
+
+    def _end(self, rollout: Rollout) -> Rollout:
+        return self._take_out(rollout, Phase.ENDED)
+
+    def _take_out(self, rollout: Rollout, phase: Phase) -> Rollout:
         if not self._leases_are_over(rollout):
             return rollout
-        self._server.remove(self.plan.candidate, drain_timeout_s=self.plan.drain_timeout_s)
-        return self._enter(Phase.ROLLED_BACK, rollout.reason)
+        for number in self.plan.candidates:
+            if number not in self.plan.loaded_before:
+                self._server.remove(number, drain_timeout_s=self.plan.drain_timeout_s)
+        if self.plan.loaded_before:
+            self._server.settle()
+        return self._enter(phase, rollout.reason)
 
     def _leases_are_over(self, rollout: Rollout) -> bool:
         """Every client has been told of this phase, or has lost its lease and goes to the stable release."""
@@ -203,21 +272,5 @@ _DEEDS: Mapping[Phase, Callable[[Controller, Rollout], Rollout]] = {
     Phase.PROMOTING: Controller._promote,
     Phase.SETTLING: Controller._settle,
     Phase.ROLLING_BACK: Controller._roll_back,
+    Phase.ENDING: Controller._end,
 }
-_WISHES: Mapping[tuple[Phase, Wish], Phase] = {
-    (Phase.RUNNING, Wish.PAUSE): Phase.PAUSED,
-    (Phase.PAUSED, Wish.RESUME): Phase.RUNNING,
-    (Phase.HELD, Wish.RESUME): Phase.RUNNING,
-    **{(phase, Wish.PROMOTE): Phase.PROMOTING for phase in (Phase.RUNNING, Phase.PAUSED, Phase.HELD)},
-    **{(phase, Wish.ABORT): Phase.ROLLING_BACK for phase in (Phase.STARTING, Phase.RUNNING, Phase.PAUSED, Phase.HELD)},
-}
-
-
-def share_now(rollout: Rollout, plan: Plan) -> float:
-    """The candidate's share of the requests, as clients are told; the stable name serves the rest."""
-    match rollout.phase:
-        case Phase.RUNNING | Phase.PAUSED | Phase.HELD:
-            return plan.shares[rollout.step]
-        case Phase.PROMOTING:
-            return plan.shares[-1]
-    return 0.0

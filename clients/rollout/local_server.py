@@ -2,9 +2,12 @@
 """The releases of a server on this machine, through its control socket and its gRPC endpoint."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
+from clients.infer_messages import PINNING_MODEL
+from clients.rollout.held_out import HeldOut, prompts_of
+from clients.rollout.replay import PromptScores, Target, replay
 from clients.rollout.server_control import ServerControl
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.errors import ServerError, ServingError, Unavailable
@@ -35,11 +38,19 @@ class LocalServer:
         if len(models) != 1:
             names = ", ".join(str(each["name"]) for each in _models(found))
             raise ServingError(f"name one of the server's models with --model: {names}", field="model")
-        return {**models[0], "grpc": found["grpc"], "deployment": found["deployment"]}
+        return {**models[0], **{name: found[name] for name in ("grpc", "deployment", "pid")}}
 
-    def add(self, release: Mapping[str, object]) -> None:
+    def why_no_room(self, release: Mapping[str, object]) -> str:
+        """What memory is missing for a release beside what is served; "" where none is."""
+        return str(self._control.ask("room", model=self._model, release=dict(release))["why_not"])
+
+    def add(self, release: Mapping[str, object], *, is_canary: bool) -> None:
         """As `Server`."""
-        self._control.ask("add", model=self._model, release=dict(release))
+        self._control.ask("add", model=self._model, release=dict(release), is_canary=is_canary)
+
+    def replace(self, release: Mapping[str, object], *, drain_timeout_s: float) -> None:
+        """Serve a release in the place of the stable one, which is unloaded first."""
+        self._control.ask("replace", model=self._model, release=dict(release), drain_timeout_s=drain_timeout_s)
 
     def promote(self, number: int) -> None:
         """As `Server`."""
@@ -54,24 +65,48 @@ class LocalServer:
         self._control.ask("remove", model=self._model, number=number, drain_timeout_s=drain_timeout_s)
 
     def lives(self) -> Mapping[str, object]:
-        """As `Server`: the process of the candidate's engine."""
+        """As `Server`: the processes of the engines on trial, by release."""
         status = self.status()
-        return {"engine": status["engine_pids"].get(str(status["canary"]))}
+        on_trial = status["on_trial"] if status["canary"] is None else [status["canary"], *status["on_trial"]]
+        return {str(number): status["engine_pids"].get(str(number)) for number in on_trial}
 
-    def try_out(self) -> None:
+    def stable_lives(self) -> Mapping[str, object]:
+        """The process of the stable release's engine."""
+        status = self.status()
+        return {str(status["release"]): status["engine_pids"].get(str(status["release"]))}
+
+    def try_out(self, number: int) -> None:
         """As `Server`."""
+        engine = next(each for each in self.status()["releases"] if each["release"] == number)["engine"]
+        num_requests = min(int(engine.get("max_num_seqs", 1)), _MAX_TRIED)
+        asyncio.run(self._try(self.target(number), num_requests))
+
+    def target(self, number: int | None = None) -> Target:
+        """Who answers for a release; None: for the stable one."""
         status = self.status()
-        stable = next(each for each in status["releases"] if each["release"] == status["canary"])
-        num_requests = min(int(stable["engine"].get("max_num_seqs", 1)), _MAX_TRIED)
-        asyncio.run(self._try(str(status["grpc"]), f"{status['prefix']}{CANARY}", num_requests))
+        url, prefix = str(status["grpc"]), status["prefix"]
+        if number in (None, status["release"]):
+            return Target(url, f"{prefix}ensemble")
+        if number == status["canary"]:
+            return Target(url, prefix + CANARY)
+        return Target(url, prefix + PINNING_MODEL, number)
 
-    async def _try(self, url: str, model: str, num_requests: int) -> None:
-        async with AsyncTritonClient(url) as client:
-            texts = await asyncio.gather(*(self._answer(client, model, n) for n in range(num_requests)))
+    def replay(self, held_out: HeldOut, number: int) -> Generator[list[PromptScores], None, None]:
+        """As `Server`."""
+        yield from replay(
+            prompts_of(held_out),
+            stable=self.target(),
+            candidate=self.target(number),
+            num_at_a_time=held_out.num_at_a_time,
+        )
+
+    async def _try(self, target: Target, num_requests: int) -> None:
+        async with AsyncTritonClient(target.url) as client:
+            texts = await asyncio.gather(*(self._answer(client, target, n) for n in range(num_requests)))
         if not any(texts):
-            raise ServerError(f"none of {num_requests} answers of {model} has any text")
+            raise ServerError(f"none of {num_requests} answers of {target.name} has any text")
 
-    async def _answer(self, client: AsyncTritonClient, model: str, number: int) -> str:
+    async def _answer(self, client: AsyncTritonClient, target: Target, number: int) -> str:
         request = GenerateRequest(
             text_input=f"{number}. {_TRY_PROMPT}",
             max_tokens=_TRY_TOKENS,
@@ -79,13 +114,13 @@ class LocalServer:
             exclude_input_in_output=True,
         )
         try:
-            chunks = client.generate(request, model=model, timeout_s=self._try_timeout_s)
+            chunks = client.generate(request, model=target.model, release=target.release, timeout_s=self._try_timeout_s)
             return "".join([chunk.text async for chunk in chunks])
         except Unavailable as exc:
             # Where the server itself is gone the rollout waits for it; here it is there, and the candidate is not.
             if exc.facts.get("reason") == "unreachable":
                 raise
-            raise ServerError(f"{model} does not answer: {exc.message}") from exc
+            raise ServerError(f"{target.name} does not answer: {exc.message}") from exc
 
 
 def _models(status: Mapping[str, object]) -> list[dict[str, Any]]:

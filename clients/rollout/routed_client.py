@@ -7,38 +7,47 @@ text is no failure for the caller: the stable release answers it.
 """
 
 import asyncio
-import contextlib
 import time
-import urllib.error
-import urllib.request
-import uuid
 from collections.abc import AsyncGenerator, Callable, Generator
-from typing import NamedTuple, Self
+from typing import Self
 
 import msgspec
 
-from clients.latency import Arrival, MetricUndefined, RequestRecord, e2e_ms, tpot_ms, ttft_ms
-from clients.rollout.looping import is_looping
+from clients.rollout.copies import Copies, Copy
+from clients.rollout.link import RolloutLink, Step
 from clients.rollout.outcome import Outcome
-from clients.rollout.split import CANDIDATE, Places, Split, stratum_of
-from clients.rollout.wire import OutcomeBatch, SplitAnswer
+from clients.rollout.seen import Seen
+from clients.rollout.split import CANDIDATE, STABLE, Places, Slice, place_of, slice_at, stratum_of, unit_of
+from clients.rollout.wire import Mirror
 from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest
-from ensemble_configs.errors import RequestCancelled, RequestError, ServingError, Unavailable
-
-_FLUSH_S = 1.0
-_MAX_KEPT = 20_000  # outcomes that nobody takes; more are dropped
-_ANSWER_S = 2.0
+from ensemble_configs.errors import RequestCancelled, ServingError, Unavailable
 
 
-class _Step(NamedTuple):
-    """What a request counts for."""
+class Ticket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a request goes, and what it counts for; JSON, so that it may wait for its user's opinion anywhere.
 
-    rollout: int
-    step: int
+    Attributes:
+        rollout, step: that it counts for; None: for none.
+        stratum: of its prompt's length.
+        unit: what stands for its key.
+        mirror: where a copy of it goes; None: nowhere.
+    """
+
+    to: Slice
+    rollout: int | None = None
+    step: int = 0
+    stratum: int = 0
+    unit: str = ""
+    mirror: Mirror | None = None
+
+    @property
+    def counts_for(self) -> Step | None:
+        """None: it is not compared."""
+        return None if self.rollout is None else Step(self.rollout, self.step)
 
 
 class RoutedClient:
-    """One connection, for any number of requests at a time. Enter it inside a running event loop.
+    """One connection to each server, for any number of requests at a time. Enter it inside a running event loop.
 
     Args:
         url: ``host:port`` of the gRPC endpoint.
@@ -57,120 +66,129 @@ class RoutedClient:
         stable_model: str = "ensemble",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not split_url.startswith(("http://", "https://")):
-            raise RequestError(
-                f"split_url must be where a rollout answers, such as http://localhost:8010, got {split_url!r}",
-                field="split_url",
-                value=split_url,
-            )
-        self._client = AsyncTritonClient(url)
-        self._split_url = split_url.rstrip("/")
-        self._stable_model = stable_model
-        self._clock = clock
-        self._answer: SplitAnswer | None = None
-        self._heard_s = clock()
+        self._link = RolloutLink(split_url, clock=clock)
+        self._clients = {"": AsyncTritonClient(url)}
+        self._stable = Slice(upto=1.0, arm=STABLE, model=stable_model)
         self._places = Places()
-        self._outcomes: list[tuple[_Step, Outcome]] = []
-        self._pending: list[bytes] = []
+        self._copies = Copies()
 
     async def __aenter__(self) -> Self:
-        await self._refresh()
-        self._task = asyncio.create_task(self._keep_up())
+        await self._link.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        await self._flush()
-        await self._client.close()
+        try:
+            await self._copies.close()
+            await self._link.__aexit__()
+        finally:
+            for client in self._clients.values():
+                await client.close()
 
-    def route(self, *, key: str | None, stratum: int) -> tuple[str, str, _Step | None]:
-        """Where a request goes now: the model, the arm, and the step that it counts for; None: it does not."""
-        answer = self._answer
-        if answer is None or self._clock() - self._heard_s > answer.lease_s:
-            return self._stable_model, "", None
-        split = Split(salt=answer.salt, share=answer.share)
-        place = self._places.next(stratum) if key is None else split.place(key)
-        arm = split.arm(place)
-        model = answer.candidate_model if arm == CANDIDATE else answer.stable_model
-        return model, arm, _Step(answer.rollout, answer.step) if split.is_compared(place) else None
-
-    async def generate(
-        self, request: GenerateRequest, *, key: str | None = None, timeout_s: float | None = None
-    ) -> AsyncGenerator[GenerateChunk, None]:
-        """As `AsyncTritonClient.generate`, on the release that the rollout gives to `key`.
+    def ticket(self, request: GenerateRequest, *, key: str | None = None) -> Ticket:
+        """Where a request goes now.
 
         Args:
             key: of the session, user or tenant, which then stays with its release; None: each request by itself.
         """
+        answer = self._link.answer
+        if answer is None:
+            return Ticket(to=self._stable)
+        self._stable = Slice(upto=1.0, arm=STABLE, model=answer.stable_model)  # also where nothing more is heard
         stratum = stratum_of(len(request.text_input))
-        model, arm, step = self.route(key=key, stratum=stratum)
-        seen = _Seen(arm, stratum)
-        if step is not None:  # what its outcome is made of
+        place = self._places.next(stratum) if key is None else place_of(key, answer.salt)
+        to = slice_at(answer.slices, place)
+        mirror = answer.mirror if answer.mirror is not None and place < answer.mirror.share else None
+        if mirror is not None and not self._copies.has_room(mirror.max_in_flight):
+            return Ticket(to=to)  # only pairs are compared
+        return Ticket(
+            to=to,
+            rollout=answer.rollout if to.is_compared else None,
+            step=answer.step,
+            stratum=stratum,
+            unit="" if key is None else unit_of(key, answer.salt),
+            mirror=mirror,
+        )
+
+    def feedback(self, ticket: Ticket, *, is_disliked: bool) -> None:
+        """What the user thought of a request, at any time after it; the gate compares the arms by it.
+
+        It counts for the step that the rollout has reached; of a rollout that is over it counts for nothing.
+        """
+        answer = self._link.answer
+        if answer is not None and answer.rollout == ticket.rollout:
+            said = Outcome(
+                arm=ticket.to.arm,
+                stratum=ticket.stratum,
+                unit=ticket.unit,
+                is_disliked=is_disliked,
+                is_feedback=True,
+            )
+            self._link.tell(Step(answer.rollout, answer.step), said)
+
+    async def generate(
+        self,
+        request: GenerateRequest,
+        *,
+        key: str | None = None,
+        ticket: Ticket | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        """As `AsyncTritonClient.generate`, on the release that the rollout gives to `key`.
+
+        Args:
+            key: as in `ticket`.
+            ticket: of this request, where one is needed for `feedback`; None: a new one for `key`.
+        """
+        ticket = self.ticket(request, key=key) if ticket is None else ticket
+        seen = Seen(ticket.to.arm, ticket.stratum, ticket.unit)
+        if ticket.rollout is not None:  # what its outcome is made of
             request = msgspec.structs.replace(request, return_num_output_tokens=True, return_finish_reason=True)
+        copy = self._copy(ticket, request, timeout_s)
         try:
-            async for chunk in self._client.generate(request, model=model, timeout_s=timeout_s):
+            async for chunk in self._ask(ticket.to, request, timeout_s):
                 seen.add(chunk)
                 yield chunk
-        except RequestCancelled:  # its caller's doing
+        except (RequestCancelled, GeneratorExit, asyncio.CancelledError):  # its caller's doing
+            if copy is not None:
+                copy.drop()
             raise
         except ServingError as exc:
-            self._tell(step, seen.outcome(error=exc.code))
-            if arm != CANDIDATE or seen.has_begun or not isinstance(exc, Unavailable):
+            self._tell(ticket.counts_for, seen.outcome(error=exc.code), copy)
+            if not ticket.to.has_fallback or seen.has_begun or not isinstance(exc, Unavailable):
                 raise
         else:
-            self._tell(step, seen.outcome())
+            self._tell(ticket.counts_for, seen.outcome(), copy, seen.text)
             return
-        async for chunk in self._client.generate(request, model=self._stable_model, timeout_s=timeout_s):
+        async for chunk in self._ask(self._stable, request, timeout_s):
             yield chunk
 
-    def _tell(self, step: _Step | None, outcome: Outcome) -> None:
-        if step is not None:
-            self._outcomes.append((step, outcome))
-            del self._outcomes[:-_MAX_KEPT]
+    def _ask(self, to: Slice, request: GenerateRequest, timeout_s: float | None) -> AsyncGenerator[GenerateChunk, None]:
+        return self._client(to.url).generate(request, model=to.model, release=to.release, timeout_s=timeout_s)
 
-    async def _keep_up(self) -> None:
-        while True:
-            lease_s = self._answer.lease_s if self._answer is not None else _FLUSH_S
-            await asyncio.sleep(min(lease_s / 3, _FLUSH_S))
-            await self._refresh()
-            await self._flush()
+    def _client(self, url: str) -> AsyncTritonClient:
+        if url not in self._clients:
+            self._clients[url] = AsyncTritonClient(url)
+        return self._clients[url]
 
-    async def _refresh(self) -> None:
-        asked_s = self._clock()
-        body = await self._call("/split", None)
-        if body is not None:
-            with contextlib.suppress(msgspec.MsgspecError):
-                self._answer, self._heard_s = msgspec.json.decode(body, type=SplitAnswer), asked_s
+    def _copy(self, ticket: Ticket, request: GenerateRequest, timeout_s: float | None) -> Copy | None:
+        mirror, step = ticket.mirror, ticket.counts_for
+        if mirror is None or step is None:
+            return None
 
-    async def _flush(self) -> None:
-        """A batch that was perhaps not taken is sent again as it was; it counts once."""
-        by_step: dict[_Step, list[Outcome]] = {}
-        for step, outcome in self._outcomes:
-            by_step.setdefault(step, []).append(outcome)
-        self._outcomes = []
-        for step, outcomes in by_step.items():
-            batch = OutcomeBatch(rollout=step.rollout, step=step.step, batch=uuid.uuid4().hex, outcomes=outcomes)
-            self._pending.append(msgspec.json.encode(batch))
-        while self._pending and await self._call("/outcomes", self._pending[0]) is not None:
-            self._pending.pop(0)
-        del self._pending[:-64]
+        def tell(original: Outcome, copied: Outcome) -> None:
+            self._link.tell(step, original)
+            self._link.tell(step, copied)
 
-    async def _call(self, path: str, body: bytes | None) -> bytes | None:
-        """The answer; nothing where the rollout refuses it, None where nobody answers."""
+        seen = Seen(CANDIDATE, ticket.stratum, ticket.unit)
+        copy = Copy(self._client(mirror.url), mirror.model, request, seen, timeout_s=timeout_s, tell=tell)
+        self._copies.keep(copy)
+        return copy
 
-        def ask() -> bytes | None:
-            try:
-                with urllib.request.urlopen(self._split_url + path, data=body, timeout=_ANSWER_S) as response:
-                    return bytes(response.read())
-            except urllib.error.HTTPError as exc:
-                with exc:  # what is wrong will be wrong again: it must not hold up what comes after it
-                    return b"" if 400 <= exc.code < 500 else None
-            except (OSError, ValueError):
-                return None
-
-        return await asyncio.to_thread(ask)
+    def _tell(self, step: Step | None, outcome: Outcome, copy: Copy | None, text: str = "") -> None:
+        if copy is not None:
+            copy.compare(outcome, text)
+        elif step is not None:
+            self._link.tell(step, outcome)
 
 
 def generate_routed(
@@ -191,50 +209,3 @@ def generate_routed(
 
 async def _next(chunks: AsyncGenerator[GenerateChunk, None]) -> GenerateChunk | None:
     return await anext(chunks, None)
-
-
-class _Seen:
-    """What a request's client saw so far."""
-
-    def __init__(self, arm: str, stratum: int) -> None:
-        self._arm = arm
-        self._stratum = stratum
-        self._sent_ns = time.monotonic_ns()
-        self._chunks: list[GenerateChunk] = []
-
-    @property
-    def has_begun(self) -> bool:
-        """The caller has text."""
-        return any(chunk.text for chunk in self._chunks)
-
-    def add(self, chunk: GenerateChunk) -> None:
-        """One more."""
-        self._chunks.append(chunk)
-
-    def outcome(self, *, error: str = "") -> Outcome:
-        """At the request's end."""
-        arrivals = tuple(
-            Arrival(received_ns=chunk.received_ns, num_tokens=chunk.num_output_tokens or 0) for chunk in self._chunks
-        )
-        record = RequestRecord(sent_ns=self._sent_ns, arrivals=arrivals)
-        text = "".join(chunk.text for chunk in self._chunks)
-        reasons = [chunk.finish_reason for chunk in self._chunks if chunk.finish_reason]
-        return Outcome(
-            arm=self._arm,
-            stratum=self._stratum,
-            ttft_ms=_defined(ttft_ms, record),
-            tpot_ms=None if error else _defined(tpot_ms, record),
-            e2e_ms=None if error else _defined(e2e_ms, record),
-            num_tokens=record.output_tokens,
-            finish_reason="" if error or not reasons else reasons[-1],
-            error=error,
-            is_empty=not error and not text,
-            is_looping=is_looping(text),
-        )
-
-
-def _defined(metric: Callable[[RequestRecord], float], record: RequestRecord) -> float | None:
-    try:
-        return metric(record)
-    except MetricUndefined:
-        return None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clients.error_tokens import parse_error
 from ensemble_configs.control_socket import short_address
-from ensemble_configs.errors import ServerError, Unavailable
+from ensemble_configs.errors import Unavailable
 
 _CONNECT_S = 5.0
 
@@ -58,7 +58,8 @@ class ServerControl:
             ) from exc
         except OSError as exc:
             raise Unavailable(f"the server behind {self._path} does not answer: {exc}", reason="unreachable") from exc
-        raise ServerError(f"the server behind {self._path} went away before it was done")
+        # What was asked for may be done; every operation may be asked for again.
+        raise Unavailable(f"the server behind {self._path} went away before it was done", reason="restarting")
 
 
 def _messages(connection: socket.socket) -> Iterator[dict[str, object]]:

@@ -1,55 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which arm of a rollout a request belongs to: by its key, by a share, the same wherever it is asked.
 
-A key's place is a number in [0, 1) that its hash gives, salted by the rollout. The candidate takes the places below its
-share; so as the share grows, keys only ever move into the candidate, and each at most once. The baseline, an equal
-part of the stable release's requests that the candidate is compared with, takes as many places at the other end. What
-lies between is stable too, and is not compared.
+A key's place is a number in [0, 1) that its hash gives, salted by the rollout. The rollout cuts [0, 1) into slices and
+says of each who answers (`clients.rollout.traffic`); a client needs nothing but them.
 """
 
 import hashlib
 import math
 import random
 import threading
+from collections.abc import Sequence
 
 import msgspec
-
-from ensemble_configs.errors import RequestError
 
 CANDIDATE, BASELINE, STABLE = "candidate", "baseline", "stable"
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _PLACES = 2**53  # what a float holds exactly
 
 
-class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of one moment.
+class Slice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whose the places below `upto` are, from where the slice before it ends.
 
     Attributes:
-        salt: the rollout's own, so that two rollouts do not try the same users first.
-        share: of the requests, 0 to 1, that the candidate answers.
+        arm: what its requests count for.
+        model: that answers them.
+        release: that they name; None: none.
+        url: ``host:port`` of the server that answers; "": the client's own.
+        is_compared: the rollout hears how they end.
+        has_fallback: the stable release answers what this one cannot take.
     """
 
-    salt: str
-    share: float
+    upto: float
+    arm: str
+    model: str
+    release: int | None = None
+    url: str = ""
+    is_compared: bool = False
+    has_fallback: bool = False
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise RequestError(f"share must be between 0 and 1, got {self.share}", field="share", value=self.share)
 
-    def arm(self, place: float) -> str:
-        """Of a place in [0, 1): `CANDIDATE`, `BASELINE` or `STABLE`."""
-        if place < self.share:
-            return CANDIDATE
-        return BASELINE if place >= 1 - min(self.share, 1 - self.share) else STABLE
+def slice_at(slices: Sequence[Slice], place: float) -> Slice:
+    """The one that a place in [0, 1) lies in."""
+    return next((each for each in slices if place < each.upto), slices[-1])
 
-    def is_compared(self, place: float) -> bool:
-        """Whether the gate hears of it: of either arm the same share, also where the candidate has more than half."""
-        return place < min(self.share, 1 - self.share) or self.arm(place) == BASELINE
 
-    def place(self, key: str) -> float:
-        """Where a key lies: uniform in [0, 1), and always the same under one salt."""
-        digest = hashlib.blake2b(key.encode(), digest_size=8, key=self.salt.encode()[:64]).digest()
-        return (int.from_bytes(digest, "big") >> 11) / _PLACES
+def place_of(key: str, salt: str) -> float:
+    """Where a key lies: uniform in [0, 1), and always the same under one salt."""
+    return (int.from_bytes(_digest(key, salt), "big") >> 11) / _PLACES
+
+
+def unit_of(key: str, salt: str) -> str:
+    """What stands for a key in a log: it tells the same key from others, and not who that is."""
+    return _digest(key, f"unit {salt}").hex()
+
+
+def _digest(key: str, salt: str) -> bytes:
+    return hashlib.blake2b(key.encode(), digest_size=8, key=salt.encode()[:64]).digest()
 
 
 class Places:

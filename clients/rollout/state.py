@@ -16,13 +16,15 @@ class Phase(StrEnum):
     PROMOTING = "promoting"
     SETTLING = "settling"
     ROLLING_BACK = "rolling_back"
+    ENDING = "ending"
     PROMOTED = "promoted"
     ROLLED_BACK = "rolled_back"
+    ENDED = "ended"
 
     @property
     def is_over(self) -> bool:
         """Nothing will happen any more."""
-        return self in (Phase.PROMOTED, Phase.ROLLED_BACK)
+        return self in (Phase.PROMOTED, Phase.ROLLED_BACK, Phase.ENDED)
 
 
 class Wish(StrEnum):
@@ -40,6 +42,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         plan: what it was started with (`clients.rollout.plan.Plan`), as JSON.
         step: the number of the share that holds now, from 0.
+        chosen: the release that is promoted, where a person named one.
         phase_since: seconds since 1970.
         ended_at: the same; None: it goes on.
     """
@@ -53,6 +56,21 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     begun_at: float
     ended_at: float | None
+    chosen: int | None = None
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A wish that waits.
+
+    Attributes:
+        release: to be promoted; None: the only candidate.
+    """
+
+    id: int
+    wish: Wish
+    who: str
+    why: str
+    release: int | None
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,3 +83,18 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     why: str
     evidence: object = None
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """One line of the assignment log.
+
+    Attributes:
+        unit: stands for a key (`clients.rollout.split.unit_of`); "": requests without one.
+        requests: of it, that ended.
+    """
+
+    arm: str
+    unit: str
+    first_at: float
+    last_at: float
+    requests: int

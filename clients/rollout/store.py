@@ -10,60 +10,18 @@ import getpass
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
-from clients.rollout.state import Event, Phase, Rollout, Wish
+from clients.rollout.state import Asked, Assignment, Event, Phase, Rollout, Wish
+from clients.rollout.store_schema import create_tables
 from ensemble_configs.errors import RequestError, SpecError
 
-_SCHEMA = """
-create table if not exists rollouts (
-    id integer primary key,
-    model text not null,
-    plan text not null,
-    phase text not null,
-    step integer not null default 0,
-    phase_since real not null,
-    reason text not null default '',
-    begun_at real not null,
-    ended_at real
-);
-create unique index if not exists one_at_a_time on rollouts (model) where ended_at is null;
-create table if not exists events (
-    id integer primary key,
-    rollout integer not null references rollouts (id),
-    at real not null,
-    who text not null,
-    what text not null,
-    why text not null,
-    evidence text
-);
-create trigger if not exists events_stay before update on events begin select raise(abort, 'events stay'); end;
-create trigger if not exists events_last before delete on events begin select raise(abort, 'events stay'); end;
-create table if not exists wishes (
-    id integer primary key,
-    rollout integer not null references rollouts (id),
-    wish text not null,
-    who text not null,
-    why text not null,
-    is_taken integer not null default 0
-);
-create table if not exists evidence (
-    rollout integer not null references rollouts (id),
-    step integer not null,
-    body text not null,
-    primary key (rollout, step)
-);
-create table if not exists batches (
-    id text primary key,
-    rollout integer not null references rollouts (id),
-    at real not null
-);
-"""
 _BUSY_S = 30.0
+_BATCH_S = 3600.0  # for so long a batch is known again; clients send one again for minutes
 
 
 class Store:
@@ -82,7 +40,7 @@ class Store:
             self._db.execute("pragma journal_mode = wal")
             self._db.execute("pragma synchronous = full")  # a power failure loses nothing that was told
             self._db.execute("pragma foreign_keys = on")
-            self._db.executescript(_SCHEMA)
+            create_tables(self._db)
         except sqlite3.DatabaseError as exc:
             raise SpecError(
                 f"{path} is no store of rollouts: {exc}; name another file with --store, or move this one away",
@@ -128,8 +86,8 @@ class Store:
         except sqlite3.IntegrityError as exc:
             [open_one] = [one for one in self.open_rollouts() if one.model == model]
             raise RequestError(
-                f"rollout {open_one.id} of {model} is {open_one.phase}; end it with `trireme rollout abort` or "
-                "`promote` first",
+                f"rollout {open_one.id} of {model} is {open_one.phase}; `trireme rollout run` goes on with it where "
+                "nobody drives it, `trireme rollout abort` ends it",
                 field="model",
                 value=model,
             ) from exc
@@ -157,15 +115,23 @@ class Store:
         ]
 
     def enter(
-        self, number: int, phase: Phase, *, why: str, step: int | None = None, evidence: object = None, who: str = ""
+        self,
+        number: int,
+        phase: Phase,
+        *,
+        why: str,
+        step: int | None = None,
+        chosen: int | None = None,
+        evidence: object = None,
+        who: str = "",
     ) -> Rollout:
         """The next phase, and a line in the log; both or neither."""
         now = self._now()
         with self._change():
             self._db.execute(
-                "update rollouts set phase = ?, phase_since = ?, reason = ?, step = coalesce(?, step), ended_at = ? "
-                "where id = ?",
-                (phase, now, why, step, now if phase.is_over else None, number),
+                "update rollouts set phase = ?, phase_since = ?, reason = ?, step = coalesce(?, step), "
+                "chosen = coalesce(?, chosen), ended_at = ? where id = ?",
+                (phase, now, why, step, chosen, now if phase.is_over else None, number),
             )
             self._log(number, str(phase), why, evidence, who=who)
         return self.get(number)
@@ -200,8 +166,8 @@ class Store:
             for row in rows.fetchall()
         ]
 
-    def wish(self, number: int, wish: Wish, *, why: str) -> None:
-        """Ask the controller for something.
+    def wish(self, number: int, wish: Wish, *, why: str, release: int | None = None) -> None:
+        """Ask the controller for something; `release` is which one to promote.
 
         Raises:
             RequestError: the rollout is over.
@@ -211,33 +177,49 @@ class Store:
             raise RequestError(f"rollout {number} is {rollout.phase} already; nothing is left to {wish}", field="wish")
         with self._change():
             self._db.execute(
-                "insert into wishes (rollout, wish, who, why) values (?, ?, ?, ?)", (number, wish, whoami(), why)
+                "insert into wishes (rollout, wish, who, why, release) values (?, ?, ?, ?, ?)",
+                (number, wish, whoami(), why, release),
             )
 
-    def next_wish(self, number: int) -> tuple[int, Wish, str, str] | None:
-        """The oldest that was not taken: its id, what, who, why."""
+    def next_wish(self, number: int) -> Asked | None:
+        """The oldest that was not taken."""
+        names = Asked.__struct_fields__
         row = self._db.execute(
-            "select id, wish, who, why from wishes where rollout = ? and not is_taken order by id limit 1", (number,)
+            f"select {', '.join(names)} from wishes where rollout = ? and not is_taken order by id limit 1", (number,)
         ).fetchone()
-        return None if row is None else (row[0], Wish(row[1]), row[2], row[3])
+        return None if row is None else msgspec.convert(dict(zip(names, row, strict=True)), Asked)
 
     def take(self, wish: int) -> None:
         """It is done, or cannot be."""
         self._db.execute("update wishes set is_taken = 1 where id = ?", (wish,))
 
     def add_evidence(
-        self, number: int, step: int, batch: str, merge: Callable[[Mapping[str, object] | None], Mapping[str, object]]
+        self,
+        number: int,
+        step: int,
+        batch: str,
+        merge: Callable[[Mapping[str, object] | None], Mapping[str, object]],
+        *,
+        assigned: Iterable[tuple[str, str]] = (),
     ) -> bool:
         """Count a batch of outcomes once, however often it is sent; False: it was counted before.
 
         Args:
             merge: makes the new evidence of the old one, none at first.
+            assigned: arm and unit of each of its requests, for the assignment log.
         """
+        now = self._now()
         with self._change():
             known = self._db.execute("select 1 from batches where id = ?", (batch,)).fetchone()
             if known is not None:
                 return False
-            self._db.execute("insert into batches (id, rollout, at) values (?, ?, ?)", (batch, number, self._now()))
+            self._db.execute("delete from batches where at < ?", (now - _BATCH_S,))
+            self._db.execute("insert into batches (id, rollout, at) values (?, ?, ?)", (batch, number, now))
+            self._db.executemany(
+                "insert into assignments values (?, ?, ?, ?, ?, 1) on conflict do update "
+                "set last_at = excluded.last_at, requests = requests + 1",
+                [(number, arm, unit, now, now) for arm, unit in assigned],
+            )
             body = json.dumps(merge(self.evidence(number, step)))
             self._db.execute("insert or replace into evidence values (?, ?, ?)", (number, step, body))
         return True
@@ -250,6 +232,29 @@ class Store:
         found = json.loads(row[0])
         assert isinstance(found, dict)
         return found
+
+    def units_by_arm(self, number: int) -> dict[str, int]:
+        """How many were given to each arm: keys, and requests without one."""
+        query = (
+            "select arm, sum(case when unit = '' then requests else 1 end) from assignments "
+            "where rollout = ? group by arm"
+        )
+        return dict(self._db.execute(query, (number,)).fetchall())
+
+    def num_units_on_several_arms(self, number: int) -> int:
+        """Keys that more than one arm has answered, though each belongs to one."""
+        query = (
+            "select count(*) from (select unit from assignments where rollout = ? and unit != '' "
+            "group by unit having count(*) > 1)"
+        )
+        return int(self._db.execute(query, (number,)).fetchone()[0])
+
+    def assignments(self, number: int) -> Iterator[Assignment]:
+        """Who was given to which arm; requests without a key are one row of each arm, with the unit ""."""
+        names = Assignment.__struct_fields__
+        query = f"select {', '.join(names)} from assignments where rollout = ? order by first_at, unit, arm"
+        for row in self._db.execute(query, (number,)):
+            yield Assignment(*row)
 
 
 def whoami() -> str:

@@ -7,6 +7,7 @@ out again, and what was served goes on. What goes is drained first: its streams 
 """
 
 import contextlib
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -25,10 +26,11 @@ from serving.server.model_moves import (
     load_changes,
     put_stand_ins,
     refuse_reloads,
+    unload_changes,
     wait_ready,
 )
 from serving.server.preflight import check, check_releases
-from serving.server.triton_process import TritonProcess
+from serving.server.triton_process import TritonProcess, reachable
 
 
 class LiveDeployment:
@@ -101,14 +103,16 @@ class LiveDeployment:
         engines = server.engine_pids() if server is not None and is_alive else {}
         return {
             "deployment": spec.name,
+            "pid": os.getpid(),
             "is_ready": is_ready,
-            "grpc": f"{spec.triton.host}:{spec.triton.grpc_port}",
+            "grpc": f"{reachable(spec.triton.host)}:{spec.triton.grpc_port}",
             "models": [
                 {
                     "name": model.name,
                     "prefix": model.triton_prefix,
                     "release": model.release,
                     "canary": model.canary,
+                    "on_trial": list(model.on_trial),
                     "releases": [release.model_dump(mode="json") for release in model.releases],
                     "engine_pids": {
                         str(release.release): pid
@@ -123,14 +127,14 @@ class LiveDeployment:
     def lose(self, adapter: str, version: int, reason: str) -> bool:
         """An adapter's process died or hangs: whether the server can go on without it, which it does then.
 
-        It can where it belongs to a candidate, which is taken out in a thread of its own; or to what is only being
-        loaded, which then fails by itself.
+        It can where it belongs to a release on trial, which is taken out in a thread of its own; or to what is only
+        being loaded, which then fails by itself.
         """
         if (adapter, version) in self._coming:
             return True
         for model in self.spec.models:
-            if adapter in model.triton_names and version == model.canary != model.release:
-                self._tell(f"{reason}; taking out release {version} of {model.name}, which is a candidate")
+            if adapter in model.triton_names and version in model.trials:
+                self._tell(f"{reason}; taking out release {version} of {model.name}, which is on trial")
                 threading.Thread(
                     target=self._take_out, args=(model.name, version), name="take-out", daemon=True
                 ).start()
@@ -155,20 +159,28 @@ class LiveDeployment:
         """Serve without the candidates from the next start on; False: there are none that could be to blame."""
         without = self.spec
         for model in without.models:
-            if model.canary not in (None, model.release):
-                self._tell(f"{model.name}: release {model.canary} is left out from now on, for {reason}")
-                without = without_release(without, model, model.canary)
+            for number in model.trials:
+                self._tell(f"{model.name}: release {number} is left out from now on, for {reason}")
+                without = without_release(without, model_named(without, model.name), number)
         if without is self.spec:
             return False
         self._take(without)
         return True
 
-    def become(self, change: Callable[[DeploymentSpec], DeploymentSpec], *, drain_timeout_s: float, say: Say) -> None:
+    def become(
+        self,
+        change: Callable[[DeploymentSpec], DeploymentSpec],
+        *,
+        drain_timeout_s: float,
+        say: Say,
+        is_making_room: bool = False,
+    ) -> None:
         """Serve what `change` makes of what is served.
 
         Args:
             drain_timeout_s: how long the streams of what goes may take; they are ended then.
             say: is told each step.
+            is_making_room: unload what changes before anything is loaded; it serves nobody meanwhile.
 
         Raises:
             SpecError: what is wanted cannot be served here, or not without loading anew what is served; nothing was
@@ -184,29 +196,44 @@ class LiveDeployment:
                 say("nothing to change")
                 self._take(new)
                 return
-            refuse_reloads(diff)
-            _check_added(old, new)
+            if not is_making_room:
+                refuse_reloads(diff)
+                _check_added(old, new)
             drain_leaving(server, diff, timeout_s=drain_timeout_s, say=say)
             self._hold(old, new)
             self._coming = {(change.name, version) for change in diff.changes for version in change.loaded}
             try:
+                if is_making_room:
+                    unload_changes(server, diff.changes, timeout_s=self._load_timeout_s, say=say)
+                    _check_added(old, new)
                 self._write(new)
                 load_changes(server, diff.changes, timeout_s=self._load_timeout_s, say=say)
-            except (ServerError, OSError) as exc:
+            except (ServerError, SpecError, OSError) as exc:
                 if server.exit_status is not None:
                     raise Unavailable(
                         f"tritonserver died while it loaded: {exc}; it is started again with what it served before",
                         reason="restarting",
                     ) from exc
                 say(f"taking it back: {exc}")
-                self._take_back(server, old, new, diff)
+                self._take_back(server, old, new, diff, was_unloaded=is_making_room)
                 raise
             finally:
                 self._coming = set()
             self._take(new)
             wait_ready(server, self._load_timeout_s)
 
-    def _take_back(self, server: TritonProcess, old: DeploymentSpec, new: DeploymentSpec, diff: DeploymentDiff) -> None:
+    def _take_back(
+        self,
+        server: TritonProcess,
+        old: DeploymentSpec,
+        new: DeploymentSpec,
+        diff: DeploymentDiff,
+        *,
+        was_unloaded: bool,
+    ) -> None:
+        if was_unloaded:  # it serves nothing now: a new process with what it served is the surest way back
+            server.kill()
+            return
         self._write(old)
         drop_changes(server, diff.changes, timeout_s=self._load_timeout_s)
         with contextlib.suppress(ServerError):

@@ -8,7 +8,7 @@ import contextlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ensemble_configs.deployment_diff import DeploymentDiff, Kind, ModelChange
@@ -88,6 +88,18 @@ def load_changes(server: TritonProcess, changes: Sequence[ModelChange], *, timeo
             say(f"loaded {change.name} {versions} in {time.monotonic() - begun_s:.1f} s")
 
 
+def unload_changes(server: TritonProcess, changes: Sequence[ModelChange], *, timeout_s: float, say: Say) -> None:
+    """Take all versions of what changes out of Triton, so that there is room for others.
+
+    Raises: as `load_changes`.
+    """
+    for change in reversed(_in_order(changes)):
+        if change.kind is not Kind.ADDED:
+            say(f"unloading {change.name}")
+            server.unload(change.name, timeout_s=timeout_s)
+    wait_unloaded(server, {change.name for change in changes}, timeout_s)
+
+
 def drop_changes(server: TritonProcess, changes: Sequence[ModelChange], *, timeout_s: float) -> None:
     """Make of Triton what the files say again, after `load_changes` failed; what was served was not touched."""
     for change in reversed(_in_order(changes)):
@@ -109,6 +121,13 @@ def put_stand_ins(root: Path, versions: Iterable[tuple[str, int]]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         (folder / "model.py").write_text(_STAND_IN)
+
+
+def wait_unloaded(server: TritonProcess, names: Collection[str], timeout_s: float) -> None:
+    """An unload call returns before the processes have ended, and what they hold is free only then."""
+    deadline_s = time.monotonic() + timeout_s
+    while any(name in names for name, _ in server.engine_pids()) and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
 
 
 def wait_ready(server: TritonProcess, timeout_s: float) -> None:

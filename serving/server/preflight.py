@@ -21,6 +21,7 @@ from serving.release_check import refuse_unfit_releases
 from serving.this_machine import read_machine
 
 _GIB = 1 << 30
+NO_ROOM_FIELDS = ("models", "engine.num_kv_blocks")  # that `check_room` names where memory is missing
 _OPENVINO_BLOCK_TOKENS = 32  # as `serving.engines.openvino_pipeline` has it, which loads OpenVINO
 
 
@@ -48,12 +49,20 @@ def check_releases(releases: Sequence[ReleaseSpec]) -> None:
         if release.draft_engine is not None:
             check_installed(release.draft_engine)
         check_cpus(release.placement)
-    if len(releases) > 1:
-        _check_memory(releases)
+    check_room(releases)
 
 
-def _check_memory(releases: Sequence[ReleaseSpec]) -> None:
-    """Each release alone has been looked at; on the host, and on each GPU, they have to fit together."""
+def check_room(releases: Sequence[ReleaseSpec]) -> None:
+    """Check that there is memory for releases together, on the host and on each GPU, beside what runs already.
+
+    An engine without a manifest does not tell what it needs; of OpenVINO's the least that it can be is known.
+
+    Raises:
+        SpecError: how much is missing where.
+    """
+    for release in releases:
+        if isinstance(release.engine, OpenVinoEngineSpec):
+            _check_openvino_cache(release.engine)
     needs: dict[str, int] = {}
     for release in releases:
         folder = release.release_dir or find_release(getattr(release.engine, "dir", Path()))
@@ -95,9 +104,12 @@ def _check_files(spec: ReleaseSpec) -> None:
 
 
 def _check_openvino_limits(engine: OpenVinoEngineSpec) -> None:
+    check_max_seq_len(engine.max_seq_len, load_model_folder(engine.dir, weights="openvino_model.xml"))
+
+
+def _check_openvino_cache(engine: OpenVinoEngineSpec) -> None:
     """A folder without a manifest does not tell what its cache takes; this is the least that it can be."""
     folder = load_model_folder(engine.dir, weights="openvino_model.xml")
-    check_max_seq_len(engine.max_seq_len, folder)
     config = json.loads((folder.dir / "config.json").read_text(encoding="utf-8"))
     sizes = [config.get(name) for name in ("num_hidden_layers", "num_key_value_heads", "head_dim")]
     num_values = 2 * math.prod(size for size in sizes if isinstance(size, int) and size > 0)

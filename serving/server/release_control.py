@@ -9,19 +9,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.errors import RequestError
+from ensemble_configs.errors import RequestError, SpecError
 from ensemble_configs.release_changes import (
     model_named,
     promoted,
     release_of,
+    replaced,
     settled,
     with_candidate,
+    with_trial,
     without_release,
 )
 from ensemble_configs.release_spec import ReleaseSpec
 from ensemble_configs.validation import validate
 from serving.server.control import Handler, Say
 from serving.server.live_deployment import LiveDeployment
+from serving.server.preflight import NO_ROOM_FIELDS, check_room
 
 _DRAIN_S = 600.0
 
@@ -30,8 +33,10 @@ def release_handlers(live: LiveDeployment) -> dict[str, Handler]:
     """By operation.
 
     ``status``: the models with their releases. ``add``: ``release``, the fields of a `ReleaseSpec` with absolute paths,
-    becomes the candidate of ``model``. ``promote`` and ``remove``: the ``number`` of a release; a removed one may take
-    ``drain_timeout_s``. ``settle``: no candidate any more. Each answers as ``status`` does.
+    becomes the candidate of ``model``, or with ``is_canary`` false is loaded for who names it. ``promote`` and
+    ``remove``: the ``number`` of a release; a removed one may take ``drain_timeout_s``. ``settle``: nothing is on trial
+    any more. ``replace``: ``release`` takes the place of the stable one, which is unloaded first. Each answers as
+    ``status`` does. ``room``: ``why_not`` there is memory for a ``release`` beside what runs; "" where there is.
     """
 
     def status(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
@@ -41,10 +46,29 @@ def release_handlers(live: LiveDeployment) -> dict[str, Handler]:
     def add(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
         release = validate(ReleaseSpec, question.get("release"), source=Path("release"))
 
+        add_to = with_candidate if question.get("is_canary", True) else with_trial
+
         def change(spec: DeploymentSpec) -> DeploymentSpec:
-            return with_candidate(spec, model_named(spec, _model(question)), release)
+            return add_to(spec, model_named(spec, _model(question)), release)
 
         return _become(live, change, question, say)
+
+    def replace(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
+        release = validate(ReleaseSpec, question.get("release"), source=Path("release"))
+
+        def change(spec: DeploymentSpec) -> DeploymentSpec:
+            return replaced(spec, model_named(spec, _model(question)), release)
+
+        return _become(live, change, question, say, is_making_room=True)
+
+    def room(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
+        del say
+        try:
+            check_room([validate(ReleaseSpec, question.get("release"), source=Path("release"))])
+        except SpecError as exc:
+            # What else is wrong with it is told where it is added.
+            return {"why_not": exc.message if exc.facts.get("field") in NO_ROOM_FIELDS else ""}
+        return {"why_not": ""}
 
     def promote(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
         def change(spec: DeploymentSpec) -> DeploymentSpec:
@@ -65,7 +89,15 @@ def release_handlers(live: LiveDeployment) -> dict[str, Handler]:
 
         return _become(live, change, question, say)
 
-    return {"status": status, "add": add, "promote": promote, "settle": settle, "remove": remove}
+    return {
+        "status": status,
+        "add": add,
+        "replace": replace,
+        "room": room,
+        "promote": promote,
+        "settle": settle,
+        "remove": remove,
+    }
 
 
 def _become(
@@ -73,8 +105,10 @@ def _become(
     change: Callable[[DeploymentSpec], DeploymentSpec],
     question: Mapping[str, object],
     say: Say,
+    *,
+    is_making_room: bool = False,
 ) -> Mapping[str, object]:
-    live.become(change, drain_timeout_s=_seconds(question), say=say)
+    live.become(change, drain_timeout_s=_seconds(question), say=say, is_making_room=is_making_room)
     return live.status()
 
 

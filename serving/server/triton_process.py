@@ -55,7 +55,7 @@ class TritonProcess:
         self.run_dir = Path(tempfile.mkdtemp(prefix="trireme-"))  # only its owner can enter it
         self._regions = RegionOwner()
         self.control_key = secrets.token_urlsafe(24)
-        self._base_url = f"http://{_reachable(spec.triton.host)}:{spec.triton.http_port}"
+        self._base_url = f"http://{reachable(spec.triton.host)}:{spec.triton.http_port}"
         self._process = subprocess.Popen(
             self._command(spec, repository, installation),
             env=installation.environment(run_dir_variable=RUN_DIR_VARIABLE, run_dir=self.run_dir),
@@ -241,7 +241,7 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _reachable(host: str) -> str:
-    """As it stands in a URL."""
+def reachable(host: str) -> str:
+    """A host that is listened on, as it stands in a URL of this machine."""
     there = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{there}]" if ":" in there else there

@@ -85,6 +85,22 @@ BASES: dict[str, Data] = {
             )
         ],
     },
+    "trials": {
+        "name": "trials",
+        "models": [
+            _model(
+                "chat",
+                {"seed": 1},
+                endpoints=["ensemble", "tensorrt_llm_bls"],
+                canary=2,
+                on_trial=[3],
+                other_releases=[
+                    {"release": number, "tokenizer": _TOKENIZER, "engine": _ENGINE | {"seed": number}}
+                    for number in (2, 3)
+                ],
+            )
+        ],
+    },
     "admission": {
         **_model("admission"),
         "slo": {"ttft_ms": 500.0, "tpot_ms": 50.0, "availability": 0.999},

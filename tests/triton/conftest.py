@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rollout_site import ENGINE, Site, Texts, serving
 from running_server import RunningServer, deployment_text
+from streams_under_change import answers
 
 # A job in the background of a shell ignores Ctrl-C, and so would every server that these tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,6 +38,30 @@ def openvino(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
     engine = {"provider": "openvino", "dir": str(PROJECT / "examples/demo_model/openvino/target")}
     with RunningServer(deployment_text("openvino", engine=engine), tmp_path_factory.mktemp("openvino")) as server:
         yield server
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A server of release 1, and what rolls others out on it."""
+    with serving(tmp_path) as server:
+        yield Site(server)
+
+
+@pytest.fixture(scope="module")
+def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The same for all tests of a module that leave release 1 in its process."""
+    with serving(tmp_path_factory.mktemp("shared_site")) as server:
+        yield Site(server)
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
+    """What releases of a `Site` say to each prompt, by their seed."""
+    tokenizer = {"dir": str(PROJECT / "examples/demo_model/target")}
+    releases = [{"release": seed, "engine": ENGINE | {"seed": seed}, "tokenizer": tokenizer} for seed in (1, 2, 3)]
+    text = deployment_text("texts", engine=ENGINE | {"seed": 4}, release=4, other_releases=releases)
+    with RunningServer(text, tmp_path_factory.mktemp("texts")) as server:
+        return {seed: answers(server.url, "tensorrt_llm_bls", release=seed) for seed in (1, 2, 3)}
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,12 @@ import asyncio
 import contextlib
 import random
 import threading
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Self
 
-from clients.streaming import AsyncTritonClient, GenerateRequest, TritonClient
+from clients.rollout.routed_client import RoutedClient
+from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest, TritonClient
 from ensemble_configs.errors import ServingError
 
 PROMPTS = tuple(f"Tell me about the number {number}" for number in range(8))
@@ -18,37 +20,44 @@ def request(prompt: str, *, max_tokens: int = 40) -> GenerateRequest:
     return GenerateRequest(text_input=prompt, max_tokens=max_tokens, stream=True, exclude_input_in_output=True)
 
 
-def answers(url: str, model: str, *, max_tokens: int = 40) -> dict[str, str]:
-    """What one model says to each prompt."""
+def answers(url: str, model: str, *, release: int | None = None, max_tokens: int = 40) -> dict[str, str]:
+    """What one model, or one release by it, says to each prompt."""
     with TritonClient(url) as client:
         return {
             prompt: "".join(
-                chunk.text for chunk in client.generate(request(prompt, max_tokens=max_tokens), model=model)
+                chunk.text
+                for chunk in client.generate(request(prompt, max_tokens=max_tokens), model=model, release=release)
             )
             for prompt in PROMPTS
         }
 
 
-@dataclass
+Ask = Callable[[str, random.Random], AsyncGenerator[GenerateChunk, None]]
+
+
 class Streams:
     """So many at a time, in a thread of their own, until left.
 
     Attributes:
-        share: of the requests that go to `ensemble_canary`; may be changed at any time.
         by_release: what each release says to each prompt; a text that is of none is wrong.
+        share: of the requests that go to `ensemble_canary`; may be changed at any time.
+        num_answers: by release.
+        wrong: answers that are of no release, or that ended in the middle.
+        refused: requests that had a clean refusal before their first text.
     """
 
-    url: str
-    by_release: dict[int, dict[str, str]]
-    num_streams: int = 32
-    share: float = 0.0
-    num_answers: dict[int, int] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-
-    def __enter__(self) -> Self:
+    def __init__(self, url: str, by_release: Mapping[int, Mapping[str, str]], *, num_streams: int = 32) -> None:
+        self.by_release = by_release
+        self.share = 0.0
+        self.num_answers: Counter[int] = Counter()
+        self.wrong: list[str] = []
+        self.refused: list[str] = []
+        self._url = url
+        self._num_streams = num_streams
         self._is_done = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -56,36 +65,58 @@ class Streams:
         self._is_done.set()
         self._thread.join()
 
-    async def _run(self) -> None:
-        async with AsyncTritonClient(self.url) as client:
-            await asyncio.gather(*(self._stream(client, random.Random(n)) for n in range(self.num_streams)))
+    @contextlib.asynccontextmanager
+    async def connect(self) -> AsyncIterator[Ask]:
+        """What asks one prompt."""
+        async with AsyncTritonClient(self._url) as client:
+            yield lambda prompt, rng: client.generate(
+                request(prompt), model="ensemble_canary" if rng.random() < self.share else "ensemble"
+            )
 
-    async def _stream(self, client: AsyncTritonClient, rng: random.Random) -> None:
+    async def _run(self) -> None:
+        async with self.connect() as ask:
+            await asyncio.gather(*(self._stream(ask, random.Random(n)) for n in range(self._num_streams)))
+
+    async def _stream(self, ask: Ask, rng: random.Random) -> None:
         while not self._is_done.is_set():
-            prompt = rng.choice(PROMPTS)
-            model = "ensemble_canary" if rng.random() < self.share else "ensemble"
-            text = ""
+            prompt, text = rng.choice(PROMPTS), ""
             try:
-                async for chunk in client.generate(request(prompt), model=model):
+                async for chunk in ask(prompt, rng):
                     text += chunk.text
             except ServingError as exc:
-                (self.wrong if text else self.refused).append(f"{model}: {exc} after {text!r}")
-                await asyncio.sleep(0.05)
+                (self.wrong if text else self.refused).append(f"{exc} after {text!r}")
+                await asyncio.sleep(0.1)
                 continue
             of = [release for release, said in self.by_release.items() if said[prompt] == text]
+            self.num_answers.update(of)
             if not of:
-                self.wrong.append(f"{model}: {prompt!r} -> {text!r}")
-            for release in of:
-                self.num_answers[release] = self.num_answers.get(release, 0) + 1
+                self.wrong.append(f"{prompt!r} -> {text!r}")
 
     def wait_for(self, release: int, count: int, timeout_s: float = 30.0) -> None:
         """Until so many more answers of a release have come."""
-        before = self.num_answers.get(release, 0)
+        before = self.num_answers[release]
         with contextlib.suppress(TimeoutError):
             asyncio.run(asyncio.wait_for(self._reaches(release, before + count), timeout_s))
-        found = self.num_answers.get(release, 0) - before
+        found = self.num_answers[release] - before
         assert found >= count, f"{found} answers of release {release}; refused: {self.refused[-3:]}"
 
     async def _reaches(self, release: int, count: int) -> None:
-        while self.num_answers.get(release, 0) < count:
+        while self.num_answers[release] < count:
             await asyncio.sleep(0.02)
+
+
+class RoutedLoad(Streams):
+    """Those of clients that go where a rollout says; half of the requests have one of 32 keys."""
+
+    def __init__(
+        self, url: str, split_url: str, by_release: Mapping[int, Mapping[str, str]], *, num_streams: int = 32
+    ) -> None:
+        super().__init__(url, by_release, num_streams=num_streams)
+        self._split_url = split_url
+
+    @contextlib.asynccontextmanager
+    async def connect(self) -> AsyncIterator[Ask]:
+        async with RoutedClient(self._url, self._split_url) as client:
+            yield lambda prompt, rng: client.generate(
+                request(prompt), key=rng.choice([None, f"user {rng.randrange(32)}"])
+            )

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server and a gate for rollouts that need neither, and a way to die at any step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 from clients.rollout.controller import Controller
 from clients.rollout.gate.gate import Judgement
 from clients.rollout.gate.verdict import Verdict
+from clients.rollout.held_out import HeldOut
+from clients.rollout.outcome import Outcome
 from clients.rollout.plan import Plan
+from clients.rollout.replay import PromptScores
 from clients.rollout.state import Rollout
 from clients.rollout.store import Store
 from ensemble_configs.errors import ServerError, Unavailable
@@ -22,6 +25,8 @@ class World:
 
     Attributes:
         stable, loaded: releases of the server.
+        prompts_verdict: of the gate on held-out prompts, once half of them are answered.
+        during_replay: what happens to the server, or who asks for what, when a quarter of them are.
         kill_at: the number of the deed, counted over all lives, at which the controller dies; even numbers before it
             is done, odd ones after.
     """
@@ -38,9 +43,12 @@ class World:
         self.kill_at: int | None = None
         self._num_moments = 0
         self.verdict: Verdict = "undecided"
+        self.prompts_verdict: Verdict = "no data"
+        self.during_replay: Callable[[], object] = lambda: None
+        self.num_compared = 40
         self.num_requests = 0
         defaults: dict[str, object] = {"candidate": 2, "stable": 1, "release": {"release": 2}, "salt": "s"}
-        self.plan = Plan(**{**defaults, "step_requests": 10, "gate": {"max_requests": 100}, "lease_s": 5.0, **plan})  # type: ignore[arg-type]
+        self.plan = Plan(**{**defaults, "step_requests": 10, "lease_s": 5.0, **plan})  # type: ignore[arg-type]
         with Store(self.path, self.now) as store:
             self.number = store.begin("chat", self.plan.text(), why="a test").id
 
@@ -63,14 +71,31 @@ class World:
 
     # The server.
 
-    def add(self, release: Mapping[str, object]) -> None:
+    def add(self, release: Mapping[str, object], *, is_canary: bool) -> None:
         self.do("add")
         self.loaded.add(int(str(release["release"])))
-        self.canary = int(str(release["release"]))
+        if is_canary:
+            self.canary = int(str(release["release"]))
         self._moment()
 
-    def try_out(self) -> None:
+    def try_out(self, number: int) -> None:
+        assert number in self.loaded
         self.do("try_out")
+        self._moment()
+
+    def replay(self, held_out: HeldOut, number: int) -> Generator[list[PromptScores], None, None]:
+        assert number in self.loaded
+        self.do("replay")
+        for place in range(held_out.num_prompts):
+            is_compared = place < self.num_compared
+            score = 1.0 if is_compared else None
+            yield [PromptScores(name=str(place), candidate=score, stable=score)]
+            if place == held_out.num_prompts // 4:
+                self._moment()
+                self.during_replay()
+                if self.is_away:
+                    raise Unavailable("it went away", reason="unreachable")
+        yield []
         self._moment()
 
     def promote(self, number: int) -> None:
@@ -99,16 +124,27 @@ class World:
 
     # The gate.
 
+    def merge(
+        self, evidence: Mapping[str, object] | None, outcomes: Sequence[Outcome], *, at_s: float | None = None
+    ) -> Mapping[str, object]:
+        assert at_s is None, "a replay is no traffic"
+        known = (evidence or {}).get("prompts", 0)
+        assert isinstance(known, int)
+        return {"prompts": known + len(outcomes) // 2}
+
     def judge(self, evidence: Mapping[str, object] | None) -> Judgement:
-        del evidence
-        return Judgement(verdict=self.verdict, reason="so it is", num_requests=self.num_requests, report={"n": 1})
+        if evidence is not None and "prompts" in evidence:
+            verdict = self.prompts_verdict if evidence["prompts"] == 20 else "no data"
+            return Judgement(verdict, "garbage", num_requests=0, is_final=False, report={"n": 2})
+        num = self.num_requests
+        return Judgement(self.verdict, "so it is", num_requests=num, is_final=num >= 100, report={"n": 1})
 
     # A life of the controller.
 
     def live(self, num_ticks: int = 60, *, requests_per_tick: int = 6) -> Rollout:
         """Tick until it is over, or so often, or dead."""
         with Store(self.path, self.now) as store:
-            controller = Controller(store, self.number, self, self, now=self.now)
+            controller = Controller(store, self.number, self, self, scores_judge=self, now=self.now)
             for _ in range(num_ticks):
                 rollout = controller.tick()
                 if rollout.phase.is_over:

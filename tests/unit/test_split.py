@@ -3,21 +3,28 @@
 
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.rollout.split import BASELINE, CANDIDATE, STABLE, Places, Split, stratum_of
-from ensemble_configs.errors import RequestError
+from clients.rollout.salt import best_salt, read_keys
+from clients.rollout.split import BASELINE, CANDIDATE, STABLE, Places, Slice, place_of, slice_at, stratum_of
+from clients.rollout.traffic import canary_slices
+from ensemble_configs.errors import SpecError
 
 KEYS = [f"user-{number}" for number in range(100_000)]
 SHARES = (0.01, 0.05, 0.25, 0.5, 1.0)
 
 
+def slices(share: float) -> tuple[Slice, ...]:
+    return tuple(canary_slices(share, stable_model="ensemble", candidate_model="ensemble_canary"))
+
+
 def arms(share: float, salt: str = "rollout 1") -> dict[str, str]:
-    split = Split(salt=salt, share=share)
-    return {key: split.arm(split.place(key)) for key in KEYS}
+    cut = slices(share)
+    return {key: slice_at(cut, place_of(key, salt)).arm for key in KEYS}
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -43,17 +50,40 @@ def test_two_rollouts_try_different_users_first() -> None:
     assert len(one & other) / len(one) == pytest.approx(0.05, abs=0.02)
 
 
+def test_of_several_salts_the_best_meets_every_share_of_the_known_keys() -> None:
+    made = iter(f"salt {number}" for number in range(1000))
+    found = best_salt(KEYS, SHARES, make=lambda: next(made))
+    assert found.off_by <= 0.0025
+    for share in SHARES:
+        counts = Counter(arms(share, found.text).values())
+        assert abs(counts[CANDIDATE] / len(KEYS) - share) <= found.off_by + 1e-9
+        assert abs(counts[BASELINE] / len(KEYS) - min(share, 1 - share)) <= found.off_by + 1e-9
+
+
+def test_keys_are_read_a_line_each_and_each_once(tmp_path: Path) -> None:
+    path = tmp_path / "keys.txt"
+    path.write_text("b\na\n\nb\n")
+    assert read_keys(path) == ["a", "b"]
+    for text in ("", "\n"):
+        path.write_text(text)
+        with pytest.raises(SpecError, match="holds no key"):
+            read_keys(path)
+    with pytest.raises(SpecError, match="cannot read the keys"):
+        read_keys(tmp_path / "none")
+
+
 @given(st.floats(0, 1), st.floats(0, 1, exclude_max=True))
 def test_every_place_has_one_arm(share: float, place: float) -> None:
-    arm = Split(salt="", share=share).arm(place)
-    assert arm in (CANDIDATE, BASELINE, STABLE)
-    assert (arm == CANDIDATE) == (place < share)
+    found = slice_at(slices(share), place)
+    assert found.arm in (CANDIDATE, BASELINE, STABLE)
+    assert (found.arm == CANDIDATE) == (place < share)
+    assert found.model == ("ensemble_canary" if found.arm == CANDIDATE else "ensemble")
 
 
 @pytest.mark.parametrize("share", SHARES)
 def test_the_arms_that_are_compared_are_as_large_as_each_other(share: float) -> None:
-    split = Split(salt="", share=share)
-    compared = Counter(split.arm(number / 10_000) for number in range(10_000) if split.is_compared(number / 10_000))
+    found = [slice_at(slices(share), number / 10_000) for number in range(10_000)]
+    compared = Counter(each.arm for each in found if each.is_compared)
     assert compared[STABLE] == 0
     assert abs(compared[CANDIDATE] - compared[BASELINE]) <= 1
     assert compared[CANDIDATE] == pytest.approx(10_000 * min(share, 1 - share), abs=1)
@@ -61,26 +91,20 @@ def test_the_arms_that_are_compared_are_as_large_as_each_other(share: float) -> 
 
 @pytest.mark.parametrize("share", SHARES)
 def test_requests_without_a_key_meet_the_share_in_each_stratum_at_any_time(share: float) -> None:
-    places, split = Places(first=(5**0.5 - 1) / 2), Split(salt="", share=share)
+    places, cut = Places(first=(5**0.5 - 1) / 2), slices(share)
     for stratum in (0, 3):
         num_candidates = 0
         for number in range(1, 5001):
-            num_candidates += split.arm(places.next(stratum)) == CANDIDATE
+            num_candidates += slice_at(cut, places.next(stratum)).arm == CANDIDATE
             assert abs(num_candidates - share * number) <= 3
 
 
 def test_clients_of_one_request_each_meet_the_share_too() -> None:
-    split = Split(salt="", share=0.25)
-    num_candidates = sum(split.arm(Places().next(0)) == CANDIDATE for _ in range(4000))
+    cut = slices(0.25)
+    num_candidates = sum(slice_at(cut, Places().next(0)).arm == CANDIDATE for _ in range(4000))
     assert abs(num_candidates - 1000) < 6 * (4000 * 0.25 * 0.75) ** 0.5
 
 
 @pytest.mark.parametrize(("length", "stratum"), [(0, 0), (63, 0), (64, 1), (127, 1), (128, 2), (10**9, 10)])
 def test_strata_double(length: int, stratum: int) -> None:
     assert stratum_of(length) == stratum
-
-
-@pytest.mark.parametrize("share", [-0.01, 1.01, float("nan")])
-def test_a_share_beyond_all_is_refused(share: float) -> None:
-    with pytest.raises(RequestError, match="share must be between 0 and 1"):
-        Split(salt="", share=share)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of all requests so far: sums by arm, metric and stratum, and nothing of a single request.
+"""What is kept of all requests so far: sums by arm, metric, stratum and scale of time, and nothing of a single request.
 
-It is JSON, so that a controller can write it down and go on after a restart; what has been added gives the same sums
-in whatever portions it came, but for the reference of `slow`, which is what was known before a portion. A look costs
-as much as there are strata. It belongs to one split of the traffic: begin anew with each, as the hour changes both
-the split and the latencies, and would look like a difference between the arms.
+It is JSON, so that a controller can write it down and go on after a restart; what has been added at one time gives the
+same sums in whatever portions it came, but for the reference of `slow`, which is what was known before a portion. A
+look costs as much as there are strata and doublings of the time (`clients.rollout.gate.blocks`). It belongs to one
+split of the traffic: begin anew with each, as the hour changes both the split and the latencies, and would look like a
+difference between the arms.
 """
 
 import math
@@ -13,30 +14,18 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from clients.rollout.gate.findings import Counts, Sample, Scores
+from clients.rollout.gate.blocks import Blocks, Sums, Timeline
+from clients.rollout.gate.fading import BLOCKS_PER_FADE, Differences, Times, differences_of, own_variance
+from clients.rollout.gate.findings import Counts, Level, Sample, Scores
 from clients.rollout.gate.gate_spec import GateSpec
-from clients.rollout.gate.mean_test import Floats, Moments
+from clients.rollout.gate.mean_test import Floats
 from clients.rollout.gate.metrics import METRICS, Reference
 from clients.rollout.gate.score_test import BETS, gains
 from clients.rollout.outcome import Outcome
 from ensemble_configs.errors import SpecError
 
+_WITHIN = ("freedom", "m2", "weight")
 MIN_SLOW_REFERENCE = 30  # requests of the baseline in a stratum, before its mean says what is slow there
-
-
-class Sums(msgspec.Struct):
-    """Number, mean and sum of squared distances from it."""
-
-    num: int = 0
-    mean: float = 0.0
-    m2: float = 0.0
-
-    def add(self, value: float) -> None:
-        """Source: Welford, "Note on a method for calculating corrected sums of squares", Technometrics 4(3), 1962."""
-        self.num += 1
-        step = value - self.mean
-        self.mean += step / self.num
-        self.m2 += step * (value - self.mean)
 
 
 class Count(msgspec.Struct):
@@ -57,7 +46,7 @@ class Pairs(msgspec.Struct):
 
 
 class Arm(msgspec.Struct):
-    """By metric; the moments by stratum, too."""
+    """By metric; the means by stratum, too."""
 
     num_requests: int = 0
     means: dict[str, dict[int, Sums]] = {}
@@ -69,12 +58,14 @@ class Evidence(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
         settings: of the spec, those on which the sums depend.
+        timeline: differences of the arms, block of time by block of time.
         prompts: of the held-out set, by name: the arm that has answered and its score; none: both have.
     """
 
     settings: dict[str, float | None]
     candidate: Arm
     baseline: Arm
+    timeline: Timeline
     pairs: dict[str, Pairs] = {}
     prompts: dict[str, tuple[str, float] | None] = {}
 
@@ -84,6 +75,7 @@ def settings_of(spec: GateSpec) -> dict[str, float | None]:
     return {
         "ttft_target_ms": spec.ttft_target_ms,
         "slow_factor": spec.slow_factor,
+        "fade_s": spec.fade_s,
         "effects.quality": spec.effects.quality,
     }
 
@@ -95,7 +87,8 @@ def read(evidence: Mapping[str, object] | None, spec: GateSpec) -> Evidence:
         SpecError: it is not evidence, or it was gathered with other settings.
     """
     if evidence is None:
-        return Evidence(settings_of(spec), Arm(), Arm())
+        blocks = {name: Blocks() for name, metric in METRICS.items() if metric.is_in_blocks}
+        return Evidence(settings_of(spec), Arm(), Arm(), Timeline(blocks=blocks))
     try:
         found = msgspec.convert(evidence, Evidence, str_keys=True)
     except msgspec.ValidationError as exc:
@@ -118,17 +111,19 @@ def written(evidence: Evidence) -> dict[str, object]:
     return found
 
 
-def add(evidence: Evidence, outcomes: Sequence[tuple[bool, Outcome]], spec: GateSpec) -> None:
-    """Add a portion; of each outcome whether it is the candidate's.
+def add(evidence: Evidence, outcomes: Sequence[tuple[bool, Outcome]], spec: GateSpec, at_s: float | None) -> None:
+    """Add a portion that came at a time; of each outcome whether it is the candidate's.
 
     An outcome that names a prompt is of the held-out set: it tells of quality, once for each prompt, and of no traffic.
     """
     reference = Reference(spec.ttft_target_ms, slow_limits_ms(evidence.baseline, spec))
+    if any(not outcome.prompt for _, outcome in outcomes):
+        evidence.timeline.reach(at_s, spec.fade_s / BLOCKS_PER_FADE)
     for is_candidate, outcome in outcomes:
         if outcome.prompt:
             _pair(evidence, is_candidate, outcome, reference, spec)
         else:
-            _add_one(evidence.candidate if is_candidate else evidence.baseline, outcome, reference)
+            _add_one(evidence, is_candidate, outcome, reference)
 
 
 def slow_limits_ms(baseline: Arm, spec: GateSpec) -> dict[int, float]:
@@ -141,12 +136,19 @@ def slow_limits_ms(baseline: Arm, spec: GateSpec) -> dict[int, float]:
     }
 
 
-def _add_one(arm: Arm, outcome: Outcome, reference: Reference) -> None:
-    arm.num_requests += 1
+def _add_one(evidence: Evidence, is_candidate: bool, outcome: Outcome, reference: Reference) -> None:
+    arm = evidence.candidate if is_candidate else evidence.baseline
+    if not outcome.is_feedback:
+        arm.num_requests += 1
+        evidence.timeline.count(is_candidate=is_candidate)
     for name, metric in METRICS.items():
+        if outcome.is_feedback and name != "disliked":
+            continue
         value = None if metric.kind == "score" else metric.of(outcome, reference)
         if value is None:
             continue
+        if metric.is_in_blocks:
+            evidence.timeline.blocks[name].add(value, outcome.stratum, is_candidate=is_candidate)
         if metric.kind == "log_mean":
             arm.means.setdefault(name, {}).setdefault(outcome.stratum, Sums()).add(value)
         else:
@@ -179,11 +181,11 @@ def _pair(evidence: Evidence, is_candidate: bool, outcome: Outcome, reference: R
 def sample_of(evidence: Evidence) -> Sample:
     """The sums as the tests take them; arrays have no leading dimensions."""
     arms = (evidence.candidate, evidence.baseline)
-    means, counts = {}, {}
+    timeline = evidence.timeline.until_now()
+    levels, counts = {}, {}
     for name, metric in METRICS.items():
-        strata = sorted({stratum for arm in arms for stratum in arm.means.get(name, {})})
-        if metric.kind == "log_mean" and strata:
-            means[name] = (_moments(arms[0], name, strata), _moments(arms[1], name, strata))
+        if metric.kind == "log_mean" and any(name in arm.means for arm in arms):
+            levels[name] = (_level(arms[0], name), _level(arms[1], name))
         if any(name in arm.counts for arm in arms):
             found = [arm.counts.get(name, Count()) for arm in arms]
             counts[name] = Counts(_floats([one.events for one in found]), _floats([one.num for one in found]))
@@ -197,14 +199,31 @@ def sample_of(evidence: Evidence) -> Sample:
         )
         for name, pairs in evidence.pairs.items()
     }
-    return Sample(_floats([arm.num_requests for arm in arms]), means, counts, scores)
+    return Sample(
+        num_requests=_floats([arm.num_requests for arm in arms]),
+        times=Times(np.array(timeline.elapsed_s), np.array(float(timeline.num_closed))),
+        levels=levels,
+        differences={name: _differences(one) for name, one in timeline.blocks.items() if name in {**levels, **counts}},
+        counts=counts,
+        scores=scores,
+    )
 
 
-def _moments(arm: Arm, name: str, strata: Sequence[int]) -> Moments:
-    known = arm.means.get(name, {})
-    found = [known.get(stratum, Sums()) for stratum in strata]
-    return Moments(
-        _floats([one.num for one in found]), _floats([one.mean for one in found]), _floats([one.m2 for one in found])
+def _level(arm: Arm, name: str) -> Level:
+    known = arm.means.get(name, {}).values()
+    num = sum(one.num for one in known)
+    return Level(np.array(float(num)), np.array(sum(one.num * one.mean for one in known) / max(num, 1)))
+
+
+def _differences(blocks: Blocks) -> Differences:
+    within = [[_floats([getattr(arm, name) for arm in arms]) for arms in blocks.within.values()] for name in _WITHIN]
+    freedom, m2, weight = (np.array(one).reshape(-1, 2) for one in within)
+    return differences_of(
+        np.array(blocks.total),
+        np.array(blocks.weight),
+        own_variance(freedom, m2, weight),
+        num_pairs=_floats([scale.num for scale in blocks.scales]),
+        squares=_floats([scale.squares for scale in blocks.scales]),
     )
 
 

@@ -11,13 +11,15 @@ from typing import NamedTuple
 import numpy as np
 
 from clients.rollout.gate.count_test import excess_bound, log_evidence_over
-from clients.rollout.gate.findings import Sample, Truths
+from clients.rollout.gate.fading import MIN_BLOCKS, Differences, Times, allowed, chance, squares_expected
+from clients.rollout.gate.findings import Alike, Sample, Truths, alike_of, alpha_of_side, chance_of_more
 from clients.rollout.gate.gate_spec import GateSpec
-from clients.rollout.gate.mean_test import Floats, boundary, difference_of_means, tuning
+from clients.rollout.gate.mean_test import Floats
 from clients.rollout.gate.metrics import METRICS, alpha_of, effect_of
 from clients.rollout.gate.score_test import BETS
 
 _SIZES: Floats = np.unique(np.round(np.geomspace(10, 1e7, 600)))
+_SCALES = 24  # doublings of the time: 5 years of blocks of 10 s
 
 
 class Needed(NamedTuple):
@@ -29,7 +31,7 @@ class Needed(NamedTuple):
 
 def needed(name: str, sample: Sample, spec: GateSpec) -> Needed:
     """Of one metric of a sample without leading dimensions, at the split of the traffic that it has."""
-    if name in sample.means:
+    if METRICS[name].kind == "log_mean":
         return _of_means(name, sample, spec)
     if name in sample.counts:
         return _of_counts(name, sample, spec)
@@ -37,17 +39,29 @@ def needed(name: str, sample: Sample, spec: GateSpec) -> Needed:
 
 
 def _of_means(name: str, sample: Sample, spec: GateSpec) -> Needed:
-    candidate, baseline = sample.means[name]
-    information = float(difference_of_means(candidate, baseline).information)
-    if information == 0:
+    differences, num = sample.differences[name], float(sample.levels[name][0].num)
+    if float(differences.information) == 0:
         return Needed(None, None)
-    growing = _SIZES * information / float(candidate.num.sum())
-    effect = effect_of(name, spec)
-    alpha = alpha_of(name, spec) / (2 if METRICS[name].is_two_sided else 1)
-    is_enough = spec.min_requests <= _SIZES
-    fails = effect > boundary(growing, tuning(effect, alpha), alpha)
-    passes = effect > boundary(growing, tuning(effect, spec.pass_alpha), spec.pass_alpha)
+    alike, times = _future(name, sample, spec, _SIZES / num)
+    known, effect, alpha = _SIZES / num * differences.information, effect_of(name, spec), alpha_of_side(name, spec)
+    is_enough = (spec.min_requests <= _SIZES) & (times.num_blocks >= MIN_BLOCKS)
+    estimate = np.full_like(_SIZES, effect)
+    fails = chance_of_more(estimate, known, alike, effect, alpha) < allowed(alpha, times, spec.fade_s)
+    passes = chance_of_more(estimate, known, alike, effect, spec.pass_alpha) < allowed(
+        spec.pass_alpha, times, spec.fade_s
+    )
     return Needed(_first(fails & is_enough), _first(passes & is_enough))
+
+
+def _future(name: str, sample: Sample, spec: GateSpec, growth: Floats) -> tuple[Alike, Times]:
+    """What blocks would tell after `growth` times the time, if the likeliest excess by now is the true one."""
+    times = Times(growth * sample.times.elapsed_s, growth * sample.times.num_blocks)
+    likeliest = int(alike_of(name, sample, spec).weights.argmax())
+    num_pairs = np.floor(times.num_blocks[:, np.newaxis] / 2.0 ** (np.arange(_SCALES) + 1))
+    squares = num_pairs * squares_expected(times, spec.fade_s, _SCALES)[..., likeliest]
+    unknown = np.zeros_like(growth)
+    future = Differences(unknown, unknown, num_pairs, squares)
+    return alike_of(name, Sample(sample.num_requests, times, differences={name: future}), spec), times
 
 
 def _of_counts(name: str, sample: Sample, spec: GateSpec) -> Needed:
@@ -55,12 +69,20 @@ def _of_counts(name: str, sample: Sample, spec: GateSpec) -> Needed:
     if counts.num.min() == 0:
         return Needed(None, None)
     rate = float(counts.events[1] / counts.num[1])
-    alpha = alpha_of(name, spec) / (2 if METRICS[name].is_two_sided else 1)
+    alpha = alpha_of_side(name, spec)
     num = np.stack([_SIZES, _SIZES * counts.num[1] / counts.num[0]], axis=-1)
     share = np.full_like(_SIZES, counts.num[0] / counts.num.sum())
-    worse = log_evidence_over(min(1.0, rate + effect) * num[..., 0], rate * num[..., 1], share)
-    is_fine = excess_bound(rate * num, num, effect, spec.pass_alpha) < effect
-    return Needed(_first(worse >= math.log(1 / alpha)), _first(is_fine & (spec.min_requests <= _SIZES)))
+    evidence = log_evidence_over(min(1.0, rate + effect) * num[..., 0], rate * num[..., 1], share)
+    is_enough, is_worse, told = spec.min_requests <= _SIZES, evidence >= math.log(1 / alpha), num
+    if name in sample.differences:
+        alike, times = _future(name, sample, spec, _SIZES / counts.num[0])
+        is_enough &= times.num_blocks >= MIN_BLOCKS
+        is_worse = chance(alike.weights, evidence[:, np.newaxis] / alike.inflations) < allowed(
+            alpha, times, spec.fade_s
+        )
+        told = num / (alike.weights * alike.inflations).sum(axis=-1)[:, np.newaxis]
+    is_fine = excess_bound(rate * told, told, effect, spec.pass_alpha) < effect
+    return Needed(_first(is_worse), _first(is_fine & is_enough))
 
 
 def _of_scores(name: str, sample: Sample, spec: GateSpec) -> Needed:

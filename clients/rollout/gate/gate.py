@@ -2,8 +2,8 @@
 """The gate: outcomes in, a judgement out; what lies between is in the modules beside this one.
 
 gate = Gate(GateSpec())
-evidence = gate.merge(evidence, outcomes)   # to be kept; JSON's types
-judgement = gate.judge(evidence)            # as often as one likes
+evidence = gate.merge(evidence, outcomes, at_s=time.time())   # to be kept; JSON's types
+judgement = gate.judge(evidence)                              # as often as one likes
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,8 @@ import msgspec
 
 from clients.rollout.gate.evidence import add, read, sample_of, written
 from clients.rollout.gate.gate_spec import GateSpec
-from clients.rollout.gate.guards import Fact
 from clients.rollout.gate.report import reason_of, report_of
-from clients.rollout.gate.verdict import Verdict, look_at, verdict_of
+from clients.rollout.gate.verdict import Verdict, is_at_end, look_at, verdict_of
 from clients.rollout.outcome import Outcome
 from ensemble_configs.errors import RequestError
 
@@ -26,12 +25,14 @@ class Judgement(msgspec.Struct, frozen=True):
         verdict: only "pass" promotes; "no data" and "undecided" never do.
         reason: one sentence for people.
         num_requests: of the arm that has fewer.
+        is_final: more requests will not be waited for.
         report: JSON's types; `clients.rollout.gate.report_text` makes a page of it.
     """
 
     verdict: Verdict
     reason: str
     num_requests: int
+    is_final: bool
     report: Mapping[str, object]
 
 
@@ -48,17 +49,25 @@ class Gate:
         self._spec, self._candidate, self._baseline = spec, candidate, baseline
         self._evidence: Mapping[str, object] | None = None
 
-    def add(self, *outcomes: Outcome, facts: Sequence[Fact] = ()) -> Judgement:
+    def add(self, *outcomes: Outcome, at_s: float | None = None) -> Judgement:
         """Keep the outcomes in the gate itself, and judge: for programs that need not outlive a restart."""
-        self._evidence = self.merge(self._evidence, outcomes)
-        return self.judge(self._evidence, facts=facts)
+        self._evidence = self.merge(self._evidence, outcomes, at_s=at_s)
+        return self.judge(self._evidence)
 
     def report(self) -> Mapping[str, object]:
         """Of what was added."""
         return self.judge(self._evidence).report
 
-    def merge(self, evidence: Mapping[str, object] | None, outcomes: Sequence[Outcome]) -> Mapping[str, object]:
+    def merge(
+        self, evidence: Mapping[str, object] | None, outcomes: Sequence[Outcome], *, at_s: float | None = None
+    ) -> Mapping[str, object]:
         """New evidence with these outcomes, JSON's types; what was given stays as it was.
+
+        Args:
+            evidence: of the call before; None: nothing was seen.
+            outcomes: of either arm, as they arrive.
+            at_s: when they arrive, of a clock that goes on over restarts (seconds since 1970); None: an eighth of
+                `GateSpec.fade_s` after those before.
 
         Raises:
             SpecError: the evidence is none, or of other settings.
@@ -74,26 +83,23 @@ class Gate:
                     value=outcome.arm,
                 )
         found = read(evidence, self._spec)
-        add(found, [(arms[outcome.arm], outcome) for outcome in outcomes], self._spec)
+        add(found, [(arms[outcome.arm], outcome) for outcome in outcomes], self._spec, at_s)
         return written(found)
 
-    def judge(self, evidence: Mapping[str, object] | None, *, facts: Sequence[Fact] = ()) -> Judgement:
-        """What can be said by now; costs as much as there are strata.
+    def judge(self, evidence: Mapping[str, object] | None) -> Judgement:
+        """What can be said by now; costs as much as there are strata and doublings of the time.
 
         Args:
             evidence: of `merge`; None: nothing was seen.
-            facts: what happened to the candidate beside its requests (`clients.rollout.gate.guards`); any fails it.
 
         Raises:
             SpecError: the evidence is none, or of other settings.
         """
         sample = sample_of(read(evidence, self._spec))
         look = look_at(sample, self._spec)
-        verdict = verdict_of(look, has_facts=bool(facts))
+        verdict = verdict_of(look)
         num_requests = int(sample.num_requests.min())
-        is_final = verdict in ("pass", "fail") or num_requests >= self._spec.max_requests
-        reason = reason_of(look, sample, self._spec, verdict, facts)
-        report = report_of(look, sample, self._spec, facts)
-        return Judgement(
-            verdict, reason, num_requests, {"verdict": verdict, "reason": reason, "is_final": is_final, **report}
-        )
+        is_final = verdict in ("pass", "fail") or is_at_end(sample, self._spec)
+        reason = reason_of(look, sample, self._spec, verdict)
+        head = {"verdict": verdict, "reason": reason, "is_final": is_final}
+        return Judgement(verdict, reason, num_requests, is_final, {**head, **report_of(look, sample, self._spec)})

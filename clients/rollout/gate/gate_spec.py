@@ -42,7 +42,13 @@ class GateSpec(Spec):
         default=100, description="of each arm, before any test of means: what holds for large samples needs them"
     )
     max_requests: Positive = Field(
-        default=4000, description="of the arm that has fewer; undecided then is undecided for good: hold, never promote"
+        default=4000,
+        description="of the arm that has fewer; undecided then, and after 9 times `fade_s`, is undecided for good: "
+        "hold, never promote",
+    )
+    fade_s: Annotated[Number, Field(gt=0, le=86400)] = Field(
+        default=80.0,
+        description="seconds in which a queue of one arm's own fades to 1/e, at most; full proof takes 9 times as long",
     )
     ttft_target_ms: Annotated[Number, Field(gt=0, le=1e9)] | None = Field(
         default=None, description="as `slo.ttft_ms` of the deployment; none: nothing is said about the target"

@@ -39,6 +39,7 @@ class Metric:
         weight: of `GateSpec.alpha`, beside the other rows'.
         is_two_sided: less is as bad as more.
         is_optional: not every rollout has it; it can fail one, and no pass waits for it.
+        is_of_queue: of a `share`, its events come together while an arm's queue is long.
     """
 
     title: str
@@ -47,6 +48,12 @@ class Metric:
     weight: float = 1.0
     is_two_sided: bool = False
     is_optional: bool = False
+    is_of_queue: bool = False
+
+    @property
+    def is_in_blocks(self) -> bool:
+        """Requests near in time may be alike in it, which is looked for."""
+        return self.kind == "log_mean" or self.is_of_queue
 
 
 def _log(value: float | None) -> float | None:
@@ -80,12 +87,14 @@ def _cut(outcome: Outcome, _: Reference) -> float | None:
 
 METRICS: dict[str, Metric] = {
     "ttft": Metric("TTFT", "log_mean", lambda outcome, _: _log(outcome.ttft_ms), weight=5),
-    "tpot": Metric("TPOT", "log_mean", lambda outcome, _: _log(outcome.tpot_ms), weight=5),
+    "tpot": Metric("TPOT", "log_mean", lambda outcome, _: _log(outcome.tpot_ms), weight=6),
     "e2e_per_token": Metric("end-to-end time per token", "log_mean", _e2e_per_token),
     "output_tokens": Metric("output length", "log_mean", _output_tokens, is_two_sided=True),
-    "ttft_over_target": Metric("requests over the TTFT target", "share", _over_target, is_optional=True),
-    "slow": Metric("requests far slower than the baseline's", "share", _slow),
-    "errors": Metric("errors", "share", lambda outcome, _: float(outcome.error != ""), weight=3),
+    "ttft_over_target": Metric(
+        "requests over the TTFT target", "share", _over_target, is_optional=True, is_of_queue=True
+    ),
+    "slow": Metric("requests far slower than the baseline's", "share", _slow, weight=2, is_of_queue=True),
+    "errors": Metric("errors", "share", lambda outcome, _: float(outcome.error != ""), weight=5),
     "empty": Metric("answers without text", "share", lambda o, _: None if o.error else float(o.is_empty)),
     "looping": Metric("answers that loop", "share", lambda o, _: None if o.error else float(o.is_looping)),
     "cut": Metric("answers cut by their length", "share", _cut, is_two_sided=True),

@@ -4,28 +4,27 @@
 import math
 from collections.abc import Sequence
 
+from clients.rollout.gate.bounds import bounds_of
 from clients.rollout.gate.findings import Finding, Sample
 from clients.rollout.gate.forecast import Needed, needed
 from clients.rollout.gate.gate_spec import GateSpec
-from clients.rollout.gate.guards import Fact
-from clients.rollout.gate.mean_test import Floats
 from clients.rollout.gate.metrics import METRICS, alpha_of
-from clients.rollout.gate.verdict import Look, Verdict
+from clients.rollout.gate.verdict import Look, Verdict, is_at_end
 
 METHOD = (
-    "Sequential tests, valid at every look: confidence sequences of mean logarithms within prompt-length strata "
-    "(Howard et al. 2021; Waudby-Smith et al. 2024), bets on the arm of each event (Lindon and Malek 2022), bets on "
+    "Sequential tests, valid at every look: confidence sequences of mean logarithms within prompt-length strata and "
+    "blocks of time (Howard et al. 2021; Waudby-Smith et al. 2024), averaged over how alike requests near in time may "
+    "be (Meng 1994); bets on the arm of each event (Lindon and Malek 2022), bets on "
     "paired scores (Waudby-Smith and Ramdas 2024); the chance of a false alarm is split over the metrics."
 )
 
 
-def report_of(look: Look, sample: Sample, spec: GateSpec, facts: Sequence[Fact]) -> dict[str, object]:
+def report_of(look: Look, sample: Sample, spec: GateSpec) -> dict[str, object]:
     """Everything but the verdict: one row for each metric that has been measured."""
     return {
         "requests": {"candidate": int(sample.num_requests[0]), "baseline": int(sample.num_requests[1])},
         "alpha": spec.alpha,
         "pass_alpha": spec.pass_alpha,
-        "facts": [{"name": fact.name, "text": fact.text} for fact in facts],
         "guards": [
             {"name": name, "limit": spec.guard_share, "is_over": bool(is_over)} for name, is_over in look.guards.items()
         ],
@@ -39,15 +38,16 @@ def _row(name: str, finding: Finding, sample: Sample, spec: GateSpec) -> dict[st
     metric = METRICS[name]
     to_go = needed(name, sample, spec)
     candidate, baseline = levels(name, sample)
+    lower, upper = bounds_of(name, sample, spec)
     return {
         "name": name,
         "title": metric.title,
         "kind": metric.kind,
         "candidate": candidate,
         "baseline": baseline,
-        "change": _change(name, finding.estimate),
-        "lower": _change(name, finding.lower),
-        "upper": _change(name, finding.upper),
+        "change": _change(name, float(finding.estimate)),
+        "lower": _change(name, lower),
+        "upper": _change(name, upper),
         "effect": getattr(spec.effects, name),
         "alpha": alpha_of(name, spec),
         "is_worse": bool(finding.is_worse),
@@ -60,12 +60,9 @@ def _row(name: str, finding: Finding, sample: Sample, spec: GateSpec) -> dict[st
 
 def levels(name: str, sample: Sample) -> tuple[float | None, float | None]:
     """The candidate's and the baseline's: geometric mean (milliseconds, tokens) or share; of a score neither."""
-    if name in sample.means:
-        found = []
-        for arm in sample.means[name]:
-            num = float(arm.num.sum())
-            found.append(math.exp(float((arm.num * arm.mean).sum()) / num) if num else None)
-        return found[0], found[1]
+    if name in sample.levels:
+        geometric = [math.exp(float(arm.mean)) if arm.num else None for arm in sample.levels[name]]
+        return geometric[0], geometric[1]
     if name in sample.counts:
         counts = sample.counts[name]
         rates = [float(counts.events[arm] / counts.num[arm]) if counts.num[arm] else None for arm in (0, 1)]
@@ -73,18 +70,17 @@ def levels(name: str, sample: Sample) -> tuple[float | None, float | None]:
     return None, None
 
 
-def _change(name: str, value: Floats) -> float | None:
-    # Of logarithms a share of the baseline's; an endless or missing bound is none, as JSON has no word for it.
-    number = float(value)
-    if METRICS[name].kind == "log_mean":
-        number = math.expm1(min(number, 700.0)) if number < math.inf else number
-    return number if math.isfinite(number) else None
+def _change(name: str, value: float | None) -> float | None:
+    # Of logarithms a share of the baseline's.
+    if value is None or METRICS[name].kind != "log_mean":
+        return value
+    return math.expm1(value)
 
 
-def reason_of(look: Look, sample: Sample, spec: GateSpec, verdict: Verdict, facts: Sequence[Fact]) -> str:
+def reason_of(look: Look, sample: Sample, spec: GateSpec, verdict: Verdict) -> str:
     """Why the verdict is what it is, the first reason first."""
     if verdict == "fail":
-        return "; ".join(_reasons_to_fail(look, sample, spec, facts))
+        return "; ".join(_reasons_to_fail(look, sample, spec))
     if verdict == "no data":
         missing = [arm for arm, num in zip(("candidate", "baseline"), sample.num_requests, strict=True) if num == 0]
         return f"no request of the {' or the '.join(missing)} has ended yet"
@@ -96,13 +92,13 @@ def reason_of(look: Look, sample: Sample, spec: GateSpec, verdict: Verdict, fact
         if not metric.is_optional and not (name in look.findings and look.findings[name].is_fine)
     ]
     titles = ", ".join(METRICS[name].title for name in open_ones)
-    if sample.num_requests.min() >= spec.max_requests:
+    if is_at_end(sample, spec):
         return f"hold: after max_requests ({spec.max_requests}) nothing is proven yet about {titles}"
     return f"nothing is proven yet about {titles}{_outlook(open_ones, sample, spec)}"
 
 
-def _reasons_to_fail(look: Look, sample: Sample, spec: GateSpec, facts: Sequence[Fact]) -> list[str]:
-    found = [fact.text for fact in facts]
+def _reasons_to_fail(look: Look, sample: Sample, spec: GateSpec) -> list[str]:
+    found = []
     for name, is_over in look.guards.items():
         if is_over:
             events, num = sample.counts[name]
@@ -112,7 +108,7 @@ def _reasons_to_fail(look: Look, sample: Sample, spec: GateSpec, facts: Sequence
     for name, finding in look.findings.items():
         if not finding.is_worse:
             continue
-        metric, change = METRICS[name], _change(name, finding.estimate) or 0.0
+        metric, change = METRICS[name], _change(name, float(finding.estimate)) or 0.0
         if metric.kind == "log_mean":
             found.append(f"{metric.title} {change:+.1%}, worse than chance explains")
         elif metric.kind == "share":
@@ -124,6 +120,6 @@ def _reasons_to_fail(look: Look, sample: Sample, spec: GateSpec, facts: Sequence
 
 
 def _outlook(open_ones: Sequence[str], sample: Sample, spec: GateSpec) -> str:
-    known = [needed(name, sample, spec) for name in open_ones if name in sample.means or name in sample.counts]
+    known = [needed(name, sample, spec) for name in open_ones if name in sample.levels or name in sample.counts]
     sizes = [size for size in (Needed(*one).until_pass for one in known) if size is not None]
     return f"; a pass takes about {max(sizes)} requests of the candidate" if sizes else ""

@@ -24,11 +24,8 @@ def markdown(report: Report) -> str:
         "",
         f"{requests['candidate']} requests of the candidate, {requests['baseline']} of the baseline.",
         "",
-        "| metric | candidate | baseline | change | at least | at most | too much | | requests to fail | to pass |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-        *(_row(row) for row in report["metrics"]),
+        *metric_table(report),
         "",
-        *(f"- {fact['name']}: {fact['text']}" for fact in report["facts"]),
         *(f"- guard: {one['name']} over {one['limit']:.0%}" for one in report["guards"] if one["is_over"]),
     ]
     if report["unmeasured"]:
@@ -43,6 +40,15 @@ def markdown(report: Report) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def metric_table(report: Report, *, names: tuple[str, str] = ("candidate", "baseline")) -> list[str]:
+    """A row for each metric. Args: `names`: what the arms are called."""
+    return [
+        f"| metric | {' | '.join(names)} | change | at least | at most | too much | | requests to fail | to pass |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        *(_row(row) for row in report["metrics"]),
+    ]
 
 
 def _row(row: Report) -> str:

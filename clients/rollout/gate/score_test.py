@@ -6,6 +6,8 @@ shares at once: Waudby-Smith and Ramdas, "Estimating means of bounded random var
 Statistical Society B 86(1), 2024. What each bet has won is a sum over pairs, so nothing else is kept of them.
 """
 
+import math
+
 import numpy as np
 from scipy.special import logsumexp
 
@@ -31,3 +33,12 @@ def gains(difference: Floats, effect: float) -> tuple[Floats, Floats]:
 def log_evidence(won: Floats) -> Floats:
     """Logarithm of what the equal mixture of all bets has won; [..., bets] to [...]."""
     return np.asarray(logsumexp(won, axis=-1) - np.log(BETS.size))
+
+
+def least_pairs(alpha: float) -> int:
+    """Below so many pairs nothing fails: those that it takes where the candidate scores 0 and the baseline 1."""
+    won, _ = gains(np.array(-1.0), 0.5)  # the effect is for the other bets
+    num = 1
+    while log_evidence(num * won) < math.log(1 / alpha):
+        num += 1
+    return num

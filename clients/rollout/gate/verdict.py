@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from clients.rollout.gate.fading import FADES
 from clients.rollout.gate.findings import Finding, Sample, Truths, findings_of
 from clients.rollout.gate.gate_spec import GateSpec
 from clients.rollout.gate.guards import is_over_guard
@@ -54,9 +55,15 @@ def look_at(sample: Sample, spec: GateSpec) -> Look:
     return Look(findings, guards, is_failed, is_passed & ~is_failed & has_data, has_data)
 
 
-def verdict_of(look: Look, *, has_facts: bool) -> Verdict:
+def is_at_end(sample: Sample, spec: GateSpec) -> bool:
+    """A single look comes after `max_requests`, and after as long as a proof may take: undecided is hold then."""
+    is_late = float(sample.times.elapsed_s) >= FADES * spec.fade_s
+    return is_late and float(sample.num_requests.min()) >= spec.max_requests
+
+
+def verdict_of(look: Look) -> Verdict:
     """Of a single look: arrays without dimensions."""
-    if has_facts or look.is_failed:
+    if look.is_failed:
         return "fail"
     if not look.has_data:
         return "no data"

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a second server is needed, and what a plan says of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clients.rollout.local_server import LocalServer
+from clients.rollout.plan import Mode
+from clients.rollout.planning import Fields, candidates
+from ensemble_configs.errors import RequestError
+
+
+def why_apart(first: LocalServer, candidate: Fields, *, is_forced: bool) -> str:
+    """Why the second server serves the candidate; "": the first one has the memory for both releases."""
+    return "it was asked for" if is_forced else first.why_no_room(candidate)
+
+
+def refuse_without_room(server: LocalServer, found: Sequence[Fields]) -> None:
+    """Raises: RequestError: the server has no memory for one of the candidates beside what it serves."""
+    loaded = {each["release"] for each in server.status()["releases"]}
+    for candidate in found:
+        if candidate["release"] not in loaded and (why_not := server.why_no_room(candidate)):
+            raise RequestError(
+                f"the server has no room for release {candidate['release']} beside what it serves: {why_not}; make "
+                "room, or name a server of its own with --second-server",
+                field="release",
+                value=candidate["release"],
+            )
+
+
+def check_second(first: Mapping[str, Any], second: Mapping[str, Any], folder: Path) -> None:
+    """Look whether another server can serve a model's candidate.
+
+    Args:
+        first, second: what each says of its model (`LocalServer.status`).
+
+    Raises:
+        RequestError: it is no other server, or its model has another name.
+    """
+    if first["pid"] == second["pid"]:
+        raise RequestError(
+            f"second_server {folder} is the first server itself; start another one on ports of its own",
+            field="second_server",
+            value=str(folder),
+        )
+    if first["name"] != second["name"]:
+        raise RequestError(
+            f"the model of second_server {folder} is {second['name']}, and must be called {first['name']}, as the "
+            "first server's",
+            field="second_server",
+            value=str(folder),
+        )
+
+
+def plan_apart(
+    named: Sequence[str],
+    first: LocalServer,
+    second: LocalServer,
+    folder: Path,
+    *,
+    above: int,
+    is_keeping_old: bool,
+    url: str | None = None,
+    tell: Callable[[str], None],
+) -> tuple[Fields, dict[str, Any]]:
+    """The candidate as the second server has it, and the fields of a plan that are for two servers.
+
+    Each server's own candidate differs from what that server serves, for the folders and GPUs are its own; both have
+    one number.
+
+    Args:
+        named: the candidate, a folder or a file.
+        folder: the second server's.
+        above: the highest number that was ever given.
+        url: ``host:port`` for clients; None: as the second server listens.
+
+    Raises:
+        RequestError: what is asked for takes one server.
+    """
+    [name] = named
+    if name.isdecimal():
+        raise RequestError(
+            f"release {name} is the first server's; with --second-server name its folder or file",
+            field="release",
+            value=name,
+        )
+    if is_keeping_old:
+        raise RequestError(
+            "--keep-old needs room for both releases on one server; leave it out with a second one", field="keep_old"
+        )
+    at_first, at_second = first.status(), second.status()
+    numbers = [int(each["release"]) for status in (at_first, at_second) for each in status["releases"]]
+    highest = max([above, *numbers])
+    [release] = candidates(named, at_second, mode=Mode.CANARY, above=highest)
+    [home] = candidates(named, at_first, mode=Mode.CANARY, above=highest)
+    tell(f"release {home['release']} is served by {folder}, at {at_second['grpc']}")
+    return release, {
+        "second_server": str(folder.absolute()),
+        "second_url": url or str(at_second["grpc"]),
+        "home_release": home,
+        "home_stable": next(each for each in at_first["releases"] if each["release"] == at_first["release"]),
+    }

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What drives a rollout to its end: the servers of its plan, the front that clients ask, and the controller's ticks."""
+
+import contextlib
+import socket
+import time
+from pathlib import Path
+
+import typer
+
+from clients.rollout.controller import Controller, Server
+from clients.rollout.front import RolloutFront
+from clients.rollout.judges import judge_of
+from clients.rollout.local_server import LocalServer
+from clients.rollout.plan import Plan, read_plan
+from clients.rollout.server_control import ServerControl
+from clients.rollout.state import Phase, Rollout
+from clients.rollout.store import Store
+from clients.rollout.two_servers import TwoServers
+from ensemble_configs.control_socket import CONTROL_SOCKET
+from ensemble_configs.errors import SpecError, Unavailable
+
+_TICK_S = 0.5
+
+
+def drive(kept: Store, path: Path, rollout: Rollout, folder: Path, *, host: str, port: int) -> None:
+    """Until it is over; exit 1 if it was rolled back.
+
+    Args:
+        path: of the store.
+        folder: of the server.
+        host, port: where clients ask; port 0: any that is free.
+
+    Raises:
+        SpecError: that cannot be used.
+    """
+    plan = read_plan(rollout.plan)
+    judge = judge_of(plan)
+    first = local_server(folder, rollout.model)
+    prefix = _prefix(first)
+    controller = Controller(kept, rollout.id, _servers(plan, first, rollout.model), judge, tell=tell)
+    try:
+        front = RolloutFront(path, rollout.id, prefix, judge.merge, host=host, port=port)
+    except OSError as exc:
+        raise _unusable(host, port, exc) from exc
+    with contextlib.closing(front):
+        tell(f"rollout {rollout.id}: clients ask {front.url}/split")
+        try:
+            while not (rollout := controller.tick()).phase.is_over:
+                time.sleep(_TICK_S)
+        except KeyboardInterrupt:
+            tell(
+                f"rollout {rollout.id} is still {rollout.phase}, and nobody drives it: clients go to the stable "
+                f"release within {plan.lease_s:g} s; `trireme rollout run` goes on"
+            )
+            raise
+    if rollout.phase is Phase.ROLLED_BACK:
+        raise typer.Exit(1)
+
+
+def check_port(host: str, port: int) -> None:
+    """Before anything is begun.
+
+    Raises:
+        SpecError: nobody can listen there.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as exc:
+            raise _unusable(host, port, exc) from exc
+
+
+def _unusable(host: str, port: int, exc: OSError) -> SpecError:
+    return SpecError(
+        f"port {port} of host {host} cannot be used ({exc.strerror}); choose another with --port",
+        field="port",
+        value=port,
+    )
+
+
+def local_server(folder: Path, model: str | None) -> LocalServer:
+    """The one that was started with this folder."""
+    return LocalServer(ServerControl(folder / CONTROL_SOCKET, tell=tell), model)
+
+
+def tell(line: str) -> None:
+    """To whoever looks on."""
+    typer.echo(line, err=True)
+
+
+def _servers(plan: Plan, first: LocalServer, model: str) -> Server:
+    if not plan.second_server:
+        return first
+    second = local_server(Path(plan.second_server), model)
+    return TwoServers(first, second, plan.home_release, plan.home_stable, drain_timeout_s=plan.drain_timeout_s)
+
+
+def _prefix(local: LocalServer) -> str:
+    """Of a server that may be away for a moment."""
+    told = ""
+    while True:
+        try:
+            return str(local.status()["prefix"])
+        except Unavailable as exc:
+            if exc.message != told:
+                tell(f"waiting for the server: {exc.message}")
+            told = exc.message
+            time.sleep(_TICK_S)

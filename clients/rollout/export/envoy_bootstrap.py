@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole configuration of Envoy: a listener for gRPC, two endpoints, and the routes, in it or in a file beside it."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from clients.rollout.export.envoy_routes import CANDIDATE, ROUTES, STABLE, envoy_routes
+from ensemble_configs.errors import RequestError
+
+_TYPES = "type.googleapis.com/envoy.extensions"
+_CONNECT_S = 5
+_MANY = 1 << 20  # Envoy would refuse request 1025 by itself; how many run is the server's to say
+_PING_S, _PONG_S = 30, 10  # a client that vanished without a word is noticed, and its stream ends
+
+
+class Address(NamedTuple):
+    """Where something listens."""
+
+    host: str
+    port: int
+
+
+def read_address(text: str, *, field: str) -> Address:
+    """`host:port`, `[::1]:port`.
+
+    Raises:
+        RequestError: it is none.
+    """
+    host, _, port = text.rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if is_bracketed else host
+    is_host = bool(host) and not set(host) & set("/[]@ ") and (":" in host) == is_bracketed
+    if not is_host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
+        raise RequestError(
+            f"{field} must be HOST:PORT, such as triton-stable:8001 or [::1]:8001, got {text!r}",
+            field=field,
+            value=text,
+        )
+    return Address(host, int(port))
+
+
+def envoy_bootstrap(
+    *,
+    stable: Address,
+    candidate: Address,
+    listen: Address,
+    admin: Address | None,
+    routes: Path | None,
+    share: float,
+    salt: str,
+) -> dict[str, object]:
+    """What `envoy -c` takes.
+
+    Args:
+        admin: of Envoy's admin interface, which can also stop it; None: there is none.
+        routes: the file that it reads its routes from, and reads again when another takes its place; None: the routes
+            are in here, and the share stays what it is.
+
+    Raises:
+        RequestError: as `envoy_routes`.
+    """
+    manager = {
+        "@type": f"{_TYPES}.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": ROUTES,
+        "stream_idle_timeout": "0s",
+        "http2_protocol_options": {"connection_keepalive": {"interval": f"{_PING_S}s", "timeout": f"{_PONG_S}s"}},
+        **({"route_config": envoy_routes(share, salt=salt)} if routes is None else {"rds": _from_file(routes)}),
+        "http_filters": [
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": {"@type": f"{_TYPES}.filters.http.router.v3.Router"},
+            }
+        ],
+    }
+    listener = {
+        "name": ROUTES,
+        "address": _socket(listen),
+        "filter_chains": [
+            {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
+        ],
+    }
+    return {
+        **({"admin": {"address": _socket(admin)}} if admin else {}),
+        "node": {"id": ROUTES, "cluster": ROUTES},
+        "static_resources": {
+            "listeners": [listener],
+            "clusters": [_cluster(STABLE, stable), _cluster(CANDIDATE, candidate)],
+        },
+    }
+
+
+def _from_file(path: Path) -> dict[str, object]:
+    source = {"resource_api_version": "V3", "path_config_source": {"path": str(path)}}
+    return {"route_config_name": ROUTES, "config_source": source}
+
+
+def _cluster(name: str, address: Address) -> dict[str, object]:
+    limits = {"max_connections": _MANY, "max_pending_requests": _MANY, "max_requests": _MANY}
+    return {
+        "name": name,
+        "type": "STRICT_DNS",
+        "connect_timeout": f"{_CONNECT_S}s",
+        "circuit_breakers": {"thresholds": [limits]},
+        "upstream_connection_options": {"tcp_keepalive": {"keepalive_time": _PING_S, "keepalive_interval": _PONG_S}},
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                "@type": f"{_TYPES}.upstreams.http.v3.HttpProtocolOptions",
+                "explicit_http_config": {"http2_protocol_options": {}},
+            }
+        },
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _socket(address)}}]}],
+        },
+    }
+
+
+def _socket(address: Address) -> dict[str, object]:
+    return {"socket_address": {"address": address.host, "port_value": address.port}}

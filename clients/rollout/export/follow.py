@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file that says a rollout's share for as long as it goes on.
+
+It is to a router what `clients.rollout.routed_client` is to a client: it has a lease. Where nobody drives the rollout
+for so long the candidate gets nothing, until somebody does again.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from clients.rollout.choice import is_free
+from clients.rollout.export.definition import share_outside
+from clients.rollout.plan import Plan, read_plan
+from clients.rollout.state import Phase, Rollout
+from clients.rollout.store import Store
+from ensemble_configs.errors import RequestError
+
+LOOK_S = 0.5
+SHORTEST_LEASE_S = 2.0  # two looks, the writing, and the router's reading of it
+_DRIVEN = (Phase.RUNNING, Phase.PAUSED, Phase.HELD, Phase.PROMOTING)  # what a rollout has a share by its process
+
+
+class Follower:
+    """Of one rollout.
+
+    Args:
+        check: raises where a share cannot be written down.
+        write: is given the share and why, whenever it is another.
+    """
+
+    def __init__(
+        self, store: Path, number: int, *, check: Callable[[float], object], write: Callable[[float, str], None]
+    ) -> None:
+        self._path = store
+        self._number = number
+        self._check = check
+        self._write = write
+        self._written: float | None = None
+        self._driven_at_s = self._asked_at_s = -math.inf
+
+    def run(self) -> None:
+        """Until the rollout is over.
+
+        Raises:
+            RequestError: its leases are shorter than a follower can keep, or a share cannot be written down.
+        """
+        with Store(self._path) as kept:
+            plan = read_plan(kept.get(self._number).plan)
+            if plan.lease_s < SHORTEST_LEASE_S:
+                raise RequestError(
+                    f"lease_s of rollout {self._number} is {plan.lease_s:g}, and a follower needs {SHORTEST_LEASE_S:g} "
+                    "at least; start rollouts with a longer --lease-s",
+                    field="lease_s",
+                    value=plan.lease_s,
+                )
+            for share in plan.shares:
+                self._check(share)  # what cannot be written is told before anything is
+            while not self._look(kept.get(self._number), plan):
+                time.sleep(LOOK_S)
+
+    def _look(self, rollout: Rollout, plan: Plan) -> bool:
+        """Write what holds now, if it is new; whether the rollout is over."""
+        share, why = share_outside(rollout, plan), str(rollout.phase)
+        if rollout.phase in _DRIVEN and not self._is_driven(plan.lease_s):
+            share, why = 0.0, "nobody drives the rollout: `trireme rollout run`"
+        if share != self._written:
+            self._write(share, why)
+            self._written = share
+        return rollout.phase.is_over
+
+    def _is_driven(self, lease_s: float) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._asked_at_s >= lease_s / 4:  # seldom: it takes the lock for a moment
+            self._asked_at_s = now_s
+            if not is_free(self._path):
+                self._driven_at_s = now_s
+        return now_s - self._driven_at_s < lease_s

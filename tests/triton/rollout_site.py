@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server that serves release 1, candidates for it, and the command that rolls them out."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from running_server import PROJECT, RunningServer, deployment_text
+
+from benchmarks.free_ports import free_ports
+from clients.rollout.server_control import ServerControl
+from clients.rollout.store import Store
+
+ENGINE: dict[str, Any] = {"provider": "simulated", "step_ms": 4.0, "max_num_seqs": 64, "num_kv_blocks": 4096}
+# What takes seconds here; the gate's own figures are measured by benchmarks.gate_trials.
+GATE = {
+    "min_requests": 50,
+    "fade_s": 0.5,
+    "effects": dict.fromkeys(("ttft", "tpot", "e2e_per_token"), 0.9)
+    | dict.fromkeys(("output_tokens", "cut"), 0.5)
+    | dict.fromkeys(("errors", "empty", "looping"), 0.1)
+    | {"slow": 0.2},
+}
+PATIENCE_S = 120.0
+
+Texts = Mapping[int, Mapping[str, str]]  # what releases say to each prompt
+DEMO_MODEL = PROJECT / "examples/demo_model/openvino/target"
+
+
+class Site:
+    """A server that serves release 1, candidates, and the command that rolls them out."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self.server = server
+        self.folder = server.folder
+        [self.port] = free_ports(1)
+        self.split_url = f"http://127.0.0.1:{self.port}"
+        self.control = ServerControl(self.folder / "build" / "live" / "control.sock")
+        (self.folder / "gate.yaml").write_text(yaml.safe_dump(GATE))
+
+    def candidate(self, **engine: object) -> str:
+        path = self.folder / f"candidate_{random.randrange(10**9)}.yaml"
+        path.write_text(yaml.safe_dump({"engine": engine}))
+        return str(path)
+
+    def rollout(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "trireme", "rollout", *arguments],
+            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def start(self, *candidates: str, steps: str = "5,50,100", options: Sequence[str] = ()) -> subprocess.Popen[str]:
+        return self.rollout(
+            "start", *candidates, "--port", str(self.port), "--gate", "gate.yaml",
+            "--lease-s", "1", "--step-requests", "20", *(("--steps", steps) if steps else ()), *options,
+        )  # fmt: skip
+
+    def done(self, *arguments: str) -> str:
+        """What a command of it prints."""
+        running = self.rollout(*arguments)
+        text, _ = running.communicate(timeout=PATIENCE_S)
+        assert running.returncode == 0, text
+        return text
+
+    def end_of(self, running: subprocess.Popen[str]) -> str:
+        """What a rollout said until it was promoted or rolled back."""
+        try:
+            text, _ = running.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            text, _ = running.communicate()
+            raise AssertionError(f"{text}\n{self.status()}\n{self.served()}\n{self.server.log()[-2000:]}") from None
+        assert running.returncode in (0, 1), text
+        return text
+
+    def wait_for_phase(self, phase: str) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while (found := self.status())["phase"] != phase:
+            assert time.monotonic() < deadline_s, found
+            time.sleep(0.2)
+
+    def begin(self, *candidates: str, **more: Any) -> subprocess.Popen[str]:
+        """As `start`; a rollout that is on record."""
+        before = self.num_rollouts()
+        running = self.start(*candidates, **more)
+        while self.num_rollouts() == before:
+            assert running.poll() is None, running.communicate()[0]
+            time.sleep(0.05)
+        return running
+
+    def go_on(self) -> subprocess.Popen[str]:
+        return self.rollout("run", "--port", str(self.port))
+
+    def num_rollouts(self) -> int:
+        path = self.folder / "build" / "live" / "rollouts.sqlite"
+        if not path.exists():
+            return 0
+        with Store(path) as store:
+            return len(store.rollouts())
+
+    def status(self) -> dict[str, Any]:
+        return dict(json.loads(self.done("status", "--json")))
+
+    def served(self) -> Mapping[str, Any]:
+        models: Any = self.control.ask("status")["models"]
+        return dict(models[0])
+
+
+def serving(folder: Path) -> RunningServer:
+    """A server of release 1, whose releases may take half a minute to load, and that may be killed as often as a test
+    likes.
+    """
+    text = deployment_text("live", engine=ENGINE | {"seed": 1}, triton={"restart_backoff_s": 0.0, "max_restarts": 100})
+    return RunningServer(text, folder, options=("--ready-timeout-s", "30"))

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Held-out prompts on the real server with the real model: a wrong tokenizer answers no user, a right one goes on."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rollout_site import DEMO_MODEL, PATIENCE_S, Site
+from running_server import PROJECT, RunningServer, deployment_text
+from streams_under_change import RoutedLoad, answers
+
+from clients.rollout.state import Event
+from clients.rollout.store import Store
+
+TOKENIZER = PROJECT / "examples/demo_model/target"
+TASKS = PROJECT / "examples/demo_model/tasks.jsonl"
+NUM_PROMPTS = 40
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    engine = {"provider": "openvino", "dir": str(DEMO_MODEL), "max_seq_len": 512, "num_kv_blocks": 64}
+    with RunningServer(deployment_text("live", engine=engine), tmp_path / "server") as server:
+        yield Site(server)
+
+
+def held_out(folder: Path) -> str:
+    """Questions that the model was never trained on, every second with its right answer."""
+    tasks = [json.loads(line) for line in TASKS.read_text(encoding="utf-8").splitlines()]
+    facts = [task for task in tasks if task["task"] == "facts"][:NUM_PROMPTS]
+    lines = [
+        {"prompt": fact["prompt"], "max_tokens": 24, "name": f"fact {number}"}
+        | ({"reference": fact["expected"]} if number % 2 else {})
+        for number, fact in enumerate(facts)
+    ]
+    file = folder / "held_out.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return str(file)
+
+
+def texts(file: str) -> list[str]:
+    return [json.loads(line)["prompt"] for line in Path(file).read_text(encoding="utf-8").splitlines()]
+
+
+def shuffled_tokenizer(folder: Path) -> Path:
+    """It loads and has the same words, but two in three have another's number."""
+    shutil.copytree(TOKENIZER, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    rng = random.Random(5)
+    special = {token["content"] for token in tokenizer["added_tokens"]}
+    words = [word for word in vocabulary if word not in special and rng.random() < 2 / 3]
+    numbers = [vocabulary[word] for word in words]
+    rng.shuffle(numbers)
+    vocabulary.update(zip(words, numbers, strict=True))
+    file.write_text(json.dumps(tokenizer), encoding="utf-8")
+    return folder
+
+
+def candidate(site: Site, **fields: Any) -> str:
+    path = site.folder / "candidate.yaml"
+    path.write_text(yaml.safe_dump(fields))
+    return str(path)
+
+
+def events(site: Site) -> list[Event]:
+    with Store(site.folder / "build" / "live" / "rollouts.sqlite") as store:
+        return store.events(store.rollouts()[-1].id)
+
+
+def wait_for_line(running: subprocess.Popen[str], part: str) -> None:
+    """Until the command says so; the test's own timeout ends it."""
+    assert running.stdout is not None
+    said = []
+    for line in running.stdout:
+        said.append(line)
+        if part in line:
+            return
+    raise AssertionError("".join(said))
+
+
+def test_a_wrong_tokenizer_is_rolled_back_before_it_answers_a_user(site: Site, tmp_path: Path) -> None:
+    by_release = {1: answers(site.server.url, "ensemble")}
+    stable_pid = site.served()["engine_pids"]["1"]
+    wrong = candidate(site, tokenizer={"dir": str(shuffled_tokenizer(tmp_path / "shuffled"))})
+    prompts = held_out(site.folder)
+    with RoutedLoad(site.server.url, site.split_url, by_release, num_streams=2) as load:
+        running = site.start(wrong, options=("--prompts", prompts))
+        text, _ = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 1, text
+    assert (load.wrong, load.refused) == ([], []), "an answer of the candidate is none that the stable release gives"
+    assert load.num_answers[1] > 0
+    found = site.status()
+    assert found["phase"] == "rolled_back"
+    assert "score of the held-out prompts lower by" in found["reason"], text
+    assert "lowest: 'fact " in found["reason"]
+    served = site.served()
+    assert (served["release"], served["canary"], served["engine_pids"]) == (1, None, {"1": stable_pid})
+    log = events(site)
+    assert [event.what for event in log] == ["start", "rolling_back", "rolled_back"], "no share was ever given"
+    evidence: Any = log[1].evidence
+    assert evidence["verdict"] == "fail"
+    assert evidence["held_out"]["mean_candidate"] < 0.5
+    assert evidence["held_out"]["mean_stable"] > 0.9
+    assert not [prompt for prompt in texts(prompts) if prompt in json.dumps([log[1].why, evidence])]
+    assert answers(site.server.url, "ensemble") == by_release[1]
+
+
+def test_the_same_release_passes_the_prompts_and_goes_on_though_killed_meanwhile(site: Site) -> None:
+    running = site.start(candidate(site, engine={"max_seq_len": 512}), options=("--prompts", held_out(site.folder)))
+    wait_for_line(running, "held-out prompts: ")
+    running.send_signal(signal.SIGKILL)
+    running.communicate()
+    assert [event.what for event in events(site)] == ["start"], "nothing half counted"
+    running = site.go_on()
+    wait_for_line(running, "running: 5 % of the requests")
+    [replayed] = [event for event in events(site) if event.what == "replayed"]
+    assert f"{NUM_PROMPTS} of {NUM_PROMPTS} compared" in replayed.why
+    evidence: Any = replayed.evidence
+    assert evidence["held_out"]["mean_candidate"] == pytest.approx(evidence["held_out"]["mean_stable"], abs=0.02)
+    site.rollout("abort").communicate(timeout=PATIENCE_S)
+    text, _ = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 1, text
+    assert site.served()["release"] == 1

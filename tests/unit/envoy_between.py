@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real Envoy between a client and two small gRPC servers, a stable and a candidate one, on this machine."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+import pytest
+
+from clients.rollout.export.envoy_routes import RELEASE_HEADER
+from scripts import envoy
+
+ROOT = Path(__file__).parents[2]
+ENVOY = envoy.program(ROOT)
+needs_envoy = pytest.mark.skipif(
+    not ENVOY.is_file(), reason="Envoy is not installed: python3 scripts/bootstrap.py --only envoy"
+)
+ASK, STREAM = "/test.Release/Ask", "/test.Release/Stream"
+NUM_CHUNKS = 30
+AT_A_TIME = 64
+Headers = Sequence[tuple[str, str]]
+
+
+def validate(config: Path) -> str:
+    """What Envoy itself says of a configuration; raises where it refuses it."""
+    command = [str(ENVOY), "--mode", "validate", "-c", str(config), "--log-level", "warn"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode != 0:
+        raise AssertionError(done.stdout + done.stderr)
+    assert not done.stderr, done.stderr  # a warning, such as of a deprecated field
+    return done.stdout
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class Release:
+    """A server that says its name: once, or in chunks."""
+
+    def __init__(self, name: str, chunk_pause_s: float) -> None:
+        self.name = name
+        self.num_requests = 0
+        self._chunk_pause_s = chunk_pause_s
+        self.port = free_port()
+
+    async def __aenter__(self) -> Self:
+        self._server = grpc.aio.server()  # belongs to the loop in which it is made
+        handlers = {
+            "Ask": grpc.unary_unary_rpc_method_handler(self._ask),
+            "Stream": grpc.unary_stream_rpc_method_handler(self._stream),
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Release", handlers),))
+        assert self._server.add_insecure_port(f"127.0.0.1:{self.port}") == self.port
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(None)
+
+    async def _ask(self, _request: bytes, _context: object) -> bytes:
+        self.num_requests += 1
+        return self.name.encode()
+
+    async def _stream(self, _request: bytes, _context: object) -> AsyncIterator[bytes]:
+        self.num_requests += 1
+        for _ in range(NUM_CHUNKS):
+            yield self.name.encode()
+            await asyncio.sleep(self._chunk_pause_s)
+
+
+class Client:
+    """Of an Envoy."""
+
+    def __init__(self, channel: Any) -> None:
+        self._ask = channel.unary_unary(ASK)
+        self._stream = channel.unary_stream(STREAM)
+
+    async def ask(self, headers: Headers = ()) -> str:
+        """Who answered; the metadata says the same."""
+        call = self._ask(b"", metadata=tuple(headers))
+        name: str = (await call).decode()
+        assert dict(await call.initial_metadata())[RELEASE_HEADER] == name
+        return name
+
+    async def ask_each(self, headers: Sequence[Headers]) -> list[str]:
+        """Who answered each; the Python server itself cancels some of 2,000 at a time, without Envoy too."""
+        names = [""] * len(headers)
+        left = iter(range(len(headers)))
+
+        async def worker() -> None:
+            for number in left:
+                names[number] = await self.ask(headers[number])
+
+        await asyncio.gather(*(worker() for _ in range(AT_A_TIME)))
+        return names
+
+    async def ask_often(self, number: int, headers: Headers = ()) -> Counter[str]:
+        """How often each answered."""
+        return Counter(await self.ask_each([headers] * number))
+
+    async def stream(self, headers: Headers = ()) -> str:
+        """Who answered, from its first chunk to its last."""
+        chunks = [chunk.decode() async for chunk in self._stream(b"", metadata=tuple(headers))]
+        assert len(chunks) == NUM_CHUNKS
+        [name] = set(chunks)
+        return str(name)
+
+
+class Between:
+    """Envoy, both servers and a client; `options` are what `trireme rollout export` needs for their addresses."""
+
+    def __init__(self, folder: Path, *, chunk_pause_s: float = 0.05) -> None:
+        self._folder = folder
+        self.stable, self.candidate = Release("stable", chunk_pause_s), Release("candidate", chunk_pause_s)
+        self.listen, self.admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        self.options = [
+            *["--stable-url", f"127.0.0.1:{self.stable.port}", "--candidate-url", f"127.0.0.1:{self.candidate.port}"],
+            *["--listen", self.listen, "--admin", self.admin],
+        ]
+
+    @contextlib.asynccontextmanager
+    async def run(self, config: Path) -> AsyncIterator[Client]:
+        """Until the block ends; Envoy must still be alive then."""
+        log = self._folder / "envoy.log"
+        command = [str(ENVOY), "-c", str(config), "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn"]
+        async with self.stable, self.candidate:
+            with log.open("w") as file:
+                process = subprocess.Popen(command, stdout=file, stderr=file)
+            try:
+                async with grpc.aio.insecure_channel(self.listen) as channel:
+                    await asyncio.wait_for(channel.channel_ready(), 20)
+                    yield Client(channel)
+                assert process.poll() is None, log.read_text()
+            finally:
+                process.terminate()
+                process.wait(20)
+
+    def statistic(self, name: str) -> int:
+        """One of Envoy's counters."""
+        with urllib.request.urlopen(f"http://{self.admin}/stats?format=json&filter=^{name}$", timeout=10) as answer:
+            found = json.load(answer)["stats"]
+        return sum(int(each["value"]) for each in found)
