@@ -48,6 +48,11 @@ def test_the_evidence_is_a_number_and_grows_with_events(events: int, others: int
         assert evidence(events + 1, others, share) >= found - 1e-9
 
 
+@pytest.mark.parametrize(("events", "others", "share"), [(0, 20_000, 0.05), (600, 1e6, 0.05), (5, 300, 1.0 - 1e-9)])
+def test_many_requests_without_an_event_prove_no_more_than_few(events: float, others: float, share: float) -> None:
+    assert evidence(events, others, share) <= 0
+
+
 def test_looking_after_every_event_leaves_the_false_alarms_at_alpha() -> None:
     rng, alpha, rollouts = np.random.default_rng(4), 0.05, 4000
     for share in (0.5, 0.1):

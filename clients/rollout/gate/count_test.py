@@ -19,6 +19,7 @@ from clients.rollout.gate.mean_test import Floats, boundary, tuning
 
 _PRIOR = 0.5  # Beta(1/2, 1/2): Jeffreys'
 _NORMAL_FROM = 100  # events of both arms, and as many requests without one: a bound for large samples is the tighter
+_SMALLEST = 1e-300
 _BISECTIONS = 26  # to 1.5e-8
 
 
@@ -37,8 +38,10 @@ def log_evidence_over(events: Floats, others: Floats, share: Floats) -> Floats:
     inside = np.clip(share, 1e-9, 1 - 1e-9)
     tail, cut = betaincc(events + _PRIOR, others + _PRIOR, inside), betaincc(_PRIOR, _PRIOR, inside)
     mixed = betaln(events + _PRIOR, others + _PRIOR) - betaln(_PRIOR, _PRIOR)
-    found = mixed + np.log(np.maximum(tail, 1e-300)) - np.log(cut)
+    found = mixed + np.log(np.maximum(tail, _SMALLEST)) - np.log(cut)
     found = found - events * np.log(inside) - others * np.log1p(-inside)
+    # A tail too small to be told: what was seen is far below `share`, and all above it explains it worse than share.
+    found = np.where(tail > _SMALLEST, found, np.minimum(found, 0.0))
     return np.where((share > 0) & (share < 1), found, 0.0)
 
 
