@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 
 # What is sent by clients is bounded as it is read: one figure beyond all sense would spoil every mean.
-Milliseconds = Annotated[float, msgspec.Meta(ge=0.001, le=1e8)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e8)]
 Word = Annotated[str, msgspec.Meta(max_length=64)]
 
 

@@ -68,10 +68,10 @@ class Site:
         assert running.returncode == 0, text
         return text
 
-    def end_of(self, running: subprocess.Popen[str]) -> str:
+    def end_of(self, running: subprocess.Popen[str], *, patience_s: float = PATIENCE_S) -> str:
         """What a rollout said until it was promoted or rolled back."""
         try:
-            text, _ = running.communicate(timeout=PATIENCE_S)
+            text, _ = running.communicate(timeout=patience_s)
         except subprocess.TimeoutExpired:
             running.kill()
             text, _ = running.communicate()

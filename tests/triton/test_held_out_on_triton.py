@@ -94,7 +94,7 @@ def test_a_wrong_tokenizer_is_rolled_back_before_it_answers_a_user(site: Site, t
     prompts = held_out(site.folder)
     with RoutedLoad(site.server.url, site.split_url, by_release, num_streams=2) as load:
         running = site.start(wrong, options=("--prompts", prompts))
-        text, _ = running.communicate(timeout=PATIENCE_S)
+        text = site.end_of(running)
     assert running.returncode == 1, text
     assert (load.wrong, load.refused) == ([], []), "an answer of the candidate is none that the stable release gives"
     assert load.num_answers[1] > 0
@@ -127,6 +127,6 @@ def test_the_same_release_passes_the_prompts_and_goes_on_though_killed_meanwhile
     evidence: Any = replayed.evidence
     assert evidence["held_out"]["mean_candidate"] == pytest.approx(evidence["held_out"]["mean_stable"], abs=0.02)
     site.rollout("abort").communicate(timeout=PATIENCE_S)
-    text, _ = running.communicate(timeout=PATIENCE_S)
+    text = site.end_of(running)
     assert running.returncode == 1, text
     assert site.served()["release"] == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollout_site import DEMO_MODEL, PATIENCE_S, Site, Texts, serving
+from rollout_site import DEMO_MODEL, Site, Texts, serving
 from running_server import RunningServer
 from streams_under_change import RoutedLoad, answers
 
@@ -28,7 +28,7 @@ def test_a_shadow_compares_and_nobody_gets_its_answers(
     with RoutedLoad(shared_site.server.url, shared_site.split_url, by_release, num_streams=16) as load:
         options = ("--mode", "shadow", "--max-copies", "8")
         running = shared_site.start(shared_site.candidate(seed=seed, step_ms=4.0), steps="20,100", options=options)
-        text, _ = running.communicate(timeout=PATIENCE_S)
+        text = shared_site.end_of(running)
     assert running.returncode == 0, text
     assert (load.wrong, load.refused) == ([], [])
     stable_serves_alone(shared_site, pid)
@@ -52,7 +52,7 @@ def test_a_bad_release_in_the_shadow_costs_no_user_anything(
     with RoutedLoad(shared_site.server.url, shared_site.split_url, by_release, num_streams=16) as load:
         options = ("--mode", "shadow", "--max-copies", "16")
         running = shared_site.start(shared_site.candidate(**engine), steps="100", options=options)
-        text, _ = running.communicate(timeout=PATIENCE_S)
+        text = shared_site.end_of(running)
         load.wait_for(1, 64)
     assert running.returncode == 1, text
     assert (load.wrong, load.refused) == ([], [])
@@ -69,7 +69,7 @@ def test_three_arms_until_a_person_takes_one(site: Site, texts: Texts) -> None:
         found = json.loads(site.done("report", "--price-per-gpu-hour", "2", "--assignments", "log.csv", "--json"))
         page = site.done("report")
         site.done("promote", "--release", "3", "--why", "half the price")
-        text, _ = running.communicate(timeout=PATIENCE_S)
+        text = site.end_of(running)
     assert running.returncode == 0, text
     assert (load.wrong, load.refused) == ([], [])
     assert min(load.num_answers[release] for release in (1, 2, 3)) > 60
@@ -90,7 +90,7 @@ def test_an_arm_that_dies_ends_the_test_and_no_other_release(shared_site: Site, 
     with RoutedLoad(shared_site.server.url, shared_site.split_url, by_release, num_streams=16) as load:
         candidates = [shared_site.candidate(), shared_site.candidate(fault={"kind": "crash", "after_requests": 120})]
         running = shared_site.start(*candidates, steps="", options=("--mode", "ab"))
-        text, _ = running.communicate(timeout=PATIENCE_S)
+        text = shared_site.end_of(running)
         load.wait_for(1, 64)
     assert running.returncode == 1, text
     assert "ended or was started again" in shared_site.status()["reason"]
@@ -115,7 +115,7 @@ def test_two_servers_where_one_has_no_room_for_both(site: Site, second: RunningS
             pids = site.served()["engine_pids"]
             assert pids in ({"1": pid}, {}, {"2": pids.get("2")}), "never both"
             time.sleep(0.3)
-        text, _ = running.communicate(timeout=PATIENCE_S)
+        text = site.end_of(running)
         load.wait_for(2, 64)
     assert running.returncode == 0, text
     assert (load.wrong, load.refused) == ([], [])
@@ -134,7 +134,7 @@ def test_two_servers_and_a_release_that_does_not_load_on_either(
         running = site.start(
             site.candidate(fault={"kind": "crash"}), options=("--second-server", str(folder), "--apart")
         )
-        text, _ = running.communicate(timeout=PATIENCE_S)
+        text = site.end_of(running)
     assert running.returncode == 1, text
     assert (load.wrong, load.refused) == ([], [])
     stable_serves_alone(site, pid)
@@ -145,7 +145,7 @@ def test_the_memory_plan_says_whether_a_second_server_is_needed(site: Site, seco
     running = site.begin(site.candidate(seed=1), steps="50,100", options=("--second-server", str(folder)))
     assert site.status()["plan"]["second_server"] == ""
     site.done("abort")
-    text, _ = running.communicate(timeout=PATIENCE_S)
+    text = site.end_of(running)
     assert "the second one is not needed" in text
     [stable] = [each for each in site.served()["releases"] if each["release"] == 1]
     large = {"provider": "openvino", "dir": str(DEMO_MODEL), "max_seq_len": 512, "num_kv_blocks": 10**9}

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from rollout_site import DEMO_MODEL, PATIENCE_S, Site, Texts
+from rollout_site import DEMO_MODEL, Site, Texts
 from running_server import RunningServer, deployment_text
 from streams_under_change import RoutedLoad, answers
 
@@ -28,7 +28,7 @@ def test_a_canary_from_5_to_100_percent_under_32_streams(site: Site, texts: Text
         while running.poll() is None and "1" in (pids := site.served()["engine_pids"]):
             assert pids["1"] == stable_pid
             time.sleep(0.5)
-        text, _ = running.communicate(timeout=PATIENCE_S)
+        text = site.end_of(running)
         time.sleep(1)
     assert running.returncode == 0, text
     assert (load.wrong, load.refused) == ([], [])
@@ -63,7 +63,7 @@ def test_a_bad_release_is_rolled_back_with_a_reason(
     stable_pid = shared_site.served()["engine_pids"]["1"]
     with RoutedLoad(shared_site.server.url, shared_site.split_url, by_release, num_streams=16) as load:
         running = shared_site.start(shared_site.candidate(**engine))
-        text, _ = running.communicate(timeout=PATIENCE_S)
+        text = shared_site.end_of(running)
         assert running.returncode == 1, text
     found = shared_site.status()
     assert found["phase"] == "rolled_back"
@@ -84,7 +84,7 @@ def test_a_corrupt_engine_is_rolled_back_and_the_real_model_serves_on(tmp_path: 
         site = Site(server)
         before = answers(server.url, "ensemble")
         running = site.start(site.candidate(dir=str(corrupt)))
-        text, _ = running.communicate(timeout=PATIENCE_S)
+        text = site.end_of(running)
         assert running.returncode == 1, text
         assert "could not be started" in site.status()["reason"]
         assert answers(server.url, "ensemble") == before
