@@ -3,9 +3,10 @@
 
 import contextlib
 import fcntl
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated, Any
 
 import typer
 
@@ -15,6 +16,7 @@ from ensemble_configs.control_socket import CONTROL_SOCKET
 from ensemble_configs.errors import RequestError, SpecError
 
 _STORE = "rollouts.sqlite"
+_GLANCE_S = 0.5
 
 ServerOption = Annotated[
     Path | None,
@@ -81,22 +83,31 @@ def alone(store: Path) -> Iterator[None]:
     """One process drives the rollouts of a store."""
     store.parent.mkdir(parents=True, exist_ok=True)
     with _lock_file(store).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            raise RequestError(
-                f"another process drives the rollouts of {store}; `trireme rollout status` shows it", field="store"
-            ) from exc
+        deadline_s = time.monotonic() + _GLANCE_S
+        while not _takes(file, fcntl.LOCK_EX):
+            if time.monotonic() > deadline_s:  # longer than anybody looks whether it is free
+                raise RequestError(
+                    f"another process drives the rollouts of {store}; `trireme rollout status` shows it", field="store"
+                )
+            time.sleep(_GLANCE_S / 20)
         yield
 
 
 def is_free(store: Path) -> bool:
     """Whether no process drives the rollouts of a store."""
     try:
-        with alone(store):
-            return True
-    except RequestError:
+        with _lock_file(store).open("rb") as file:
+            return _takes(file, fcntl.LOCK_SH)
+    except FileNotFoundError:
+        return True
+
+
+def _takes(file: IO[Any], how: int) -> bool:
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
+    return True
 
 
 @contextlib.contextmanager

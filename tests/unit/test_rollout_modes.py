@@ -77,6 +77,34 @@ def test_a_second_server_gets_the_candidates_requests() -> None:
     assert {each.url for each in slices if each.arm != "candidate"} == {""}
 
 
+@pytest.mark.parametrize("mode", [{}, SHADOW], ids=["canary", "shadow"])
+def test_while_the_first_of_two_servers_is_loaded_anew_all_go_to_the_second(mode: dict[str, object]) -> None:
+    apart = plan(**mode, second_server="/b", second_url="b:8001")
+    [found] = slices_now(rollout(Phase.PROMOTING), apart, "")
+    assert (found.model, found.url, found.upto) == ("ensemble", "b:8001", 1.0)
+    assert mirror_now(rollout(Phase.PROMOTING), apart, "") is None
+
+
+def test_a_release_that_was_loaded_before_is_loaded_after_a_rollback(tmp_path: Path) -> None:
+    world = World(tmp_path, loaded_before=(2,))
+    world.loaded = {1, 2}
+    world.live(2)
+    ask(world, Wish.ABORT)
+    assert world.live().phase is Phase.ROLLED_BACK
+    assert (world.loaded, world.stable, world.canary) == ({1, 2}, 1, None)
+
+
+def test_a_server_that_goes_away_while_it_promotes_is_asked_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.live(2)
+    ask(world, Wish.PROMOTE)
+    world.is_away = True
+    assert world.live(5).phase is Phase.PROMOTING
+    world.is_away = False
+    assert world.live().phase is Phase.PROMOTED
+    assert world.stable == 2
+
+
 def test_a_shadow_that_passes_ends_with_its_candidate_gone_and_nothing_promoted(tmp_path: Path) -> None:
     world = World(tmp_path, **SHADOW)
     world.verdict = "pass"

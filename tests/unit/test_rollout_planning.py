@@ -54,6 +54,11 @@ def test_what_cannot_be_tried_out_is_said(status: Mapping[str, Any], named: list
         candidates(named, status, mode=mode, above=0)
 
 
+def test_a_release_below_the_stable_one_is_refused(status: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=r"release 1 is older than the stable one \(4\).*name its folder or file"):
+        candidates(["1"], {**status, "release": 4}, mode=Mode.CANARY, above=0)
+
+
 def test_seats_share_the_gpus_of_their_engine() -> None:
     assert gpus_per_seat({"engine": {"provider": "x", "max_num_seqs": 16, "tp_size": 4, "pp_size": 2}}) == 0.5
     assert gpus_per_seat({"engine": {"max_num_seqs": 8}}) == 1 / 8
@@ -66,6 +71,11 @@ def test_seats_share_the_gpus_of_their_engine() -> None:
         (["--shares", "50,50"], "--shares is for --mode ab, and the mode is canary"),
         (["--mode", "ab", "--second-server", "build/b"], "--second-server is for --mode canary or shadow"),
         (["--apart"], "--apart is for --second-server"),
+        (["--second-url", "b:8001"], "--second-url is for --second-server"),
+        (["--prompts-at-a-time", "4"], "--prompts-at-a-time is for --prompts"),
+        (["--max-copies", "4"], "--max-copies is for --mode shadow, and the mode is canary"),
+        (["--mode", "ab", "--step-requests", "5"], "--step-requests is for --mode canary or shadow"),
+        (["--mode", "shadow", "--keep-old"], "--keep-old is for --mode canary or ab"),
         (["--mode", "other"], "other"),
     ],
 )

@@ -23,7 +23,7 @@ from clients.rollout.split import place_of
 from clients.rollout.state import Phase
 from clients.rollout.store import Store
 from clients.streaming import GenerateRequest
-from ensemble_configs.errors import ServingError, Unavailable, format_token
+from ensemble_configs.errors import RequestError, ServingError, Unavailable, format_token
 from trireme.commands import run_command
 
 REQUEST = GenerateRequest(text_input="hi", max_tokens=4)
@@ -183,6 +183,20 @@ def test_a_rollout_that_dies_while_it_answers_is_asked_again(rollout: Rollout) -
         assert asyncio.run(run()) == ["ensemble", "ensemble_canary"]
 
 
+@pytest.mark.parametrize("url", ["127.0.0.1:8010", "ftp://host", "http://", "http://host:port", "http://host:0"])
+def test_what_is_no_url_is_said_at_once(url: str) -> None:
+    with pytest.raises(RequestError, match="split_url must be where a rollout answers"):
+        RoutedClient("localhost:8001", url)
+
+
+def test_an_answer_of_no_length_is_told_and_voids_nothing(rollout: Rollout) -> None:
+    rollout.enter(Phase.RUNNING, step=1)
+    batch = {"rollout": 1, "step": 1, "batch": "x", "outcomes": [{"arm": "candidate", "ttft_ms": 0, "tpot_ms": 0}]}
+    with urllib.request.urlopen(f"{rollout.front.url}/outcomes", data=json.dumps(batch).encode(), timeout=5) as answer:
+        assert json.load(answer) == {"is_counted": True}
+    assert len(rollout.outcomes()) == 1
+
+
 def test_nobody_there_is_the_stable_release(tmp_path: Path) -> None:
     with KServeServer(*story()) as server:
         assert ask(server, "http://127.0.0.1:9", [None]) == ["Once upon ünd"]
@@ -268,6 +282,20 @@ def test_looping_and_empty_answers_are_told(rollout: Rollout) -> None:
         ("/outcomes", b"{", 400),
         ("/outcomes", b'{"rollout": 1, "step": 0, "batch": "x", "outcomes": [{"arm": 3}]}', 400),
         ("/outcomes", b'{"rollout": 1, "step": 0, "batch": "x", "outcomes": [], "more": 1}', 400),
+        ("/outcomes", b'{"rollout": 1, "step": 7, "batch": "x", "outcomes": []}', 400),
+        ("/outcomes", b'{"rollout": 1, "step": -1, "batch": "x", "outcomes": []}', 400),
+        ("/outcomes", b'{"rollout": 1, "step": 99999999999999999999, "batch": "x", "outcomes": []}', 400),
+        *(
+            ("/outcomes", b'{"rollout": 1, "step": 0, "batch": "x", "outcomes": [{"arm": %s}]}' % arm, 400)
+            for arm in (
+                b'"release 2"',
+                b'"candidate", "prompt": "p", "score": 1.0',
+                b'"candidate", "ttft_ms": -1.0',
+                b'"candidate", "ttft_ms": 1e300',
+                b'"candidate", "num_tokens": 1e12',
+                b'"candidate", "error": "%s"' % (b"x" * 65),
+            )
+        ),
         ("/split", b"{}", 404),
     ],
 )

@@ -164,4 +164,5 @@ def test_copies_are_divided_among_the_clients_that_ask() -> None:
     now_s[0] = 2.0
     clients.part("a", 5, lease_s=3)
     now_s[0] = 4.0
+    assert clients.part("", 5, lease_s=3) == 0, "who has no name has no part"
     assert clients.part("a", 5, lease_s=3) == 5, "who has not asked for a lease is gone"
