@@ -72,15 +72,22 @@ class Supervision:
         """
         budget = RestartBudget(self.triton)
         was_ready = False
-        while failure := (end := self._serve_once(was_ready=was_ready)).failure:
+        num_crashed = 0  # starts, one after the other
+        while failure := (end := self._serve_once(was_ready=was_ready, num_crashed=num_crashed)).failure:
             was_ready |= end.was_ready
+            num_crashed = num_crashed + 1 if end.is_crashed_start else 0
             delay_s = _next_delay_s(budget, failure)
             self.tell(f"{failure.message}; starting it again" + (f" in {delay_s:g} s" if delay_s else ""))
             if self.stop.wait(delay_s):
                 break
 
-    def _serve_once(self, *, was_ready: bool) -> "_End":
-        """One server from its start to its end. Args: `was_ready`: one before it was."""
+    def _serve_once(self, *, was_ready: bool, num_crashed: int) -> "_End":
+        """One server from its start to its end.
+
+        Args:
+            was_ready: one before it was.
+            num_crashed: of those just before it, how many crashed while they loaded.
+        """
         started_s = time.monotonic()
         server = self.start()
         is_loaded = False
@@ -96,22 +103,25 @@ class Supervision:
             server.stop()
         except ServerFailed as exc:
             # What does not load now will not load in a second either. But Triton 2.51 itself crashes now and then while
-            # it loads several models at once, which says nothing about them.
-            is_hopeless = not (was_ready or is_loaded or _is_crashed(server))
-            if (is_hopeless or not is_loaded) and self.give_up_candidate(exc.message):
+            # it loads several models at once, which says nothing about them, unless it does so again.
+            is_crashed_start = not is_loaded and _is_crashed(server)
+            is_nobodys_fault = is_loaded or (is_crashed_start and not num_crashed)
+            is_hopeless = not (was_ready or is_loaded or is_crashed_start)
+            if not is_nobodys_fault and self.give_up_candidate(exc.message):
                 is_hopeless = False
             if is_hopeless:
                 raise
-            return _End(exc, is_loaded)
+            return _End(exc, is_loaded, is_crashed_start)
         finally:
             server.kill()
             server.clean_up()
-        return _End(None, is_loaded)
+        return _End(None, is_loaded, is_crashed_start=False)
 
 
 class _End(NamedTuple):
     failure: ServerFailed | None  # None: it was asked for
     was_ready: bool
+    is_crashed_start: bool
 
 
 def _is_crashed(server: TritonProcess) -> bool:

@@ -109,6 +109,19 @@ def test_crashes_without_end_use_the_restarts_up(tmp_path: Path) -> None:
         supervise(tmp_path, [-6] * 3, max_restarts=2)
 
 
+def test_a_candidate_is_left_out_after_the_second_crash_in_a_row(tmp_path: Path) -> None:
+    reasons: list[str] = []
+
+    def give_up(reason: str) -> bool:
+        reasons.append(reason)
+        return True
+
+    _, servers = supervise(tmp_path, [-6, None], give_up_candidate=give_up)
+    assert (len(servers), reasons) == (2, []), "Triton crashes by itself, too"
+    _, servers = supervise(tmp_path, [-6, -11, None], give_up_candidate=give_up)
+    assert (len(servers), reasons) == (3, ["tritonserver ended with status -11 while loading"])
+
+
 def test_a_candidate_that_may_be_to_blame_is_left_out_of_the_next_start(tmp_path: Path) -> None:
     reasons: list[str] = []
 
