@@ -3,6 +3,7 @@
 
 import contextlib
 import fcntl
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,15 +83,25 @@ def any_rollout(kept: Store, number: int | None) -> Rollout:
 def alone(store: Path) -> Iterator[None]:
     """One process drives the rollouts of a store."""
     store.parent.mkdir(parents=True, exist_ok=True)
-    with _lock_file(store).open("a") as file:
+    with _lock_file(store).open("a+") as file:
         deadline_s = time.monotonic() + _GLANCE_S
         while not _takes(file, fcntl.LOCK_EX):
             if time.monotonic() > deadline_s:  # longer than anybody looks whether it is free
                 raise RequestError(
-                    f"another process drives the rollouts of {store}; `trireme rollout status` shows it", field="store"
+                    f"another process{_pid_in(file)} drives the rollouts of {store}; `trireme rollout status` shows it",
+                    field="store",
                 )
             time.sleep(_GLANCE_S / 20)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
         yield
+
+
+def _pid_in(file: IO[str]) -> str:
+    file.seek(0)
+    found = file.read().strip()
+    return f" ({found})" if found else ""
 
 
 def is_free(store: Path) -> bool:

@@ -14,6 +14,8 @@ judgement hears how a rollout ended: what asked within the last minute is answer
 
 import http.server
 import json
+import socket
+import sys
 import threading
 import time
 import urllib.parse
@@ -79,9 +81,8 @@ class RolloutFront:
         self._linger_s = linger_s
         self._judged_at_s: float | None = None
         handler = type("Handler", (_Handler,), {"front": self})
-        self._server = http.server.ThreadingHTTPServer((host, port), handler)
-        self._server.daemon_threads = True
-        self.url = f"http://{host}:{self._server.server_address[1]}"
+        self._server = _Server(host, port, handler)
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, name="rollout-front", daemon=True).start()
 
     def close(self) -> None:
@@ -193,6 +194,19 @@ class RecentClients:
             self._asked_s = {name: asked for name, asked in self._asked_s.items() if now - asked <= lease_s}
             names = sorted(self._asked_s)
         return total // len(names) + (names.index(client) < total % len(names))
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # many clients ask at the same second
+
+    def __init__(self, host: str, port: int, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # who asked has gone before the answer
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

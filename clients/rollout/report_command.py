@@ -23,6 +23,7 @@ from clients.rollout.plan import Mode, Plan, read_plan
 from clients.rollout.sample_ratio import mismatch
 from clients.rollout.state import Assignment
 from clients.rollout.store import Store
+from ensemble_configs.errors import RequestError, SpecError
 
 Report = dict[str, Any]
 
@@ -53,6 +54,12 @@ def report(
     """
     with Store(existing_store(server, store)) as kept:
         rollout = any_rollout(kept, number)
+        if step is not None and step > rollout.step:
+            raise RequestError(
+                f"rollout {rollout.id} has reached step {rollout.step}; --step must be 0 to that, got {step}",
+                field="step",
+                value=step,
+            )
         plan = read_plan(rollout.plan)
         found: Report = dict(
             judge_of(plan).judge(kept.evidence(rollout.id, rollout.step if step is None else step)).report
@@ -139,7 +146,10 @@ def _add_cost(found: Report, price_per_gpu_hour: float | None) -> None:
 
 
 def _write(assigned: Iterable[Assignment], path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(Assignment.__struct_fields__)
-        rows.writerows(msgspec.structs.astuple(each) for each in assigned)
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            rows.writerow(Assignment.__struct_fields__)
+            rows.writerows(msgspec.structs.astuple(each) for each in assigned)
+    except OSError as exc:
+        raise SpecError(f"cannot write the assignments {path}: {exc.strerror}; name another file", file=path) from exc

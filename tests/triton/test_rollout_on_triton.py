@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from rollout_site import DEMO_MODEL, Site, Texts
+from rollout_site import DEMO_MODEL, PATIENCE_S, Site, Texts
 from running_server import RunningServer, deployment_text
 from streams_under_change import RoutedLoad, answers
 
@@ -133,6 +133,10 @@ def kill_triton(site: Site, kills: int, seed: int, *, engine_seed: int = 2) -> N
         with contextlib.suppress(ValueError, psutil.NoSuchProcess):  # it is being started again
             site.server.tritonserver().kill()
     site.end_of(running)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not site.server.is_ready():  # a rollout may have ended before the last kill
+        assert time.monotonic() < deadline_s, site.server.log()[-2000:]
+        time.sleep(0.1)
 
 
 def test_triton_killed_while_a_rollout_runs(site: Site, texts: Texts) -> None:

@@ -2,6 +2,7 @@
 """`trireme rollout` used wrongly, or by two at once: what is said, before anything is begun."""
 
 import json
+import os
 import socket
 import threading
 import time
@@ -118,6 +119,13 @@ def test_who_only_looks_makes_no_store(command: str, tmp_path: Path, capsys: pyt
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_step_that_was_never_reached_has_no_report(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rollout("report", "--store", str(path), "--step", "1") == 2
+    assert "has reached step 0; --step must be 0 to that, got 1" in " ".join(capsys.readouterr().err.split())
+    assert rollout("report", "--store", str(path), "--assignments", str(path / "no" / "log.csv")) == 2
+    assert "cannot write the assignments" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.fixture
 def taken() -> Iterator[int]:
     """A port that somebody listens on."""
@@ -139,7 +147,7 @@ def test_one_process_drives_a_store(path: Path) -> None:
     assert is_free(path)
     with alone(path):
         assert not is_free(path)
-        with pytest.raises(RequestError, match="another process drives the rollouts of"), alone(path):
+        with pytest.raises(RequestError, match=rf"another process \({os.getpid()}\) drives the rollouts"), alone(path):
             pass
     assert is_free(path)
 

@@ -4,8 +4,10 @@
 import asyncio
 import json
 import socket
+import struct
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -197,6 +199,13 @@ def test_an_answer_of_no_length_is_told_and_voids_nothing(rollout: Rollout) -> N
     assert len(rollout.outcomes()) == 1
 
 
+def test_a_rollout_listens_on_ipv6_too(rollout: Rollout) -> None:
+    rollout.front.close()
+    rollout.front = RolloutFront(rollout.path, rollout.number, "", merge, host="::1", port=0)
+    with urllib.request.urlopen(f"{rollout.front.url}/split", timeout=5) as answer:
+        assert json.load(answer)["rollout"] == 1
+
+
 def test_nobody_there_is_the_stable_release(tmp_path: Path) -> None:
     with KServeServer(*story()) as server:
         assert ask(server, "http://127.0.0.1:9", [None]) == ["Once upon ünd"]
@@ -306,6 +315,20 @@ def test_what_is_sent_wrongly_is_refused(rollout: Rollout, path: str, body: byte
         assert error.code == status
         assert json.load(error)["error"]
     assert rollout.outcomes() == []
+
+
+def test_who_goes_before_the_answer_is_no_error_of_the_rollout(
+    rollout: Rollout, capfd: pytest.CaptureFixture[str]
+) -> None:
+    address = ("127.0.0.1", urllib.parse.urlsplit(rollout.front.url).port)
+    for _ in range(5):
+        with socket.create_connection(address) as gone:
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() resets it
+            gone.sendall(b"GET /split?client=x HTTP/1.1\r\n\r\n" * 50)
+    with urllib.request.urlopen(f"{rollout.front.url}/split", timeout=5) as answer:
+        assert json.load(answer)["rollout"] == 1
+    time.sleep(0.2)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("key", [KEY, None])
