@@ -28,7 +28,7 @@ unit: setup ## The tests that need no server; some minutes
 	$(UNIT) $(ARGS)
 
 triton-test: setup ## Only the tests on the real Triton
-	@$(SETUP) --only perf-analyzer
+	@$(SETUP) --only perf-analyzer envoy
 	$(TRITON) $(ARGS)
 
 soak: setup bench-tools aisimulate ## The full counts of the long checks; most of an hour

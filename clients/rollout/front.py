@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -248,6 +249,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._say(400, {"error": exc.message})
         except ServingError as exc:
             self._say(500, {"error": exc.message})
+        except ConnectionError:
+            raise
+        except Exception as exc:
+            traceback.print_exc()
+            self._say(500, {"error": f"{type(exc).__name__}: {exc}"})
 
     def _say(self, status: int, answer: object) -> None:
         body = json.dumps(answer).encode()

@@ -10,6 +10,7 @@ import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import NamedTuple, Self
 
 import msgspec
@@ -89,13 +90,13 @@ class RolloutLink:
 
     async def _refresh(self) -> None:
         asked_s = self._clock()
-        body = await self._call(f"/split?client={self._name}", None)
-        if body is not None:
+        reply = await self._call(f"/split?client={self._name}", None)
+        if reply is not None and reply.status == HTTPStatus.OK:
             with contextlib.suppress(msgspec.MsgspecError):
-                self._answer, self._heard_s = msgspec.json.decode(body, type=SplitAnswer), asked_s
+                self._answer, self._heard_s = msgspec.json.decode(reply.body, type=SplitAnswer), asked_s
 
     async def _flush(self) -> None:
-        """A batch that was perhaps not taken is sent again as it was; it counts once."""
+        """A batch that was perhaps not taken is sent again as it was; it counts once, and holds up none after it."""
         by_step: dict[Step, list[Outcome]] = {}
         for step, outcome in self._outcomes:
             by_step.setdefault(step, []).append(outcome)
@@ -105,23 +106,32 @@ class RolloutLink:
             batch = OutcomeBatch(rollout=step.rollout, step=step.step, batch=uuid.uuid4().hex, outcomes=outcomes)
             self._pending[msgspec.json.encode(batch)] = now_s
         self._pending = _kept(self._pending, now_s)
-        while self._pending and await self._call("/outcomes", next(iter(self._pending))) is not None:
-            self._pending.pop(next(iter(self._pending)))
+        for body in list(self._pending):
+            reply = await self._call("/outcomes", body)
+            if reply is None:
+                return
+            if reply.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # what is refused is wrong, and will be so again
+                self._pending.pop(body)
 
-    async def _call(self, path: str, body: bytes | None) -> bytes | None:
-        """The answer; nothing where the rollout refuses it, None where nobody answers."""
+    async def _call(self, path: str, body: bytes | None) -> "_Reply | None":
+        """None: nobody answers."""
 
-        def ask() -> bytes | None:
+        def ask() -> _Reply | None:
             try:
                 with urllib.request.urlopen(self._url + path, data=body, timeout=_ANSWER_S) as response:
-                    return bytes(response.read())
+                    return _Reply(response.status, bytes(response.read()))
             except urllib.error.HTTPError as exc:
-                with exc:  # what is wrong will be wrong again: it must not hold up what comes after it
-                    return b"" if 400 <= exc.code < 500 else None
+                with exc:
+                    return _Reply(exc.code, b"")
             except (OSError, ValueError, http.client.HTTPException):  # the last: it was killed while it answered
                 return None
 
         return await asyncio.to_thread(ask)
+
+
+class _Reply(NamedTuple):
+    status: int
+    body: bytes
 
 
 def _is_url(text: str) -> bool:

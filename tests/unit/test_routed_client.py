@@ -107,6 +107,26 @@ def test_a_batch_that_is_refused_does_not_hold_up_the_next(rollout: Rollout) -> 
     assert len(rollout.outcomes()) == 1
 
 
+def test_a_batch_that_the_rollout_stumbles_over_does_not_hold_up_the_next(
+    rollout: Rollout, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout.enter(Phase.RUNNING, step=1)
+    count = rollout.front.count
+    monkeypatch.setattr(rollout.front, "count", lambda body: 1 / 0 if b"strange" in body else count(body))
+    with KServeServer(*story()) as server:
+
+        async def run() -> None:
+            async with RoutedClient(server.url, rollout.front.url) as client:
+                client._link._pending[b"strange"] = time.monotonic()
+                await _one(client)
+                await client._link._flush()
+                assert list(client._link._pending) == [b"strange"]
+
+        asyncio.run(run())
+    assert len(rollout.outcomes()) == 1
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
 def test_a_key_stays_with_its_release(rollout: Rollout) -> None:
     rollout.enter(Phase.RUNNING)
     keys = [f"user {number}" for number in range(12)]
