@@ -87,6 +87,11 @@ def compare(old: DeploymentSpec, new: DeploymentSpec) -> DeploymentDiff:
     )
 
 
+def loaded_versions(spec: DeploymentSpec) -> set[tuple[str, int]]:
+    """Triton models and versions that a deployment loads."""
+    return {(name, number) for name, model in _triton_models(spec).items() for number in model.releases}
+
+
 def _text(release: ReleaseSpec) -> str:
     """All that a release says, with its folders as they are called and not as seen from a repository."""
     return as_release(release).model_dump_json(exclude_none=True)

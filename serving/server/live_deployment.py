@@ -8,23 +8,22 @@ out again, and what was served goes on. What goes is drained first: its streams 
 
 import contextlib
 import os
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.deployment_diff import DeploymentDiff, compare
+from ensemble_configs.deployment_diff import DeploymentDiff, compare, loaded_versions
 from ensemble_configs.errors import ServerError, ServingError, SpecError, Unavailable
 from ensemble_configs.release_changes import model_named, without_release
 from ensemble_configs.repository import write_repository
 from serving.release_check import releases_in_use
+from serving.server.lost_versions import forget, wait_unloaded
 from serving.server.model_moves import (
     Say,
     drain_leaving,
     drop_changes,
     load_changes,
-    put_stand_ins,
     refuse_reloads,
     unload_changes,
     wait_ready,
@@ -205,6 +204,9 @@ class LiveDeployment:
             try:
                 if is_making_room:
                     unload_changes(server, diff.changes, timeout_s=self._load_timeout_s, say=say)
+                    changed = {change.name for change in diff.changes}
+                    going = {version for version in loaded_versions(old) if version[0] in changed}
+                    self._wait_unloaded(server, going, say, is_whole=True)
                     _check_added(old, new)
                 self._write(new)
                 load_changes(server, diff.changes, timeout_s=self._load_timeout_s, say=say)
@@ -215,18 +217,18 @@ class LiveDeployment:
                         reason="restarting",
                     ) from exc
                 say(f"taking it back: {exc}")
-                self._take_back(server, old, new, diff, was_unloaded=is_making_room)
+                self._take_back(server, old, diff, was_unloaded=is_making_room)
                 raise
             finally:
                 self._coming = set()
             self._take(new)
+            self._wait_unloaded(server, loaded_versions(old) - loaded_versions(new), say)
             wait_ready(server, self._load_timeout_s)
 
     def _take_back(
         self,
         server: TritonProcess,
         old: DeploymentSpec,
-        new: DeploymentSpec,
         diff: DeploymentDiff,
         *,
         was_unloaded: bool,
@@ -237,16 +239,14 @@ class LiveDeployment:
         self._write(old)
         drop_changes(server, diff.changes, timeout_s=self._load_timeout_s)
         with contextlib.suppress(ServerError):
-            if stuck := server.failed_versions() & self._coming:
-                self._write(new)
-                put_stand_ins(self._repository, stuck)
-                concerned = [change for change in diff.changes if change.name in {name for name, _ in stuck}]
-                load_changes(server, concerned, timeout_s=self._load_timeout_s, say=lambda _: None)
-                self._write(old)
-                drop_changes(server, concerned, timeout_s=self._load_timeout_s)
-                for name, version in stuck:
-                    shutil.rmtree(self._repository / name / str(version), ignore_errors=True)
+            forget(server, self._repository, server.versions_failed() & self._coming, timeout_s=self._load_timeout_s)
         wait_ready(server, self._load_timeout_s)
+
+    def _wait_unloaded(
+        self, server: TritonProcess, going: set[tuple[str, int]], say: Say, *, is_whole: bool = False
+    ) -> None:
+        timeout_s = self._load_timeout_s
+        wait_unloaded(server, self._repository, going, is_whole=is_whole, timeout_s=timeout_s, say=say)
 
     def _write(self, spec: DeploymentSpec) -> None:
         write_repository(spec, root=self._repository, source=self._source)

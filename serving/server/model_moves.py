@@ -5,11 +5,9 @@ What comes is loaded engine first, for the others are its guests; what goes was 
 """
 
 import contextlib
-import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
 from ensemble_configs.deployment_diff import DeploymentDiff, Kind, ModelChange
 from ensemble_configs.errors import ServerError, SpecError, Unavailable
@@ -20,10 +18,6 @@ from serving.server.triton_process import TritonProcess
 Say = Callable[[str], None]
 
 _POLL_S = 0.05
-_STAND_IN = """class TritonPythonModel:
-    def execute(self, requests):
-        return [None for _ in requests]
-"""
 _CANCEL_TIMEOUT_S = 5.0
 _DELIVERY_S = 0.3  # from an adapter's last response to the client: Triton's own queues, which nothing reports on
 
@@ -97,7 +91,6 @@ def unload_changes(server: TritonProcess, changes: Sequence[ModelChange], *, tim
         if change.kind is not Kind.ADDED:
             say(f"unloading {change.name}")
             server.unload(change.name, timeout_s=timeout_s)
-    wait_unloaded(server, {change.name for change in changes}, timeout_s)
 
 
 def drop_changes(server: TritonProcess, changes: Sequence[ModelChange], *, timeout_s: float) -> None:
@@ -108,26 +101,6 @@ def drop_changes(server: TritonProcess, changes: Sequence[ModelChange], *, timeo
                 server.unload(change.name, timeout_s=timeout_s)
             else:
                 server.load(change.name, timeout_s=timeout_s)
-
-
-def put_stand_ins(root: Path, versions: Iterable[tuple[str, int]]) -> None:
-    """Replace what could not be loaded by what can be, and does nothing.
-
-    Triton calls itself not ready for as long as it remembers a version that could not be loaded, and forgets that only
-    by loading it: neither a load call without the version nor an empty folder helps.
-    """
-    for name, version in versions:
-        folder = root / name / str(version)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        (folder / "model.py").write_text(_STAND_IN)
-
-
-def wait_unloaded(server: TritonProcess, names: Collection[str], timeout_s: float) -> None:
-    """An unload call returns before the processes have ended, and what they hold is free only then."""
-    deadline_s = time.monotonic() + timeout_s
-    while any(name in names for name, _ in server.engine_pids()) and time.monotonic() < deadline_s:
-        time.sleep(_POLL_S)
 
 
 def wait_ready(server: TritonProcess, timeout_s: float) -> None:

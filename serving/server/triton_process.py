@@ -15,7 +15,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -131,14 +131,17 @@ class TritonProcess:
         """Take a model out, with all its versions. Raises: as `load`."""
         self._control("unload", model, {}, timeout_s=timeout_s)
 
-    def failed_versions(self) -> set[tuple[str, int]]:
+    def versions_failed(self) -> set[tuple[str, int]]:
         """Models and versions that could not be loaded. Raises: Unavailable: the server does not answer."""
+        return self._versions(lambda one: one.get("state") == "UNAVAILABLE" and one.get("reason") != "unloaded")
+
+    def versions_unloading(self) -> set[tuple[str, int]]:
+        """Models and versions that are not gone yet. Raises: Unavailable: the server does not answer."""
+        return self._versions(lambda one: one.get("state") == "UNLOADING")
+
+    def _versions(self, is_meant: Callable[[Mapping[str, str]], bool]) -> set[tuple[str, int]]:
         listed = json.loads(self._ask("index", {}, timeout_s=_INDEX_TIMEOUT_S))
-        return {
-            (one["name"], int(one["version"]))
-            for one in listed
-            if one.get("state") == "UNAVAILABLE" and one.get("reason") != "unloaded" and one.get("version")
-        }
+        return {(one["name"], int(one["version"])) for one in listed if one.get("version") and is_meant(one)}
 
     def _control(self, operation: str, model: str, parameters: Mapping[str, str], *, timeout_s: float) -> None:
         try:

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Releases come, are promoted and go while 32 streams run: nobody loses a character, and the stable engine stays."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import grpc.aio
+import psutil
 import pytest
 from running_server import RunningServer, deployment_text
-from streams_under_change import Streams, answers
+from streams_under_change import Streams, answers, request
+from tritonclient.grpc import service_pb2_grpc
 
+from clients.infer_messages import encode_request, is_final_response
 from clients.rollout.server_control import ServerControl
 from ensemble_configs.errors import ServingError, SpecError
 
@@ -117,3 +122,59 @@ def test_a_number_stands_for_one_release_for_ever(live: Live) -> None:
     assert live.status()["engine_pids"]["5"] == pid
     live.control.ask("remove", number=5)
     assert live.status()["canary"] is None
+
+
+async def leave_at_the_last_word(url: str) -> None:
+    """Cancel streams of `ensemble` as their last response comes: of some of so many Triton loses the request."""
+
+    async def ask(stub: service_pb2_grpc.GRPCInferenceServiceStub, number: int) -> None:
+        message = encode_request(
+            request("Hello", max_tokens=2 + number % 16),
+            model="ensemble",
+            model_version="",
+            request_id=f"leaves {number}",
+            release=None,
+        )
+        call = stub.ModelStreamInfer()
+        await call.write(message)
+        async for response in call:
+            if is_final_response(response):
+                call.cancel()
+
+    for _ in range(8):
+        async with grpc.aio.insecure_channel(url) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            await asyncio.gather(*(ask(stub, number) for number in range(64)), return_exceptions=True)
+
+
+def processes_of(live: Live, release: int) -> list[psutil.Process]:
+    marks = tuple(f"/{model}/{release}/model.py" for model in ("ensemble", "tensorrt_llm", "tensorrt_llm_bls"))
+    living = [one for one in live.server.descendants() if one.status() != psutil.STATUS_ZOMBIE]
+    return [one for one in living if any(part.endswith(marks) for part in one.cmdline())]
+
+
+def test_a_release_goes_though_triton_has_lost_requests_of_it(live: Live) -> None:
+    url, old = live.server.url, live.status()["release"]
+    asyncio.run(leave_at_the_last_word(url))
+    assert processes_of(live, old)
+    with Streams(url, {old: answers(url, "ensemble")}) as streams:
+        live.add(20, seed=20)
+        streams.by_release = {**streams.by_release, 20: answers(url, "ensemble_canary")}
+        live.control.ask("promote", number=20)
+        live.control.ask("settle")
+        live.control.ask("remove", number=old)
+        assert live.server.is_ready()
+        streams.wait_for(20, 64)
+    assert (streams.wrong, streams.refused) == ([], [])
+    assert processes_of(live, old) == []
+
+
+def test_a_release_is_replaced_though_triton_has_lost_requests_of_it(live: Live) -> None:
+    asyncio.run(leave_at_the_last_word(live.server.url))
+    old, pid = live.status()["release"], live.server.tritonserver().pid
+    live.control.ask("replace", release=live.release(30, seed=30))
+    assert live.server.is_ready()
+    assert (live.status()["release"], list(live.status()["engine_pids"])) == (30, ["30"])
+    assert processes_of(live, old) == []
+    assert live.server.tritonserver().pid == pid
+    assert answers(live.server.url, "ensemble")
