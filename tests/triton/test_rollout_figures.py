@@ -73,7 +73,7 @@ def test_a_rollback_in_the_middle(site: Site, texts: Texts) -> None:
     by_release = {seed: texts[seed] for seed in (1, 2)}
     pid, begun_s = site.served()["engine_pids"]["1"], time.monotonic()
     with RoutedLoad(site.server.url, site.split_url, by_release) as load:
-        running = site.start(site.candidate(seed=2), steps="50,100", options=("--step-requests", "1000000"))
+        running = site.start(site.candidate(seed=2), steps="25,50,100", options=("--step-requests", "1000000"))
         load.wait_for(2, 200, timeout_s=PATIENCE_S)
         site.done("abort")
         run_out(running, load, code=1)
