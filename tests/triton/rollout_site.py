@@ -58,7 +58,7 @@ class Site:
     def start(self, *candidates: str, steps: str = "5,50,100", options: Sequence[str] = ()) -> subprocess.Popen[str]:
         return self.rollout(
             "start", *candidates, "--port", str(self.port), "--gate", "gate.yaml",
-            "--lease-s", "1", "--step-requests", "20", *(("--steps", steps) if steps else ()), *options,
+            "--lease-s", "1", *(("--steps", steps, "--step-requests", "20") if steps else ()), *options,
         )  # fmt: skip
 
     def done(self, *arguments: str) -> str:
