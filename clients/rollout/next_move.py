@@ -24,7 +24,8 @@ def next_move(plan: Plan, rollout: Rollout, judgement: Judgement) -> Move | None
     if is_last and judgement.verdict == "pass":
         return _passed(plan, judgement)
     if judgement.verdict != "pass" and judgement.is_final:
-        return Move(Phase.HELD, f"no verdict after {judgement.num_requests} requests of each arm: {judgement.reason}")
+        what = "each arm is compared as far as it will be" if plan.mode is Mode.AB else "no verdict"
+        return Move(Phase.HELD, f"{what} after {judgement.num_requests} requests of each arm: {judgement.reason}")
     if not is_last and judgement.num_requests >= plan.step_requests:
         return Move(Phase.RUNNING, share_text(plan, rollout.step + 1), step=rollout.step + 1)
     return None
