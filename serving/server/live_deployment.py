@@ -65,6 +65,7 @@ class LiveDeployment:
         self._tell = tell
         self._server: TritonProcess | None = None
         self._coming: set[tuple[str, int]] = set()  # models and versions that are being loaded
+        self._ending: set[tuple[str, int]] = set()  # models and releases that are being taken out
         self._lock = threading.Lock()
         self._held: dict[tuple[str, int], contextlib.ExitStack] = {}
 
@@ -126,13 +127,16 @@ class LiveDeployment:
     def lose(self, adapter: str, version: int, reason: str) -> bool:
         """An adapter's process died or hangs: whether the server can go on without it, which it does then.
 
-        It can where it belongs to a release on trial, which is taken out in a thread of its own; or to what is only
-        being loaded, which then fails by itself.
+        It can where it belongs to a release on trial, which is taken out in a thread of its own; to what is only being
+        loaded, which then fails by itself; or to what is not served any more.
         """
-        if (adapter, version) in self._coming:
+        if (adapter, version) in self._coming or (adapter, version) not in loaded_versions(self.spec):
             return True
         for model in self.spec.models:
             if adapter in model.triton_names and version in model.trials:
+                if (model.name, version) in self._ending:  # we have killed it ourselves
+                    return True
+                self._ending.add((model.name, version))
                 self._tell(f"{reason}; taking out release {version} of {model.name}, which is on trial")
                 threading.Thread(
                     target=self._take_out, args=(model.name, version), name="take-out", daemon=True
@@ -153,6 +157,8 @@ class LiveDeployment:
             )
         except ServingError as exc:
             self._tell(f"release {number} of {model} could not be taken out: {exc.message}")
+        finally:
+            self._ending.discard((model, number))
 
     def give_up_candidate(self, reason: str) -> bool:
         """Serve without the candidates from the next start on; False: there are none that could be to blame."""

@@ -2,10 +2,11 @@
 """Versions that Triton cannot let go of, and how it is made to forget them.
 
 Triton 2.51 frees a version once its last request is freed, and loses one now and then: of a gRPC stream that its client
-cancels, or that breaks off, just as the last response is on its way, the request stays for ever. So does its version,
-"UNLOADING", with all processes and their memory; and the server calls itself not ready from then on. It does so as well
-for as long as it remembers a version that could not be loaded; neither a load call without the version nor an empty
-folder helps. Both are forgotten once something else is loaded under the same number, and unloaded.
+cancels, or that breaks off, just as the last response is on its way, the request stays for ever; and so do those that
+were at an adapter whose process died. So does their version, "UNLOADING", with all processes and their memory; and the
+server calls itself not ready from then on. It does so as well for as long as it remembers a version that could not be
+loaded; neither a load call without the version nor an empty folder helps. Both are forgotten once something else is
+loaded under the same number, and unloaded.
 """
 
 import contextlib
@@ -71,13 +72,13 @@ def wait_unloaded(
     while time.monotonic() - begun_s < timeout_s and server.exit_status is None:
         try:
             # Of a model that is not in the repository any more Triton says nothing.
-            unasked = {version for version in dropped if _is_alive(server, version)}
+            unasked = {version for version in dropped if _is_unasked(server, version)}
             going = unasked | dropped & (server.versions_unloading() | set(server.engine_pids()))
             if not going:
                 return
             if unasked and time.monotonic() - begun_s >= LOST_S:
                 names = ", ".join(f"{name} {number}" for name, number in sorted(unasked))
-                say(f"Triton has lost a request of {names}, whose client had left: its processes are ended")
+                say(f"Triton has lost a request of {names}, and would wait for it for ever: its processes are ended")
                 forget(server, root, unasked, is_whole=is_whole, timeout_s=timeout_s)
                 dropped = dropped - unasked
         except Unavailable:  # seen to by who watches the server
@@ -85,9 +86,10 @@ def wait_unloaded(
         time.sleep(_POLL_S)
 
 
-def _is_alive(server: TritonProcess, version: Version) -> bool:
-    """Whether an adapter of it was not asked to end."""
-    return any(feel_pulse(path, timeout_s=_PULSE_S) is Pulse.ALIVE for path in _sockets(server, version))
+def _is_unasked(server: TritonProcess, version: Version) -> bool:
+    """Whether an adapter of it was not asked to end, and lives or died without it."""
+    pulses = {feel_pulse(path, timeout_s=_PULSE_S) for path in _sockets(server, version)}
+    return not pulses.isdisjoint({Pulse.ALIVE, Pulse.DEAD})
 
 
 def _sockets(server: TritonProcess, version: Version) -> list[Path]:

@@ -10,10 +10,12 @@ import psutil
 import pytest
 from running_server import RunningServer, deployment_text
 from streams_under_change import Streams, answers, request
+from test_cancellation import wait_until
 from tritonclient.grpc import service_pb2_grpc
 
 from clients.infer_messages import encode_request, is_final_response
 from clients.rollout.server_control import ServerControl
+from clients.streaming import AsyncTritonClient
 from ensemble_configs.errors import ServingError, SpecError
 
 LOAD_TIMEOUT_S = 20
@@ -167,6 +169,44 @@ def test_a_release_goes_though_triton_has_lost_requests_of_it(live: Live) -> Non
         streams.wait_for(20, 64)
     assert (streams.wrong, streams.refused) == ([], [])
     assert processes_of(live, old) == []
+
+
+def test_a_candidate_whose_adapter_dies_with_requests_takes_nothing_down(live: Live) -> None:
+    url, stable, before = live.server.url, live.status()["release"], live.server.tritonserver().pid
+    live.add(25, seed=25)
+    with Streams(url, {stable: answers(url, "ensemble")}) as streams:
+
+        async def ask() -> None:
+            async with AsyncTritonClient(url) as client:
+                async for _ in client.generate(
+                    request("Hello", max_tokens=1500), model="ensemble_canary", timeout_s=5.0
+                ):
+                    pass
+
+        async def ask_and_kill() -> list[BaseException | None]:
+            asking = [asyncio.create_task(ask()) for _ in range(16)]
+            await asyncio.sleep(1.0)
+            await asyncio.to_thread(kill_adapter, live, "ensemble_canary", 25)
+            return await asyncio.gather(*asking, return_exceptions=True)
+
+        ends = asyncio.run(ask_and_kill())
+        wait_until(lambda: live.status()["canary"] is None and live.server.is_ready(), 30)
+        streams.wait_for(stable, 64)
+    assert all(isinstance(end, ServingError) for end in ends), "Triton never ends what was at a process that died"
+    assert (streams.wrong, streams.refused) == ([], [])
+    assert live.server.tritonserver().pid == before
+    live.add(26, seed=26)
+    live.control.ask("remove", number=26)
+
+
+def kill_adapter(live: Live, model: str, release: int) -> None:
+    mark = f"/{model}/{release}/model.py"
+    [stub] = [
+        one
+        for one in live.server.descendants()
+        if one.status() != psutil.STATUS_ZOMBIE and any(part.endswith(mark) for part in one.cmdline())
+    ]
+    stub.kill()
 
 
 def test_a_release_is_replaced_though_triton_has_lost_requests_of_it(live: Live) -> None:

@@ -4,6 +4,7 @@
 import contextlib
 import itertools
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,16 @@ def test_what_nobody_asked_to_end_is_ended_and_forgotten(server: Any, monkeypatc
     assert server.calls == [("kill", "m", 1), ("load", "m", [1, 2]), ("load", "m", [2])]
     assert files(server.root) == before
     assert list(server.run_dir.glob("*.sock")) == [], "whoever watches the adapters would miss it"
+
+
+def test_an_adapter_that_died_is_forgotten_too(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_versions, "LOST_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(server.run_dir / "m-1-0.sock"))
+    server.unloading = {("m", 1)}
+    assert len(wait(server)) == 1
+    assert server.calls == [("kill", "m", 1), ("load", "m", [1, 2]), ("load", "m", [2])]
+    assert list(server.run_dir.glob("*.sock")) == []
 
 
 @pytest.mark.usefixtures("adapter")
