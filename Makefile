@@ -3,9 +3,10 @@
 
 SETUP = $(or $(PYTHON),python3) scripts/bootstrap.py
 RUN = .venv/bin/python -m
-# Those without a server side by side; a server has the machine for itself. 5: ARGS leaves none of a kind.
-UNIT = $(RUN) pytest -n 2 --dist loadfile -m "not triton and not soak and not gpu"
-TRITON = $(RUN) pytest -m "triton and not soak and not gpu"
+# Two files of tests side by side, those without a server first. 5: ARGS leaves none of a kind.
+SUITE = $(RUN) pytest -n 2 --dist loadfile
+UNIT = $(SUITE) -m "not triton and not soak and not gpu"
+TRITON = $(SUITE) -m "triton and not soak and not gpu"
 DEMO = ../../.tools/build-cpu/bin/python
 ADAPTERS = $(wildcard model_repository/*/1/model.py)
 

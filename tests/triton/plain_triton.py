@@ -46,7 +46,13 @@ class PlainTriton:
                  (("http", self.http_port), ("grpc", self.grpc_port), ("metrics", metrics_port))]  # fmt: skip
         if installed.backend_directory is not None:
             ports.append(f"--backend-directory={installed.backend_directory}")
-        self._command = [str(installed.tritonserver), f"--model-repository={repository}", *ports, *options]
+        self._command = [
+            str(installed.tritonserver),
+            f"--model-repository={repository}",
+            "--exit-timeout-secs=5",
+            *ports,
+            *options,
+        ]
         self._env = installed.environment(run_dir_variable="TRIREME_UNUSED", run_dir=folder) | dict(env or {})
         self._log_path = folder / "triton.log"
         self._is_failing = is_failing

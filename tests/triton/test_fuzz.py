@@ -163,11 +163,11 @@ def fuzz(server: RunningServer, seed: int, is_over: Callable[[int], bool]) -> Fu
     return run
 
 
-def test_ten_thousand_random_requests_are_all_answered(start_server: Callable[..., RunningServer]) -> None:
-    run = fuzz(start_server(engine=ENGINE), SEED, lambda count: count > 10_000)
-    assert run.num_answered == 10_000
-    assert run.outcomes["answered"] > 2_500  # the right ones among them
-    assert run.outcomes["failed"] > 1_000
+def test_four_thousand_random_requests_are_all_answered(start_server: Callable[..., RunningServer]) -> None:
+    run = fuzz(start_server(engine=ENGINE), SEED, lambda count: count > 4_000)
+    assert run.num_answered == 4_000
+    assert run.outcomes["answered"] > 1_000  # the right ones among them
+    assert run.outcomes["failed"] > 400
 
 
 @pytest.mark.soak

@@ -27,7 +27,7 @@ from serving.server.preflight import check
 from serving.server.triton_process import TritonProcess
 
 COUNT = 2000
-SAMPLE = 150
+SAMPLE = 60
 LOAD_S = 150.0  # of some 50 processes; 5 to 10 s on two idle cores
 # The kinds that are ever right.
 ACCEPTED_KINDS = {
