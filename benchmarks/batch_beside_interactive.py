@@ -23,7 +23,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from benchmarks.arrivals import arrivals_s
+from clients.load.arrivals import arrivals_s
 from benchmarks.overload import ENGINE, Load, ask, deployment
 from benchmarks.overload_figures import Record, p99
 from benchmarks.report import environment, write_result

@@ -21,7 +21,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from benchmarks.arrivals import arrivals_s
+from clients.load.arrivals import arrivals_s
 from benchmarks.overload import ADMISSION, Load, alone, ask, deployment, measured_header, write_records
 from benchmarks.overload_figures import Header, Record, p99, read_records
 from benchmarks.report import RESULTS

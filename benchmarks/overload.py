@@ -20,7 +20,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from benchmarks.arrivals import SHAPES, arrivals_s
+from clients.load.arrivals import SHAPES, arrivals_s
 from benchmarks.overload_figures import Header, Record, write_figures
 from benchmarks.report import RESULTS, environment
 from benchmarks.through_ensemble import ThroughEnsemble

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.arrivals import SHAPES, arrivals_s
+from clients.load.arrivals import SHAPES, arrivals_s
 from benchmarks.report import write_result
 from benchmarks.virtual_run import Record, VirtualRun
 from ensemble_configs.admission_spec import AdmissionSpec, QueueSpec, SloSpec

@@ -57,6 +57,9 @@ COMMANDS = {
     "batch": Command(
         "clients.batch.command", "", "Answer a file of requests beside everybody else's, resumable", verbs=("run",)
     ),
+    "bench": Command(
+        "clients.load.command", "", "Put a load on a running server, and report what it did", verbs=("run", "report")
+    ),
 }
 
 
@@ -67,7 +70,7 @@ def run_command(name: str, args: list[str]) -> None:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     command = COMMANDS[name]
     for function in command.verbs or (command.function,):
-        app.command(function if command.verbs else name)(_exiting(_load(name, function)))
+        app.command(function.replace("_", "-") if command.verbs else name)(_exiting(_load(name, function)))
     if command.verbs:  # typer takes a single one for the whole command otherwise
         app.callback(help=f"{command.help}.")(lambda: None)
     app(args=args, prog_name=f"trireme {name}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.arrivals import arrivals_s
+from clients.load.arrivals import arrivals_s
 from benchmarks.overload_figures import p99
 from benchmarks.virtual_run import Record, VirtualRun
 from ensemble_configs.admission_spec import AdmissionSpec, SloSpec

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request of a load, from when it is sent to its end, as a record."""
+
+import asyncio
+import time
+
+from clients.infer_messages import GenerateChunk
+from clients.load.load_record import DONE, LoadRecord
+from clients.load.plan import Session
+from clients.streaming import AsyncTritonClient
+from ensemble_configs.errors import ServingError, Unavailable
+
+_ERROR_LENGTH = 200  # characters of an error's text that are kept
+
+
+class Asker:
+    """Sends requests and notes what becomes of them.
+
+    Args:
+        start_ns: of the run, on the monotonic clock; what is noted counts from there.
+        timeout_s: of an attempt.
+        num_retries: of a request that is refused before its first token, after the time that the server names.
+    """
+
+    def __init__(
+        self, client: AsyncTritonClient, *, model: str, start_ns: int, timeout_s: float | None, num_retries: int
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._start_ns = start_ns
+        self._timeout_s = timeout_s
+        self._num_retries = num_retries
+
+    async def ask(self, session: Session, turn: int, history: str, *, due_ns: int | None) -> tuple[LoadRecord, str]:
+        """A request and its answer. Args: `due_ns`: None: now."""
+        now_ns = self._now_ns()
+        record = LoadRecord(
+            session=session.index,
+            turn=turn,
+            due_ns=now_ns if due_ns is None else due_ns,
+            sent_ns=now_ns,
+            max_tokens=session.turns[turn].max_tokens,
+            priority=session.priority,
+            tenant=session.tenant,
+            times_ns=[],
+            tokens=[],
+        )
+        request = session.request(turn, history)
+        answer = ""
+        while True:
+            record.sent_ns = self._now_ns()
+            try:
+                async for chunk in self._client.generate(request, model=self._model, timeout_s=self._timeout_s):
+                    self._note(record, chunk)
+                    answer += chunk.text
+                record.end = DONE
+            except ServingError as exc:
+                if await self._may_retry(exc, record):
+                    continue
+                record.end, record.error = exc.code, exc.message[:_ERROR_LENGTH]
+            record.end_ns = self._now_ns()
+            return record, answer
+
+    def _note(self, record: LoadRecord, chunk: GenerateChunk) -> None:
+        record.times_ns.append(chunk.received_ns - self._start_ns)
+        record.tokens.append(chunk.num_output_tokens or 0)
+        if record.input_tokens is None:
+            record.input_tokens = chunk.num_input_tokens
+        record.finish_reason = chunk.finish_reason or record.finish_reason
+
+    async def _may_retry(self, exc: ServingError, record: LoadRecord) -> bool:
+        if not isinstance(exc, Unavailable) or record.times_ns or record.num_attempts > self._num_retries:
+            return False
+        record.num_attempts += 1
+        retry_after_ms = exc.facts.get("retry_after_ms")
+        await asyncio.sleep(retry_after_ms / 1000 if isinstance(retry_after_ms, int | float) else 0.1)
+        return True
+
+    def _now_ns(self) -> int:
+        return time.monotonic_ns() - self._start_ns

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs of `trireme bench`; each is defined beside what it does."""
+
+from clients.load.report.command import report
+from clients.load.run_command import run
+
+__all__ = ["report", "run"]

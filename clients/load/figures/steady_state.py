@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which part of a run is measured: not the beginning, while the batch fills, nor the end, while it empties."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from clients.load.load_record import LoadRecord
+
+_NUM_BINS = 120
+_MIN_RECORDS = 20
+_DRIFT_SHARE = 0.25  # of the mean number in flight, from the first third of the window to the last
+_DRIFT_ERRORS = 3.0  # and that many standard errors
+
+Series = npt.NDArray[np.float64]
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a run, in nanoseconds from its start: a request belongs to it if it was due in [start_ns, end_ns).
+
+    Attributes:
+        is_steady: the number of requests in flight neither rose nor fell in it, beyond chance.
+        why: how it was found, or what is wrong with it, in words.
+    """
+
+    start_ns: int
+    end_ns: int
+    is_steady: bool
+    why: str
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+    def holds(self, at_ns: int) -> bool:
+        """Whether a moment is in it."""
+        return self.start_ns <= at_ns < self.end_ns
+
+
+def steady_window(records: Sequence[LoadRecord], *, num_users: int | None) -> Window:
+    """The part of a run in which the number of requests in flight only wavers.
+
+    Its end is where requests stop coming: the last one's moment in an open loop, and in a closed one the moment from
+    which fewer than `num_users` are in flight for good. Its beginning is where the number in flight first reaches its
+    mean over the second half (the crossing-of-the-mean rule of simulation), and as many requests have ended as are in
+    flight at a time, so that the wave of those that began together is over; at most half is cut.
+
+    Args:
+        records: at least one.
+        num_users: of a closed loop; None: an open one.
+    """
+    last_ns = max(record.end_ns for record in records)
+    if len(records) < _MIN_RECORDS:
+        why = f"the whole run: {len(records)} requests are too few to tell its beginning from the rest"
+        return Window(start_ns=0, end_ns=last_ns + 1, is_steady=False, why=why)
+    ends_ns = sorted(record.end_ns for record in records)
+    end_ns = ends_ns[-min(num_users, len(ends_ns))] if num_users else max(record.due_ns for record in records) + 1
+    end_ns = max(_NUM_BINS, end_ns)
+    in_flight = _in_flight(records, end_ns)
+    level = float(in_flight[_NUM_BINS // 2 :].mean())
+    crossing = int(np.argmax(in_flight >= level))
+    turnover_ns = ends_ns[min(len(ends_ns), max(1, round(level))) - 1]
+    cut = min(_NUM_BINS // 2, max(crossing, -(-turnover_ns * _NUM_BINS // end_ns)))
+    start_ns = end_ns * cut // _NUM_BINS
+    drift = _drift(in_flight[cut:], seconds_per_bin=end_ns / _NUM_BINS / 1e9, turnover_s=_mean_s(records))
+    span = f"from {start_ns / 1e9:.1f} s to {end_ns / 1e9:.1f} s"
+    if drift is None:
+        return Window(start_ns=start_ns, end_ns=end_ns, is_steady=True, why=f"the steady part, {span}")
+    word = "rose" if drift > 0 else "fell"
+    why = (
+        f"{span}, but it was not steady: requests in flight {word} by {abs(drift):.1f} from its first third to its "
+        "last, so a longer run would have other figures"
+    )
+    return Window(start_ns=start_ns, end_ns=end_ns, is_steady=False, why=why)
+
+
+def _drift(in_flight: Series, *, seconds_per_bin: float, turnover_s: float) -> float | None:
+    """By how much the level rose from the first third to the last; None: by no more than chance would have it.
+
+    What is in flight now is what was in flight shortly before, so a third holds as many independent values as requests
+    could follow one another in it.
+    """
+    third = max(1, len(in_flight) // 3)
+    drift = float(in_flight[-third:].mean() - in_flight[:third].mean())
+    moments = np.arange(len(in_flight))
+    wavering = in_flight - np.polyval(np.polyfit(moments, in_flight, 1), moments)
+    num_independent = max(1.0, third * seconds_per_bin / turnover_s)
+    error = float(wavering.std()) * (2 / num_independent) ** 0.5
+    limit = max(1.0, _DRIFT_SHARE * float(in_flight.mean()), _DRIFT_ERRORS * error)
+    return drift if abs(drift) > limit else None
+
+
+def _mean_s(records: Sequence[LoadRecord]) -> float:
+    """How long a request takes."""
+    return max(1e-6, float(np.mean([record.end_ns - record.due_ns for record in records])) / 1e9)
+
+
+def _in_flight(records: Sequence[LoadRecord], end_ns: int) -> Series:
+    """How many requests were in flight, mean over each of the bins."""
+    edges = np.linspace(0, end_ns, _NUM_BINS + 1)
+
+    def passed(moments_ns: Sequence[int]) -> Series:
+        """The integral over time of how many of these moments have passed."""
+        times = np.sort(moments_ns).astype(np.float64)
+        total = np.concatenate([[0.0], np.cumsum(times)])
+        count = np.searchsorted(times, edges)
+        return np.asarray(count * edges - total[count])
+
+    begun, ended = ([getattr(record, name) for record in records] for name in ("due_ns", "end_ns"))
+    return np.asarray(np.diff(passed(begun) - passed(ended)) / np.diff(edges))

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options that the verbs of `trireme bench` share, and the load that they make together."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from clients.load.load_options import Load
+from clients.load.prompts import ProportionalWriter
+from clients.load.workload_spec import WORKLOAD, FixedWorkload, SyntheticWorkload, Workload, constant, read_workload
+from ensemble_configs.errors import RequestError
+
+UrlOption = Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")]
+ModelOption = Annotated[str, typer.Option(help="Triton's model to ask.")]
+WorkloadOption = Annotated[
+    Path | None, typer.Option(help="What to ask, as YAML (docs/benchmarks.md); otherwise --isl and --osl.")
+]
+IslOption = Annotated[int, typer.Option(min=1, help="Prompt tokens of every request.")]
+OslOption = Annotated[int, typer.Option(min=1, help="Output tokens of every request.")]
+TokenizerOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the model's tokenizer.json, for prompts of exact lengths; otherwise about so long."),
+]
+SeedOption = Annotated[int, typer.Option(help="Of prompts, lengths and arrivals.")]
+TimeoutOption = Annotated[float | None, typer.Option(help="A request that takes longer has failed.")]
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(help="The server's Prometheus metrics; none: not read.", show_default="http://HOST:8002/metrics"),
+]
+OutOption = Annotated[Path, typer.Option(help="Folder for what was found; `trireme bench report` reads it.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")]
+
+
+def chosen_workload(path: Path | None, *, isl: int, osl: int, prompt: str | None = None) -> Workload:
+    """Of a file, or of fixed lengths, or of one prompt."""
+    if path is not None and prompt is not None:
+        raise RequestError("--workload and --prompt both say what to ask; leave one out", field="prompt")
+    if path is not None:
+        return read_workload(path)
+    if prompt is not None:
+        return FixedWorkload(kind="fixed", prompts=(prompt,), max_tokens=osl)
+    return SyntheticWorkload(kind="synthetic", isl=constant(isl), osl=constant(osl))
+
+
+def with_lengths(load: Load, tokenizer: Path | None) -> Load:
+    """The load, able to write prompts of a wanted length; the server is asked for the tokens of a word if need be."""
+    if tokenizer is not None:
+        return msgspec.structs.replace(load, tokenizer_dir=str(tokenizer.resolve()))
+    if load.spec().kind == "fixed":
+        return load
+    writer = ProportionalWriter.ask(load.url, load.model, seed=load.seed)
+    return msgspec.structs.replace(load, tokens_per_word=writer.tokens_per_word)
+
+
+def workload_data(workload: Workload) -> dict[str, object]:
+    """As JSON data, for processes and reports."""
+    data: dict[str, object] = WORKLOAD.dump_python(workload, mode="json")
+    return data
+
+
+def metrics_url(given: str | None, url: str) -> str | None:
+    """Where the server's metrics are; None: not to be read."""
+    if given is not None and given.lower() in {"", "none"}:
+        return None
+    return given or f"http://{url.rpartition(':')[0]}:8002/metrics"

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One load, whole: what is asked, when, of whom; what a worker process needs to know, and what a report repeats."""
+
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from clients.load.arrivals import arrivals_s
+from clients.load.plan import Session, sessions
+from clients.load.prompts import ExactWriter, ProportionalWriter, Writer
+from clients.load.workload_spec import WORKLOAD, TraceWorkload, Workload
+from ensemble_configs.errors import RequestError
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one run.
+
+    Attributes:
+        workload: as JSON data (`clients.load.workload_spec`).
+        rate_per_s: of an open loop; None: a closed loop of `num_users`, or a trace, which has its own moments.
+        num_requests: sessions that are begun; None: as many as `duration_s` takes.
+        tokenizer_dir: for prompts of exact lengths; None: by `tokens_per_word`.
+    """
+
+    url: str
+    model: str = "ensemble"
+    workload: dict[str, Any]
+    rate_per_s: float | None = None
+    num_users: int | None = None
+    arrivals: str = "poisson"
+    burstiness: float = 1.0
+    period_s: float = 86_400.0
+    num_requests: int | None = None
+    duration_s: float | None = None
+    timeout_s: float | None = None
+    num_retries: int = 0
+    num_processes: int = 1
+    seed: int = 1
+    tokenizer_dir: str | None = None
+    tokens_per_word: float = 1.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are sent when they are due, whatever the server does."""
+        return self.num_users is None
+
+    def check(self) -> None:
+        """Raises: RequestError: what is asked for does not go together, by the option's name."""
+        is_trace = self.spec().kind == "trace"
+        if (self.rate_per_s is None and not is_trace) == (self.num_users is None):
+            raise RequestError(
+                "a load has --rate (an open loop) or --concurrency (a closed one)"
+                + ("; a trace has its own rate: --workload's speedup changes it" if is_trace else ""),
+                field="rate",
+            )
+        if is_trace and self.rate_per_s is not None:
+            raise RequestError(
+                "a trace says itself when its requests come: leave --rate out, and set the workload's speedup",
+                field="rate",
+            )
+        if self.num_requests is None and self.duration_s is None and not is_trace:
+            raise RequestError("a load ends: give --requests, --duration or both", field="requests")
+        for name, value in (
+            ("requests", self.num_requests),
+            ("duration", self.duration_s),
+            ("concurrency", self.num_users),
+            ("processes", self.num_processes),
+            ("timeout", self.timeout_s),
+        ):
+            if value is not None and not value > 0:
+                raise RequestError(f"--{name} must be above 0, got {value:g}", field=name, value=value)
+        if self.rate_per_s is not None:
+            next(self._moments(), None)  # refuses what arrivals refuse
+
+    def spec(self) -> Workload:
+        """The workload, typed."""
+        return WORKLOAD.validate_python(self.workload)
+
+    def writer(self) -> Writer:
+        """What writes its prompts."""
+        if self.tokenizer_dir is not None:
+            return ExactWriter(Path(self.tokenizer_dir), seed=self.seed)
+        return ProportionalWriter(self.tokens_per_word, seed=self.seed)
+
+    def plan(self) -> Iterator[Session]:
+        """Its sessions, the same for the same seed; of an open loop with the moment when each is due."""
+        planned = sessions(self.spec(), self.writer(), seed=self.seed)
+        if self.rate_per_s is not None:
+            moments = itertools.takewhile(self._is_in_time, self._moments())
+            planned = (
+                msgspec.structs.replace(session, due_s=due_s) for due_s, session in zip(moments, planned, strict=False)
+            )
+        elif self.is_open:
+            planned = itertools.takewhile(lambda session: self._is_in_time(session.due_s or 0.0), planned)
+        return itertools.islice(planned, self.num_requests)
+
+    def _moments(self) -> Iterator[float]:
+        assert self.rate_per_s is not None
+        rng = random.Random(self.seed + 1)
+        return arrivals_s(rng, self.arrivals, self.rate_per_s, burstiness=self.burstiness, period_s=self.period_s)
+
+    def _is_in_time(self, due_s: float) -> bool:
+        return self.duration_s is None or due_s < self.duration_s
+
+
+def is_trace(workload: Workload) -> bool:
+    """Whether it says itself when its requests come."""
+    return isinstance(workload, TraceWorkload)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two ways of putting a load on a server, in one process: when requests are due, or when the one before is done.
+
+An open loop sends each request when it is due, whatever the server does, and its latency counts from then: a server
+that stalls cannot make its own load lighter, nor hide the wait (coordinated omission). A closed loop says what so many
+users get who each wait for their answers, and no more.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+
+from clients.load.asking import Asker
+from clients.load.load_record import LoadRecord
+from clients.load.plan import Session
+
+Note = Callable[[LoadRecord], None]
+
+
+async def open_loop(
+    asker: Asker, sessions: Iterable[Session], *, start_ns: int, note: Note, stop: asyncio.Event
+) -> None:
+    """Every session when it is due, until they end or `stop`; returns with the last one's end."""
+    async with asyncio.TaskGroup() as running:
+        for session in sessions:
+            assert session.due_s is not None
+            due_ns = round(session.due_s * 1e9)
+            if await _is_set_within(stop, (start_ns + due_ns - time.monotonic_ns()) / 1e9):
+                return
+            running.create_task(_converse(asker, session, due_ns=due_ns, note=note, stop=stop))
+
+
+async def closed_loop(
+    asker: Asker, sessions: Iterable[Session], *, num_users: int, end_ns: int | None, note: Note, stop: asyncio.Event
+) -> None:
+    """So many users, each with the next session when theirs is over.
+
+    Args:
+        end_ns: on the monotonic clock: no session begins after it; None: until `sessions` end.
+    """
+    left = iter(sessions)
+
+    async def user() -> None:
+        for session in left:
+            if stop.is_set() or (end_ns is not None and time.monotonic_ns() >= end_ns):
+                return
+            await _converse(asker, session, due_ns=None, note=note, stop=stop)
+
+    async with asyncio.TaskGroup() as running:
+        for _ in range(num_users):
+            running.create_task(user())
+
+
+async def _converse(asker: Asker, session: Session, *, due_ns: int | None, note: Note, stop: asyncio.Event) -> None:
+    history = ""
+    for number, turn in enumerate(session.turns):
+        if await _is_set_within(stop, turn.think_s):
+            return
+        record, answer = await asker.ask(session, number, history, due_ns=None if number else due_ns)
+        note(record)
+        if not record.is_done:
+            return
+        history += turn.text + answer
+
+
+async def _is_set_within(stop: asyncio.Event, seconds: float) -> bool:
+    """Wait so long, or until it is set."""
+    if seconds > 0:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), seconds)
+    return stop.is_set()

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts of a wanted length in tokens: exact with the model's tokenizer at hand, else by what the server counts."""
+
+import random
+from pathlib import Path
+from typing import Protocol
+
+from clients.exact_prompts import WORDS, PromptMaker
+from clients.infer_messages import GenerateRequest
+from clients.streaming import TritonClient
+from ensemble_configs.errors import SpecError
+
+_PROBE_WORDS = 64
+
+
+class Writer(Protocol):
+    """Writes texts; each is another one."""
+
+    how: str  # lengths come out, for the report
+
+    def write(self, num_tokens: int) -> str:
+        """A text of so many tokens."""
+
+
+class ExactWriter:
+    """By the model's own `tokenizer.json`."""
+
+    how = "exact, by the model's tokenizer"
+
+    def __init__(self, folder: Path, *, seed: int) -> None:
+        """Args: `folder`: that holds `tokenizer.json`. Raises: SpecError: it does not, or it is no tokenizer."""
+        path = folder / "tokenizer.json" if folder.is_dir() else folder
+        self._tokenizer = _read(path)
+        self._seed = seed
+        self._makers: dict[int, PromptMaker] = {}
+
+    def write(self, num_tokens: int) -> str:
+        """Exactly so many, special tokens included."""
+        if num_tokens not in self._makers:
+            maker = PromptMaker(self._tokenizer, input_tokens=num_tokens, seed=hash((self._seed, num_tokens)))
+            self._makers[num_tokens] = maker
+        [prompt] = self._makers[num_tokens].prompts(1)
+        return prompt
+
+
+class ProportionalWriter:
+    """By so many tokens a word, which the server counted; a few in a hundred off."""
+
+    how = "about, by the tokens of a word that the server counted"
+
+    def __init__(self, tokens_per_word: float, *, seed: int) -> None:
+        self.tokens_per_word = tokens_per_word
+        self._rng = random.Random(seed)
+
+    @classmethod
+    def ask(cls, url: str, model: str, *, seed: int) -> "ProportionalWriter":
+        """Have the server count the tokens of some words.
+
+        Raises:
+            ServingError: it does not answer, or does not say how many tokens it counted.
+        """
+        words = random.Random(0).choices(WORDS, k=_PROBE_WORDS)
+        probe = GenerateRequest(text_input=" ".join(words), max_tokens=1, stream=True, return_num_input_tokens=True)
+        with TritonClient(url) as client:
+            chunks = list(client.generate(probe, model=model, timeout_s=60.0))
+        counted = next((chunk.num_input_tokens for chunk in chunks if chunk.num_input_tokens), None)
+        if counted is None:
+            raise SpecError(
+                f"model {model!r} does not say how many tokens a prompt has (num_input_tokens); give --tokenizer DIR",
+                field="tokenizer",
+            )
+        return cls(counted / len(words), seed=seed)
+
+    def write(self, num_tokens: int) -> str:
+        """About so many."""
+        return " ".join(self._rng.choices(WORDS, k=max(1, round(num_tokens / self.tokens_per_word))))
+
+
+class _Counter:
+    """`clients.exact_prompts` asks for an object with a length."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from tokenizers import Tokenizer  # noqa: PLC0415  only where exact lengths are asked for
+        except ModuleNotFoundError as exc:
+            raise SpecError(
+                "exact prompt lengths need the Python package tokenizers; install it, or leave --tokenizer out",
+                field="tokenizer",
+            ) from exc
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as exc:  # the library raises nothing narrower
+            raise SpecError(f"{path} is not a tokenizer.json: {exc}", field="tokenizer") from exc
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text).ids)
+
+
+def _read(path: Path) -> _Counter:
+    if not path.is_file():
+        raise SpecError(
+            f"{path} is not there; --tokenizer names the folder that holds the model's tokenizer.json",
+            field="tokenizer",
+        )
+    return _Counter(path)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server says of itself while a load runs: its Prometheus metrics, read again and again."""
+
+import threading
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from ensemble_configs.errors import SpecError
+
+_PREFIXES = ("trireme_", "nv_trt_llm_", "nv_gpu_", "nv_inference_pending", "nv_llm_")
+_LEFT_OUT = ("_bucket", "_created")  # a report has every request itself
+_TIMEOUT_S = 2.0
+
+
+class ServerSample(msgspec.Struct, frozen=True):
+    """At one moment.
+
+    Attributes:
+        at_ns: from the start of the run.
+        values: by ``name{label="value",...}``, labels in order.
+    """
+
+    at_ns: int
+    values: dict[str, float]
+
+
+def read_metrics(url: str) -> dict[str, float]:
+    """Those of a Triton with our models. Raises: OSError: nobody answers; ValueError: what came is not of Prometheus."""
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+        text = response.read().decode()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        if not family.name.startswith(_PREFIXES):
+            continue
+        for sample in family.samples:
+            if not sample.name.endswith(_LEFT_OUT):
+                labels = ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
+                found[f"{sample.name}{{{labels}}}"] = float(sample.value)
+    return found
+
+
+class ServerWatch:
+    """Reads a server's metrics in a thread of its own, inside a `with`.
+
+    Attributes:
+        samples: so far. failure: why there are none, or no more; None: they are whole.
+    """
+
+    def __init__(self, url: str, *, start_ns: int, period_s: float = 0.5) -> None:
+        self.samples: list[ServerSample] = []
+        self.failure: str | None = None
+        self._url = url
+        self._start_ns = start_ns
+        self._period_s = period_s
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="server-watch", daemon=True)
+
+    def __enter__(self) -> "ServerWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            begun_s = time.monotonic()
+            try:
+                self.samples.append(ServerSample(time.monotonic_ns() - self._start_ns, read_metrics(self._url)))
+            except (OSError, ValueError) as exc:
+                self.failure = f"{self._url}: {exc}"
+            self._is_over.wait(max(0.0, self._period_s - (time.monotonic() - begun_s)))
+
+
+def write_samples(path: Path, samples: Sequence[ServerSample]) -> None:
+    """A line for each."""
+    with path.open("wb") as file:
+        file.writelines(msgspec.json.encode(sample) + b"\n" for sample in samples)
+
+
+def read_samples(path: Path) -> list[ServerSample]:
+    """What `write_samples` wrote; none where there is no file.
+
+    Raises:
+        SpecError: a line is no sample.
+    """
+    if not path.exists():
+        return []
+    try:
+        return [msgspec.json.decode(line, type=ServerSample) for line in path.read_bytes().splitlines()]
+    except msgspec.MsgspecError as exc:
+        raise SpecError(f"{path} does not hold a server's metrics: {exc}", field="run") from exc

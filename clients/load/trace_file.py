@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded requests: when each came, and how long its prompt and its answer were."""
+
+import csv
+import datetime
+import io
+from collections.abc import Iterator
+
+import msgspec
+
+from clients.load.workload_spec import TraceWorkload
+from ensemble_configs.errors import SpecError
+
+
+class TraceRow(msgspec.Struct, kw_only=True):
+    """One request of our own format, which has a line of JSON for each."""
+
+    at_s: float
+    output_tokens: int
+    input_tokens: int = 0
+    prompt: str | None = None
+    tenant: str | None = None
+    priority: int | None = None  # 1 premium, 2 standard, 3 batch
+
+
+def read_trace(workload: TraceWorkload) -> Iterator[TraceRow]:
+    """In the order of their moments, from the first that is taken; seconds count from there.
+
+    Raises:
+        SpecError: the file cannot be read, or a line is not what it should be.
+    """
+    path = workload.path
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SpecError(f"the trace {path} cannot be read: {exc}", field="path") from exc
+    rows = sorted(_azure(text, path) if workload.format == "azure" else _jsonl(text, path), key=lambda row: row.at_s)
+    if not rows:
+        raise SpecError(f"the trace {path} has no request", field="path")
+    first_s = rows[0].at_s + workload.start_s
+    for row in rows:
+        if row.at_s < first_s:
+            continue
+        if row.output_tokens < 1:  # Azure's has some: they made nothing that could be measured
+            continue
+        row.at_s = (row.at_s - first_s) / workload.speedup
+        row.input_tokens = min(row.input_tokens, workload.max_input_tokens or row.input_tokens)
+        row.output_tokens = min(row.output_tokens, workload.max_output_tokens or row.output_tokens)
+        yield row
+
+
+def _azure(text: str, path: object) -> Iterator[TraceRow]:
+    reader = csv.DictReader(io.StringIO(text))
+    for number, line in enumerate(reader, start=2):
+        try:
+            yield TraceRow(
+                at_s=_seconds(line["TIMESTAMP"]),
+                input_tokens=max(1, int(line["ContextTokens"])),
+                output_tokens=int(line["GeneratedTokens"]),
+            )
+        except (KeyError, TypeError, ValueError) as exc:
+            wanted = "TIMESTAMP, ContextTokens and GeneratedTokens"
+            raise SpecError(f"{path}, line {number}: is no line of {wanted}: {exc}", field="path") from exc
+
+
+def _seconds(stamp: str) -> float:
+    """Of `2023-11-16 18:15:46.6805900` and `2024-05-10 00:00:00.009930+00:00`: any digits, a zone or none."""
+    whole, _, rest = stamp.strip().partition(".")
+    digits = rest.split("+")[0].rstrip("Z")
+    at = datetime.datetime.fromisoformat(whole.split("+")[0]).replace(tzinfo=datetime.UTC)
+    return at.timestamp() + (float(f"0.{digits}") if digits else 0.0)
+
+
+def _jsonl(text: str, path: object) -> Iterator[TraceRow]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = msgspec.json.decode(line, type=TraceRow)
+        except msgspec.MsgspecError as exc:
+            raise SpecError(f"{path}, line {number}: {exc}", field="path") from exc
+        if row.prompt is None and row.input_tokens < 1:
+            raise SpecError(f"{path}, line {number}: needs prompt, or input_tokens of at least 1", field="path")
+        yield row
