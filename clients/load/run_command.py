@@ -28,7 +28,16 @@ from clients.load.load_arguments import (
 from clients.load.load_options import Load
 from clients.load.load_progress import LoadProgress
 from clients.load.processes import Outcome, run_processes
-from clients.load.run_folder import Run, RunInfo, environment, now, package_version, refuse_used, typed_command, write_run
+from clients.load.run_folder import (
+    Run,
+    RunInfo,
+    environment,
+    now,
+    package_version,
+    refuse_used,
+    typed_command,
+    write_run,
+)
 from clients.load.server_samples import ServerWatch
 from clients.load.summary import print_summary
 

@@ -67,11 +67,10 @@ class Run(msgspec.Struct, kw_only=True):
     info: RunInfo
     records: list[LoadRecord]
     samples: list[ServerSample]
+    name: str = ""
 
-    @property
-    def name(self) -> str:
-        """Its folder's."""
-        return self.path.name
+    def __post_init__(self) -> None:
+        self.name = self.name or self.path.resolve().name
 
 
 def write_run(path: Path, info: RunInfo, records: Sequence[LoadRecord], samples: Sequence[ServerSample]) -> None:

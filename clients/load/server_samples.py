@@ -30,7 +30,7 @@ class ServerSample(msgspec.Struct, frozen=True):
 
 
 def read_metrics(url: str) -> dict[str, float]:
-    """Those of a Triton with our models. Raises: OSError: nobody answers; ValueError: what came is not of Prometheus."""
+    """Those of a Triton with our models. Raises: OSError: nobody answers; ValueError: it is not Prometheus's text."""
     with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
         text = response.read().decode()
     found = {}

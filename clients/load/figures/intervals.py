@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How sure a figure is: requests that are near in time are alike, so stretches of a run are drawn again, not requests."""
+"""How sure a figure is: requests that are near in time are alike, so stretches of a run are drawn again."""
 
 from collections.abc import Sequence
 

@@ -100,7 +100,7 @@ def figures_of(run: Run, *, targets: tuple[Target, ...] = ()) -> RunFigures:
     window = steady_window(run.records, num_users=None if run.info.is_open else run.info.num_users)
     measured = [record for record in run.records if window.holds(record.due_ns)]
     done = [record for record in measured if record.is_done]
-    good = [record.due_ns for record in measured if is_met(record, targets)]
+    good = [record for record in run.records if is_met(record, targets)]
     inputs = [
         (record.times_ns[0], record.input_tokens) for record in run.records if record.input_tokens and record.times_ns
     ]
@@ -123,8 +123,8 @@ def figures_of(run: Run, *, targets: tuple[Target, ...] = ()) -> RunFigures:
             name: spread for name, metric in LATENCIES.items() if (spread := spread_of(values_of(done, metric)))
         },
         targets=targets,
-        goodput=_rate([(due_ns, 1) for due_ns in good], window) if targets else None,
-        goodput_share=len(good) / len(measured) if targets and measured else None,
+        goodput=_rate([(record.end_ns, 1) for record in good], window) if targets else None,
+        goodput_share=sum(window.holds(record.due_ns) for record in good) / len(measured) if targets else None,
         client=_client(run, window),
         server=server_figures(run.samples, window, model=run.info.model),
     )

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server's own metrics say of a run: its batch, its KV cache, its steps, and how near they come to the machine.
+"""What the server's own metrics say of a run: its batch, its KV cache, its steps, and how near the machine they are.
 
 MBU and MFU are of engine steps, not of wall time: an idle engine does not make them smaller. Both need what only some
 engines tell (`trireme_engine_weight_bytes` and the like); where it is not told, they are not there.
 """
 
 import functools
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -138,7 +139,7 @@ class _Window:
         values = self.values(name)
         if len(values) < 2:
             return None
-        return sum(late - early if late >= early else late for early, late in zip(values, values[1:], strict=False))
+        return sum(late - early if late >= early else late for early, late in itertools.pairwise(values))
 
 
 def server_figures(samples: Sequence[ServerSample], window: Window, *, model: str) -> ServerFigures | None:

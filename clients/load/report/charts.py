@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pictures of a report as SVG within its page: lines differ by dashes and marks, not by colour alone."""
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from clients.latency import RequestRecord
+from clients.load.figures.run_figures import LATENCIES, RunFigures, values_of
+from clients.load.figures.server_figures import Timeline
+from clients.load.report.document import Document
+from clients.load.run_folder import Run
+from ensemble_configs.errors import SpecError
+
+_TITLES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
+_BINS = 40
+
+
+class Chart:
+    """A picture, and what it shows in words for who cannot see it."""
+
+    def __init__(self, svg: str, text: str) -> None:
+        self.svg, self.text = svg, text
+
+
+def histograms(run: Run, figures: RunFigures) -> Chart | None:
+    """How often each latency; the last bin holds all above the 99.5th percentile."""
+    done = [record for record in run.records if record.is_done and figures.window.holds(record.due_ns)]
+    found = {name: _pooled(done, metric) for name, metric in LATENCIES.items()}
+    shown = {name: values for name, values in found.items() if values}
+    if not shown:
+        return None
+
+    def draw(axes: Sequence[Any]) -> None:
+        for axis, (name, values) in zip(axes, shown.items(), strict=False):
+            limit = sorted(values)[min(len(values) - 1, int(0.995 * len(values)))]
+            axis.hist([min(value, limit) for value in values], bins=_BINS, color="0.55", edgecolor="0.2", linewidth=0.4)
+            for percentile, dashes in (("50", (1, 0)), ("99", (4, 3))):
+                at = figures.latencies[name].percentiles[percentile]
+                axis.axvline(at, color="black", linewidth=1.2, dashes=dashes, label=f"p{percentile} {at:.1f} ms")
+            axis.set_title(f"{_TITLES[name]}, ms")
+            axis.set_ylabel("values")
+            axis.legend(fontsize="small")
+
+    text = "; ".join(
+        f"{_TITLES[name]}: p50 {figures.latencies[name].percentiles['50']:.1f} ms, "
+        f"p99 {figures.latencies[name].percentiles['99']:.1f} ms"
+        for name in shown
+    )
+    return Chart(_svg(draw, count=len(shown)), f"Histograms of {text}")
+
+
+def over_time(run: Run, figures: RunFigures, lines: dict[str, Timeline]) -> Chart:
+    """TTFT of each request and tokens a second, with the server's batch, queue and KV cache below them."""
+    server = [(title, lines[title]) for title in lines]
+
+    def draw(axes: Sequence[Any]) -> None:
+        firsts = [
+            (record.due_ns / 1e9, value)
+            for record in run.records
+            if record.is_done
+            for [value] in values_of([record], LATENCIES["ttft"])
+        ]
+        axes[0].plot([at for at, _ in firsts], [value for _, value in firsts], ".", color="0.3", markersize=3)
+        axes[0].set_title("TTFT of each request, ms, by when it was due")
+        seconds = max(record.end_ns for record in run.records) / 1e9
+        width = max(seconds / 60, 1e-9)
+        tokens = [0.0] * 61
+        for record in run.records:
+            for at_ns, count in zip(record.times_ns, record.tokens, strict=True):
+                tokens[min(60, int(at_ns / 1e9 / width))] += count / width
+        axes[1].step([width * number for number in range(61)], tokens, where="post", color="black")
+        axes[1].set_title("output tokens/s")
+        for axis, (title, line) in zip(axes[2:], server, strict=False):
+            axis.plot(line.seconds, line.values, color="black", linewidth=1)
+            axis.set_title(title)
+        for axis in axes:
+            axis.axvspan(
+                figures.window.start_ns / 1e9, figures.window.end_ns / 1e9, facecolor="none", edgecolor="0.7",
+                hatch="///", linewidth=0, label="measured",
+            )  # fmt: skip
+            axis.set_xlabel("s from the start")
+            axis.set_xlim(0, seconds)
+            axis.set_ylim(bottom=0)
+
+    text = f"Over the run: TTFT of each request, output tokens a second{''.join(f', {title}' for title, _ in server)}"
+    return Chart(_svg(draw, count=2 + len(server)), f"{text}; the measured part is hatched")
+
+
+def load_curve(document: Document) -> Chart | None:
+    """Throughput against latency, a mark for each run; None: there are fewer than two."""
+    shown = [part.figures for part in document.runs if "ttft" in part.figures.latencies]
+    if len(shown) < 2:
+        return None
+    by_throughput = sorted(shown, key=lambda figures: figures.output_tokens.per_s)
+
+    def draw(axes: Sequence[Any]) -> None:
+        for axis, name in zip(axes, ("ttft", "tpot", "e2e"), strict=True):
+            there = [figures for figures in by_throughput if name in figures.latencies]
+            xs = [figures.output_tokens.per_s for figures in there]
+            for percentile, style in (("50", "o-"), ("99", "s--")):
+                ys = [figures.latencies[name].percentiles[percentile] for figures in there]
+                axis.plot(xs, ys, style, color="black", fillstyle="none", label=f"p{percentile}", linewidth=1)
+            for figures in there:
+                is_knee = figures.name == document.knee
+                at = (figures.output_tokens.per_s, figures.latencies[name].percentiles["50"])
+                axis.annotate(
+                    f"{figures.name}{' (knee)' if is_knee else ''}", at, fontsize="x-small", xytext=(4, 4),
+                    textcoords="offset points", weight="bold" if is_knee else "normal",
+                )  # fmt: skip
+            axis.set_title(f"{_TITLES[name]}, ms")
+            axis.set_xlabel("output tokens/s")
+            axis.set_ylim(bottom=0)
+            axis.legend(fontsize="small")
+
+    knee = f"; the knee is {document.knee}" if document.knee else ""
+    return Chart(_svg(draw, count=3), f"Latency against throughput of {len(shown)} runs{knee}")
+
+
+def _pooled(records: Sequence[Any], metric: Callable[[RequestRecord], float | list[float]]) -> list[float]:
+    return [value for values in values_of(records, metric) for value in values]
+
+
+def _svg(draw: Callable[[Sequence[Any]], None], *, count: int) -> str:
+    """So many diagrams, two in a row."""
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415  only where pictures are asked for
+    except ModuleNotFoundError as exc:
+        raise SpecError(
+            "pictures need the Python package matplotlib (pip install 'trireme[plot]'); "
+            "--no-plots writes the report without them",
+            field="plots",
+        ) from exc
+    rows = -(-count // 2)
+    figure = Figure(figsize=(9.6, 2.7 * rows), layout="constrained")
+    axes = figure.subplots(rows, 2, squeeze=False).flatten()
+    for axis in axes[count:]:
+        axis.set_visible(False)
+    draw(list(axes[:count]))
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue().partition("<!DOCTYPE")[2].partition(">")[2]  # what stands before is for a file of its own
