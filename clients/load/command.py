@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verbs of `trireme bench`; each is defined beside what it does."""
 
+from clients.load.perf_analyzer import perf_analyzer
 from clients.load.report.command import report
 from clients.load.run_command import run
 
-__all__ = ["report", "run"]
+__all__ = ["perf_analyzer", "report", "run"]

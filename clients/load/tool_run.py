@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs somebody else's load generator: where it is, its process, and the server's metrics meanwhile."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+from rich.console import Console
+
+from clients.load.server_samples import ServerSample, ServerWatch
+from clients.load.worker import CpuSample
+from ensemble_configs.errors import ServerError, SpecError
+
+_TOOLS = Path(__file__).resolve().parents[2] / ".tools"  # of a checkout
+_POLL_S = 0.5
+_SHOWN_LINES = 15  # of a program that failed
+
+
+class ToolRun(NamedTuple):
+    """What its process did."""
+
+    output: str
+    start_epoch_ns: int
+    samples: list[ServerSample]
+    metrics_failure: str | None
+    cpu: list[list[CpuSample]]
+
+
+def find_tool(name: str, place: str, *, given: Path | None, how: str) -> Path:
+    """A program: the one that is named, or in the checkout's `.tools`, or on PATH.
+
+    Args:
+        place: within `.tools`.
+        how: to install it, in words.
+
+    Raises:
+        SpecError: there is none.
+    """
+    if given is not None:
+        if not given.is_file():
+            raise SpecError(f"{given} is not there; --binary names the program {name}", field="binary")
+        return given
+    found = _TOOLS / place
+    if found.is_file():
+        return found
+    on_path = shutil.which(name)
+    if on_path is None:
+        raise SpecError(f"{name} is not installed: {how}; or name it with --binary", field="binary")
+    return Path(on_path)
+
+
+def run_tool(
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    metrics: str | None,
+    what: str,
+    is_shown: bool = False,
+) -> ToolRun:
+    """Run a program to its end, reading the server's metrics meanwhile; Ctrl-C ends it as well.
+
+    Args:
+        what: it is, for messages.
+        is_shown: its output goes to the terminal as it comes; `output` is empty then.
+
+    Raises:
+        ServerError: it failed; with the end of what it said.
+    """
+    start_epoch_ns, start_ns = time.time_ns(), time.monotonic_ns()
+    watch = ServerWatch(metrics, start_ns=start_ns) if metrics else None
+    output = cwd / "output.txt"
+    console = Console(stderr=True)
+    with contextlib.ExitStack() as held:
+        file = held.enter_context(output.open("w+b"))
+        if watch is not None:
+            held.enter_context(watch)
+        if console.is_terminal and not is_shown:
+            held.enter_context(console.status(f"{what} is running"))
+        stdout = None if is_shown else file
+        process = subprocess.Popen(command, cwd=cwd, env={**os.environ, **(env or {})}, stdout=stdout, stderr=stdout)
+        try:
+            cpu = _watched(process, start_ns)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    text = output.read_text(errors="replace")
+    output.unlink()
+    if process.returncode:
+        said = "\n".join(text.splitlines()[-_SHOWN_LINES:])
+        raise ServerError(f"{what} ended with status {process.returncode}: {said or 'see above'}")
+    return ToolRun(
+        output=text,
+        start_epoch_ns=start_epoch_ns,
+        samples=watch.samples if watch else [],
+        metrics_failure=watch.failure if watch else "not read",
+        cpu=[cpu],
+    )
+
+
+def _watched(process: "subprocess.Popen[bytes]", start_ns: int) -> list[CpuSample]:
+    """Wait for its end; the CPU time that it and its children had used by when."""
+    samples = []
+    seen = psutil.Process(process.pid)
+    while process.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            used_s = sum(sum(each.cpu_times()[:2]) for each in [seen, *seen.children(recursive=True)])
+            samples.append(CpuSample(time.monotonic_ns() - start_ns, used_s))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_POLL_S)
+    return samples
