@@ -135,9 +135,17 @@ def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str |
         cpu=found.cpu,
         note=_NOTE if load.is_open else "",
         metrics_failure=found.metrics_failure,
+        tool_says=_said(found.output),
     )
     write_run(out, info, records, found.samples)
     return Run(path=out, info=info, records=records, samples=found.samples)
+
+
+def _said(output: str) -> dict[str, str]:
+    """The client's part of what it prints: its latency is that of whole answers."""
+    _, _, client = output.partition("Client:")
+    lines = (line.strip().partition(": ") for line in client.partition("Server:")[0].splitlines())
+    return {name: value for name, _, value in lines if value}
 
 
 def _options(load: Load) -> list[str]:

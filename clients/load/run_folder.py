@@ -38,6 +38,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
         cpu: what each process of the client had used by when; none: not known.
         note: what a reader has to know to compare it.
         was_interrupted: by Ctrl-C; what had ended by then is there.
+        tool_says: figures that the tool itself prints, by its own names.
     """
 
     tool: str
@@ -58,6 +59,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
     note: str = ""
     metrics_failure: str | None = None
     was_interrupted: bool = False
+    tool_says: dict[str, str] = {}
 
 
 class Run(msgspec.Struct, kw_only=True):

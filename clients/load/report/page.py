@@ -59,6 +59,7 @@ def markdown_page(document: Document) -> str:
             ("Throughput", tables.throughput(part)),
             ("Requests", tables.requests(part)),
             (f"Against {document.runs[0].figures.name}", tables.against(part)),
+            ("What the tool says", tables.tool_says(part)),
             ("Server", tables.server(part.figures.server)),
             ("Where", tables.environment(part)),
         ):

@@ -130,6 +130,11 @@ def server(figures: ServerFigures | None) -> Table:
     return Table(["", ""], rows)
 
 
+def tool_says(part: RunPart) -> Table:
+    """Under the tool's own names and definitions, which are not those of this report."""
+    return Table([part.info.tool, "says"], [[name, value] for name, value in part.info.tool_says.items()])
+
+
 def against(part: RunPart) -> Table:
     """Ratios to the first run."""
     rows = [

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme bench genai-perf`: NVIDIA's genai-perf, where it is installed, as the run of any tool.
+
+It makes its own prompts and drives perf_analyzer, whose export the figures are computed from; what it says itself
+counts the tokens of the answers' text anew, and stands beside them.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from clients.load.load_arguments import (
+    JsonOption,
+    MetricsOption,
+    ModelOption,
+    OutOption,
+    SeedOption,
+    UrlOption,
+    metrics_url,
+)
+from clients.load.perf_analyzer import HOW_TO_INSTALL, PLACE, records_of
+from clients.load.run_folder import Run, RunInfo, environment, now, refuse_used, typed_command, write_run
+from clients.load.summary import print_summary
+from clients.load.tool_run import find_tool, run_tool
+from ensemble_configs.errors import RequestError, ServerError, SpecError
+
+_SHOWN = (
+    "time_to_first_token",
+    "inter_token_latency",
+    "request_latency",
+    "output_token_throughput",
+    "request_throughput",
+    "output_sequence_length",
+    "input_sequence_length",
+)
+_NOTE = (
+    "genai-perf made the prompts, and counts the tokens of the answers' text anew where it speaks for itself; the "
+    "figures above are of the tokens that the server counted, from perf_analyzer's export."
+)
+
+
+def genai_perf(
+    *,
+    out: OutOption,
+    tokenizer: Annotated[Path, typer.Option(help="Folder of a tokenizer: it counts tokens by it.")],
+    url: UrlOption = "localhost:8001",
+    model: ModelOption = "ensemble",
+    rate: Annotated[float | None, typer.Option(help="Requests a second.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="So many requests at a time.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 100,
+    isl: Annotated[int, typer.Option(min=1, help="Prompt tokens.")] = 64,
+    osl: Annotated[int, typer.Option(min=1, help="Output tokens.")] = 64,
+    seed: SeedOption = 1,
+    metrics: MetricsOption = None,
+    binary: Annotated[Path | None, typer.Option(help="The program.", show_default="in .tools, or on PATH")] = None,
+    is_json: JsonOption = False,
+) -> None:
+    """Put a load on a running server with NVIDIA's genai-perf and keep every request of it.
+
+    \b
+    Examples:
+      trireme bench genai-perf --concurrency 16 --requests 100 --tokenizer /models/mine --out runs/genai-16
+    """
+    refuse_used(out)
+    if (rate is None) == (concurrency is None):
+        raise RequestError("a load has --rate or --concurrency", field="rate")
+    program = find_tool("genai-perf", "genai-perf/bin/genai-perf", given=binary, how=HOW_TO_INSTALL)
+    beside = find_tool("perf_analyzer", PLACE, given=None, how=HOW_TO_INSTALL).parent
+    if not tokenizer.is_dir():
+        raise SpecError(f"{tokenizer} is no folder; --tokenizer names one with a tokenizer.json", field="tokenizer")
+    how = ["--concurrency", str(concurrency)] if concurrency is not None else ["--request-rate", f"{rate:g}"]
+    command = [
+        str(program), "profile", "-m", model, "--backend", "tensorrtllm", "--endpoint-type", "kserve", "--streaming",
+        "-u", url, "--tokenizer", str(tokenizer.resolve()), "--synthetic-input-tokens-mean", str(isl),
+        "--output-tokens-mean", str(osl), "--output-tokens-mean-deterministic", "--random-seed", str(seed),
+        "--request-count", str(requests), "--extra-inputs", "return_num_output_tokens:true",
+        "--extra-inputs", "return_num_input_tokens:true", "--artifact-dir", "artifacts", *how,
+    ]  # fmt: skip
+    typed, date, where = typed_command(), now(), environment()
+    with tempfile.TemporaryDirectory(prefix="trireme-bench-") as name:
+        folder = Path(name)
+        env = {"PATH": f"{beside}:/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+        found = run_tool(command, cwd=folder, env=env, metrics=metrics_url(metrics, url), what="genai-perf")
+        exported = _read(folder, "profile_export.json", found.output)
+        said = _read(folder, "profile_export_genai_perf.json", found.output)
+    records = records_of(exported, found.start_epoch_ns, [])
+    info = RunInfo(
+        tool="genai-perf", commands=[typed, " ".join(command)], url=url, model=model, is_open=rate is not None,
+        rate_per_s=rate, num_users=concurrency, workload={"isl": isl, "osl": osl}, lengths="genai-perf's own",
+        seed=seed, date=date, environment=where, cpu=found.cpu, note=_NOTE, metrics_failure=found.metrics_failure,
+        tool_says=_figures(said),
+    )  # fmt: skip
+    write_run(out, info, records, found.samples)
+    print_summary(Run(path=out, info=info, records=records, samples=found.samples), is_json=is_json)
+
+
+def _read(folder: Path, name: str, output: str) -> dict[str, Any]:
+    paths = sorted((folder / "artifacts").rglob(name))
+    if not paths:
+        raise ServerError(f"genai-perf left no {name}; it said: {output[-800:]}")
+    document: dict[str, Any] = json.loads(paths[0].read_text())
+    return document
+
+
+def _figures(said: dict[str, Any]) -> dict[str, str]:
+    """Mean, and percentiles where it has them."""
+    found = {}
+    for name in _SHOWN:
+        value = said.get(name)
+        if isinstance(value, dict):
+            shown = [f"{key} {value[key]:.2f}" for key in ("avg", "p50", "p99") if key in value]
+            found[name] = f"{', '.join(shown)} {value.get('unit', '')}".strip()
+    return found

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme bench locust`: Locust's users on a workload of ours; its records become the run of any tool."""
+
+import os
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from clients.load import locust_messages
+from clients.load.load_arguments import (
+    IslOption,
+    JsonOption,
+    MetricsOption,
+    ModelOption,
+    OslOption,
+    OutOption,
+    SeedOption,
+    TimeoutOption,
+    TokenizerOption,
+    WorkloadOption,
+    chosen_workload,
+    metrics_url,
+    with_lengths,
+    workload_data,
+)
+from clients.load.load_options import Load
+from clients.load.load_record import LoadRecord
+from clients.load.locust_messages import LocustFound, LocustLoad
+from clients.load.run_command import warm_up
+from clients.load.run_folder import Run, RunInfo, environment, now, refuse_used, typed_command, write_run
+from clients.load.summary import print_summary
+from clients.load.tool_run import ToolRun, find_tool, run_tool
+from clients.load.worker import CpuSample
+from ensemble_configs.errors import RequestError, ServerError
+
+_FILE = Path(__file__).with_name("locustfile.py")
+_ROOT = Path(__file__).resolve().parents[2]
+_PLACE = "bench/bin/locust"
+_STOP_S = 120  # for answers to end, once the time is over
+
+
+def locust(
+    *,
+    out: OutOption,
+    users: Annotated[int, typer.Option(min=1, help="Users, each of whom waits for its answer.")],
+    duration: Annotated[float | None, typer.Option(help="Seconds in which requests begin.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests in all.")] = None,
+    url: Annotated[
+        str, typer.Option(help="host:port of Triton's gRPC endpoint, or http://HOST/v1 of an OpenAI-compatible server.")
+    ] = "localhost:8001",
+    model: ModelOption = "ensemble",
+    workload: WorkloadOption = None,
+    isl: IslOption = 64,
+    osl: OslOption = 64,
+    workers: Annotated[int, typer.Option(min=1, help="Processes of Locust's that share the users.")] = 1,
+    web: Annotated[
+        bool, typer.Option("--web", help="Show Locust's page, and wait there for somebody to start it.")
+    ] = False,
+    timeout: TimeoutOption = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before, which are not counted; Triton only.")] = 8,
+    tokenizer: TokenizerOption = None,
+    seed: SeedOption = 1,
+    metrics: MetricsOption = None,
+    binary: Annotated[Path | None, typer.Option(help="The program.", show_default="in .tools, or on PATH")] = None,
+    is_json: JsonOption = False,
+    more: Annotated[list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="More options of Locust's.")] = None,
+) -> None:
+    """Put a load on a running server with Locust's users, and keep every request of it.
+
+    Locust shows TTFT, TPOT and E2E as lines of their own. With `-- --master --expect-workers 2` it waits for workers
+    on other machines, which run `locust -f locustfile.py --worker --master-host ...`.
+
+    \b
+    Examples:
+      trireme bench locust --users 16 --duration 30 --out runs/locust-16
+      trireme bench locust --users 200 --duration 60 --workers 4 --workload chat.yaml --out runs/locust-200
+      trireme bench locust --url http://localhost:8080/v1 --model llama --users 8 --requests 100 --out runs/openai
+      trireme bench locust --users 16 --duration 60 --web --out runs/by-hand -- --web-port 8090
+    """
+    refuse_used(out)
+    program = find_tool("locust", _PLACE, given=binary, how="`pip install 'trireme[bench]'`, or make setup's bench")
+    is_openai = "://" in url
+    load = Load(
+        url=url, model=model, workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), num_users=users,
+        num_requests=requests, duration_s=duration, timeout_s=timeout, num_processes=min(workers, users), seed=seed,
+    )  # fmt: skip
+    load.check()
+    if load.spec().kind == "trace":
+        raise RequestError(
+            "Locust's users wait for their answers, so they cannot play a trace; `trireme bench run` can",
+            field="workload",
+        )
+    if is_openai and tokenizer is None and load.spec().kind != "fixed":
+        raise RequestError(
+            "an OpenAI-compatible server does not count tokens beforehand; give --tokenizer DIR for prompts of a "
+            "length, or a workload of fixed prompts",
+            field="tokenizer",
+        )
+    load = with_lengths(load, tokenizer)
+    reads_metrics = None if is_openai and metrics is None else metrics_url(metrics, url)
+    run = measure(
+        load, out, program, is_openai=is_openai, warmup=0 if is_openai else warmup, metrics=reads_metrics,
+        is_web=web, more=more or [],
+    )  # fmt: skip
+    print_summary(run, is_json=is_json)
+
+
+def measure(
+    load: Load, out: Path, program: Path, *, is_openai: bool, warmup: int, metrics: str | None, is_web: bool,
+    more: list[str],
+) -> Run:  # fmt: skip
+    """Run it and write the run's folder.
+
+    Raises:
+        ServerError: it failed, or no request of it ended.
+    """
+    typed, date, where = typed_command(), now(), environment()
+    if warmup:
+        warm_up(load, warmup)
+    with tempfile.TemporaryDirectory(prefix="trireme-bench-") as name:
+        folder = Path(name)
+        told = LocustLoad(load, openai_model=load.model if is_openai else None)
+        (folder / "load.json").write_bytes(msgspec.json.encode(told))
+        env = {
+            locust_messages.LOAD_VARIABLE: str(folder / "load.json"),
+            locust_messages.RECORDS_VARIABLE: str(folder / "records.json"),
+            locust_messages.WORKERS_VARIABLE: str(load.num_processes),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")])),
+        }
+        command = [str(program), *_options(load, is_web=is_web), *more]
+        found = run_tool(command, cwd=folder, env=env, metrics=metrics, what="locust", is_shown=is_web)
+        records, cpu = _read(folder / "records.json", found)
+    info = RunInfo(
+        tool=f"locust {_version(program)}",
+        commands=[typed, " ".join(f"{key}={value}" for key, value in env.items()) + " " + shlex.join(command)],
+        url=load.url,
+        model=load.model,
+        is_open=False,
+        num_users=load.num_users,
+        workload=load.workload,
+        lengths=load.writer().how,
+        seed=load.seed,
+        warmup_requests=warmup,
+        date=date,
+        environment=where,
+        cpu=cpu,
+        metrics_failure=found.metrics_failure,
+    )
+    write_run(out, info, records, found.samples)
+    return Run(path=out, info=info, records=records, samples=found.samples)
+
+
+def _options(load: Load, *, is_web: bool) -> list[str]:
+    users = str(load.num_users)
+    options = ["-f", str(_FILE), "--users", users, "--spawn-rate", users, "--stop-timeout", str(_STOP_S)]
+    if load.duration_s is not None:
+        options += ["--run-time", f"{load.duration_s:g}s"]
+    if load.num_processes > 1:
+        options += ["--processes", str(load.num_processes)]
+    return options if is_web else [*options, "--headless", "--only-summary", "--exit-code-on-error", "0"]
+
+
+def _read(path: Path, found: ToolRun) -> tuple[list[LoadRecord], list[list[CpuSample]]]:
+    """Its records, in nanoseconds from the start of the tool."""
+    if not path.exists():
+        raise ServerError(f"locust left no records; it said: {found.output[-800:]}")
+    left = msgspec.json.decode(path.read_bytes(), type=LocustFound)
+    if not left.records:
+        raise ServerError(f"no request of locust's ended; it said: {found.output[-800:]}")
+    first_ns = found.start_epoch_ns
+    for record in left.records:
+        record.due_ns -= first_ns
+        record.sent_ns -= first_ns
+        record.end_ns -= first_ns
+        record.times_ns = [at_ns - first_ns for at_ns in record.times_ns]
+    cpu = [[CpuSample(each.at_ns - first_ns, each.cpu_s) for each in samples] for samples in left.cpu]
+    return sorted(left.records, key=lambda record: record.due_ns), cpu
+
+
+def _version(program: Path) -> str:
+    found = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=60)
+    return found.stdout.split()[1] if len(found.stdout.split()) > 1 else "?"

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `trireme bench locust` tells its locustfile, and what that leaves for it. Imports no Locust."""
+
+import msgspec
+
+from clients.load.load_options import Load
+from clients.load.load_record import LoadRecord
+from clients.load.worker import CpuSample
+
+# Environment variables: of files, and of how many processes share the users.
+LOAD_VARIABLE, RECORDS_VARIABLE = "TRIREME_LOCUST_LOAD", "TRIREME_LOCUST_RECORDS"
+WORKERS_VARIABLE = "TRIREME_LOCUST_WORKERS"
+
+
+class LocustLoad(msgspec.Struct, frozen=True):
+    """What a locustfile is told."""
+
+    load: Load
+    openai_model: str | None  # the URL is of an OpenAI-compatible server, which knows the model by this name
+
+
+class LocustFound(msgspec.Struct):
+    """What a run of Locust's leaves; times are of the wall clock."""
+
+    records: list[LoadRecord]
+    cpu: list[list[CpuSample]]
