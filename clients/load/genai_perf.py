@@ -6,6 +6,7 @@ counts the tokens of the answers' text anew, and stands beside them.
 """
 
 import json
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,12 +21,16 @@ from clients.load.load_arguments import (
     SeedOption,
     UrlOption,
     metrics_url,
+    workload_data,
 )
+from clients.load.load_options import Load
 from clients.load.perf_analyzer import HOW_TO_INSTALL, PLACE, records_of
-from clients.load.run_folder import Run, RunInfo, environment, now, refuse_used, typed_command, write_run
+from clients.load.run_folder import Run, refuse_used, write_run
+from clients.load.run_origin import Origin
 from clients.load.summary import print_summary
 from clients.load.tool_run import find_tool, run_tool
-from ensemble_configs.errors import RequestError, ServerError, SpecError
+from clients.load.workload_spec import SyntheticWorkload, constant
+from ensemble_configs.errors import ServerError, SpecError
 
 _SHOWN = (
     "time_to_first_token",
@@ -65,8 +70,12 @@ def genai_perf(
       trireme bench genai-perf --concurrency 16 --requests 100 --tokenizer /models/mine --out runs/genai-16
     """
     refuse_used(out)
-    if (rate is None) == (concurrency is None):
-        raise RequestError("a load has --rate or --concurrency", field="rate")
+    fixed = SyntheticWorkload(kind="synthetic", isl=constant(isl), osl=constant(osl))
+    load = Load(
+        url=url, model=model, workload=workload_data(fixed), rate_per_s=rate, num_users=concurrency,
+        num_requests=requests, seed=seed,
+    )  # fmt: skip
+    load.check()
     program = find_tool("genai-perf", "genai-perf/bin/genai-perf", given=binary, how=HOW_TO_INSTALL)
     beside = find_tool("perf_analyzer", PLACE, given=None, how=HOW_TO_INSTALL).parent
     if not tokenizer.is_dir():
@@ -79,7 +88,7 @@ def genai_perf(
         "--request-count", str(requests), "--extra-inputs", "return_num_output_tokens:true",
         "--extra-inputs", "return_num_input_tokens:true", "--artifact-dir", "artifacts", *how,
     ]  # fmt: skip
-    typed, date, where = typed_command(), now(), environment()
+    origin = Origin.here()
     with tempfile.TemporaryDirectory(prefix="trireme-bench-") as name:
         folder = Path(name)
         env = {"PATH": f"{beside}:/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
@@ -87,12 +96,9 @@ def genai_perf(
         exported = _read(folder, "profile_export.json", found.output)
         said = _read(folder, "profile_export_genai_perf.json", found.output)
     records = records_of(exported, found.start_epoch_ns, [])
-    info = RunInfo(
-        tool="genai-perf", commands=[typed, " ".join(command)], url=url, model=model, is_open=rate is not None,
-        rate_per_s=rate, num_users=concurrency, workload={"isl": isl, "osl": osl}, lengths="genai-perf's own",
-        seed=seed, date=date, environment=where, cpu=found.cpu, note=_NOTE, metrics_failure=found.metrics_failure,
-        tool_says=_figures(said),
-    )  # fmt: skip
+    info = origin.info(load, tool="genai-perf", started=shlex.join(command))
+    info.cpu, info.metrics_failure, info.tool_says = found.cpu, found.metrics_failure, _figures(said)
+    info.lengths, info.note = "genai-perf's own", _NOTE
     write_run(out, info, records, found.samples)
     print_summary(Run(path=out, info=info, records=records, samples=found.samples), is_json=is_json)
 

@@ -32,7 +32,8 @@ from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
 from clients.load.locust_messages import LocustFound, LocustLoad
 from clients.load.run_command import warm_up
-from clients.load.run_folder import Run, RunInfo, environment, now, refuse_used, typed_command, write_run
+from clients.load.run_folder import Run, refuse_used, write_run
+from clients.load.run_origin import Origin
 from clients.load.summary import print_summary
 from clients.load.tool_run import ToolRun, find_tool, run_tool
 from clients.load.worker import CpuSample
@@ -119,7 +120,7 @@ def measure(
     Raises:
         ServerError: it failed, or no request of it ended.
     """
-    typed, date, where = typed_command(), now(), environment()
+    origin = Origin.here()
     if warmup:
         warm_up(load, warmup)
     with tempfile.TemporaryDirectory(prefix="trireme-bench-") as name:
@@ -135,22 +136,9 @@ def measure(
         command = [str(program), *_options(load, is_web=is_web), *more]
         found = run_tool(command, cwd=folder, env=env, metrics=metrics, what="locust", is_shown=is_web)
         records, cpu = _read(folder / "records.json", found)
-    info = RunInfo(
-        tool=f"locust {_version(program)}",
-        commands=[typed, " ".join(f"{key}={value}" for key, value in env.items()) + " " + shlex.join(command)],
-        url=load.url,
-        model=load.model,
-        is_open=False,
-        num_users=load.num_users,
-        workload=load.workload,
-        lengths=load.writer().how,
-        seed=load.seed,
-        warmup_requests=warmup,
-        date=date,
-        environment=where,
-        cpu=cpu,
-        metrics_failure=found.metrics_failure,
-    )
+    started = " ".join(f"{key}={value}" for key, value in env.items()) + " " + shlex.join(command)
+    info = origin.info(load, tool=f"locust {_version(program)}", started=started, warmup=warmup)
+    info.cpu, info.metrics_failure = cpu, found.metrics_failure
     write_run(out, info, records, found.samples)
     return Run(path=out, info=info, records=records, samples=found.samples)
 

@@ -8,6 +8,7 @@ export, as those of the other tools do.
 import itertools
 import json
 import re
+import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +38,8 @@ from clients.load.load_options import Load
 from clients.load.load_record import DONE, LoadRecord
 from clients.load.plan import Session
 from clients.load.run_command import warm_up
-from clients.load.run_folder import Run, RunInfo, environment, now, refuse_used, typed_command, write_run
+from clients.load.run_folder import Run, refuse_used, write_run
+from clients.load.run_origin import Origin
 from clients.load.summary import print_summary
 from clients.load.tool_run import ToolRun, find_tool, run_tool
 from ensemble_configs.errors import RequestError, ServerError
@@ -106,7 +108,7 @@ def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str |
     Raises:
         ServerError: it failed.
     """
-    typed, date, where = typed_command(), now(), environment()
+    origin = Origin.here()
     if warmup:
         warm_up(load, warmup)
     plan = list(load.plan())
@@ -117,26 +119,10 @@ def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str |
         found, exported = _exported(command, folder, metrics)
     records = records_of(exported, found.start_epoch_ns, plan)
     version = re.search(r"\d+\.\d+\.\d+", str(exported.get("version", "")))
-    info = RunInfo(
-        tool=f"perf_analyzer {version[0] if version else '?'}",
-        commands=[typed, " ".join(command)],
-        url=load.url,
-        model=load.model,
-        is_open=load.is_open,
-        rate_per_s=load.rate_per_s,
-        num_users=load.num_users,
-        arrivals=load.arrivals if load.is_open else None,
-        workload=load.workload,
-        lengths=load.writer().how,
-        seed=load.seed,
-        warmup_requests=warmup,
-        date=date,
-        environment=where,
-        cpu=found.cpu,
-        note=_NOTE if load.is_open else "",
-        metrics_failure=found.metrics_failure,
-        tool_says=_said(found.output),
-    )
+    tool = f"perf_analyzer {version[0] if version else '?'}"
+    info = origin.info(load, tool=tool, started=shlex.join(command), warmup=warmup)
+    info.cpu, info.metrics_failure, info.tool_says = found.cpu, found.metrics_failure, _said(found.output)
+    info.note = _NOTE if load.is_open else ""
     write_run(out, info, records, found.samples)
     return Run(path=out, info=info, records=records, samples=found.samples)
 

@@ -27,17 +27,9 @@ from clients.load.load_arguments import (
 )
 from clients.load.load_options import Load
 from clients.load.load_progress import LoadProgress
-from clients.load.processes import Outcome, run_processes
-from clients.load.run_folder import (
-    Run,
-    RunInfo,
-    environment,
-    now,
-    package_version,
-    refuse_used,
-    typed_command,
-    write_run,
-)
+from clients.load.processes import run_processes
+from clients.load.run_folder import Run, package_version, refuse_used, write_run
+from clients.load.run_origin import Origin
 from clients.load.server_samples import ServerWatch
 from clients.load.summary import print_summary
 
@@ -123,7 +115,7 @@ def put_on(load: Load, out: Path, *, warmup: int, metrics: str | None, is_quiet:
         Unavailable: no server takes requests there.
         ServerError: a process of the client died.
     """
-    commands, date, where = [typed_command()], now(), environment()
+    origin = Origin.here()
     if warmup:
         warm_up(load, warmup)
     watches = contextlib.ExitStack()
@@ -137,7 +129,8 @@ def put_on(load: Load, out: Path, *, warmup: int, metrics: str | None, is_quiet:
     with LoadProgress(load, is_quiet=is_quiet) as progress, watches:
         outcome = run_processes(load, began=began, told=progress.tell)
     samples = watched[0].samples if watched else []
-    info = _info(load, outcome, commands=commands, date=date, where=where, warmup=warmup)
+    info = origin.info(load, tool=f"trireme {package_version('trireme')}", warmup=warmup)
+    info.cpu, info.was_interrupted = outcome.cpu, outcome.was_interrupted
     info.metrics_failure = watched[0].failure if watched else "not read"
     write_run(out, info, outcome.records, samples)
     return Run(path=out, info=info, records=outcome.records, samples=samples)
@@ -150,26 +143,3 @@ def warm_up(load: Load, num_requests: int) -> None:
         load, **changes, num_requests=num_requests, num_processes=1, seed=load.seed + 1_000_003
     )
     run_processes(warm)
-
-
-def _info(
-    load: Load, outcome: Outcome, *, commands: list[str], date: str, where: dict[str, object], warmup: int
-) -> RunInfo:
-    return RunInfo(
-        tool=f"trireme {package_version('trireme')}",
-        commands=commands,
-        url=load.url,
-        model=load.model,
-        is_open=load.is_open,
-        rate_per_s=load.rate_per_s,
-        num_users=load.num_users,
-        arrivals=load.arrivals if load.rate_per_s is not None else None,
-        workload=load.workload,
-        lengths=load.writer().how,
-        seed=load.seed,
-        warmup_requests=warmup,
-        date=date,
-        environment=where,
-        cpu=outcome.cpu,
-        was_interrupted=outcome.was_interrupted,
-    )

@@ -7,8 +7,6 @@ Every tool's run becomes such a folder, and a report reads nothing else.
 import datetime
 import os
 import platform
-import shlex
-import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -140,11 +138,6 @@ def package_version(name: str) -> str | None:
 def now() -> str:
     """For a run's date."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def typed_command() -> str:
-    """The command line of this process, for a shell."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def _cpu_model() -> str:
