@@ -28,7 +28,7 @@ from clients.load.perf_analyzer import HOW_TO_INSTALL, PLACE, records_of
 from clients.load.run_folder import Run, refuse_used, write_run
 from clients.load.run_origin import Origin
 from clients.load.summary import print_summary
-from clients.load.tool_run import find_tool, run_tool
+from clients.load.tool_run import find_tool, from_first_request, run_tool
 from clients.load.workload_spec import SyntheticWorkload, constant
 from ensemble_configs.errors import ServerError, SpecError
 
@@ -96,6 +96,7 @@ def genai_perf(
         exported = _read(folder, "profile_export.json", found.output)
         said = _read(folder, "profile_export_genai_perf.json", found.output)
     records = records_of(exported, found.start_epoch_ns, [])
+    found = from_first_request(found, records)
     info = origin.info(load, tool="genai-perf", started=shlex.join(command))
     info.cpu, info.metrics_failure, info.tool_says = found.cpu, found.metrics_failure, _figures(said)
     info.lengths, info.note = "genai-perf's own", _NOTE

@@ -58,6 +58,13 @@ class LoadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         """How much later than due it was sent, of a request that was sent once."""
         return self.sent_ns - self.due_ns if self.num_attempts == 1 else 0
 
+    def shift(self, by_ns: int) -> None:
+        """Count its times from another moment."""
+        self.due_ns += by_ns
+        self.sent_ns += by_ns
+        self.end_ns += by_ns
+        self.times_ns = [at_ns + by_ns for at_ns in self.times_ns]
+
     def latencies(self) -> RequestRecord:
         """For `clients.latency`: from when it was due, whoever was late with it."""
         return RequestRecord(self.due_ns, tuple(map(Arrival, self.times_ns, self.tokens)))

@@ -35,7 +35,7 @@ from clients.load.run_command import warm_up
 from clients.load.run_folder import Run, refuse_used, write_run
 from clients.load.run_origin import Origin
 from clients.load.summary import print_summary
-from clients.load.tool_run import ToolRun, find_tool, run_tool
+from clients.load.tool_run import ToolRun, find_tool, from_first_request, run_tool
 from clients.load.worker import CpuSample
 from ensemble_configs.errors import RequestError, ServerError
 
@@ -135,10 +135,10 @@ def measure(
         }
         command = [str(program), *_options(load, is_web=is_web), *more]
         found = run_tool(command, cwd=folder, env=env, metrics=metrics, what="locust", is_shown=is_web)
-        records, cpu = _read(folder / "records.json", found)
+        records, found = _read(folder / "records.json", found)
     started = " ".join(f"{key}={value}" for key, value in env.items()) + " " + shlex.join(command)
     info = origin.info(load, tool=f"locust {_version(program)}", started=started, warmup=warmup)
-    info.cpu, info.metrics_failure = cpu, found.metrics_failure
+    info.cpu, info.metrics_failure = found.cpu, found.metrics_failure
     write_run(out, info, records, found.samples)
     return Run(path=out, info=info, records=records, samples=found.samples)
 
@@ -153,21 +153,19 @@ def _options(load: Load, *, is_web: bool) -> list[str]:
     return options if is_web else [*options, "--headless", "--only-summary", "--exit-code-on-error", "0"]
 
 
-def _read(path: Path, found: ToolRun) -> tuple[list[LoadRecord], list[list[CpuSample]]]:
-    """Its records, in nanoseconds from the start of the tool."""
+def _read(path: Path, found: ToolRun) -> tuple[list[LoadRecord], ToolRun]:
+    """Its records, and the run with the CPU time of its own processes; times count from the first request."""
     if not path.exists():
         raise ServerError(f"locust left no records; it said: {found.output[-800:]}")
     left = msgspec.json.decode(path.read_bytes(), type=LocustFound)
     if not left.records:
         raise ServerError(f"no request of locust's ended; it said: {found.output[-800:]}")
-    first_ns = found.start_epoch_ns
+    epoch_ns = found.start_epoch_ns
     for record in left.records:
-        record.due_ns -= first_ns
-        record.sent_ns -= first_ns
-        record.end_ns -= first_ns
-        record.times_ns = [at_ns - first_ns for at_ns in record.times_ns]
-    cpu = [[CpuSample(each.at_ns - first_ns, each.cpu_s) for each in samples] for samples in left.cpu]
-    return sorted(left.records, key=lambda record: record.due_ns), cpu
+        record.shift(-epoch_ns)
+    cpu = [[CpuSample(each.at_ns - epoch_ns, each.cpu_s) for each in samples] for samples in left.cpu]
+    records = sorted(left.records, key=lambda record: record.due_ns)
+    return records, from_first_request(found._replace(cpu=cpu), records)
 
 
 def _version(program: Path) -> str:

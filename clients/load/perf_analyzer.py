@@ -41,7 +41,7 @@ from clients.load.run_command import warm_up
 from clients.load.run_folder import Run, refuse_used, write_run
 from clients.load.run_origin import Origin
 from clients.load.summary import print_summary
-from clients.load.tool_run import ToolRun, find_tool, run_tool
+from clients.load.tool_run import ToolRun, find_tool, from_first_request, run_tool
 from ensemble_configs.errors import RequestError, ServerError
 
 HOW_TO_INSTALL = "`make bench-tools` in a checkout installs it"
@@ -118,6 +118,7 @@ def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str |
         command = [str(program), *_options(load)]
         found, exported = _exported(command, folder, metrics)
     records = records_of(exported, found.start_epoch_ns, plan)
+    found = from_first_request(found, records)
     version = re.search(r"\d+\.\d+\.\d+", str(exported.get("version", "")))
     tool = f"perf_analyzer {version[0] if version else '?'}"
     info = origin.info(load, tool=tool, started=shlex.join(command), warmup=warmup)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import psutil
 from rich.console import Console
 
+from clients.load.load_record import LoadRecord
 from clients.load.server_samples import ServerSample, ServerWatch
 from clients.load.worker import CpuSample
 from ensemble_configs.errors import ServerError, SpecError
@@ -102,6 +103,18 @@ def run_tool(
         samples=watch.samples if watch else [],
         metrics_failure=watch.failure if watch else "not read",
         cpu=[cpu],
+    )
+
+
+def from_first_request(found: ToolRun, records: Sequence[LoadRecord]) -> ToolRun:
+    """Count all times from the first request instead of the start of the program; the records are changed."""
+    first_ns = min((record.due_ns for record in records), default=0)
+    for record in records:
+        record.shift(-first_ns)
+    return found._replace(
+        start_epoch_ns=found.start_epoch_ns + first_ns,
+        samples=[ServerSample(sample.at_ns - first_ns, sample.values) for sample in found.samples],
+        cpu=[[CpuSample(sample.at_ns - first_ns, sample.cpu_s) for sample in samples] for samples in found.cpu],
     )
 
 
