@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From records whose times are known to figures that can be worked out by hand."""
+
+import random
+
+import numpy as np
+import pytest
+from load_records import record, run, steady
+
+from clients.load.figures.comparison import compare
+from clients.load.figures.intervals import spread_of
+from clients.load.figures.knee import knee_of
+from clients.load.figures.run_figures import figures_of
+from clients.load.figures.server_figures import engine_model, server_figures
+from clients.load.figures.slo import Target, is_met, parse_targets
+from clients.load.figures.steady_state import Window, steady_window
+from clients.load.server_samples import ServerSample
+from clients.load.worker import CpuSample
+from ensemble_configs.errors import RequestError, SpecError
+
+
+def test_every_latency_by_hand() -> None:
+    # Due at 100, chunks at 150 (1 token), 170 (2 tokens), 200 (1 token), and text without a token at 210.
+    figures = figures_of(run([record(100, [(150, 1), (170, 2), (200, 1), (210, 0)])]))
+    found = {name: spread.mean for name, spread in figures.latencies.items()}
+    assert found == pytest.approx({"ttft": 50, "itl": 25, "tpot": (110 - 50) / 3, "e2e": 110})
+    assert figures.latencies["itl"].count == 2
+
+
+def test_what_has_no_token_one_token_or_an_error_is_in_no_latency_that_it_does_not_have() -> None:
+    figures = figures_of(
+        run(
+            [
+                record(0, [(40, 0)]),  # nothing but an end
+                record(0, [(50, 1)]),
+                record(0, [(60, 1), (70, 1)]),
+                record(0, [(80, 1)], end="UNAVAILABLE"),
+                record(0, end="DEADLINE"),
+                record(0, [(60, 1), (90, 2)], num_attempts=3),
+            ]
+        )
+    )
+    assert figures.ends == {"done": 4, "UNAVAILABLE": 1, "DEADLINE": 1}
+    assert figures.error_share == pytest.approx(2 / 6)
+    assert figures.refused_share == pytest.approx(1 / 6)
+    assert (figures.num_empty, figures.num_retried) == (1, 1)
+    assert {name: spread.count for name, spread in figures.latencies.items()} == {
+        "ttft": 3,
+        "itl": 2,
+        "tpot": 2,
+        "e2e": 4,
+    }
+    assert figures.latencies["ttft"].mean == pytest.approx((50 + 60 + 60) / 3)
+    assert figures.latencies["tpot"].mean == pytest.approx((10 + 15) / 2)
+
+
+def test_throughput_is_of_the_measured_part() -> None:
+    # One request every 10 ms, of five tokens: 100 requests and 500 tokens a second.
+    figures = figures_of(run(steady(400)))
+    assert figures.window.is_steady
+    assert 0 < figures.window.start_ns < figures.window.end_ns
+    assert figures.requests.per_s == pytest.approx(100, rel=0.01)
+    assert figures.output_tokens.per_s == pytest.approx(500, rel=0.01)
+    assert figures.requests.interval is not None
+    assert figures.requests.interval.low <= 100.5
+    assert figures.requests.interval.high >= 99.5
+
+
+def test_percentiles_are_numpys() -> None:
+    rng = random.Random(1)
+    values = [[rng.expovariate(1.0) for _ in range(rng.randrange(1, 9))] for _ in range(300)]
+    spread = spread_of(values)
+    assert spread is not None
+    pooled = [value for one in values for value in one]
+    for name, value in spread.percentiles.items():
+        assert value == pytest.approx(np.percentile(pooled, float(name)), rel=1e-9)
+    assert spread.mean == pytest.approx(np.mean(pooled))
+
+
+def test_an_interval_holds_the_truth_about_as_often_as_it_says_though_neighbours_are_alike() -> None:
+    rng, held = random.Random(2), 0
+    for _ in range(100):
+        level, values = 0.0, []
+        for _ in range(600):
+            level = 0.7 * level + rng.gauss(0, 1)  # its mean is 0
+            values.append([100 + level])
+        spread = spread_of(values)
+        assert spread is not None
+        held += spread.intervals["mean"].low <= 100 <= spread.intervals["mean"].high
+    assert 86 <= held <= 100
+
+
+def test_few_requests_have_no_interval() -> None:
+    spread = spread_of([[1.0]] * 39)
+    assert spread is not None
+    assert spread.intervals == {}
+    assert spread_of([]) is None
+
+
+def test_the_beginning_is_left_out_while_the_batch_fills() -> None:
+    # Each takes a second, so for the first second more and more are in flight.
+    records = [record(number * 10, [(number * 10 + 1000, 1)]) for number in range(800)]
+    window = steady_window(records, num_users=None)
+    assert window.is_steady
+    assert 0.9e9 < window.start_ns < 2.5e9
+    assert window.end_ns == 7990 * 1_000_000 + 1
+
+
+def test_a_queue_that_only_grows_is_not_steady() -> None:
+    # Each takes 1 % of the time that has passed longer than the one before.
+    records = [record(number * 10, [(number * 10 + 100 + number * 8, 1)]) for number in range(500)]
+    window = steady_window(records, num_users=None)
+    assert not window.is_steady
+    assert "rose" in window.why
+
+
+def test_an_ordinary_waver_of_poisson_arrivals_is_steady() -> None:
+    unsteady = 0
+    for seed in range(60):
+        rng, at, records = random.Random(seed), 0.0, []
+        while at < 20_000:
+            at += rng.expovariate(1 / 100)
+            records.append(record(at, [(at + rng.uniform(300, 700), 1)]))
+        unsteady += not steady_window(records, num_users=None).is_steady
+    assert unsteady <= 3
+
+
+def test_a_closed_loop_ends_where_its_first_user_has_nothing_left() -> None:
+    records = [record(wave * 100 + user, [(wave * 100 + 100 + user, 1)]) for wave in range(20) for user in range(4)]
+    window = steady_window(records, num_users=4)
+    assert window.end_ns == 2000 * 1_000_000
+    assert window.start_ns >= 100 * 1_000_000
+
+
+def test_the_clients_cpu_and_lag_make_a_run_client_bound() -> None:
+    late = [
+        record(number * 10, [(number * 10 + 50, 1)], sent_ns=(number * 10 + 30) * 1_000_000) for number in range(100)
+    ]
+    cpu = [[CpuSample(at * 1_000_000_000, 0.9 * at) for at in range(3)], [CpuSample(0, 0.0), CpuSample(2 * 10**9, 0.1)]]
+    client = figures_of(run(late, cpu=cpu)).client
+    assert client.cpu_share == pytest.approx(0.9)
+    assert client.lag_p99_ms == pytest.approx(30)
+    assert "90% of a core" in client.why_bound
+    assert "30 ms late" in client.why_bound
+    assert figures_of(run(steady())).client.why_bound == ""
+
+
+def test_goodput_counts_what_met_every_target() -> None:
+    targets = parse_targets("ttft=55, tpot=0.012s", of_percentiles=False)
+    records = steady(200) + [record(number * 10, [(number * 10 + 60, 1)]) for number in range(200)]
+    figures = figures_of(run(sorted(records, key=lambda one: one.due_ns)), targets=targets)
+    assert figures.goodput_share == pytest.approx(0.5, abs=0.02)
+    assert figures.goodput is not None
+    assert figures.goodput.per_s == pytest.approx(100, rel=0.03)
+    assert is_met(record(0, [(50, 1)]), targets)  # one token has no TPOT to miss
+    assert not is_met(record(0, [(50, 1)], end="DEADLINE"), targets)
+
+
+@pytest.mark.parametrize(
+    ("text", "of_percentiles"),
+    [
+        ("ttft", True),
+        ("ttft_p99=500", False),
+        ("ttft=500", True),
+        ("itl_p99=5", True),
+        ("ttft_p100=5", True),
+        ("ttft_p99=0", True),
+    ],
+)
+def test_targets_that_are_not_targets(text: str, of_percentiles: bool) -> None:
+    with pytest.raises(RequestError, match="write it like") as caught:
+        parse_targets(text, of_percentiles=of_percentiles)
+    assert caught.value.facts["field"] == "slo"
+
+
+def test_targets_are_read_with_their_units() -> None:
+    assert parse_targets("ttft_p99=0.5s,tpot_p95=50ms", of_percentiles=True) == (
+        Target(metric="ttft", limit_ms=500, percentile=99),
+        Target(metric="tpot", limit_ms=50, percentile=95),
+    )
+
+
+def test_a_run_against_another_has_the_ratio_and_its_interval() -> None:
+    rng = random.Random(3)
+
+    def noisy(factor: float, name: str) -> object:
+        return run(
+            [
+                record(number * 10, [(number * 10 + factor * rng.uniform(40, 60), 1), (number * 10 + 200 * factor, 4)])
+                for number in range(600)
+            ],
+            name=name,
+        )
+
+    base, slower = noisy(1.0, "base"), noisy(1.2, "slower")
+    ratios = {
+        one.figure: one
+        for one in compare(slower, figures_of(slower), base, figures_of(base))  # type: ignore[arg-type]
+    }
+    assert ratios["TTFT p50"].value == pytest.approx(1.2, rel=0.05)
+    assert ratios["TTFT p50"].is_different
+    assert ratios["E2E p50"].value == pytest.approx(1.2, rel=0.01)
+    assert not ratios["requests/s"].is_different
+
+
+def test_the_knee_is_where_throughput_over_latency_is_greatest() -> None:
+    # 50, 100 and 200 requests a second at 100, 120 and 600 ms: powers of 0.5, 0.83 and 0.33.
+    runs = [
+        run([record(n * gap, [(n * gap + ms, 1)]) for n in range(400)], name=str(gap))
+        for gap, ms in ((20.0, 100.0), (10.0, 120.0), (5.0, 600.0))
+    ]
+    assert knee_of([figures_of(each) for each in runs]) == 1
+    assert knee_of([figures_of(each) for each in runs[:2]]) is None
+
+
+def test_a_run_of_nothing_is_refused() -> None:
+    with pytest.raises(SpecError, match="no request"):
+        figures_of(run([]))
+
+
+def sample(at_s: float, **values: float) -> ServerSample:
+    of = '{model="tensorrt_llm",version="1"}'
+    return ServerSample(round(at_s * 1e9), {f"trireme_{name}{of}": value for name, value in values.items()})
+
+
+def test_what_the_server_says_by_hand() -> None:
+    constants = {
+        "engine_weight_bytes": 1000.0, "engine_kv_bytes_per_token": 10.0, "engine_flops_per_token": 500.0,
+        "engine_peak_bandwidth_bytes_per_second": 200_000.0, "engine_peak_flops": 1e6, "engine_max_num_seqs": 8.0,
+    }  # fmt: skip
+    samples = [
+        sample(
+            at, requests_running=4 + at % 2, kv_cache_usage_fraction=0.1 * at, engine_steps_total=100 * at,
+            engine_step_seconds_total=0.5 * at, engine_prefill_steps_total=20 * at,
+            engine_prefill_step_seconds_total=0.3 * at, engine_prompt_tokens_total=600 * at,
+            engine_output_tokens_total=400 * at, engine_kv_read_tokens_total=1000 * at,
+            engine_batch_sequences_total=400 * at, preemptions_total=at, **constants,
+        )
+        for at in range(5)
+    ]  # fmt: skip
+    window = Window(start_ns=0, end_ns=4 * 10**9, is_steady=True, why="")
+    found = server_figures(samples, window, model="ensemble")
+    assert found is not None
+    assert (found.steps_per_s, found.busy_share, found.step_ms) == pytest.approx((100, 0.5, 5))
+    assert (found.prefill_step_ms, found.decode_step_ms) == pytest.approx((15, 2.5))  # 0.3 s / 20; 0.2 s / 80
+    assert found.prefill_tokens_per_s == pytest.approx(2000)  # 600 / 0.3 s
+    assert found.batch_occupancy == pytest.approx(400 / 100 / 8)
+    assert found.mbu == pytest.approx((100 * 1000 + 1000 * 10) / 0.5 / 200_000)
+    assert found.mfu == pytest.approx(500 * 1000 / 0.5 / 1e6)
+    assert (found.batch_max, found.kv_usage_max, found.preemptions) == pytest.approx((5, 0.4, 4))
+
+
+def test_a_counter_that_begins_anew_is_not_counted_backwards() -> None:
+    totals = (100.0, 150.0, 10.0, 40.0)  # the engine died after the second
+    samples = [
+        sample(at, engine_steps_total=total, engine_step_seconds_total=total / 100) for at, total in enumerate(totals)
+    ]
+    found = server_figures(samples, Window(start_ns=0, end_ns=10**10, is_steady=True, why=""), model="ensemble")
+    assert found is not None
+    assert found.steps_per_s == pytest.approx((50 + 10 + 30) / 3)
+
+
+def test_without_samples_there_are_no_figures_of_the_server() -> None:
+    window = Window(start_ns=0, end_ns=10**10, is_steady=True, why="")
+    assert server_figures([sample(0), sample(1)], window, model="ensemble") is None
+    found = server_figures([sample(at, requests_running=1) for at in range(3)], window, model="chat_ensemble")
+    assert found is not None
+    assert found.batch_mean is None
+    assert found.num_samples == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "engine"),
+    [
+        ("ensemble", "tensorrt_llm"),
+        ("chat_ensemble_canary", "chat_tensorrt_llm"),
+        ("tensorrt_llm_bls", "tensorrt_llm"),
+        ("small_tensorrt_llm", "small_tensorrt_llm"),
+        ("mine", "tensorrt_llm"),
+    ],
+)
+def test_which_engine_a_model_asks(asked: str, engine: str) -> None:
+    assert engine_model(asked) == engine

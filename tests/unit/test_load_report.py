@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report of runs whose figures are known: as a page that loads nothing, as Markdown, as JSON."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from load_records import record, steady
+
+from clients.load.report.definitions import DEFINITIONS
+from clients.load.run_folder import RunInfo, write_run
+from clients.load.server_samples import ServerSample, read_metrics
+from trireme.commands import run_command
+
+
+class Page(HTMLParser):
+    """What a page refers to, and its words."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.words = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in {"src", "href", "xlink:href", "action"}]
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """Three runs: at 50, 100 and 200 requests a second; the last one with refusals, and bound by its client."""
+    made = []
+    of = '{model="tensorrt_llm",version="1"}'
+    for gap_ms, ttft_ms in ((20.0, 40.0), (10.0, 50.0), (5.0, 400.0)):
+        records = steady(200, every_ms=gap_ms, ttft_ms=ttft_ms)
+        if gap_ms == 5.0:
+            records = [
+                record(one.due_ns / 1e6, end="UNAVAILABLE", error="full") if number % 10 == 0 else one
+                for number, one in enumerate(records)
+            ]
+            for one in records:
+                one.sent_ns = one.due_ns + 25_000_000
+        samples = [
+            ServerSample(at * 100_000_000, {f"trireme_requests_running{of}": 3.0, f"trireme_requests_waiting{of}": 0.0})
+            for at in range(10)
+        ]
+        path = tmp_path / f"rate-{1000 / gap_ms:.0f}"
+        info = RunInfo(
+            tool="trireme 1", commands=["trireme bench run --rate <&> |"], url="here:1", model="ensemble", is_open=True,
+            rate_per_s=1000 / gap_ms, arrivals="constant", workload={"kind": "fixed"}, seed=1, warmup_requests=8,
+        )  # fmt: skip
+        write_run(path, info, records, samples)
+        made.append(path)
+    return made
+
+
+def report(*args: object) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_command("bench", ["report", *map(str, args)])
+    assert ended.value.code in (0, None)
+
+
+def test_the_page_holds_everything_and_loads_nothing(folders: list[Path], tmp_path: Path) -> None:
+    report(*folders, "--slo", "ttft=45,tpot=15", "--out", tmp_path / "r.html", "--title", "Is <this> safe?")
+    text = (tmp_path / "r.html").read_text()
+    page = Page(text)
+    assert [link for link in page.links if not link.startswith("#")] == []
+    assert not re.search(r"@import|url\((?!#)|<script", text)
+    assert page.tags.count("svg") == 1 + 3 * 2
+    assert "Is <this> safe?" in page.words
+    assert "trireme bench run --rate <&> |" in page.words
+    for figure in (
+        "50.0",
+        "rate-100",
+        "Client-bound",
+        "10.0% of the measured requests did not end well",
+        " UNAVAILABLE.",
+    ):
+        assert figure in page.words, figure
+    assert all(word in page.words for word in DEFINITIONS)
+    assert text.count('role="img" aria-label="') == 7, "a picture is told in words, too"
+
+
+def test_markdown_and_json_say_the_same(folders: list[Path], tmp_path: Path) -> None:
+    report(*folders, "--out", tmp_path / "r.md", "--out", tmp_path / "r.json", "--no-plots", "--gpus", 2)
+    found = json.loads((tmp_path / "r.json").read_text())
+    text = (tmp_path / "r.md").read_text()
+    assert [run["figures"]["name"] for run in found["runs"]] == ["rate-50", "rate-100", "rate-200"]
+    assert found["knee"] == "rate-100"
+    assert "The knee is **rate-100**" in text
+    second = found["runs"][1]
+    assert second["figures"]["latencies"]["ttft"]["percentiles"]["99"] == pytest.approx(50)
+    assert second["tokens_per_s_per_gpu"] == pytest.approx(second["figures"]["output_tokens"]["per_s"] / 2)
+    ratios = {one["figure"]: one["value"] for one in second["against_first"]}
+    assert ratios["TTFT p50"] == pytest.approx(50 / 40)
+    assert "| TTFT p50 | 1.250 |" in text
+    assert f"| TTFT | {50:.1f} (50.0 to 50.0) |" in text
+
+
+def test_runs_of_one_name_are_told_apart(folders: list[Path], tmp_path: Path) -> None:
+    other = tmp_path / "later" / "rate-50"
+    other.parent.mkdir()
+    folders[0].rename(tmp_path / "kept")
+    (tmp_path / "earlier").mkdir()
+    (tmp_path / "kept").rename(tmp_path / "earlier" / "rate-50")
+    folders[1].rename(other)
+    report(tmp_path / "earlier/rate-50", other, "--out", tmp_path / "r.json")
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert [run["figures"]["name"] for run in found["runs"]] == ["earlier/rate-50", "later/rate-50"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["nowhere"], "is no run's folder"),
+        (["--out", "r.pdf"], ".html, .md, .json"),
+        (["--slo", "ttft_p99=5"], "is meant for each request"),
+    ],
+)
+def test_a_wrong_report_says_what_is_allowed(
+    folders: list[Path], args: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [] if args == ["nowhere"] else [str(folders[0])]
+    with pytest.raises(SystemExit) as ended:
+        run_command("bench", ["report", *runs, *args])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_prometheus_text_is_read_by_name_and_labels(tmp_path: Path) -> None:
+    (tmp_path / "metrics").write_text(
+        "# TYPE trireme_requests_running gauge\n"
+        'trireme_requests_running{version="1",model="m"} 3\n'
+        "# TYPE trireme_e2e_request_latency_seconds histogram\n"
+        'trireme_e2e_request_latency_seconds_bucket{model="m",le="+Inf"} 2\n'
+        'trireme_e2e_request_latency_seconds_count{model="m"} 2\n'
+        "# TYPE nv_cpu_utilization gauge\nnv_cpu_utilization 0.5\n"
+    )
+    assert read_metrics((tmp_path / "metrics").as_uri()) == {
+        'trireme_requests_running{model="m",version="1"}': 3.0,
+        'trireme_e2e_request_latency_seconds_count{model="m"}': 2.0,
+    }
