@@ -23,11 +23,11 @@ import msgspec
 import typer
 from rich.console import Console
 
-from clients.load.arrivals import arrivals_s
 from benchmarks.overload import ENGINE, Load, ask, deployment
 from benchmarks.overload_figures import Record, p99
 from benchmarks.report import environment, write_result
 from benchmarks.through_ensemble import ThroughEnsemble
+from clients.load.arrivals import arrivals_s
 from clients.streaming import AsyncTritonClient
 from ensemble_configs.admission_spec import AdmissionSpec
 from ensemble_configs.deployment import load_deployment

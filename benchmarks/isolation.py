@@ -21,11 +21,11 @@ import msgspec
 import typer
 from rich.console import Console
 
-from clients.load.arrivals import arrivals_s
 from benchmarks.overload import ADMISSION, Load, alone, ask, deployment, measured_header, write_records
 from benchmarks.overload_figures import Header, Record, p99, read_records
 from benchmarks.report import RESULTS
 from benchmarks.through_ensemble import ThroughEnsemble
+from clients.load.arrivals import arrivals_s
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.deployment import load_deployment
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT

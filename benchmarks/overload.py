@@ -20,11 +20,11 @@ import msgspec
 import typer
 from rich.console import Console
 
-from clients.load.arrivals import SHAPES, arrivals_s
 from benchmarks.overload_figures import Header, Record, write_figures
 from benchmarks.report import RESULTS, environment
 from benchmarks.through_ensemble import ThroughEnsemble
 from clients.exact_prompts import PromptMaker
+from clients.load.arrivals import SHAPES, arrivals_s
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.deployment import DeploymentSpec, load_deployment

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from clients.load.arrivals import SHAPES, arrivals_s
 from benchmarks.report import write_result
 from benchmarks.virtual_run import Record, VirtualRun
+from clients.load.arrivals import SHAPES, arrivals_s
 from ensemble_configs.admission_spec import AdmissionSpec, QueueSpec, SloSpec
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from clients.load.capacity import Trial, highest, judge, search
-from clients.load.figures.run_figures import RunFigures, figures_of
+from clients.load.figures.run_figures import CLIENT_BOUND_SHARE, RunFigures, figures_of
 from clients.load.figures.slo import Target, parse_targets
 from clients.load.load_arguments import (
     IslOption,
@@ -34,6 +34,7 @@ from clients.load.run_folder import Run, refuse_used
 from ensemble_configs.errors import RequestError, ServerError
 
 FACTORS = (1.0, 2.0, 3.0)
+_LATE_SHARE = 0.2
 
 
 class Degradation(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +167,7 @@ class _Bench:
     def _try(self, load: Load, amount: float, unit: str, kind: str) -> Trial:
         run, figures = self._run(load, f"{kind}-{amount:.4g}")
         why_not, measured = judge(run, figures, self._targets, max_error_share=self._max_error_share)
-        if why_not and figures.client.why_bound:
+        if why_not and _is_clients_fault(figures, self._targets):
             raise ServerError(
                 f"{run.name} did not hold ({why_not}), but the client was the bottleneck, so this says nothing of the "
                 f"server: {figures.client.why_bound}; the runs so far are in {self._out}"
@@ -200,6 +201,13 @@ class _Bench:
         if run.info.was_interrupted:
             raise KeyboardInterrupt
         return run, figures_of(run)
+
+
+def _is_clients_fault(figures: RunFigures, targets: tuple[Target, ...]) -> bool:
+    """Whether the client may be why a load did not hold: it had no CPU left, or was late by much of a target."""
+    client = figures.client
+    is_late = (client.lag_p99_ms or 0.0) > _LATE_SHARE * min(target.limit_ms for target in targets)
+    return bool(client.why_bound) and (is_late or (client.cpu_share or 0.0) > CLIENT_BOUND_SHARE)
 
 
 def _write_report(out: Path, runs: list[Run], targets: tuple[Target, ...]) -> None:

@@ -158,6 +158,8 @@ def _read(path: Path, found: ToolRun) -> tuple[list[LoadRecord], ToolRun]:
     if not path.exists():
         raise ServerError(f"locust left no records; it said: {found.output[-800:]}")
     left = msgspec.json.decode(path.read_bytes(), type=LocustFound)
+    if left.failure:
+        raise ServerError(f"locust could not go on asking: {left.failure}")
     if not left.records:
         raise ServerError(f"no request of locust's ended; it said: {found.output[-800:]}")
     epoch_ns = found.start_epoch_ns

@@ -24,3 +24,4 @@ class LocustFound(msgspec.Struct):
 
     records: list[LoadRecord]
     cpu: list[list[CpuSample]]
+    failure: str = ""  # why nothing more could be asked

@@ -26,6 +26,7 @@ import msgspec
 from locust import FastHttpUser, User, constant, events
 from locust.env import Environment
 from locust.exception import StopUser
+from locust.runners import STATE_RUNNING, STATE_STOPPED, STATE_STOPPING
 from tritonclient.grpc import service_pb2_grpc
 
 from clients.error_tokens import parse_error
@@ -58,6 +59,7 @@ class _Shared:
         self.records: list[LoadRecord] = []  # on a worker: since its last report
         self.cpu: dict[str, list[CpuSample]] = {}
         self.plan: Iterator[Session] = iter(())
+        self.failure = ""
 
     def now_ns(self) -> int:
         """The wall clock's time, without its jumps."""
@@ -100,7 +102,11 @@ class _LoadUser:
 
     def converse(self) -> None:
         """One session."""
-        session = next(shared.plan, None)
+        try:
+            session = next(shared.plan, None)
+        except ServingError as exc:  # nothing can be asked: by itself Locust would try for ever
+            shared.failure = exc.message
+            session = None
         if session is None:
             raise StopUser
         history = ""
@@ -233,9 +239,9 @@ def _start(environment: Environment, **_: Any) -> None:
 
 def _quit_when_all_is_asked(runner: Any) -> None:
     """Locust by itself goes on without a user until its time is over."""
-    most = 0
-    while not most or runner.user_count:
-        most = max(most, runner.user_count)
+    while runner.state != STATE_RUNNING or runner.user_count:  # running: all have been started
+        if runner.state in (STATE_STOPPING, STATE_STOPPED):
+            return
         gevent.sleep(0.1)
     runner.quit()
 
@@ -248,6 +254,7 @@ def _cpu() -> CpuSample:
 def _report(client_id: str, data: dict[str, Any], **_: Any) -> None:
     records, shared.records = shared.records, []
     data["trireme_records"] = msgspec.json.encode(records)
+    data["trireme_failure"] = shared.failure
     data["trireme_cpu"] = [shared.now_ns(), time.process_time()]
     del client_id
 
@@ -255,6 +262,7 @@ def _report(client_id: str, data: dict[str, Any], **_: Any) -> None:
 @events.worker_report.add_listener
 def _collect(client_id: str, data: dict[str, Any], **_: Any) -> None:
     shared.records += msgspec.json.decode(data.pop("trireme_records", b"[]"), type=list[LoadRecord])
+    shared.failure = data.pop("trireme_failure", "") or shared.failure
     if "trireme_cpu" in data:
         shared.cpu.setdefault(client_id, []).append(CpuSample(*data.pop("trireme_cpu")))
 
@@ -267,4 +275,4 @@ def _write(environment: Environment, **_: Any) -> None:
     for samples in shared.cpu.values():
         if len(samples) == 1:
             samples.append(_cpu())
-    Path(path).write_bytes(msgspec.json.encode(LocustFound(shared.records, list(shared.cpu.values()))))
+    Path(path).write_bytes(msgspec.json.encode(LocustFound(shared.records, list(shared.cpu.values()), shared.failure)))

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from clients.load.arrivals import arrivals_s
 from benchmarks.overload_figures import p99
 from benchmarks.virtual_run import Record, VirtualRun
+from clients.load.arrivals import arrivals_s
 from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
