@@ -52,6 +52,9 @@ def plan(
     num_nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that they are in, in equal parts.")] = 1,
     isl: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 1000,
     osl: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 1000,
+    cached_tokens: Annotated[
+        int, typer.Option(min=0, help="Of a prompt, found in the prefix cache: --isl counts them, prefill skips them.")
+    ] = 0,
     concurrency: Annotated[
         float | None, typer.Option(min=1, max=1e9, help="Clients that each wait for their answer.")
     ] = None,
@@ -120,7 +123,7 @@ def plan(
         raise SpecError("name a model, such as llama-3.1-70b, or a deployment file (--deployment)", field="model")
     config = _config(model)
     shape = read_model_shape(config, source=model)
-    workload = Workload(isl, osl)
+    workload = Workload(isl, osl, cached_tokens)
     question = Question(
         model=shape,
         machines=Machines(gpu_named(gpu or "h100"), num_gpus or 8, num_nodes),
