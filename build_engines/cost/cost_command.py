@@ -44,8 +44,9 @@ def cost(
         float | None, typer.Option(min=0.001, max=1e6, help="GPU time of an output token over an input token's.")
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(help="JSON with input_tokens_per_s and output_tokens_per_s, in place of those two.")
+        Path | None, typer.Option(help="JSON of trireme bench report: the throughput of one of its runs.")
     ] = None,
+    run: Annotated[str | None, typer.Option(help="Which run of the report.", show_default="the knee")] = None,
     model: Annotated[str | None, typer.Option(help="Plan it: a name or checkpoint, as trireme plan takes it.")] = None,
     gpu: Annotated[str | None, typer.Option(help="With --model.", show_default="h100")] = None,
     weight_format: Annotated[str | None, typer.Option("--format", help="With --model.", show_default="bf16")] = None,
@@ -72,15 +73,16 @@ def cost(
     Examples:
       trireme cost --usd-per-gpu-hour 2 --output-tokens-per-s 1000
       trireme cost --usd-per-gpu-hour 2 --output-tokens-per-s 1000 --utilisation 0.4
+      trireme cost --usd-per-gpu-hour 2.5 --report bench.json --rate 20
       trireme cost --usd-per-gpu-hour 2.5 --model llama-3.1-8b --gpu h100 --isl 1500 --osl 300 --rate 20
-      trireme cost examples/cost/chat_70b.yaml --usage requests.jsonl --managed offers.yaml --out report
-      trireme cost examples/cost/chat_70b.yaml --set prices.spot_fraction=0.5 --set other.engineers=3 --json
+      trireme cost examples/cost/halve_500k.yaml --usage requests.jsonl --managed offers.yaml --out report
+      trireme cost examples/cost/measured.yaml --set prices.spot_fraction=0.5 --set other.engineers=3 --json
 
     \b
     Exit codes: 0 done; 2 an assumption is wrong or missing.
     """
     quick = Quick(
-        usd_per_gpu_hour, num_gpus, input_tokens_per_s, output_tokens_per_s, output_weight, report, model, gpu,
+        usd_per_gpu_hour, num_gpus, input_tokens_per_s, output_tokens_per_s, output_weight, report, run, model, gpu,
         weight_format, isl, osl, utilisation, rate,
     )  # fmt: skip
     if file is not None and quick.given:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `CostSpec` without a file: one replica at a utilisation, or what a rate needs; and changes to single values."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import yaml
 
+from build_engines.cost.bench_report import BenchedReplica, load_bench_report
 from build_engines.cost.cost_spec import CostSpec
 from build_engines.cost.engine_rates import rates_of
 from ensemble_configs.errors import SpecError
@@ -15,6 +15,7 @@ from ensemble_configs.strict_yaml import load_yaml
 from ensemble_configs.validation import validate
 
 _COMMAND_LINE = Path("the command line")
+_TOKENS = 1000.0  # of a prompt and of an answer, where nothing is said; as trireme plan
 
 
 class Quick(NamedTuple):
@@ -26,6 +27,7 @@ class Quick(NamedTuple):
     output_tokens_per_s: float | None = None
     output_weight: float | None = None
     report: Path | None = None
+    run: str | None = None
     model: str | None = None
     gpu: str | None = None
     weight_format: str | None = None
@@ -37,7 +39,9 @@ class Quick(NamedTuple):
     @property
     def given(self) -> dict[str, object]:
         """What is set, by its option."""
-        return {f"--{name.replace('_', '-')}": value for name, value in self._asdict().items() if value is not None}
+        names = {"num_gpus": "gpus", "weight_format": "format"}
+        options = {names.get(name, name.replace("_", "-")): value for name, value in self._asdict().items()}
+        return {f"--{name}": value for name, value in options.items() if value is not None}
 
 
 def quick_spec(quick: Quick) -> CostSpec:
@@ -50,9 +54,8 @@ def quick_spec(quick: Quick) -> CostSpec:
         raise SpecError("give --usd-per-gpu-hour, or a file with all assumptions", field="usd-per-gpu-hour")
     if quick.rate is not None and quick.utilisation is not None:
         raise SpecError("--rate sizes a fleet and --utilisation is of one replica; give one", field="utilisation")
-    engine = _engine(quick)
-    osl = 1000.0 if quick.osl is None else quick.osl
-    traffic = {"requests_per_s": 1.0, "isl": _isl(quick, engine, osl), "osl": osl}
+    engine, isl, osl = _replica(quick)
+    traffic = {"requests_per_s": 1.0, "isl": isl, "osl": osl}
     data = {
         "name": quick.model or "one replica",
         "engine": engine,
@@ -70,75 +73,46 @@ def quick_spec(quick: Quick) -> CostSpec:
     return validate(CostSpec, data, source=_COMMAND_LINE)
 
 
-def _engine(quick: Quick) -> dict[str, object]:
+def _replica(quick: Quick) -> BenchedReplica:
+    """The engine, and the tokens of a request: measured ones are those of the measurement."""
     if quick.model is not None:
         for name in ("--output-tokens-per-s", "--report", "--output-weight", "--gpus"):
             if name in quick.given:
                 raise SpecError(f"{name} is measured and --model is planned; give one of the two", field=name[2:])
         formats = {} if quick.weight_format is None else {"weight_format": quick.weight_format}
-        return {"kind": "planned", "model": quick.model, "gpu": quick.gpu or "h100", **formats}
-    for name in ("--gpu", "--weight-format"):
+        engine = {"kind": "planned", "model": quick.model, "gpu": quick.gpu or "h100", **formats}
+        return BenchedReplica(engine, quick.isl or _TOKENS, quick.osl or _TOKENS)
+    for name in ("--gpu", "--format"):
         if name in quick.given:
             raise SpecError(f"{name} is a question to the planner, which needs --model, too", field=name[2:])
-    measured: dict[str, object] = {"kind": "measured", "gpus": quick.num_gpus or 1}
-    if quick.report is not None:
-        if quick.output_tokens_per_s is not None or quick.input_tokens_per_s is not None:
-            raise SpecError("--report has the throughput; leave out what else says it", field="report")
-        measured |= {**load_throughput(quick.report), "source": quick.report.name}
-    elif quick.output_tokens_per_s is not None:
-        measured |= {
-            "input_tokens_per_s": quick.input_tokens_per_s or 0.0,
-            "output_tokens_per_s": quick.output_tokens_per_s,
-        }
-    else:
-        raise SpecError(
-            "nothing says how fast a replica is; give --output-tokens-per-s (measured), --report (a benchmark's JSON), "
-            "--model (the planner predicts it), or a file with all assumptions",
-            field="output-tokens-per-s",
-        )
-    return measured if quick.output_weight is None else {**measured, "output_weight": quick.output_weight}
-
-
-def _isl(quick: Quick, engine: Mapping[str, object], osl: float) -> float:
-    """Measured, the mix is that of the measurement."""
-    if engine["kind"] == "planned":
-        return 1000.0 if quick.isl is None else quick.isl
     if quick.isl is not None:
         raise SpecError(
             "--isl: what was measured has its mix of input and output; plan another one with --model, or give prefill "
             "and decode rates apart in a file (engine.kind: rates)",
             field="isl",
         )
-    given, made = engine["input_tokens_per_s"], engine["output_tokens_per_s"]
-    assert isinstance(given, float)
-    assert isinstance(made, float)
-    return osl * given / made if made else 0.0
+    found = _measured(quick)
+    if quick.output_weight is not None and found.engine["kind"] == "measured":
+        return found._replace(engine={**found.engine, "output_weight": quick.output_weight})
+    return found
 
 
-def load_throughput(path: Path) -> dict[str, object]:
-    """`input_tokens_per_s` and `output_tokens_per_s` of a benchmark's JSON, over all GPUs of the replica.
-
-    Raises:
-        SpecError: it cannot be read or has no throughput.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise SpecError(f"--report {path}: cannot be read as JSON: {exc}", field="report", file=path) from exc
-    found = {}
-    for name in ("input_tokens_per_s", "output_tokens_per_s"):
-        value = data.get(name) if isinstance(data, dict) else None
-        if isinstance(value, dict):  # with its interval
-            value = value.get("median")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise SpecError(
-                f"--report {path}: {name} is {json.dumps(value)[:80]}; the file's object needs that number, of one "
-                "replica at saturation",
-                field=name,
-                file=path,
-            )
-        found[name] = float(value)
-    return dict(found)
+def _measured(quick: Quick) -> BenchedReplica:
+    given, made = quick.input_tokens_per_s or 0.0, quick.output_tokens_per_s
+    if quick.report is not None:
+        for name in ("--output-tokens-per-s", "--input-tokens-per-s", "--osl"):
+            if name in quick.given:
+                raise SpecError(f"{name} stands in --report, too; leave it out", field=name[2:])
+        return load_bench_report(quick.report, quick.run, num_gpus=quick.num_gpus)
+    if made is None:
+        raise SpecError(
+            "nothing says how fast a replica is; give --output-tokens-per-s (measured), --report (of trireme bench "
+            "report), --model (the planner predicts it), or a file with all assumptions",
+            field="output-tokens-per-s",
+        )
+    osl = quick.osl or _TOKENS
+    rates = {"input_tokens_per_s": given, "output_tokens_per_s": made}
+    return BenchedReplica({"kind": "measured", "gpus": quick.num_gpus or 1, **rates}, osl * given / made, osl)
 
 
 def with_changes(spec: CostSpec, changes: Sequence[str]) -> CostSpec:
