@@ -68,12 +68,12 @@ def _paid_over_busy(pool: Pool, *, follows_traffic: bool) -> float:
 
 
 def _most_fixed_usd(scenario: Scenario) -> float:
-    """What does not grow with traffic, each hour's replicas rounded up by a whole one."""
+    """What does not grow with traffic; at least one replica is kept, so that has what is rounded up, too."""
     fleet, now = scenario.fleet, bill(scenario)
     usd = now.storage_usd + now.engineers_usd
     for pool in scenario.pools:
         prices = pool.prices
-        flexible = (fleet.min_replicas + fleet.spare_replicas + 1) * prices.flexible_usd_per_gpu_hour
+        flexible = (fleet.min_replicas + fleet.spare_replicas) * prices.flexible_usd_per_gpu_hour
         reserved = prices.reserved_replicas * (prices.reserved_usd_per_gpu_hour or 0.0)
         usd += HOURS_PER_MONTH * pool.rates.num_gpus * (flexible + reserved)
     return usd

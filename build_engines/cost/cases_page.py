@@ -14,7 +14,7 @@ from build_engines.cost.levers import plan_levers
 from build_engines.cost.long_context import Crowd, Seating, seat
 from build_engines.cost.managed_prices import load_managed_prices
 from build_engines.cost.report_formats import markdown
-from build_engines.cost.report_tables import TextTable, levers_table, tables, usd
+from build_engines.cost.report_tables import TextTable, levers_table, price, tables, usd
 from build_engines.known_models import config_of
 from build_engines.planner.efficiencies import fitted
 from build_engines.planner.footprint import kv_bytes_per_token
@@ -158,22 +158,22 @@ def _fleet_row(spec: CostSpec, found: Bill) -> tuple[str, ...]:
     return (
         f"{spec.traffic.isl:g}, {spec.traffic.osl:g}", f"{spec.engine.gpu} {spec.engine.weight_format}",
         f"{replicas:,} x {pool.rates.num_gpus}", f"{replicas * pool.rates.num_gpus:,}",
-        f"x/÷ {pool.rates.uncertainty:.2f}", usd(found.total_usd), f"{found.usd_per_million_input or 0:.3f}",
-        f"{found.usd_per_million_output:.3f}", f"{found.usd_per_million:.3f}",
+        f"x/÷ {pool.rates.uncertainty:.2f}", usd(found.total_usd), price(found.usd_per_million_input or 0),
+        price(found.usd_per_million_output), price(found.usd_per_million),
     )  # fmt: skip
 
 
 def _published() -> Iterator[str]:
     """What TensorRT-LLM's own document measured of this model on this GPU, and the price that it means."""
-    price = _USD_PER_GPU_HOUR["h100"]
-    rows = tuple(_published_row(one, price) for one in _comparable())
+    usd_per_hour = _USD_PER_GPU_HOUR["h100"]
+    rows = tuple(_published_row(one, usd_per_hour) for one in _comparable())
     headers = ("in, out", "GPUs", "published tokens/s", "planned", "ratio", "published: $/M out", "planned: $/M out")
     note = _text(
         f"""Llama-3.1-70B in FP8 on H100, TensorRT-LLM 0.17, all requests queued at once, no latency target: output
         tokens/s of one replica (sources in `build_engines/planner/published_measurements.json`; these figures are among
         those that the planner was fitted to, and planner.md says how far off it is without them). Dollars are
-        {price:g} $ an hour and GPU over all of it, prompts too, always busy: what popular tables call the price of a
-        token. Fleets above are dearer for their target latency, their 70 % and their spares."""
+        {usd_per_hour:g} $ an hour and GPU over all of it, prompts too, always busy: what popular tables call the price
+        of a token. Fleets above are dearer for their target latency, their 70 % and their spares."""
     )
     yield markdown(TextTable("Against published throughput", headers, rows, (note,)), level=3)
 
@@ -185,13 +185,13 @@ def _comparable() -> Iterator[Measurement]:
             yield one
 
 
-def _published_row(one: Measurement, price: float) -> tuple[str, ...]:
+def _published_row(one: Measurement, usd_per_hour: float) -> tuple[str, ...]:
     planned = predicted(one, fitted())
     assert planned is not None
-    hourly = price * one.tp_size / 3600 * 1e6
+    per_million = usd_per_hour * one.tp_size / 3600 * 1e6
     return (
         f"{one.isl:g}, {one.osl:g}", str(one.tp_size), f"{one.value:,.0f}", f"{planned:,.0f}",
-        f"{planned / one.value:.2f}", f"{hourly / one.value:.3f}", f"{hourly / planned:.3f}",
+        f"{planned / one.value:.2f}", f"{per_million / one.value:.3f}", f"{per_million / planned:.3f}",
     )  # fmt: skip
 
 

@@ -46,7 +46,8 @@ def break_even_figure(found: Findings) -> Figure:
         f"today, {count(now)}", (now, 0.02), xycoords=low, rotation=90, va="bottom", ha="right", fontsize="small"
     )
     axes.set(xscale="log", yscale="log", xlabel="tokens a month, in and out", ylabel="US dollars a month")
-    axes.set_title(f"{found.spec.name}: from the dots on the fleet is cheaper (prices of {found.managed.collected})")
+    where = "from the dots on the fleet is cheaper" if any(one.tokens for one in found.break_evens) else "never cheaper"
+    axes.set_title(f"{found.spec.name}: {where} (prices of {found.managed.collected})")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return figure

@@ -5,7 +5,7 @@ Money is US dollars before tax, a month is 730 hours. What follows from it: `bui
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import yaml
 from pydantic import Field, model_validator
@@ -25,7 +25,7 @@ class PlannedEngine(Spec):
     """A replica that `trireme plan` predicts, in the layout that takes the least GPU time within the targets."""
 
     kind: Literal["planned"]
-    model: str = Field(description="a name that `trireme plan` knows, or a checkpoint's folder or config.json")
+    model: str = Field(description="a name that `trireme plan` knows, or a checkpoint, from where the command runs")
     gpu: str = "h100"
     max_gpus: Positive = Field(default=8, description="of one replica")
     weight_format: str = "bf16"
@@ -213,14 +213,26 @@ class CostSpec(Spec):
     levers: Levers = Levers()
 
 
+Document = TypeVar("Document", bound=Spec)
+
+
 def load_cost_spec(path: Path) -> CostSpec:
     """Read and check a file.
 
     Raises:
-        SpecError: it cannot be read, is not YAML, or is not a `CostSpec`.
+        SpecError: as `load_document`.
+    """
+    return load_document(CostSpec, path)
+
+
+def load_document(model: type[Document], path: Path) -> Document:
+    """Read and check a file of another kind.
+
+    Raises:
+        SpecError: it cannot be read, is not YAML, or is not what it should be.
     """
     try:
         data = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
         raise SpecError(f"{path}: cannot be read as YAML: {' '.join(str(exc).split())}", file=path) from exc
-    return validate(CostSpec, data, source=path)
+    return validate(model, data, source=path)

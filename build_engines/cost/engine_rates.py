@@ -65,7 +65,8 @@ def _planned(engine: PlannedEngine, workload: Workload) -> Rates:
     decode_s = request_s * (1 - share) / workload.osl * engine.longest_over_mean_output
     static = f", static batches of {engine.max_batch_size}" if engine.longest_over_mean_output > 1 else ""
     where = f"{layout.world_size} x {option.candidate.engine.gpu.title}"
-    source = f"planned: {option.candidate.name} on {where}, batch {option.estimate.batch_size:.0f}{static}"
+    capped = ", bound by the serving host" if option.is_capped_by_serving else ""
+    source = f"planned: {option.candidate.name} on {where}, batch {option.estimate.batch_size:.0f}{static}{capped}"
     return Rates(layout.world_size, prefill_s, decode_s, source, option.uncertainty)
 
 

@@ -4,15 +4,11 @@
 import datetime
 from pathlib import Path
 
-import yaml
 from pydantic import Field
 
 from build_engines.cost.bill import Tokens
-from build_engines.cost.cost_spec import Usd
-from ensemble_configs.errors import SpecError
+from build_engines.cost.cost_spec import Usd, load_document
 from ensemble_configs.spec import Spec
-from ensemble_configs.strict_yaml import load_yaml
-from ensemble_configs.validation import validate
 
 EXAMPLE = Path(__file__).with_name("managed_prices.yaml")
 
@@ -51,10 +47,6 @@ def load_managed_prices(path: Path = EXAMPLE) -> ManagedPrices:
     """Read a list.
 
     Raises:
-        SpecError: it cannot be read, is not YAML, or is not a list of prices.
+        SpecError: as `cost_spec.load_document`.
     """
-    try:
-        data = load_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
-        raise SpecError(f"{path}: cannot be read as YAML: {' '.join(str(exc).split())}", file=path) from exc
-    return validate(ManagedPrices, data, source=path)
+    return load_document(ManagedPrices, path)

@@ -92,9 +92,16 @@ def _replica(quick: Quick) -> BenchedReplica:
             field="isl",
         )
     found = _measured(quick)
-    if quick.output_weight is not None and found.engine["kind"] == "measured":
-        return found._replace(engine={**found.engine, "output_weight": quick.output_weight})
-    return found
+    if found.engine["kind"] == "rates":
+        return found
+    if quick.report is not None and quick.output_weight is None:
+        raise SpecError(
+            f"--report {quick.report}: its run does not tell prefill from decode (no step metrics of the server, or no "
+            "step without a prompt); give --output-weight (GPU time of an output token over an input token's), or "
+            "measure with --metrics and longer answers",
+            field="output-weight",
+        )
+    return found._replace(engine={**found.engine, "output_weight": quick.output_weight})
 
 
 def _measured(quick: Quick) -> BenchedReplica:

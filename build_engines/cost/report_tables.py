@@ -41,6 +41,11 @@ def usd(amount: float) -> str:
     return f"${amount:,.0f}" if abs(amount) >= 100 else f"${amount:,.2f}"
 
 
+def price(amount: float) -> str:
+    """Of a million tokens: three decimals, or two digits where that would hide the figure."""
+    return f"{amount:.3f}" if amount >= 0.1 or not amount else f"{amount:.2g}"
+
+
 def count(number: float | None) -> str:
     """With M, B or T, three digits; None: never."""
     if number is None:
@@ -90,11 +95,11 @@ def _prices(found: Findings) -> TextTable:
     tokens = total.tokens
     rows = []
     if total.usd_per_million_input is not None:
-        rows.append(("input", count(tokens.prefilled), f"{total.usd_per_million_input:.3f}"))
+        rows.append(("input", count(tokens.prefilled), price(total.usd_per_million_input)))
     if tokens.cached:
         rows.append(("input, cached", count(tokens.cached), "0.000"))
-    rows.append(("output", count(tokens.output), f"{total.usd_per_million_output:.3f}"))
-    rows.append(("all", count(tokens.total), f"{total.usd_per_million:.3f}"))
+    rows.append(("output", count(tokens.output), price(total.usd_per_million_output)))
+    rows.append(("all", count(tokens.total), price(total.usd_per_million)))
     notes = (
         "Input and output have of the GPUs what prefill and decode take of their time, idle time in proportion; "
         "output has the egress. A cached token takes no time of its own.",
@@ -128,8 +133,8 @@ def _break_evens(found: Findings) -> TextTable:
 def _break_even_row(one: BreakEven, own_usd: float) -> tuple[str, ...]:
     times = own_usd / one.managed_usd if one.managed_usd else float("inf")
     return (
-        one.price.name, f"{one.managed_usd_per_million:.3f}", usd(one.managed_usd), f"{times:.2f}x",
-        count(one.tokens), f"{one.limit_usd_per_million:.3f}",
+        one.price.name, price(one.managed_usd_per_million), usd(one.managed_usd), f"{times:.2f}x",
+        count(one.tokens), price(one.limit_usd_per_million),
     )  # fmt: skip
 
 
@@ -170,11 +175,11 @@ def _tornado(found: Findings) -> TextTable:
     base = found.bill.usd_per_million
     widest = found.sensitivities[0].swing_usd
     rows = tuple(
-        (one.name, f"{one.low_usd:.3f}", f"{one.high_usd:.3f}", "#" * max(1, round(_BAR * one.swing_usd / widest)))
+        (one.name, price(one.low_usd), price(one.high_usd), "#" * max(1, round(_BAR * one.swing_usd / widest)))
         for one in found.sensitivities
     )
     percent = f"{100 * (found.sensitivity_fraction or 0):g} %"
-    title = f"What {base:.3f} $/M would be with one assumption {percent} off"
+    title = f"What {price(base)} $/M would be with one assumption {percent} off"
     notes = (
         "Replicas are whole, so a small step may change nothing or a whole replica. Rates stay while the mix moves.",
     )

@@ -124,7 +124,7 @@ def test_a_benchmark_s_mix_of_tokens_is_divided_by_a_weight(capsys: pytest.Captu
     assert found["usd_per_million_input_tokens"] == pytest.approx(0.1)
     assert found["usd_per_million_output_tokens"] == pytest.approx(0.4)
     assert found["pools"][0]["rates"]["source"] == "bench.json, run rate-5"
-    assert "give output_weight" in run(capsys, *args, code=2)
+    assert "does not tell prefill from decode" in run(capsys, *args, code=2)
 
 
 def test_a_benchmark_with_the_server_s_steps_tells_prefill_from_decode(
