@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from build_engines.cost.break_even import usd_at
 from build_engines.cost.findings import Findings
 from build_engines.cost.levers import LeverPlan
-from build_engines.cost.report_tables import count, usd
+from build_engines.cost.report_tables import cheaper_from, count, usd
 
 _DASHES = ((0, ()), (0, (6, 2)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (1, 1)))
 _POINTS = 600
@@ -32,11 +32,13 @@ def break_even_figure(found: Findings) -> Figure:
     now = found.bill.tokens.total
     marks = [one.tokens for one in found.break_evens if one.tokens] + [now]
     tokens = np.geomspace(min(marks) / 30, max(marks) * 10, _POINTS)
-    axes.plot(tokens, [usd_at(found.scenario, each) for each in tokens], color="black", linewidth=2, label="your fleet")
+    axes.plot(
+        tokens, [usd_at(found.scenario, each, now) for each in tokens], color="black", linewidth=2, label="your fleet"
+    )
     for number, one in enumerate(found.break_evens):
         (line,) = axes.plot(
             tokens, tokens * one.managed_usd_per_million / 1e6, linestyle=_DASHES[number % len(_DASHES)],
-            label=f"{one.price.name}: " + (f"from {count(one.tokens)}" if one.tokens else "never"),
+            label=f"{one.price.name}: {cheaper_from(one)}",
         )  # fmt: skip
         if one.tokens:
             axes.plot(one.tokens, one.tokens * one.managed_usd_per_million / 1e6, "o", color=line.get_color(), ms=8)

@@ -134,8 +134,15 @@ def _break_even_row(one: BreakEven, own_usd: float) -> tuple[str, ...]:
     times = own_usd / one.managed_usd if one.managed_usd else float("inf")
     return (
         one.price.name, price(one.managed_usd_per_million), usd(one.managed_usd), f"{times:.2f}x",
-        count(one.tokens), price(one.limit_usd_per_million),
+        cheaper_from(one), price(one.limit_usd_per_million),
     )  # fmt: skip
+
+
+def cheaper_from(one: BreakEven) -> str:
+    """In words."""
+    if one.tokens is None and one.first_tokens is not None:  # reserved replicas alone are cheap enough
+        return f"{count(one.first_tokens)}, not for good"
+    return count(one.tokens)
 
 
 def levers_table(plan: LeverPlan) -> TextTable:
