@@ -75,6 +75,7 @@ docs: setup ## Write the tables of the documents again and check every link betw
 	$(RUN) benchmarks.quantization_page
 	$(RUN) benchmarks.gate_page
 	$(RUN) benchmarks.rollout_page
+	$(RUN) build_engines.cost.cases_page
 	$(RUN) scripts.check_links
 
 demo-model: ## Train, export and evaluate the demo model anew, in .tools/build-cpu

@@ -33,6 +33,9 @@ COMMANDS = {
     "plan": Command(
         "build_engines.planner.plan_command", "plan", "Say what a model needs and how fast it will be on which GPUs"
     ),
+    "cost": Command(
+        "build_engines.cost.cost_command", "cost", "Say what serving costs, and what would make it cheaper"
+    ),
     "doctor": Command("serving.server.doctor_command", "doctor", "Check that a built release can be served here"),
     "build": Command("build_engines.build_command", "build", "Build a release from a checkpoint and a recipe"),
     "pull": Command("build_engines.pull_command", "pull", "Copy a built release to a local disk, whole or not at all"),

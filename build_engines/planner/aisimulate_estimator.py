@@ -47,6 +47,8 @@ class AiSimulate:
 
     def why_not(self, candidate: Candidate, workload: Workload, limits: Limits) -> str | None:
         """Not installed, or no tables of the GPU, the format, the model; the words of the last are its own."""
+        if workload.cached:
+            return "it is not asked about prompts that are cached in part"
         found = self._curve(candidate, workload, limits)
         return found if isinstance(found, str) else None
 

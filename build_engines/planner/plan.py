@@ -153,6 +153,14 @@ def _check(question: Question) -> None:
             value=question.workload.isl,
             max=longest - question.workload.osl,
         )
+    isl, cached = question.workload.isl, question.workload.cached
+    if cached >= isl:
+        raise SpecError(
+            f"--cached-tokens {cached} of a prompt of {isl}: its last token is always computed; give at most {isl - 1}",
+            field="cached-tokens",
+            value=cached,
+            max=isl - 1,
+        )
 
 
 def _option(question: Question, candidate: Candidate, estimators: list[Estimator]) -> Option | None:

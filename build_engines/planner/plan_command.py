@@ -12,7 +12,7 @@ import typer
 from build_engines.checkpoint_config import read_model_shape
 from build_engines.config_values import load_config
 from build_engines.gpus import gpu_named
-from build_engines.known_models import known_models
+from build_engines.known_models import config_of
 from build_engines.planner.candidates import Machines, Wanted
 from build_engines.planner.deployment_report import report_deployment
 from build_engines.planner.estimator_choice import Wish, chosen
@@ -52,6 +52,9 @@ def plan(
     num_nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that they are in, in equal parts.")] = 1,
     isl: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 1000,
     osl: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 1000,
+    cached_tokens: Annotated[
+        int, typer.Option(min=0, help="Of a prompt, found in the prefix cache: --isl counts them, prefill skips them.")
+    ] = 0,
     concurrency: Annotated[
         float | None, typer.Option(min=1, max=1e9, help="Clients that each wait for their answer.")
     ] = None,
@@ -118,9 +121,9 @@ def plan(
         return
     if model is None:
         raise SpecError("name a model, such as llama-3.1-70b, or a deployment file (--deployment)", field="model")
-    config = _config(model)
+    config = config_of(model)
     shape = read_model_shape(config, source=model)
-    workload = Workload(isl, osl)
+    workload = Workload(isl, osl, cached_tokens)
     question = Question(
         model=shape,
         machines=Machines(gpu_named(gpu or "h100"), num_gpus or 8, num_nodes),
@@ -174,20 +177,6 @@ def _plot(made: Plan, path: Path) -> None:
     except ModuleNotFoundError as exc:
         raise SpecError("--plot needs matplotlib; install trireme[plot]", field="plot") from exc
     write_plot(made, path)
-
-
-def _config(name: str) -> dict[str, object]:
-    path = Path(name)
-    if path.exists():
-        return load_config(path)
-    known = known_models()
-    if name.lower() in known:
-        return known[name.lower()].config
-    raise SpecError(
-        f"model {name!r} is neither a folder or config.json here nor a known name; names are {', '.join(known)}",
-        field="model",
-        value=name,
-    )
 
 
 def _modelopt(path: Path) -> dict[str, object] | None:

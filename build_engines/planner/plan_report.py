@@ -68,7 +68,8 @@ def _heading(plan: Plan, name: str) -> Iterator[str]:
     kv = ", ".join(f"{form} {kv_bytes_per_token(model, form):,.0f}" for form in (sixteen, "fp8"))
     yield f"weights in GB: {sizes}; KV bytes a token: {kv}"
     nodes = f" in {machines.num_nodes} nodes" if machines.num_nodes > 1 else ""
-    yield f"{machines.num_gpus} x {machines.gpu.title}{nodes}; {question.workload.isl} tokens in, " + (
+    cached = f" ({question.workload.cached} of them cached)" if question.workload.cached else ""
+    yield f"{machines.num_gpus} x {machines.gpu.title}{nodes}; {question.workload.isl} tokens in{cached}, " + (
         f"{question.workload.osl} out; {_load_in_words(question)}"
     )
     if question.quantized is not None:

@@ -17,6 +17,12 @@ class Workload(NamedTuple):
 
     isl: int
     osl: int
+    cached: int = 0  # of the prompt, at its start: in the KV cache already, so looked back at but not computed again
+
+    @property
+    def prefilled(self) -> int:
+        """Tokens of a prompt that are computed; the last one always is."""
+        return self.isl - self.cached
 
     @property
     def num_tokens(self) -> int:
@@ -130,24 +136,33 @@ def at_users(
     return estimate
 
 
+def prompt_share(engine: Engine, eff: Efficiencies, workload: Workload, limits: Limits, batch: float) -> float:
+    """Of the time that an engine works with such a batch, what prompts take; answers take the rest.
+
+    A prompt's time is what it adds to the steps that it shares with sequences that decode.
+    """
+    decode, prefill_s = _cycle_parts(engine, eff, workload, limits, batch)
+    return batch * prefill_s / (workload.osl * decode.total_s + batch * prefill_s)
+
+
 def _cycle_parts(
     engine: Engine, eff: Efficiencies, workload: Workload, limits: Limits, batch: float
 ) -> tuple[StepTime, float]:
     """A step of decoding alone, and the seconds that one prompt adds to the steps that it shares."""
     context = workload.isl + workload.osl / 2
     decode = step_time(engine, eff, StepLoad(batch, context))
-    chunk = min(batch * workload.isl, limits.max_num_tokens)
-    mixed = step_time(engine, eff, StepLoad(batch, context, chunk, workload.isl))
-    return decode, (mixed.total_s - decode.total_s) * workload.isl / chunk
+    chunk = min(batch * workload.prefilled, limits.max_num_tokens)
+    mixed = step_time(engine, eff, StepLoad(batch, context, chunk, workload.isl, workload.cached))
+    return decode, (mixed.total_s - decode.total_s) * workload.prefilled / chunk
 
 
 def _prefill_alone_s(engine: Engine, eff: Efficiencies, workload: Workload, limits: Limits, others: float) -> float:
     """From the start of a prompt's first chunk to its first token, beside so many decoding sequences."""
     context = workload.isl + workload.osl / 2
-    num_whole, rest = divmod(workload.isl, limits.max_num_tokens)
+    num_whole, rest = divmod(workload.prefilled, limits.max_num_tokens)
     chunks = ((num_whole, limits.max_num_tokens), (1, rest))
     return sum(
-        count * step_time(engine, eff, StepLoad(others, context, chunk, workload.isl)).total_s
+        count * step_time(engine, eff, StepLoad(others, context, chunk, workload.isl, workload.cached)).total_s
         for count, chunk in chunks
         if count and chunk
     )
@@ -157,6 +172,6 @@ def _mixed(engine: Engine, eff: Efficiencies, workload: Workload, batch: float, 
     """A step with its mean share of prompts."""
     if workload.isl == 0:
         return decode
-    prompt_tokens = batch * workload.isl / workload.osl
-    load = StepLoad(batch, workload.isl + workload.osl / 2, prompt_tokens, workload.isl)
+    prompt_tokens = batch * workload.prefilled / workload.osl
+    load = StepLoad(batch, workload.isl + workload.osl / 2, prompt_tokens, workload.isl, workload.cached)
     return step_time(engine, eff, load)

@@ -42,6 +42,12 @@ class StepLoad(NamedTuple):
     context_tokens: float = 0  # that each decoding sequence looks back at
     prompt_tokens: float = 0
     prompt_length: float = 0  # of the prompts that these are chunks of
+    cached_length: float = 0  # of each prompt, at its start, that is in the KV cache already
+
+    @property
+    def num_prompts(self) -> float:
+        """That these chunks make together."""
+        return self.prompt_tokens / (self.prompt_length - self.cached_length) if self.prompt_length else 0.0
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ def _stage_time(engine: Engine, eff: Efficiencies, load: StepLoad) -> StepTime:
     memory = gpu.bandwidth_gbs * 1e9 * eff.memory
     matrices = _matrices(engine, eff, num_tokens)
     # One row of logits for each sequence that gets a token; a prompt's last chunk gives one, too.
-    num_rows = load.num_decoding + (load.prompt_tokens / load.prompt_length if load.prompt_length else 0)
+    num_rows = load.num_decoding + load.num_prompts
     head_ops = 2 * costs.head_size * num_rows / layout.tp_size / (gpu.tflops["fp16"] * 1e12 * eff.gemm_fp16)
     head_read = 2 * costs.head_size / layout.dense_tp_size / memory
     head_ops, head_read = head_ops / stages, head_read / stages  # the last stage's alone
@@ -98,7 +104,10 @@ def _stage_time(engine: Engine, eff: Efficiencies, load: StepLoad) -> StepTime:
     )  # fmt: skip
     prefill_ops = 0.0
     if load.prompt_length:
-        flops = load.prompt_tokens / load.prompt_length * costs.prefill_attention_flops(load.prompt_length)
+        # Of n tokens, those before the c cached ones are not computed again: n^2 / 2 - c^2 / 2 pairs.
+        flops = load.num_prompts * (
+            costs.prefill_attention_flops(load.prompt_length) - costs.prefill_attention_flops(load.cached_length)
+        )
         ranks = attention_ranks * layout.cp_size * stages
         prefill_ops = flops / ranks / (gpu.tflops["fp16"] * 1e12 * eff.attention)
     widths = eff.activation_passes * costs.model.hidden_size + 6 * costs.active_intermediate_size / layout.tp_size
@@ -134,8 +143,10 @@ def _kv_read_s(engine: Engine, eff: Efficiencies, load: StepLoad) -> float:
     layout, heads = engine.layout, engine.costs.model.num_kv_heads
     # A rank has some of the sequences, or some of the heads of all.
     share = 1 / layout.tp_size if layout.is_attention_dp else layout.kv_heads(heads) / heads
-    values = engine.costs.kv_values_kept(load.context_tokens) * share
-    num_bytes = load.num_decoding * values * KV_FORMATS[engine.kv_format]
+    values = load.num_decoding * engine.costs.kv_values_kept(load.context_tokens)
+    if load.cached_length:  # read once for each prompt that goes on from it
+        values += load.num_prompts * engine.costs.kv_values_kept(load.cached_length)
+    num_bytes = values * share * KV_FORMATS[engine.kv_format]
     return num_bytes / (engine.gpu.bandwidth_gbs * 1e9 * eff.kv_cache)
 
 

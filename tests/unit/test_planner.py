@@ -27,7 +27,16 @@ from build_engines.planner.plan_plot import alike, label_of, line_of
 from build_engines.planner.plan_report import plan_as_data
 from build_engines.planner.published import Measurement, errors_of, log_errors, measurements, scored
 from build_engines.planner.serving_limit import ServingLimit
-from build_engines.planner.steady_state import Estimate, Limits, Workload, at_concurrency, at_rate, at_users, saturated
+from build_engines.planner.steady_state import (
+    Estimate,
+    Limits,
+    Workload,
+    at_concurrency,
+    at_rate,
+    at_users,
+    prompt_share,
+    saturated,
+)
 from build_engines.planner.step_time import Engine, StepLoad, StepTime, step_time
 from build_engines.planner.uncertainty import factor_of
 from build_engines.weight_formats import WEIGHT_FORMATS, FormatPlan
@@ -241,6 +250,41 @@ def test_users_are_those_in_the_engine_and_those_who_think() -> None:
     requests_per_s = found.output_tokens_per_s / 500
     in_engine = requests_per_s * (found.ttft_ms + 500 * found.tpot_ms) / 1000
     assert in_engine + 30 * requests_per_s == pytest.approx(500, rel=0.03)
+
+
+def test_a_cached_prefix_is_not_computed_again_but_looked_back_at() -> None:
+    def found(workload: Workload) -> Estimate:
+        estimate = at_concurrency(engine(), fitted(), workload, ROOMY, 16)
+        assert estimate is not None
+        return estimate
+
+    whole, cached, short = found(Workload(8000, 100)), found(Workload(8000, 100, 7000)), found(Workload(1000, 100))
+    assert short.ttft_ms < cached.ttft_ms < whole.ttft_ms / 3
+    assert short.tpot_ms < cached.tpot_ms < whole.tpot_ms
+
+
+def test_the_attention_of_a_prompt_is_that_of_its_cached_part_and_of_its_rest() -> None:
+    def prefill_s(tokens: int, cached: int) -> float:
+        load = StepLoad(prompt_tokens=tokens - cached, prompt_length=tokens, cached_length=cached)
+        return step_time(engine(), fitted(), load).compute_s
+
+    # A row of logits comes with each prompt, so the two parts have one more than the whole.
+    parts = prefill_s(20_000, 0) + prefill_s(30_000, 20_000)
+    assert parts == pytest.approx(prefill_s(30_000, 0), rel=1e-4)
+
+
+def test_prompts_share_the_time_of_an_engine_with_answers() -> None:
+    def share(isl: int, osl: int, cached: int = 0) -> float:
+        return prompt_share(engine(), fitted(), Workload(isl, osl, cached), ROOMY, 32)
+
+    assert 0 < share(1000, 1000) < share(1000, 100) < share(2000, 100) < 1
+    assert share(2000, 100, 1900) < share(2000, 100) / 5
+    alone = at_concurrency(engine(), fitted(), Workload(1000, 500), ROOMY, 32)
+    assert alone is not None
+    # By hand: of the cycle in which 32 requests turn over, 500 steps of decoding are the answers'.
+    decode_s = 500 * step_time(engine(), fitted(), StepLoad(32, 1250)).total_s
+    cycle_s = 32 * 500 / alone.output_tokens_per_s
+    assert share(1000, 500) == pytest.approx(1 - decode_s / cycle_s)
 
 
 def test_a_prompt_in_chunks_waits_for_each_of_them() -> None:
@@ -459,6 +503,7 @@ def test_a_plan_as_data_is_json_with_everything() -> None:
             r"\(64\) is not divisible by tp_size \(3\); tp_size may be .*; ask for another --tp-size or --pp-size$",
         ),
         ({"wanted": Wanted(weight_formats=("nvfp4",))}, "nvfp4 does not run on SM 90 .*; ask for another --format"),
+        ({"workload": Workload(1000, 10, 1000)}, "--cached-tokens 1000 of a prompt of 1000: .* at most 999"),
         ({"workload": Workload(131_000, 1000)}, "isl \\+ osl is 132000 tokens, and the model reaches to 131072"),
         ({"load": Load(requests_per_s=1e6)}, "cannot keep up with 1e\\+06 requests/s"),
     ],

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replica's rates from a run of `trireme bench report --out FILE.json`.
+
+Where the server's metrics are in it, prefill and decode are told apart as the planner does it: a prompt's time is what
+it adds to the steps that it shares, so prompts have 1 - (a step without prompts / the mean step) of the engine's time.
+Otherwise the run is one mix of tokens, which `output_weight` has to divide.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from ensemble_configs.errors import SpecError
+
+
+class _Rate(msgspec.Struct):
+    per_s: float
+
+
+class _Mean(msgspec.Struct):
+    mean: float
+
+
+class _Server(msgspec.Struct):
+    step_ms: float | None = None
+    prefill_step_ms: float | None = None
+    decode_step_ms: float | None = None
+    prefill_tokens_per_s: float | None = None
+    decode_tokens_per_s: float | None = None
+    num_gpus: int | None = None
+
+
+class _Figures(msgspec.Struct):
+    name: str
+    output_tokens: _Rate
+    input_tokens: _Rate | None
+    isl: _Mean | None
+    osl: _Mean | None
+    server: _Server | None
+
+
+class _Run(msgspec.Struct):
+    figures: _Figures
+    warnings: list[str]
+
+
+class _Report(msgspec.Struct):
+    runs: list[_Run]
+    knee: str | None = None
+
+
+class BenchedReplica(NamedTuple):
+    """What a run says of the replica that it was of."""
+
+    engine: Mapping[str, object]  # of a `CostSpec`
+    isl: float
+    osl: float
+
+
+def load_bench_report(path: Path, run: str | None, *, num_gpus: int | None) -> BenchedReplica:
+    """Of the run with that name; without a name the only one, or the knee of several.
+
+    Raises:
+        SpecError: it is not such a report, has no such run, or the run does not say how many tokens went in.
+    """
+    try:
+        report = msgspec.json.decode(path.read_bytes(), type=_Report)
+    except OSError as exc:
+        raise SpecError(f"--report {path}: cannot be read: {exc.strerror}", field="report", file=path) from exc
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise SpecError(
+            f"--report {path}: {exc}; give the JSON of trireme bench report RUN --out FILE.json",
+            field="report",
+            file=path,
+        ) from exc
+    chosen = _chosen(report, run, path)
+    figures, server = chosen.figures, chosen.figures.server
+    if figures.input_tokens is None or figures.isl is None or figures.osl is None:
+        raise SpecError(
+            f"--report {path}: the run {figures.name} does not say how many tokens went in; give "
+            "--input-tokens-per-s and --output-tokens-per-s instead",
+            field="report",
+            file=path,
+        )
+    gpus = num_gpus or (server.num_gpus if server else None) or 1
+    source = "; ".join([f"{path.name}, run {figures.name}", *chosen.warnings])
+    engine: dict[str, object] = {"gpus": gpus, "source": source}
+    apart = None if server is None else _apart(server)
+    if apart is not None:
+        engine |= {"kind": "rates", **apart}
+    else:
+        engine |= {
+            "kind": "measured",
+            "input_tokens_per_s": figures.input_tokens.per_s,
+            "output_tokens_per_s": figures.output_tokens.per_s,
+        }
+    return BenchedReplica(engine, figures.isl.mean, figures.osl.mean)
+
+
+def _chosen(report: _Report, wanted: str | None, path: Path) -> _Run:
+    names = [one.figures.name for one in report.runs]
+    name = wanted or report.knee or (names[0] if len(names) == 1 else None)
+    for one in report.runs:
+        if one.figures.name == name:
+            return one
+    what = "it has several runs" if name is None else f"it has no run {name!r}"
+    raise SpecError(
+        f"--report {path}: {what}; name one with --run: {', '.join(names)}", field="run", value=name, file=path
+    )
+
+
+def _apart(server: _Server) -> dict[str, object] | None:
+    """Prefill and decode tokens/s, each as if nothing else were done; None: the server does not say."""
+    step, prefill, decode = server.step_ms, server.prefill_step_ms, server.decode_step_ms
+    if not (step and prefill and decode and server.prefill_tokens_per_s and server.decode_tokens_per_s):
+        return None
+    if not decode < step <= prefill:  # prompts that add nothing: too few of them to tell
+        return None
+    prompt_share = 1 - decode / step
+    # Of all steps, those with a prompt; of the engine's time, theirs.
+    steps_with_prompts = (step - decode) / (prefill - decode)
+    time_with_prompts = steps_with_prompts * prefill / step
+    prompt_tokens_per_busy_s = server.prefill_tokens_per_s * time_with_prompts
+    return {
+        "prefill_tokens_per_s": prompt_tokens_per_busy_s / prompt_share,
+        "decode_tokens_per_s": server.decode_tokens_per_s / (1 - prompt_share),
+    }

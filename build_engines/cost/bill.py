@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a fleet costs in a month, and what of it is the prompts', the answers', and nobody's: pure arithmetic.
+
+Replicas of an hour are those whose work of that hour is `target_utilisation` of them, whole ones, and the spare.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from build_engines.cost.cost_spec import CostSpec, Fleet, GpuPrices, OtherCosts, Traffic
+from build_engines.cost.engine_rates import Rates, rates_of
+
+HOURS_PER_MONTH = 8760 / 12
+_ROUNDING = 1e-9  # work that fills so many replicas but for this fits in them
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Replicas of one model, and what is asked of them."""
+
+    model: str
+    rates: Rates
+    prices: GpuPrices
+    traffic: Traffic
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A fleet with its throughput known."""
+
+    pools: tuple[Pool, ...]
+    fleet: Fleet
+    other: OtherCosts
+
+    def scaled(self, factor: float) -> "Scenario":
+        """The same with so many times the requests."""
+        return replace(self, pools=tuple(replace(one, traffic=scaled(one.traffic, factor)) for one in self.pools))
+
+
+@dataclass(frozen=True)
+class PoolBill:
+    """Of a month, one pool's GPUs."""
+
+    model: str
+    rates: Rates
+    replicas: tuple[int, ...]  # of each hour of the day
+    mean_busy: float  # replicas' worth of work, over the day
+    gpu_usd: float
+    prompt_share: float  # of the work
+    tokens: "Tokens"
+
+    @property
+    def utilisation(self) -> float:
+        """Of the replicas that are paid, mean over the day."""
+        return 24 * self.mean_busy / sum(self.replicas)
+
+    @property
+    def input_usd(self) -> float:
+        """The prompts' part of the GPUs, idle time in proportion."""
+        return self.gpu_usd * self.prompt_share
+
+    @property
+    def output_usd(self) -> float:
+        """The answers' part."""
+        return self.gpu_usd * (1 - self.prompt_share)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Of a month."""
+
+    prefilled: float
+    cached: float
+    output: float
+
+    @property
+    def total(self) -> float:
+        """In and out."""
+        return self.prefilled + self.cached + self.output
+
+    def __add__(self, other: "Tokens") -> "Tokens":
+        return Tokens(self.prefilled + other.prefilled, self.cached + other.cached, self.output + other.output)
+
+
+@dataclass(frozen=True)
+class Bill:
+    """Of a month, US dollars."""
+
+    pools: tuple[PoolBill, ...]
+    egress_usd: float
+    storage_usd: float
+    engineers_usd: float
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """Of all pools."""
+        return sum((one.tokens for one in self.pools), Tokens(0, 0, 0))
+
+    @property
+    def gpu_usd(self) -> float:
+        """Of all pools."""
+        return sum(one.gpu_usd for one in self.pools)
+
+    @property
+    def idle_usd(self) -> float:
+        """Of the GPUs: paid, and not at work (reserve for bursts, spare replicas, quiet hours, what spot loses)."""
+        return sum(one.gpu_usd * (1 - one.utilisation) for one in self.pools)
+
+    @property
+    def total_usd(self) -> float:
+        """All of it."""
+        return self.gpu_usd + self.egress_usd + self.storage_usd + self.engineers_usd
+
+    @property
+    def input_usd(self) -> float:
+        """The prompts' GPUs, and of storage and engineers as much as of the work."""
+        return sum(one.input_usd for one in self.pools) + self._shared_usd * self._prompt_share
+
+    @property
+    def output_usd(self) -> float:
+        """The answers' GPUs, their egress, and of storage and engineers as much as of the work."""
+        answers = sum(one.output_usd for one in self.pools)
+        return answers + self.egress_usd + self._shared_usd * (1 - self._prompt_share)
+
+    @property
+    def usd_per_million_input(self) -> float | None:
+        """Of prompt tokens that are not cached; None: there are none."""
+        return self.input_usd / self.tokens.prefilled * 1e6 if self.tokens.prefilled else None
+
+    @property
+    def usd_per_million_output(self) -> float:
+        """Of answers."""
+        return self.output_usd / self.tokens.output * 1e6
+
+    @property
+    def usd_per_million(self) -> float:
+        """Of all tokens, cached ones too."""
+        return self.total_usd / self.tokens.total * 1e6
+
+    @property
+    def _shared_usd(self) -> float:
+        return self.storage_usd + self.engineers_usd
+
+    @property
+    def _prompt_share(self) -> float:
+        work = [one.mean_busy * one.rates.num_gpus for one in self.pools]
+        return sum(gpus * one.prompt_share for gpus, one in zip(work, self.pools, strict=True)) / sum(work)
+
+
+def scenario_of(spec: CostSpec) -> Scenario:
+    """Ask the planner, or take what was measured.
+
+    Raises:
+        SpecError: as `engine_rates.rates_of`; both tiers have one model's name.
+    """
+    traffic = spec.traffic if spec.tier is None else scaled(spec.traffic, 1 - spec.tier.request_fraction)
+    pools = [Pool(spec.engine.model, rates_of(spec.engine, traffic), spec.prices, traffic)]
+    if spec.tier is not None:
+        small = scaled(spec.traffic, spec.tier.request_fraction)
+        engine = spec.tier.engine
+        pools.append(Pool(engine.model, rates_of(engine, small), spec.tier.prices or spec.prices, small))
+    return Scenario(tuple(pools), spec.fleet, spec.other)
+
+
+def scaled(traffic: Traffic, factor: float) -> Traffic:
+    """So many times the requests."""
+    return traffic.model_copy(update={"requests_per_s": traffic.requests_per_s * factor})
+
+
+def bill(scenario: Scenario) -> Bill:
+    """One month's."""
+    pools = tuple(_pool_bill(one, scenario.fleet) for one in scenario.pools)
+    output = sum(one.tokens.output for one in pools)
+    other = scenario.other
+    return Bill(
+        pools=pools,
+        egress_usd=output * other.egress_bytes_per_output_token / 1e9 * other.egress_usd_per_gb,
+        storage_usd=other.storage_gb * other.storage_usd_per_gb_month,
+        engineers_usd=other.engineers * other.hours_per_engineer_month * other.usd_per_engineer_hour,
+    )
+
+
+def hourly_requests_per_s(traffic: Traffic) -> tuple[float, ...]:
+    """Of each hour of a day; the cosine's top is at 14 h, where it does not matter."""
+    if traffic.hourly is not None:
+        mean = sum(traffic.hourly) / 24
+        return tuple(traffic.requests_per_s * hour / mean for hour in traffic.hourly)
+    swing = traffic.peak_over_mean - 1
+    return tuple(traffic.requests_per_s * (1 + swing * math.cos(2 * math.pi * (hour - 14) / 24)) for hour in range(24))
+
+
+def replicas_needed(busy: float, fleet: Fleet) -> int:
+    """For so many replicas' worth of work."""
+    return max(fleet.min_replicas, math.ceil(busy / fleet.target_utilisation - _ROUNDING)) + fleet.spare_replicas
+
+
+def _pool_bill(pool: Pool, fleet: Fleet) -> PoolBill:
+    traffic, rates = pool.traffic, pool.rates
+    prefilled, output = traffic.isl * (1 - traffic.cached_fraction), traffic.osl
+    request_s = rates.seconds(prefilled, output)
+    busy = [requests_per_s * request_s for requests_per_s in hourly_requests_per_s(traffic)]
+    needed = [replicas_needed(hour, fleet) for hour in busy]
+    kept = needed if fleet.follows_traffic else [max(needed)] * 24
+    paid = tuple(max(hour, pool.prices.reserved_replicas) for hour in kept)
+    requests = traffic.requests_per_s * 3600 * HOURS_PER_MONTH
+    return PoolBill(
+        model=pool.model,
+        rates=rates,
+        replicas=paid,
+        mean_busy=sum(busy) / 24,
+        gpu_usd=sum(_hour_usd(hour, pool) for hour in paid) / 24 * HOURS_PER_MONTH,
+        prompt_share=prefilled * rates.prefill_s / request_s,
+        tokens=Tokens(requests * prefilled, requests * (traffic.isl - prefilled), requests * output),
+    )
+
+
+def _hour_usd(replicas: int, pool: Pool) -> float:
+    prices = pool.prices
+    reserved = prices.reserved_replicas * (prices.reserved_usd_per_gpu_hour or 0.0)
+    flexible = (replicas - prices.reserved_replicas) * prices.flexible_usd_per_gpu_hour
+    return pool.rates.num_gpus * (reserved + flexible)

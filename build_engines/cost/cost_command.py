@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme cost`: what a million tokens, a tenant and a lever cost, and whether a managed API would be cheaper."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from build_engines.cost.cost_spec import CostSpec, load_cost_spec
+from build_engines.cost.findings import Findings, as_data, find
+from build_engines.cost.managed_prices import EXAMPLE, load_managed_prices
+from build_engines.cost.quick_spec import Quick, quick_spec, with_changes
+from build_engines.cost.report_formats import html_page, markdown, print_tables
+from build_engines.cost.report_tables import tables
+from build_engines.cost.usage_records import Usage, load_usage
+from ensemble_configs.errors import SpecError
+
+
+def cost(
+    file: Annotated[Path | None, typer.Argument(help="Assumptions, as docs/cost.md describes them.")] = None,
+    *,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change one value, such as prices.spot_fraction=0.5; repeatable.")
+    ] = None,
+    usage: Annotated[
+        Path | None, typer.Option(help="JSONL of requests: the traffic comes from it, and tenants are priced.")
+    ] = None,
+    managed: Annotated[
+        Path | None, typer.Option(help="Your list of managed prices.", show_default="an example list")
+    ] = None,
+    usd_per_gpu_hour: Annotated[float | None, typer.Option(min=0, max=1e6, help="Without a file: the price.")] = None,
+    num_gpus: Annotated[
+        int | None, typer.Option("--gpus", min=1, help="GPUs of the replica that was measured.")
+    ] = None,
+    output_tokens_per_s: Annotated[
+        float | None, typer.Option(min=0.001, max=1e12, help="Measured, of one replica at saturation.")
+    ] = None,
+    input_tokens_per_s: Annotated[
+        float | None, typer.Option(min=0, max=1e12, help="At the same time; needs --output-weight.")
+    ] = None,
+    output_weight: Annotated[
+        float | None, typer.Option(min=0.001, max=1e6, help="GPU time of an output token over an input token's.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="JSON of trireme bench report: the throughput of one of its runs.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Which run of the report.", show_default="the knee")] = None,
+    model: Annotated[str | None, typer.Option(help="Plan it: a name or checkpoint, as trireme plan takes it.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="With --model.", show_default="h100")] = None,
+    weight_format: Annotated[str | None, typer.Option("--format", help="With --model.", show_default="bf16")] = None,
+    isl: Annotated[float | None, typer.Option(min=1, help="With --model: tokens of a prompt; 1000 by itself.")] = None,
+    osl: Annotated[float | None, typer.Option(min=1, help="Tokens of an answer; 1000 by itself.")] = None,
+    utilisation: Annotated[
+        float | None, typer.Option(min=0.001, max=1, help="Of one replica, mean over the day; 1 by itself.")
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=1e-6, max=1e9, help="Requests/s: as many replicas as they need, at 0.7, one spare."),
+    ] = None,
+    sensitivity_percent: Annotated[
+        float, typer.Option("--sensitivity", min=0.1, max=99, help="How far each assumption is moved, in %.")
+    ] = 20.0,
+    out: Annotated[Path | None, typer.Option(help="Write cost.md, cost.html, cost.json and pictures here.")] = None,
+    is_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """Say what serving costs: a million tokens in and out, idle time, tenants, levers, break-even, sensitivity.
+
+    Takes a file of assumptions, or a price and a throughput. Without --model or a planned engine nothing is predicted.
+
+    \b
+    Examples:
+      trireme cost --usd-per-gpu-hour 2 --output-tokens-per-s 1000
+      trireme cost --usd-per-gpu-hour 2 --output-tokens-per-s 1000 --utilisation 0.4
+      trireme cost --usd-per-gpu-hour 2.5 --report bench.json --rate 20
+      trireme cost --usd-per-gpu-hour 2.5 --model llama-3.1-8b --gpu h100 --isl 1500 --osl 300 --rate 20
+      trireme cost examples/cost/halve_500k.yaml --usage requests.jsonl --managed offers.yaml --out report
+      trireme cost examples/cost/measured.yaml --set prices.spot_fraction=0.5 --set other.engineers=3 --json
+
+    \b
+    Exit codes: 0 done; 2 an assumption is wrong or missing.
+    """
+    quick = Quick(
+        usd_per_gpu_hour, num_gpus, input_tokens_per_s, output_tokens_per_s, output_weight, report, run, model, gpu,
+        weight_format, isl, osl, utilisation, rate,
+    )  # fmt: skip
+    if file is not None and quick.given:
+        raise SpecError(f"{next(iter(quick.given))} stands in {file.name} too; change it with --set", field="set")
+    spec = with_changes(quick_spec(quick) if file is None else load_cost_spec(file), changes or [])
+    records = None if usage is None else load_usage(usage)
+    found = find(
+        spec if records is None else with_traffic_of(spec, records),
+        load_managed_prices(managed or EXAMPLE),
+        usage=records,
+        # One replica at a utilisation is no fleet that would be sized anew.
+        sensitivity_fraction=None if file is None and rate is None else sensitivity_percent / 100,
+    )
+    if out is not None:
+        _write(found, out)
+    if is_json:
+        json.dump(as_data(found), sys.stdout, indent=2, allow_nan=False)
+        sys.stdout.write("\n")
+    else:
+        print_tables(tables(found), title=found.spec.name)
+
+
+def with_traffic_of(spec: CostSpec, usage: Usage) -> CostSpec:
+    """The fleet's traffic as it was recorded.
+
+    Raises:
+        SpecError: the fleet has two tiers, or the records are not of its one model.
+    """
+    if spec.tier is not None:
+        raise SpecError(
+            "--usage: the records' traffic is of one model, and the file has a tier; price each tier's fleet by itself",
+            field="tier",
+        )
+    if usage.models != (spec.engine.model,):
+        raise SpecError(
+            f"--usage has requests of {', '.join(usage.models)}, and the engine serves {spec.engine.model!r}; leave "
+            "the others out, or name the model so (--set engine.model=NAME)",
+            field="engine.model",
+        )
+    return spec.model_copy(update={"traffic": usage.traffic(spec.engine.model)})
+
+
+def _write(found: Findings, folder: Path) -> None:
+    try:
+        from build_engines.cost.cost_plot import pictures  # noqa: PLC0415 - matplotlib takes a second to import
+    except ModuleNotFoundError as exc:
+        raise SpecError("--out draws pictures with matplotlib; install trireme[plot]", field="out") from exc
+    folder.mkdir(parents=True, exist_ok=True)
+    made, read = pictures(found), list(tables(found))
+    title = f"Cost: {found.spec.name}"
+    text = [f"# {title}", *map(markdown, read)]
+    for shown, png in made.items():
+        name = f"{shown.split(',')[0].lower().replace(' ', '_')}.png"
+        (folder / name).write_bytes(png)
+        text.append(f"![{shown}]({name})")
+    (folder / "cost.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
+    (folder / "cost.html").write_text(html_page(read, title=title, pictures=made), encoding="utf-8")
+    (folder / "cost.json").write_text(json.dumps(as_data(found), indent=2, allow_nan=False) + "\n", encoding="utf-8")

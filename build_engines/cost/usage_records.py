@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who asked for how much: a file of one JSON object a line, read line by line, never all in memory.
+
+{"tenant": "acme", "model": "llama-3.1-70b", "input_tokens": 900, "output_tokens": 210, "cached_tokens": 640,
+ "time": "2026-11-02T08:15:00Z"}
+"""
+
+import datetime
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from build_engines.cost.bill import Bill, Tokens
+from build_engines.cost.cost_spec import Traffic
+from ensemble_configs.errors import SpecError
+
+_HOUR_S = 3600.0
+
+
+class UsageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One request; a time without a zone is UTC."""
+
+    tenant: str
+    model: str
+    input_tokens: int
+    output_tokens: int
+    time: datetime.datetime
+    cached_tokens: int = 0  # of the input tokens
+
+    def __post_init__(self) -> None:
+        """Refuse counts that cannot be."""
+        for name in ("input_tokens", "output_tokens", "cached_tokens"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it is 0 or more")
+        if self.cached_tokens > self.input_tokens:
+            raise ValueError(f"cached_tokens ({self.cached_tokens}) > input_tokens ({self.input_tokens})")
+
+
+@dataclass
+class Usage:
+    """Sums, by tenant and model."""
+
+    requests: dict[tuple[str, str], int] = field(default_factory=dict)
+    tokens: dict[tuple[str, str], Tokens] = field(default_factory=dict)
+    hourly: list[int] = field(default_factory=lambda: [0] * 24)  # requests by hour of the day, UTC
+    first_s: float = float("inf")
+    last_s: float = float("-inf")
+
+    def add(self, record: UsageRecord) -> None:
+        """One more."""
+        who = record.tenant, record.model
+        prefilled = record.input_tokens - record.cached_tokens
+        tokens = Tokens(prefilled, record.cached_tokens, record.output_tokens)
+        self.requests[who] = self.requests.get(who, 0) + 1
+        self.tokens[who] = self.tokens.get(who, Tokens(0, 0, 0)) + tokens
+        time = record.time if record.time.tzinfo else record.time.replace(tzinfo=datetime.UTC)
+        time = time.astimezone(datetime.UTC)
+        self.hourly[time.hour] += 1
+        self.first_s, self.last_s = min(self.first_s, time.timestamp()), max(self.last_s, time.timestamp())
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """That were asked, by name."""
+        return tuple(sorted({model for _, model in self.requests}))
+
+    @property
+    def seconds(self) -> float:
+        """From the beginning of the first hour to the end of the last."""
+        return (self.last_s // _HOUR_S + 1) * _HOUR_S - self.first_s // _HOUR_S * _HOUR_S
+
+    def traffic(self, model: str) -> Traffic:
+        """Of one model, as means; the day's shape is that of all models, where a whole day was seen.
+
+        Raises:
+            SpecError: nobody asked for it, or nobody was answered.
+        """
+        requests = sum(count for (_, asked), count in self.requests.items() if asked == model)
+        tokens = sum((found for (_, asked), found in self.tokens.items() if asked == model), Tokens(0, 0, 0))
+        if not tokens.output:
+            raise SpecError(f"usage has no output token of the model {model!r}; it has {', '.join(self.models)}")
+        prompts = tokens.prefilled + tokens.cached
+        return Traffic(
+            requests_per_s=requests / self.seconds,
+            isl=prompts / requests,
+            osl=tokens.output / requests,
+            cached_fraction=min(tokens.cached / prompts, 1 - 1e-9) if prompts else 0.0,
+            hourly=tuple(map(float, self.hourly)) if self.seconds >= 24 * _HOUR_S else None,
+        )
+
+
+@dataclass(frozen=True)
+class TenantShare:
+    """What one tenant has of a bill."""
+
+    tenant: str
+    requests: int
+    tokens: Tokens
+    usd: float  # of a month
+    fraction: float
+
+
+def load_usage(path: Path) -> Usage:
+    """Read and sum.
+
+    Raises:
+        SpecError: the file cannot be read, has no record, or a line is not one; it names the line.
+    """
+    usage, decoder = Usage(), msgspec.json.Decoder(UsageRecord)
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    usage.add(decoder.decode(line))
+                except (msgspec.DecodeError, UnicodeDecodeError, OverflowError) as exc:
+                    keys = ", ".join(UsageRecord.__struct_fields__)
+                    raise SpecError(
+                        f"{path} line {number}: {exc}; a line is an object of {keys} (cached_tokens may be left out)",
+                        file=path,
+                        line=number,
+                    ) from exc
+    except OSError as exc:
+        raise SpecError(f"{path}: cannot be read: {exc.strerror}", file=path) from exc
+    if not usage.requests:
+        raise SpecError(f"{path} has no record; a line is one request", file=path)
+    return usage
+
+
+def tenant_shares(found: Bill, usage: Usage) -> tuple[TenantShare, ...]:
+    """The whole bill among the tenants by the GPU time of their tokens, the dearest first.
+
+    Raises:
+        SpecError: a model was asked that the fleet does not serve.
+    """
+    pools = {one.model: one for one in found.pools}
+    weights: dict[str, float] = {}
+    for (tenant, model), tokens in usage.tokens.items():
+        if model not in pools:
+            raise SpecError(f"usage names the model {model!r}; the fleet serves {', '.join(pools)}", field="model")
+        pool = pools[model]
+        # Dollars for each second of a replica's work; idle time is everybody's, in proportion.
+        work_usd = pool.gpu_usd / pool.mean_busy
+        seconds = pool.rates.seconds(tokens.prefilled, tokens.output)
+        weights[tenant] = weights.get(tenant, 0.0) + seconds * (work_usd or pool.rates.num_gpus)
+    whole = sum(weights.values())
+    shares = (
+        TenantShare(
+            tenant=tenant,
+            requests=sum(count for (who, _), count in usage.requests.items() if who == tenant),
+            tokens=sum((each for (who, _), each in usage.tokens.items() if who == tenant), Tokens(0, 0, 0)),
+            usd=found.total_usd * weight / whole,
+            fraction=weight / whole,
+        )
+        for tenant, weight in weights.items()
+    )
+    return tuple(sorted(shares, key=lambda one: (-one.usd, one.tenant)))

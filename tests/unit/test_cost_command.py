@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme cost`: what it prints, reads, writes and refuses; tenants; and the committed page of worked cases."""
+
+import datetime
+import json
+import random
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from build_engines.cost.bill import bill, scenario_of
+from build_engines.cost.cases_page import PAGE, page, scaled_to
+from build_engines.cost.cost_command import cost
+from build_engines.cost.cost_spec import CostSpec, load_cost_spec
+from build_engines.cost.managed_prices import EXAMPLE as MANAGED
+from build_engines.cost.managed_prices import load_managed_prices
+from build_engines.cost.usage_records import Usage, UsageRecord, load_usage, tenant_shares
+from clients.load.figures.intervals import Spread
+from clients.load.figures.run_figures import ClientFigures, Rate, RunFigures
+from clients.load.figures.server_figures import ServerFigures
+from clients.load.figures.steady_state import Window
+from clients.load.report.document import Document, RunPart
+from trireme.commands import run_command
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "cost"
+MEASURED = str(EXAMPLES / "measured.yaml")
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as ended:
+        run_command("cost", list(args))
+    captured = capsys.readouterr()
+    assert ended.value.code == code, captured.err
+    return captured.err if code else captured.out
+
+
+def data_of(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
+    return json.loads(run(capsys, *args, "--json"))
+
+
+def test_two_dollars_an_hour_at_a_thousand_tokens_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = run(capsys, "--usd-per-gpu-hour", "2", "--output-tokens-per-s", "1000")
+    assert re.search(r"output +2\.63B +0\.556", shown)
+    assert "Not in: egress, storage, engineers (nothing was given)." in shown
+
+
+def test_half_busy_costs_twice_as_much_and_half_of_it_is_idle(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--usd-per-gpu-hour", "2", "--output-tokens-per-s", "1000", "--utilisation", "0.5")
+    found = data_of(capsys, *args)["bill"]
+    assert found["usd_per_million_output_tokens"] == pytest.approx(2 / 3.6 * 2)
+    assert found["gpu_idle_usd"] == pytest.approx(found["gpu_usd"] / 2)
+
+
+def test_a_planned_replica_costs_what_the_plan_says(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--isl", "1000", "--osl", "300", "--gpu", "h100", "--format", "fp8")
+    found = data_of(capsys, "--model", "llama-3.1-8b", "--usd-per-gpu-hour", "2.5", *args)
+    with pytest.raises(SystemExit):
+        run_command(
+            "plan",
+            ["llama-3.1-8b", *args, "--kv-format", "bf16", "--price-per-gpu-hour", "2.5", "--tp-size", "1", "--json"],
+        )
+    planned = json.loads(capsys.readouterr().out)["options"][0]
+    whole = found["bill"]["usd_per_million_output_tokens"] + found["bill"]["usd_per_million_input_tokens"] * 1000 / 300
+    # The plan has no tokens but answers; their price bears the prompts.
+    assert found["bill"]["pools"][0]["rates"]["gpus"] == 1
+    assert whole == pytest.approx(planned["usd_per_million_tokens"], rel=1e-6)
+
+
+def benched(name: str, server: ServerFigures | None = None, *, has_inputs: bool = True) -> dict[str, object]:
+    """A run of a report as `trireme bench report` writes it: 6,000 tokens/s in, 1,000 out."""
+
+    def tokens(mean: float) -> Spread:
+        return Spread(count=9, num_requests=9, mean=mean, stddev=0, min=1, max=999, percentiles={}, intervals={})
+
+    figures = RunFigures(
+        name=name,
+        window=Window(start_ns=0, end_ns=10**10, is_steady=True, why=""),
+        num_all=9,
+        num_requests=9,
+        ends={"done": 9},
+        num_empty=0,
+        num_retried=0,
+        requests=Rate(10, None),
+        output_tokens=Rate(1000, None),
+        input_tokens=Rate(6000, None) if has_inputs else None,
+        isl=tokens(600) if has_inputs else None,
+        osl=tokens(100),
+        latencies={},
+        targets=(),
+        goodput=None,
+        goodput_share=None,
+        client=ClientFigures(num_processes=1, cpu_share=None, lag_p99_ms=None, why_bound=""),
+        server=server,
+    )
+    return {"info": {}, "load": "9 users", "figures": figures, "warnings": ["Not steady: it grew."] if server else []}
+
+
+# In 10 s of work 100 steps: 75 of 80 ms without a prompt, 25 of 160 ms with 2,400 tokens of prompts each. Prompts
+# add 25 x 80 ms = 2 s for 60,000 tokens; answers have 8 s for 10,000.
+STEPS = ServerFigures(
+    num_samples=9, step_ms=100, prefill_step_ms=160, decode_step_ms=80, prefill_tokens_per_s=60_000 / 4,
+    decode_tokens_per_s=10_000 / 10, num_gpus=2,
+)  # fmt: skip
+
+
+def report_of(path: Path, *runs: dict[str, object], knee: str | None = None) -> str:
+    assert {"runs", "knee"} <= set(Document.__struct_fields__)
+    assert {"figures", "warnings"} <= set(RunPart.__struct_fields__)
+    path.write_bytes(msgspec.json.encode({"title": "a test", "runs": runs, "knee": knee}))
+    return str(path)
+
+
+def test_a_benchmark_s_mix_of_tokens_is_divided_by_a_weight(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    args = ("--usd-per-gpu-hour", "3.6", "--report", report_of(tmp_path / "bench.json", benched("rate-5")))
+    found = data_of(capsys, *args, "--output-weight", "4")["bill"]
+    # 10,000 shares of a second for 0.001 $: 0.1 $ for a million of them.
+    assert found["usd_per_million_input_tokens"] == pytest.approx(0.1)
+    assert found["usd_per_million_output_tokens"] == pytest.approx(0.4)
+    assert found["pools"][0]["rates"]["source"] == "bench.json, run rate-5"
+    assert "does not tell prefill from decode" in run(capsys, *args, code=2)
+
+
+def test_a_benchmark_with_the_server_s_steps_tells_prefill_from_decode(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    args = ("--usd-per-gpu-hour", "3.6", "--report", report_of(tmp_path / "bench.json", benched("rate-5", STEPS)))
+    (pool,) = data_of(capsys, *args)["bill"]["pools"]
+    assert pool["rates"]["prefill_tokens_per_s"] == pytest.approx(30_000)
+    assert pool["rates"]["decode_tokens_per_s"] == pytest.approx(1250)
+    assert pool["rates"]["gpus"] == 2
+    assert pool["prompt_share"] == pytest.approx(0.2)  # 600 tokens and 100
+    assert pool["rates"]["source"] == "bench.json, run rate-5; Not steady: it grew."
+
+
+def test_of_several_runs_the_knee_is_taken_or_the_one_that_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def source(*args: str, knee: str | None) -> str:
+        report = report_of(tmp_path / "bench.json", benched("one"), benched("two"), knee=knee)
+        found = data_of(capsys, "--usd-per-gpu-hour", "1", "--output-weight", "4", "--report", report, *args)
+        return str(found["bill"]["pools"][0]["rates"]["source"])
+
+    assert source(knee="two") == "bench.json, run two"
+    assert source("--run", "one", knee="two") == "bench.json, run one"
+    report = report_of(tmp_path / "bench.json", benched("one"), benched("two"))
+    said = run(capsys, "--usd-per-gpu-hour", "1", "--report", report, code=2)
+    assert "it has several runs; name one with --run: one, two" in said
+    said = run(capsys, "--usd-per-gpu-hour", "1", "--report", report, "--run", "six", code=2)
+    assert "it has no run 'six'" in said
+    report = report_of(tmp_path / "bench.json", benched("one", has_inputs=False))
+    assert "does not say how many tokens went in" in run(capsys, "--usd-per-gpu-hour", "1", "--report", report, code=2)
+    (tmp_path / "bench.json").write_text("{}")
+    assert "give the JSON of trireme bench report" in run(capsys, "--usd-per-gpu-hour", "1", "--report", report, code=2)
+
+
+def test_a_rate_sizes_the_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--usd-per-gpu-hour", "2", "--output-tokens-per-s", "1000", "--osl", "100", "--rate", "20")
+    found = data_of(capsys, *args)
+    assert found["bill"]["pools"][0]["replicas_by_hour"] == [4] * 24  # 2 at work, 3 at 0.7, a spare
+    assert found["sensitivity"]["usd_per_million_tokens"]
+
+
+def test_one_value_is_changed_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = data_of(capsys, MEASURED)["bill"]["gpu_usd"]
+    on_spot = data_of(capsys, MEASURED, "--set", "prices.spot_fraction=1", "--set", "prices.spot_lost_fraction=0")
+    assert on_spot["bill"]["gpu_usd"] == pytest.approx(plain / 2)
+
+
+def test_a_report_has_pictures_and_needs_no_other_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run(capsys, MEASURED, "--out", str(tmp_path / "made" / "here"))
+    made = {path.name: path for path in (tmp_path / "made" / "here").iterdir()}
+    assert set(made) == {
+        "cost.md", "cost.html", "cost.json", "levers.png", "self-hosted_against_managed.png", "what_matters_most.png",
+    }  # fmt: skip
+    assert all(path.read_bytes().startswith(b"\x89PNG") for name, path in made.items() if name.endswith(".png"))
+    text, html = made["cost.md"].read_text(), made["cost.html"].read_text()
+    for picture in re.findall(r"!\[.*?\]\((.*?)\)", text):
+        assert picture in made
+    assert not re.findall(r'(?:src|href)="(?!data:)', html)
+    headings = re.findall("^## (.*)$", text, re.MULTILINE)
+    assert headings == re.findall("<h2>(.*?)</h2>", html.replace("&#x27;", "'"))[: len(headings)]
+    assert json.loads(made["cost.json"].read_text())["bill"]["total_usd"] > 0
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ((), "give --usd-per-gpu-hour, or a file"),
+        (("--usd-per-gpu-hour", "2"), "nothing says how fast a replica is; give --output-tokens-per-s"),
+        (("--usd-per-gpu-hour", "2", "--output-tokens-per-s", "9", "--gpu", "h100"), "--gpu is a question to the plan"),
+        (
+            ("--usd-per-gpu-hour", "2", "--output-tokens-per-s", "9", "--isl", "9"),
+            "--isl: what was measured has its mix",
+        ),
+        (("--usd-per-gpu-hour", "2", "--model", "llama-3.1-8b", "--output-tokens-per-s", "9"), "give one of the two"),
+        (("--usd-per-gpu-hour", "2", "--output-tokens-per-s", "9", "--rate", "1", "--utilisation", "1"), "give one"),
+        ((MEASURED, "--usd-per-gpu-hour", "2"), "--usd-per-gpu-hour stands in measured.yaml too; change it with --set"),
+        ((MEASURED, "--set", "prices.spot_fraction"), "write KEY=VALUE"),
+        ((MEASURED, "--set", "prices.spot_fractoin=1"), "did you mean spot_fraction"),
+        ((MEASURED, "--set", "name.first=1"), "name has no keys of its own"),
+        (("nowhere.yaml",), "nowhere.yaml: cannot be read"),
+        ((MEASURED, "--managed", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
+        ((MEASURED, "--usage", "nowhere.jsonl"), "nowhere.jsonl: cannot be read"),
+        (("--usd-per-gpu-hour", "2", "--report", "nowhere.json"), "--report nowhere.json: cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_told_with_the_next_step(
+    args: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in run(capsys, *args, code=2)
+
+
+def test_examples_of_the_help_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("examples").symlink_to(EXAMPLES.parent)
+    Path("requests.jsonl").write_text("\n".join(lines(50, model="llama-3.1-70b")))
+    shutil.copy(MANAGED, "offers.yaml")
+    report_of(Path("bench.json"), benched("rate-5", STEPS))
+    examples = re.findall(r"^ +trireme cost (.*)$", cost.__doc__ or "", re.MULTILINE)
+    assert len(examples) == 6
+    for example in examples:
+        assert run(capsys, *example.split())
+    assert Path("report/cost.html").exists()
+
+
+# Tenants.
+
+
+def spec_for(model: str = "m") -> CostSpec:
+    return CostSpec.model_validate(
+        {
+            "engine": {"kind": "rates", "model": model, "prefill_tokens_per_s": 1e4, "decode_tokens_per_s": 1e3},
+            "prices": {"on_demand_usd_per_gpu_hour": 2},
+            "traffic": {"requests_per_s": 1, "isl": 100, "osl": 100},
+        }
+    )
+
+
+def record(tenant: str, prompt: int, answer: int, *, cached: int = 0, hour: float = 0.0) -> UsageRecord:
+    time = datetime.datetime(2026, 11, 2, tzinfo=datetime.UTC) + datetime.timedelta(hours=hour)
+    return UsageRecord(
+        tenant=tenant, model="m", input_tokens=prompt, output_tokens=answer, cached_tokens=cached, time=time
+    )
+
+
+def test_a_tenant_pays_for_the_time_of_its_tokens_and_not_for_cached_ones() -> None:
+    usage = Usage()
+    usage.add(record("prompts", 10_000, 0))  # 1 s
+    usage.add(record("answers", 0, 1_000))  # 1 s
+    usage.add(record("cached", 30_000, 2_000, cached=30_000))  # 2 s
+    found = bill(scenario_of(spec_for()))
+    shares = tenant_shares(found, usage)
+    assert [(one.tenant, round(one.fraction, 9)) for one in shares] == [
+        ("cached", 0.5), ("answers", 0.25), ("prompts", 0.25),
+    ]  # fmt: skip
+    assert shares[0].usd == pytest.approx(found.total_usd / 2)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcde"), st.integers(0, 10_000), st.integers(1, 5_000), st.floats(0, 1)),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_tenants_share_the_whole_bill(asked: list[tuple[str, int, int, float]]) -> None:
+    usage = Usage()
+    for tenant, prompt, answer, share in asked:
+        usage.add(record(tenant, prompt, answer, cached=int(prompt * share)))
+    found = bill(scenario_of(spec_for().model_copy(update={"traffic": usage.traffic("m")})))
+    shares = tenant_shares(found, usage)
+    assert {one.tenant for one in shares} == {tenant for tenant, *_ in asked}
+    assert sum(one.usd for one in shares) == pytest.approx(found.total_usd)
+    assert sum(one.fraction for one in shares) == pytest.approx(1)
+    assert sum(one.requests for one in shares) == len(asked)
+    assert sum(one.tokens.total for one in shares) == sum(prompt + answer for _, prompt, answer, _ in asked)
+
+
+def test_traffic_is_that_of_the_records() -> None:
+    usage = Usage()
+    for hour in range(48):
+        for _ in range(3 if hour % 24 < 12 else 1):
+            usage.add(record("a", 1000, 100, cached=250, hour=hour + 0.5))
+    traffic = usage.traffic("m")
+    assert traffic.requests_per_s == pytest.approx(96 / (48 * 3600))
+    assert (traffic.isl, traffic.osl, traffic.cached_fraction) == (1000, 100, 0.25)
+    assert traffic.hourly == (6.0,) * 12 + (2.0,) * 12
+
+
+def test_less_than_a_day_of_records_has_no_shape_of_a_day() -> None:
+    usage = Usage()
+    usage.add(record("a", 1000, 100, hour=3.2))
+    usage.add(record("a", 1000, 100, hour=5.9))
+    assert usage.traffic("m").hourly is None
+    assert usage.traffic("m").requests_per_s == pytest.approx(2 / (3 * 3600))  # 3:00 to 6:00
+
+
+def lines(count: int, *, model: str = "my-8b") -> Iterator[str]:
+    rng = random.Random(7)
+    for number in range(count):
+        prompt = rng.randrange(1, 2000)
+        yield json.dumps(
+            {
+                "tenant": rng.choice(["acme", "initech", "umbrella"]), "model": model, "input_tokens": prompt,
+                "output_tokens": rng.randrange(1, 500), "cached_tokens": rng.randrange(prompt),
+                "time": f"2026-11-{2 + number % 7:02}T{rng.randrange(24):02}:15:00Z",
+            }
+        )  # fmt: skip
+
+
+def test_records_price_tenants(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "usage.jsonl"
+    file.write_text("\n".join(lines(2000)) + "\n")
+    found = data_of(capsys, MEASURED, "--usage", str(file))
+    assert {one["tenant"] for one in found["tenants"]} == {"acme", "initech", "umbrella"}
+    assert sum(one["usd"] for one in found["tenants"]) == pytest.approx(found["bill"]["total_usd"])
+    assert len(found["assumptions"]["traffic"]["hourly"]) == 24
+    shown = run(capsys, MEASURED, "--usage", str(file))
+    assert "Tenants" in shown
+    assert "initech" in shown
+    refused = run(capsys, MEASURED, "--usage", str(file), "--set", "engine.model=other", code=2)
+    assert "--usage has requests of my-8b, and the engine serves 'other'" in refused
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"input_tokens": -1}, "line 2: .*input_tokens is -1; it is 0 or more"),
+        ({"cached_tokens": 11}, r"line 2: .*cached_tokens \(11\) > input_tokens \(10\)"),
+        ({"output_tokens": "7"}, "line 2: Expected `int`, got `str`"),
+        ({"tennant": "x"}, "line 2: .*tennant.*a line is an object of tenant, model"),
+        ({"time": "yesterday"}, "line 2: Invalid RFC3339"),
+    ],
+    ids=["negative", "cached", "text", "unknown", "time"],
+)
+def test_a_wrong_record_is_refused_by_its_line(
+    change: dict[str, object], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    good = {"tenant": "a", "model": "my-8b", "input_tokens": 10, "output_tokens": 5, "time": "2026-11-02T08:00:00Z"}
+    file = tmp_path / "usage.jsonl"
+    file.write_text(f"{json.dumps(good)}\n{json.dumps({**good, **change})}\n")
+    assert re.search(says, run(capsys, MEASURED, "--usage", str(file), code=2))
+
+
+def test_a_file_without_records_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "usage.jsonl"
+    file.write_text("\n\n")
+    assert "has no record" in run(capsys, MEASURED, "--usage", str(file), code=2)
+    file.write_bytes(b"\xff\xfe{}\n")
+    assert "line 1" in run(capsys, MEASURED, "--usage", str(file), code=2)
+
+
+def test_a_million_records_would_not_be_kept(tmp_path: Path) -> None:
+    file = tmp_path / "usage.jsonl"
+    file.write_text("\n".join(lines(5000)))
+    usage = load_usage(file)
+    assert len(usage.requests) == len(usage.tokens) == 3
+    assert sum(usage.requests.values()) == sum(usage.hourly) == 5000
+
+
+# What is committed.
+
+
+def test_the_committed_page_of_cases_is_what_make_docs_writes() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
+def test_the_half_million_of_the_case_is_half_a_million_and_is_halved() -> None:
+    spec = load_cost_spec(EXAMPLES / "halve_500k.yaml")
+    assert bill(scenario_of(spec)).total_usd == pytest.approx(500_000, rel=0.01)
+    less = bill(scenario_of(scaled_to(spec, 400_000))).total_usd
+    assert 390_000 < less <= 400_000  # a replica is 5,825 $
+
+
+def test_the_example_prices_say_when_and_where_from() -> None:
+    prices = load_managed_prices()
+    assert prices.collected <= datetime.datetime.now(datetime.UTC).date()
+    assert all(len(one.source) > 20 for one in prices.prices)
+    assert {one.name for one in prices.of("llama-3.1-8b")} == {"groq llama-3.1-8b", "a frontier model, gemini-2.5-pro"}
+    assert prices.of("a model that nobody sells") == prices.prices
