@@ -61,7 +61,10 @@ COMMANDS = {
         "clients.batch.command", "", "Answer a file of requests beside everybody else's, resumable", verbs=("run",)
     ),
     "bench": Command(
-        "clients.load.command", "", "Put a load on a running server, and report what it did", verbs=("run", "perf_analyzer", "genai_perf", "locust", "capacity", "report")
+        "clients.load.command",
+        "",
+        "Put a load on a running server, and report what it did",
+        verbs=("run", "perf_analyzer", "genai_perf", "locust", "capacity", "report"),
     ),
 }
 
