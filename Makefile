@@ -10,7 +10,7 @@ TRITON = $(SUITE) -m "triton and not soak and not gpu"
 DEMO = ../../.tools/build-cpu/bin/python
 ADAPTERS = $(wildcard model_repository/*/1/model.py)
 
-.PHONY: help setup serve test unit triton-test soak lint format render bench bench-model bench-tools docs demo-model lock trtllm-facts planner-fit aisimulate planner-estimators clean
+.PHONY: help setup serve test unit triton-test soak lint format render bench bench-check bench-model bench-tools docs demo-model lock trtllm-facts planner-fit aisimulate planner-estimators clean
 
 help: ## List the tasks
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
@@ -51,6 +51,9 @@ render: setup ## Write the generated files of the default deployment again (ARGS
 
 bench: setup ## Measure what the ensemble costs over the engine alone
 	$(RUN) benchmarks.ensemble_overhead $(ARGS)
+
+bench-check: setup ## Run the benchmarks again and print which ratios got worse than those committed; some minutes (ARGS="--only detokenizer")
+	$(RUN) benchmarks.check $(ARGS)
 
 bench-tools: setup ## Install perf_analyzer and genai-perf, NVIDIA's load generators (0.9 GB) in .tools
 	@$(SETUP) --only genai-perf

@@ -39,6 +39,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="Rounds; each asks all sides once.", min=2)] = 9,
     seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 1,
     is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write it there instead.")] = None,
 ) -> None:
     """Measure and print; takes a few minutes."""
     spec = load_deployment(deployment)
@@ -63,7 +64,7 @@ def main(
         "environment": where,
     }
     if is_kept:
-        typer.echo(f"written to {write_result(f'chunked_prefill_{spec.name}', result)}", err=True)
+        typer.echo(f"written to {write_result(f'chunked_prefill_{spec.name}', result, out)}", err=True)
     Console().print(_table(rows))
 
 

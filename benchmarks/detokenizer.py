@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -135,6 +136,7 @@ def measure_case(case: Case, rounds: int) -> dict[str, dict[int, float]]:
 def main(
     rounds: Annotated[int, typer.Option(help="Rounds of each measurement.", min=1)] = 9,
     is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write it there instead.")] = None,
 ) -> None:
     """Measure and print; takes a minute or two."""
     rows = {name: measure_case(case, rounds) for name, case in cases()}
@@ -143,7 +145,7 @@ def main(
     typer.echo(f"slowest of ours: {slowest:,.0f} tokens/s; the goal is {GOAL_TOKENS_PER_S:,}")
     if is_kept:
         result = {"benchmark": "detokenizer", "rounds": rounds, "ns_per_token": rows, "environment": environment()}
-        typer.echo(f"written to {write_result('detokenizer', result)}", err=True)
+        typer.echo(f"written to {write_result('detokenizer', result, out)}", err=True)
 
 
 def _table(rows: dict[str, dict[str, dict[int, float]]]) -> Table:

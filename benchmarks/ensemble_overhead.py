@@ -40,6 +40,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 1,
     is_json: Annotated[bool, typer.Option("--json", help="Print the result instead of a table.")] = False,
     is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write it there instead.")] = None,
 ) -> None:
     """Measure and print; takes a few minutes."""
     spec = load_deployment(deployment)
@@ -64,7 +65,7 @@ def main(
         "environment": where,
     }
     if is_kept:
-        typer.echo(f"written to {write_result(f'ensemble_overhead_{spec.name}', result)}", err=True)
+        typer.echo(f"written to {write_result(f'ensemble_overhead_{spec.name}', result, out)}", err=True)
     if is_json:
         typer.echo(msgspec.json.encode(result).decode())
     else:

@@ -75,10 +75,10 @@ def result_path(name: str) -> Path:
     return RESULTS / f"{name}_{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.json"
 
 
-def write_result(name: str, result: dict[str, object]) -> Path:
-    """Keep what a benchmark found today; returns where."""
-    RESULTS.mkdir(exist_ok=True)
-    path = result_path(name)
+def write_result(name: str, result: dict[str, object], path: Path | None = None) -> Path:
+    """Keep what a benchmark found today; returns where. Args: `path`: there instead."""
+    path = path or result_path(name)
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
 

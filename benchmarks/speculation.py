@@ -46,6 +46,7 @@ def main(
     pairs: Annotated[int, typer.Option(help="Pairs of runs for each row.", min=1)] = 9,
     output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2)] = 128,
     is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write it there instead.")] = None,
 ) -> None:
     """Measure and print; takes a few minutes."""
     spec = load_deployment(DEFAULT_DEPLOYMENT)
@@ -72,7 +73,7 @@ def main(
         "environment": environment(),
     }
     if is_kept:
-        typer.echo(f"written to {write_result('speculation', result)}", err=True)
+        typer.echo(f"written to {write_result('speculation', result, out)}", err=True)
     Console().print(_table(rows))
 
 
