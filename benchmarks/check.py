@@ -2,7 +2,7 @@
 """What got worse: benchmarks run again, their ratios beside those that are committed. `make bench-check`.
 
 Ratios are of two sides measured in one run on one machine, so they may be compared between machines with care, and
-times may not. A ratio got worse when its new interval lies wholly on the bad side of the committed one, by more than 3 %.
+times may not. A ratio got worse when its new interval lies on the bad side of the committed one, by more than 3 %.
 """
 
 import json
