@@ -67,7 +67,7 @@ def search(attempt: Callable[[float], Trial], *, start: float, precision: float,
         is_whole: loads are whole numbers.
 
     Returns:
-        All trials, in order. Where even `start` over 2^10 does not hold, none does.
+        All trials, in order. Where even `start` over 2^6 does not hold, the search ends.
     """
     trials: list[Trial] = []
     low, high = 0.0, 0.0  # the highest that holds and the lowest that does not; 0: not known
@@ -84,7 +84,7 @@ def search(attempt: Callable[[float], Trial], *, start: float, precision: float,
         if not high:
             load *= 2
         elif not low:
-            if load <= start / 2**10 or (is_whole and load <= 1):
+            if load <= start / 2**6 or (is_whole and load <= 1):
                 break
             load /= 2
         elif high / low - 1 <= precision or (is_whole and high - low <= 1):

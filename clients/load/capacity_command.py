@@ -35,6 +35,7 @@ from ensemble_configs.errors import RequestError, ServerError
 
 FACTORS = (1.0, 2.0, 3.0)
 _LATE_SHARE = 0.2
+_LEAST_REQUESTS = 30
 
 
 class Degradation(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,7 +157,12 @@ class _Bench:
         )
 
     def _try_rate(self, rate_per_s: float) -> Trial:
-        return self._try(msgspec.structs.replace(self._load, rate_per_s=rate_per_s), rate_per_s, "requests/s", "rate")
+        return self._try(self._at(rate_per_s), rate_per_s, "requests/s", "rate")
+
+    def _at(self, rate_per_s: float) -> Load:
+        """A slow rate takes longer: a percentile of a few requests says nothing."""
+        duration_s = max(self._load.duration_s or 0.0, _LEAST_REQUESTS / rate_per_s)
+        return msgspec.structs.replace(self._load, rate_per_s=rate_per_s, duration_s=duration_s)
 
     def _try_users(self, users: float) -> Trial:
         num_users = round(users)
@@ -179,7 +185,7 @@ class _Bench:
         each = tuple(msgspec.structs.replace(target, percentile=None) for target in self._targets)
         found = []
         for factor in FACTORS:
-            load = msgspec.structs.replace(self._load, rate_per_s=factor * rate_per_s, seed=self._load.seed + 7)
+            load = msgspec.structs.replace(self._at(factor * rate_per_s), seed=self._load.seed + 7)
             run, _ = self._run(load, f"{factor:g}x")
             self.shown.append(run)
             figures = figures_of(run, targets=each)

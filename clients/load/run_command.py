@@ -142,4 +142,5 @@ def warm_up(load: Load, num_requests: int) -> None:
     warm = msgspec.structs.replace(
         load, **changes, num_requests=num_requests, num_processes=1, seed=load.seed + 1_000_003
     )
-    run_processes(warm)
+    if run_processes(warm).was_interrupted:
+        raise KeyboardInterrupt

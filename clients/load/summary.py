@@ -9,6 +9,7 @@ from rich.table import Table
 from clients.load.figures.intervals import Spread
 from clients.load.figures.run_figures import RunFigures, figures_of
 from clients.load.run_folder import Run
+from ensemble_configs.errors import ServerError
 
 _COLUMNS = ("mean", "50", "90", "95", "99")
 TITLES = {"ttft": "TTFT ms", "itl": "ITL ms", "tpot": "TPOT ms", "e2e": "E2E ms"}
@@ -19,6 +20,7 @@ def print_summary(run: Run, *, is_json: bool) -> None:
     figures = figures_of(run)
     if is_json:
         typer.echo(msgspec.json.encode(figures).decode())
+        _refuse_failure(run)
         return
     console = Console(highlight=False, soft_wrap=True)
     table = Table(title=None, box=None, pad_edge=False)
@@ -27,20 +29,32 @@ def print_summary(run: Run, *, is_json: bool) -> None:
     for name, spread in figures.latencies.items():
         table.add_row(TITLES[name], *_cells(spread), str(spread.count))
     console.print(table)
-    for line in summary_lines(figures):
+    for line in summary_lines(run, figures):
         console.print(line, markup=False)
+    _refuse_failure(run)
     console.print(f"kept in {run.path}; see it: trireme bench report {run.path} --out report.html", markup=False)
 
 
-def summary_lines(figures: RunFigures) -> list[str]:
+def _refuse_failure(run: Run) -> None:
+    """Raises: ServerError: no request of it ended well, which a script should notice."""
+    if not any(record.is_done for record in run.records):
+        raise ServerError(f"no request ended well; what they said is in {run.path}")
+
+
+def summary_lines(run: Run, figures: RunFigures) -> list[str]:
     """What stands below the table."""
     window, client = figures.window, figures.client
+    failed = next((record for record in run.records if not record.is_done and record.error), None)
     ends = ", ".join(f"{count} {end}" for end, count in sorted(figures.ends.items()))
     lines = [
         f"{figures.requests.per_s:.2f} requests/s, {figures.output_tokens.per_s:.1f} output tokens/s"
         + (f", {figures.input_tokens.per_s:.1f} input tokens/s" if figures.input_tokens else ""),
         f"{figures.num_requests} of {figures.num_all} requests measured ({ends}); {window.why}",
     ]
+    if failed is not None:
+        lines.append(f"failed, such as: {failed.error}")
+    if run.info.metrics_failure and not run.samples:
+        lines.append(f"the server's metrics are not in it: {run.info.metrics_failure}")
     if client.cpu_share is not None:
         lines.append(f"client: {client.cpu_share:.0%} of a core in its busiest process of {client.num_processes}")
     if client.why_bound:
