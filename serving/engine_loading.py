@@ -20,6 +20,7 @@ from serving.release_check import refuse_unfit_releases
 from serving.run_dir import RUN_DIR_VARIABLE
 from serving.shared_ledger import LEDGER_FILE, SharedLedger
 from serving.speculating_engine import SpeculatingEngine
+from serving.step_account import AccountedEngine
 from serving.stopping_engine import StoppingEngine
 
 
@@ -57,7 +58,7 @@ def _model(release: ReleaseSpec) -> Engine:
     engine = create_engine(release.engine)
     if release.draft_engine is not None:
         engine = SpeculatingEngine(engine, create_engine(release.draft_engine))
-    return StoppingEngine(engine, TextDecoder.from_spec(release.tokenizer))
+    return AccountedEngine(StoppingEngine(engine, TextDecoder.from_spec(release.tokenizer)), WallClock())
 
 
 def _on_demand(release: ReleaseSpec, *, folder: Path, run_dir: Path, member: str) -> Engine:

@@ -9,7 +9,8 @@ model of that name. Blocks of the two are of different sizes, so they are not ad
 import time
 from typing import Any
 
-from serving.engines.base import AdmissionStats, EngineStats, ResidencyStats
+from serving.engines.base import AdmissionStats, EngineInfo, EngineStats, ResidencyStats
+from serving.step_metrics import StepMetrics
 
 _UPDATE_S = 0.1  # each gauge costs a message to the server
 
@@ -47,8 +48,13 @@ class EngineMetrics:
             )
         }
         self._engine = _OfOneEngine(self._families, self._labels)
+        self._steps = StepMetrics(metric_family, self._labels)
         self._draft: _OfOneEngine | None = None  # from the first time that there is one
         self._next_update_s = 0.0
+
+    def describe(self, info: EngineInfo) -> None:
+        """Show what the engine is, and that it is up."""
+        self._steps.describe(info)
 
     def update(self, stats: EngineStats) -> None:
         """Show the newest stats, at most every 0.1 s, and always when the engine has become idle."""
@@ -58,6 +64,7 @@ class EngineMetrics:
             return
         self._next_update_s = now_s + _UPDATE_S
         self._engine.show(stats)
+        self._steps.show(stats.steps, is_up=stats.is_up)
         if self._draft is None and stats.draft is not None:
             self._draft = _OfOneEngine(self._families, self._labels | {"model": f"{self._labels['model']}_draft"})
         if self._draft is not None:

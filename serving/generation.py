@@ -270,7 +270,12 @@ class GenerationService:
             self._fail_if_possible(running, error)
             self._note(TokenChunk(0, [], error=str(error)), running)
         idle = EngineStats(
-            num_running=0, num_waiting=0, num_used_kv_blocks=0, num_kv_blocks=self.info.num_kv_blocks, num_steps=0
+            num_running=0,
+            num_waiting=0,
+            num_used_kv_blocks=0,
+            num_kv_blocks=self.info.num_kv_blocks,
+            num_steps=0,
+            is_up=False,
         )
         self._tell_stats(idle)
 

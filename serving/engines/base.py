@@ -139,6 +139,19 @@ class TokenChunk(msgspec.Struct, array_like=True):
     extras: ExtraOutputs | None = None
 
 
+class EngineCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step reads and computes, and what the device could at most; of the whole engine, all its ranks.
+
+    None: it is not known, and nothing is shown.
+    """
+
+    weight_bytes: float | None = None  # that a decode step reads: no embedding table, unless it is the head's, too
+    kv_bytes_per_token: float | None = None
+    flops_per_token: float | None = None  # 2 for each parameter that a token meets
+    peak_bandwidth_bytes_per_s: float | None = None
+    peak_flops: float | None = None  # operations a second
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is, told once when it is ready."""
 
@@ -153,6 +166,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     supported: frozenset[str]  # fields of SamplingParams that it honours; others are refused by name
     why_not: dict[str, str] = {}  # the reason and the way out, for the others
     is_admitting: bool = False  # it heeds a request's `Scheduling`
+    costs: EngineCosts | None = None
 
 
 class AdmissionStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +189,21 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     admission: "AdmissionStats | None" = None  # where requests wait for it (`serving.admission`)
     draft: "EngineStats | None" = None  # of the engine that drafts for it, with a KV cache of its own
     residency: "ResidencyStats | None" = None  # of one that is loaded on demand (`serving.on_demand`)
+    steps: "StepStats | None" = None  # what its steps did so far (`serving.step_account`)
+    is_up: bool = True  # False: its process has died, and these are the last stats of it
+
+
+class StepStats(msgspec.Struct, array_like=True):
+    """Sums over the steps of an engine's life; `serving.step_account` says how they are counted."""
+
+    num_steps: int = 0
+    steps_s: float = 0.0
+    num_prefill_steps: int = 0
+    prefill_steps_s: float = 0.0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_kv_read_tokens: int = 0
+    num_batch_seqs: int = 0
 
 
 class ResidencyStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -86,3 +86,25 @@ def test_accepted_drafts_and_ends_are_those_that_clients_were_told(start_server:
     with pytest.raises(StreamFailed, match="samples from another distribution"):
         list(stream(server.url, "ensemble", ASK | {"top_p": 0.9}))
     wait_until(lambda: server.metric("trireme_requests_total", finish_reason="error", **labels) == 1, 5)
+
+
+def test_the_engines_steps_are_counted_and_what_it_is_is_shown(start_server: Callable[..., RunningServer]) -> None:
+    engine = {"provider": "simulated", "step_ms": 5.0, "max_num_seqs": 8}
+    server = start_server(engine=engine)
+
+    def counted(name: str) -> float:
+        return server.metric(f"trireme_engine_{name}", **ENGINE)
+
+    list(stream(server.url, "ensemble", ASK | {"max_tokens": 40}))
+    wait_until(lambda: counted("output_tokens_total") == 40, 5)
+    prompt = int(counted("prompt_tokens_total"))
+    assert (counted("steps_total"), counted("prefill_steps_total"), counted("batch_sequences_total")) == (40, 1, 40)
+    assert prompt > 1
+    assert counted("kv_read_tokens_total") == sum(range(prompt + 1, prompt + 40))
+    assert 0.15 < counted("step_seconds_total") < 2
+    assert counted("prefill_step_seconds_total") < counted("step_seconds_total")
+    assert (counted("max_num_seqs"), counted("up")) == (8, 1)
+    server.engine_process().kill()
+    wait_until(lambda: counted("up") == 0, 5)
+    assert counted("steps_total") == 40, "a counter does not go back"
+    wait_until(lambda: counted("up") == 1, 20)

@@ -50,6 +50,7 @@ class TritonPythonModel:
         guests = EngineListener(engine_name(args, step="tensorrt_llm"))
         engine = OwnedEngine(folder, guests, watchdog_s=release.engine.watchdog_s)
         self.service = GenerationService(release, engine, metrics=metrics, on_stats=gauges.update, take_census=census)
+        gauges.describe(self.service.info)
         self.lifeline = Lifeline(args, generation_handlers(self.service))
 
     def execute(self, requests: list) -> None:

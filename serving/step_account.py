@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine's steps did, summed up beside it in its process, for any provider.
+
+The cost of a step is that of its chunks and of one question for the engine's stats; what runs is never gone through.
+How often and how long, and what was read, follows from the chunks:
+
+- A step counts as the engine counts it (`EngineStats.num_steps`): TensorRT-LLM's iterations go on beside the calls of
+  `step`, which take what has come in. Time counts in every call with work to do.
+- It is one of prefill if a request of the batch had no token yet; mixed steps are such, too. All others only decode.
+- Decoding sequences read their context once a step: the prompt and what was made of it. The sum over them is kept up by
+  the chunks: plus the prompt at the first token, plus each token made, minus all of it at the end.
+
+A request that an engine has preempted by itself counts as decoding until it goes on; engines tell only how many there
+were.
+"""
+
+from copy import copy
+from dataclasses import dataclass
+
+import msgspec
+
+from serving.engines.base import Engine, EngineStats, GenerationRequest, PerfMetrics, StepStats, TokenChunk
+from serving.engines.clock import Clock
+
+
+@dataclass(slots=True)
+class _Sequence:
+    num_prompt_tokens: int
+    num_context_tokens: int = 0  # that it reads in a step; 0: it has no token yet
+
+
+class AccountedEngine(Engine):
+    """Passes everything through, and adds `steps` to the stats."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._sequences: dict[int, _Sequence] = {}
+        self._num_decoding = 0
+        self._num_context_tokens = 0  # of all that decode
+        self._num_seen_steps = engine.stats().num_steps
+        self._sums = StepStats()
+        self.info = engine.info
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request."""
+        self._engine.add(request)
+        self._sequences[request.key] = _Sequence(len(request.input_ids))
+
+    def cancel(self, key: int) -> None:
+        """Stop a request."""
+        self._engine.cancel(key)
+        self._forget(key)
+
+    def perf_of(self, key: int) -> PerfMetrics | None:
+        """As the engine's."""
+        return self._engine.perf_of(key)
+
+    def step(self) -> list[TokenChunk]:
+        """One iteration, and what it did."""
+        if not self._engine.has_work:
+            return self._engine.step()
+        began_s = self._clock.now_s()
+        chunks = self._engine.step()
+        self._note(chunks, self._clock.now_s() - began_s)
+        return chunks
+
+    def _note(self, chunks: list[TokenChunk], duration_s: float) -> None:
+        stats = self._engine.stats()
+        num_steps, self._num_seen_steps = stats.num_steps - self._num_seen_steps, stats.num_steps
+        num_decoding, num_context_tokens = self._num_decoding, self._num_context_tokens  # as the step began
+        num_firsts, num_ended = 0, 0
+        sums = self._sums
+        for chunk in chunks:
+            is_first, num_prompt_tokens = self._take(chunk)
+            num_firsts += is_first
+            num_ended += chunk.finish_reason is not None or chunk.error is not None
+            sums.num_prompt_tokens += num_prompt_tokens
+            sums.num_output_tokens += len(chunk.token_ids)
+        num_seqs = stats.num_running + num_ended
+        sums.num_steps += num_steps
+        sums.steps_s += duration_s
+        if num_firsts or num_seqs > num_decoding:
+            sums.num_prefill_steps += num_steps
+            sums.prefill_steps_s += duration_s
+        sums.num_kv_read_tokens += num_steps * num_context_tokens
+        sums.num_batch_seqs += num_steps * num_seqs
+
+    def _take(self, chunk: TokenChunk) -> tuple[bool, int]:
+        """Whether these are a request's first tokens, and how many prompt tokens were computed for them."""
+        sequence = self._sequences.get(chunk.key)
+        if sequence is None:
+            return False, 0
+        is_first, num_prompt_tokens = False, 0
+        num_new = len(chunk.token_ids)
+        if num_new and not sequence.num_context_tokens:
+            is_first, num_new = True, num_new + sequence.num_prompt_tokens
+            num_prompt_tokens = sequence.num_prompt_tokens - self._num_reused_tokens(chunk)
+            self._num_decoding += 1
+        sequence.num_context_tokens += num_new
+        self._num_context_tokens += num_new
+        if chunk.finish_reason is not None or chunk.error is not None:
+            self._forget(chunk.key)
+        return is_first, num_prompt_tokens
+
+    def _num_reused_tokens(self, chunk: TokenChunk) -> int:
+        perf = chunk.perf or self._engine.perf_of(chunk.key)
+        return (perf.kv_cache_reused_blocks or 0) * self.info.kv_block_tokens if perf is not None else 0
+
+    def _forget(self, key: int) -> None:
+        sequence = self._sequences.pop(key, None)
+        if sequence is not None and sequence.num_context_tokens:
+            self._num_decoding -= 1
+            self._num_context_tokens -= sequence.num_context_tokens
+
+    @property
+    def has_work(self) -> bool:
+        """As the engine's."""
+        return self._engine.has_work
+
+    @property
+    def max_idle_s(self) -> float:
+        """As the engine's."""
+        return self._engine.max_idle_s
+
+    def stats(self) -> EngineStats:
+        """The engine's, with the account."""
+        return msgspec.structs.replace(self._engine.stats(), steps=copy(self._sums))
+
+    def close(self) -> None:
+        """As the engine's."""
+        self._engine.close()
