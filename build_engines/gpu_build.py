@@ -15,6 +15,7 @@ from build_engines.recipe import GpuRecipe, TensorRtRecipe, hash_recipe, recipe_
 from build_engines.recipe_checks import check_recipe
 from build_engines.recipe_parts import Calibration
 from build_engines.stages import Stage
+from build_engines.step_costs import step_costs
 from build_engines.trtllm_versions import VERSIONS
 from build_engines.weight_table import num_parameters
 from ensemble_configs.errors import BuildError, SpecError
@@ -188,4 +189,5 @@ def describe(job: BuildJob, recipe: GpuRecipe, release: Path, sizes: RankSizes, 
         kv_block_tokens=recipe.kv_block_tokens,
         workspace_bytes=workspace_bytes(recipe, model),
         vocab_size=model.vocab_size,
+        step_costs=step_costs(recipe, model),
     )

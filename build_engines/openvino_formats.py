@@ -13,11 +13,10 @@ from build_engines.recipe_parts import DraftModelSpec
 from build_engines.weight_formats import WEIGHT_FORMATS, WeightFormat
 from build_engines.weight_table import LINEAR_ROLES, Role, Weight, weights_of
 from ensemble_configs.errors import SpecError
+from serving.engines.openvino_costs import kv_bytes_of_layer
 
 GROUP_SIZES = (32, 64, 128)  # those that the CPU has kernels for
 _NORM_BYTES = 4
-_INT8_SCALE_BYTES = 8  # of the KV cache: a scale and a zero point, 32 bits each
-_KV_BLOCK_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -121,19 +120,13 @@ def _linear_bytes(weight: Weight, form: str, recipe: OpenVinoRecipe) -> float:
     return recipe.ratio * primary + (1 - recipe.ratio) * weight_format("int8", width, recipe).num_bytes(shape)
 
 
-_KV_ELEMENT_BYTES = {"auto": 1.0, "int8": 1.0, "u8": 1.0, "u4": 0.5, "fp16": 2.0, "f16": 2.0, "bf16": 2.0}
-
-
 def kv_bytes_per_token(model: ModelShape, recipe: OpenVinoRecipe) -> int:
     """Bytes that one token takes in the CPU's KV cache, as a recipe has it."""
     return cpu_kv_bytes_per_token(model, recipe.kv_format)
 
 
 def cpu_kv_bytes_per_token(model: ModelShape, precision: str) -> int:
-    """Bytes that one token takes in the CPU's KV cache; `auto` is int8 there.
-
-    In int8 a head's keys have a scale and a zero point for each channel of a block of 32 tokens, its values for each
-    token. Source: `cache_size_in_bytes` of OpenVINO GenAI 2026.4.1. In int4 the numbers are half as long.
+    """Bytes that one token takes in the CPU's KV cache.
 
     Raises:
         SpecError: a latent cache (MLA), which OpenVINO does not have.
@@ -146,13 +139,9 @@ def cpu_kv_bytes_per_token(model: ModelShape, precision: str) -> int:
                 f"{model.architecture} has latent attention, which OpenVINO cannot page; take backend pytorch",
                 field="backend",
             )
-        dim = attention.head_dim
-        size = _KV_ELEMENT_BYTES[precision]
-        if size == _KV_ELEMENT_BYTES["fp16"]:
-            total += attention.num_kv_heads * dim * 2 * size
-        else:
-            keys = dim * (size + _INT8_SCALE_BYTES / _KV_BLOCK_TOKENS)
-            total += attention.num_kv_heads * (keys + dim * size + _INT8_SCALE_BYTES)
+        total += kv_bytes_of_layer(
+            num_kv_heads=attention.num_kv_heads, head_dim=attention.head_dim, precision=precision
+        )
     return round(total)
 
 

@@ -119,8 +119,11 @@ class SimulatedEngineSpec(_EngineSpec):
     step_ms: Number = Field(default=1.0, ge=0, le=60_000, description="a step's fixed time")
     prefill_us_per_token: Number = Field(default=20.0, ge=0, le=1e6)
     decode_us_per_seq: Number = Field(default=50.0, ge=0, le=1e6)
-    weight_bytes: Integer = Field(default=0, ge=0, description="that it stands for in a memory plan")
+    weight_bytes: Integer = Field(default=0, ge=0, description="that it stands for in a memory plan and in the metrics")
     kv_bytes_per_token: Integer = Field(default=0, ge=0, description="as weight_bytes")
+    flops_per_token: Number = Field(default=0, ge=0, description="that it stands for in the metrics; 0: not shown")
+    peak_bandwidth_bytes_per_s: Number = Field(default=0, ge=0, description="as flops_per_token, of its device")
+    peak_flops: Number = Field(default=0, ge=0, description="as flops_per_token, of its device")
     error_rate: Number = Field(
         default=0.0, ge=0, le=1, description="share of tokens that differ from those of the same engine without errors"
     )

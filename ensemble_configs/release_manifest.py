@@ -36,6 +36,7 @@ from ensemble_configs.release_parts import (
     ReleaseLimits,
     ReleasePath,
     Sha256,
+    StepCosts,
 )
 from ensemble_configs.spec import Positive, PositiveSize, Spec
 from ensemble_configs.validation import validate
@@ -83,6 +84,7 @@ class ReleaseManifest(Spec):
     workspace_bytes: Bytes = Field(default=0, description="activations and the engine's own buffers")
     vocab_size: Positive = Field(description="rows of the embedding, padding included")
     draft: DraftModel | None = None
+    step_costs: StepCosts | None = Field(default=None, description="for the metrics; none: they show no MBU and MFU")
     evaluation: tuple[EvaluationResult, ...] = ()
     evaluated_against: EvaluationBase | None = None
     override: Override | None = None

@@ -40,6 +40,21 @@ class ReleaseLimits(Spec):
     max_beam_width: Positive = 1
 
 
+class StepCosts(Spec):
+    """What a step reads and computes, and what the GPUs could by their datasheets; of all ranks together.
+
+    None: it is not known, or depends on more: with experts, the weights read depend on whom the tokens meet.
+    """
+
+    weight_bytes: PositiveSize | None = Field(
+        default=None, description="that a decode step reads: no embedding table, unless it is the head's, too"
+    )
+    kv_bytes_per_token: PositiveSize | None = None
+    flops_per_token: PositiveSize | None = Field(default=None, description="2 for each parameter that a token meets")
+    peak_bandwidth_bytes_per_s: PositiveSize | None = None
+    peak_flops: PositiveSize | None = Field(default=None, description="dense, of what the weights are multiplied in")
+
+
 class DraftModel(Spec):
     """A smaller model in the release that drafts for the larger one."""
 

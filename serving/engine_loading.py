@@ -9,6 +9,7 @@ from ensemble_configs.shared_budget_spec import SharedBudgetSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.admission.shared_room import LedgerRoom
 from serving.detokenization import TextDecoder
+from serving.engine_costs import engine_costs
 from serving.engine_sources import OwnedEngine
 from serving.engines.base import Engine
 from serving.engines.clock import WallClock
@@ -58,7 +59,8 @@ def _model(release: ReleaseSpec) -> Engine:
     engine = create_engine(release.engine)
     if release.draft_engine is not None:
         engine = SpeculatingEngine(engine, create_engine(release.draft_engine))
-    return AccountedEngine(StoppingEngine(engine, TextDecoder.from_spec(release.tokenizer)), WallClock())
+    engine = StoppingEngine(engine, TextDecoder.from_spec(release.tokenizer))
+    return AccountedEngine(engine, WallClock(), engine_costs(release))
 
 
 def _on_demand(release: ReleaseSpec, *, folder: Path, run_dir: Path, member: str) -> Engine:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from serving.engines.base import Engine, EngineStats, GenerationRequest, PerfMetrics, StepStats, TokenChunk
+from serving.engines.base import Engine, EngineCosts, EngineStats, GenerationRequest, PerfMetrics, StepStats, TokenChunk
 from serving.engines.clock import Clock
 
 
@@ -30,9 +30,9 @@ class _Sequence:
 
 
 class AccountedEngine(Engine):
-    """Passes everything through, and adds `steps` to the stats."""
+    """Passes everything through, and adds `steps` to the stats, and `costs` to what is told of the engine."""
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
+    def __init__(self, engine: Engine, clock: Clock, costs: EngineCosts | None = None) -> None:
         self._engine = engine
         self._clock = clock
         self._sequences: dict[int, _Sequence] = {}
@@ -40,7 +40,7 @@ class AccountedEngine(Engine):
         self._num_context_tokens = 0  # of all that decode
         self._num_seen_steps = engine.stats().num_steps
         self._sums = StepStats()
-        self.info = engine.info
+        self.info = msgspec.structs.replace(engine.info, costs=costs)
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request."""

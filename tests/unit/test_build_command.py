@@ -47,6 +47,16 @@ def test_a_recipe_becomes_a_sealed_release(tools: FakeTools, recipe: Path, tmp_p
     assert manifest.versions == {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48.post1"}
     assert manifest.kv_bytes_per_token == 2 * 5 * 1 * 64  # K and V, 5 layers, 1 of 2 heads, 64 values, 1 byte
     assert manifest.weight_bytes_per_rank == (release / "engine/rank0.engine").stat().st_size
+    assert manifest.step_costs is not None
+    assert manifest.step_costs.model_dump() == {
+        # The demo's head is its embedding, 4096 x 256 in 16 bits. The matrices of its 5 layers are in FP8, each with a
+        # scale of 4 bytes: queries and outputs 256 x 256, keys and values 128 x 256, three of 768 x 256; 11 norms.
+        "weight_bytes": 2 * 4096 * 256 + 5 * (256 * (2 * 256 + 2 * 128 + 3 * 768) + 7 * 4) + 2 * 11 * 256,
+        "flops_per_token": 2 * (4096 * 256 + 5 * 256 * (2 * 256 + 2 * 128 + 3 * 768) + 11 * 256),
+        "kv_bytes_per_token": 2 * manifest.kv_bytes_per_token,  # of both ranks
+        "peak_bandwidth_bytes_per_s": 2 * 3350 * 10**9,  # two H100 by their datasheet
+        "peak_flops": 2 * 19789 * 10**11,
+    }
     assert [path.name for path in out.iterdir() if path.name.startswith(".building")] == []
     provenance = json.loads((release / PROVENANCE_FILE).read_text())
     assert set(provenance["details"]["stage_seconds"]) == {"look", "calibration", "checkpoint", "engine", "texts"}

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a decode step of an OpenVINO model reads and computes, from its files alone: IR and `config.json`.
+
+In the IR each weight is a constant, and what uses it, behind the operations that unpack it, says what it is: a matrix
+product reads and multiplies all of it, a look-up (`Gather`) one row for each token. A table of embeddings that is the
+head's matrix, too, is used by both, and read.
+"""
+
+import math
+import xml.etree.ElementTree as ET
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from serving.engines.base import EngineCosts
+
+_UNPACKING = frozenset({"Convert", "Multiply", "Subtract", "Reshape"})
+_INT8_SCALE_BYTES = 8  # of the KV cache: a scale and a zero point, 32 bits each
+_KV_BLOCK_TOKENS = 32
+_KV_ELEMENT_BYTES = {"auto": 1.0, "int8": 1.0, "u8": 1.0, "u4": 0.5, "fp16": 2.0, "f16": 2.0, "bf16": 2.0}
+
+_Count = Annotated[int, msgspec.Meta(gt=0)]
+
+
+class _Config(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a model's `config.json`; None: of another family, and not told."""
+
+    num_hidden_layers: _Count | None = None
+    num_attention_heads: _Count | None = None
+    num_key_value_heads: _Count | None = None
+    head_dim: _Count | None = None
+    hidden_size: _Count | None = None
+    kv_lora_rank: int | None = None  # latent attention keeps something else
+    num_experts: int | None = None
+    num_local_experts: int | None = None
+
+
+def openvino_costs(folder: Path, *, kv_precision: str) -> EngineCosts:
+    """Read a model's folder. None stands for what depends on more than the files: with experts on whom tokens meet."""
+    config = msgspec.json.decode((folder / "config.json").read_bytes(), type=_Config)
+    kv_bytes = _kv_bytes_per_token(config, kv_precision)
+    if config.num_experts or config.num_local_experts:
+        return EngineCosts(kv_bytes_per_token=kv_bytes)
+    num_bytes, num_multiplied = _read_by_a_step(folder / "openvino_model.xml")
+    return EngineCosts(weight_bytes=num_bytes, kv_bytes_per_token=kv_bytes, flops_per_token=2.0 * num_multiplied)
+
+
+def kv_bytes_of_layer(*, num_kv_heads: int, head_dim: int, precision: str) -> float:
+    """Bytes that one token takes in one layer of the CPU's KV cache; `auto` is int8 there.
+
+    In int8 a head's keys have a scale and a zero point for each channel of a block of 32 tokens, its values for each
+    token. Source: `cache_size_in_bytes` of OpenVINO GenAI 2026.4.1. In int4 the numbers are half as long.
+    """
+    size = _KV_ELEMENT_BYTES[precision]
+    if size == _KV_ELEMENT_BYTES["fp16"]:
+        return num_kv_heads * head_dim * 2 * size
+    keys = head_dim * (size + _INT8_SCALE_BYTES / _KV_BLOCK_TOKENS)
+    return num_kv_heads * (keys + head_dim * size + _INT8_SCALE_BYTES)
+
+
+def _kv_bytes_per_token(config: _Config, precision: str) -> float | None:
+    heads = config.num_attention_heads
+    if config.num_hidden_layers is None or heads is None or config.kv_lora_rank:
+        return None
+    head_dim = config.head_dim or (config.hidden_size or 0) // heads
+    num_kv_heads = config.num_key_value_heads or heads
+    of_layer = kv_bytes_of_layer(num_kv_heads=num_kv_heads, head_dim=head_dim, precision=precision)
+    return config.num_hidden_layers * of_layer if head_dim else None
+
+
+def _read_by_a_step(xml: Path) -> tuple[float, int]:
+    """Bytes of all constants but embedding tables, and numbers in those that are multiplied by a token's vector."""
+    graph = ET.parse(xml).getroot()
+    kinds = {layer.attrib["id"]: layer.attrib["type"] for layer in graph.iterfind("layers/layer")}
+    users: dict[str, list[str]] = defaultdict(list)
+    for edge in graph.iterfind("edges/edge"):
+        users[edge.attrib["from-layer"]].append(edge.attrib["to-layer"])
+
+    def uses(layer: str) -> set[str]:
+        found = set()
+        for user in users[layer]:
+            found |= uses(user) if kinds[user] in _UNPACKING else {kinds[user]}
+        return found
+
+    num_bytes: dict[str, int] = {}  # by place: two constants may be one
+    num_multiplied: dict[str, int] = {}
+    for layer in graph.iterfind("layers/layer[@type='Const']"):
+        data = layer.find("data")
+        if data is None or (used_by := uses(layer.attrib["id"])) == {"Gather"}:
+            continue
+        place = data.attrib["offset"]
+        num_bytes[place] = int(data.attrib["size"])
+        shape = [int(size) for size in data.get("shape", "").split(",") if size.strip()]
+        if "MatMul" in used_by and len(shape) > 1 and 1 not in shape:  # with 1: a scale or a zero point
+            num_multiplied[place] = math.prod(shape)
+    return float(sum(num_bytes.values())), sum(num_multiplied.values())
