@@ -22,14 +22,14 @@ serve: setup ## Render the default deployment and serve it on Triton until Ctrl-
 	.venv/bin/trireme serve $(ARGS)
 
 test: setup ## The whole suite, real Triton included (ARGS="-k stop_words")
-	@$(SETUP) --only perf-analyzer envoy bench
+	@$(SETUP) --only perf-analyzer envoy bench prometheus
 	@status=0; $(UNIT) $(ARGS) || [ $$? -eq 5 ] || status=1; $(TRITON) $(ARGS) || [ $$? -eq 5 ] || status=1; exit $$status
 
 unit: setup ## The tests that need no server; some minutes
 	$(UNIT) $(ARGS)
 
 triton-test: setup ## Only the tests on the real Triton
-	@$(SETUP) --only perf-analyzer envoy bench
+	@$(SETUP) --only perf-analyzer envoy bench prometheus
 	$(TRITON) $(ARGS)
 
 soak: setup bench-tools aisimulate ## The full counts of the long checks; most of an hour

@@ -22,11 +22,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scripts import environments, envoy, perf_analyzer, triton_installation
+from scripts import environments, envoy, perf_analyzer, prometheus, triton_installation
 from scripts.commands import LOG, SetupError, describe_os_error, say
 
 DEFAULT = ("venv", "triton")
-PROGRAMS = {"triton": triton_installation, "perf-analyzer": perf_analyzer, "envoy": envoy}  # others: environments
+PROGRAMS = {  # others: environments
+    "triton": triton_installation,
+    "perf-analyzer": perf_analyzer,
+    "envoy": envoy,
+    "prometheus": prometheus,
+}
 NEEDS = {
     "triton": ("venv",),  # pip comes from .venv
     "perf-analyzer": ("venv",),

@@ -5,6 +5,7 @@ import ast
 import json
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import bootstrap, environments, envoy, perf_analyzer, triton_installation, unpacked_lock
+from scripts import bootstrap, environments, envoy, perf_analyzer, prometheus, triton_installation, unpacked_lock
 from scripts.commands import SetupError, cause_of, run
 from scripts.cpu_torch import torch_version
 from scripts.environments import STAMP, UNFINISHED, Environment, expected_stamp, is_current, locked_names
@@ -322,6 +323,29 @@ class TestEnvoy:
     ) -> None:
         monkeypatch.setattr(platform, "machine", lambda: "riscv64")
         assert envoy.is_current(tmp_path)
+
+
+class TestPrometheus:
+    def test_it_is_current_once_every_program_is_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
+        for name in prometheus.PROGRAMS:
+            assert not prometheus.is_current(tmp_path)
+            prometheus.program(tmp_path, name).parent.mkdir(parents=True, exist_ok=True)
+            prometheus.program(tmp_path, name).touch()
+        assert prometheus.is_current(tmp_path)
+
+    def test_what_is_installed_on_the_machine_is_taken(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shutil, "which", lambda _: "/bin/sh")
+        assert prometheus.is_current(tmp_path)
+        assert prometheus.program(tmp_path, "promtool") == Path("/bin/sh")
+
+    def test_where_apt_has_no_such_package_nothing_fails(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(prometheus, "fetch_package_files", lambda _names, _into: False)
+        monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
+        prometheus.prepare(tmp_path)
+        assert "apt-get install -y prometheus prometheus-alertmanager" in capsys.readouterr().out
 
 
 class TestFailuresAreOneLine:
