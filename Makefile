@@ -10,7 +10,7 @@ TRITON = $(SUITE) -m "triton and not soak and not gpu"
 DEMO = ../../.tools/build-cpu/bin/python
 ADAPTERS = $(wildcard model_repository/*/1/model.py)
 
-.PHONY: help setup serve test unit triton-test soak lint format render bench bench-check bench-model bench-tools docs demo-model lock trtllm-facts planner-fit aisimulate planner-estimators clean
+.PHONY: help setup serve test unit triton-test soak lint format render bench bench-check bench-model bench-tools docs demo-model lock trtllm-facts planner-fit aisimulate planner-estimators observe observe-files clean
 
 help: ## List the tasks
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
@@ -71,6 +71,13 @@ aisimulate: ## Install AISimulate, NVIDIA's planner, the second estimator of tri
 
 planner-estimators: setup aisimulate ## Compare the planner's two estimators on the published measurements; some minutes
 	$(RUN) benchmarks.planner_estimators
+
+observe: setup ## Start Prometheus and Alertmanager beside a running server until Ctrl-C (ARGS="--drill")
+	@$(SETUP) --only prometheus
+	.venv/bin/trireme observe run $(ARGS)
+
+observe-files: setup ## Write the rules, their tests and the dashboards in helm/files again
+	.venv/bin/trireme observe files
 
 docs: setup ## Write the tables of the documents again and check every link between the documents
 	$(RUN) serving.contract_table

@@ -51,6 +51,12 @@ COMMANDS = {
         "build_engines.evaluation.command", "evaluate_release", "Compare a release with the one that it was made from"
     ),
     "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
+    "observe": Command(
+        "observability.command",
+        "",
+        "Watch a server with Prometheus; write rules and dashboards",
+        ("run", "files"),
+    ),
     "rollout": Command(
         "clients.rollout.command",
         "",

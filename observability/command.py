@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme observe`: Prometheus and Alertmanager beside a running server, and the files that they read."""
+
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ensemble_configs.deployment import load_deployment
+from ensemble_configs.durable_files import write_atomically
+from ensemble_configs.errors import SpecError
+from ensemble_configs.places import check_folder_to_write
+from observability.drill import drill
+from observability.local_prometheus import FILES, LocalPrometheus
+from observability.objectives import Objectives, objectives_of
+from observability.rules import RUNBOOKS
+
+
+def run(
+    metrics_url: Annotated[
+        list[str] | None, typer.Option(help="host:port of a server's metrics; repeat it for more. [localhost:8002]")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Prometheus' own.", min=1, max=65535)] = 9090,
+    alertmanager_port: Annotated[int, typer.Option(help="Alertmanager's.", min=1, max=65535)] = 9093,
+    folder: Annotated[Path, typer.Option(help="For data and logs.")] = Path("build/observe"),
+    is_fast: Annotated[bool, typer.Option("--fast", help="Each minute of the rules takes a second.")] = False,
+    is_drill: Annotated[
+        bool, typer.Option("--drill", help="Have one alert fire and be resolved, then stop; implies --fast.")
+    ] = False,
+) -> None:
+    """Start Prometheus and Alertmanager with the project's rules; Ctrl-C stops them.
+
+    Examples:
+
+      trireme observe run
+
+      trireme observe run --metrics-url localhost:8002 --metrics-url localhost:9002
+
+      trireme observe run --drill
+    """
+    check_folder_to_write("--folder", folder)
+    targets = [_address(url) for url in metrics_url or ["localhost:8002"]]
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    ports = (port, alertmanager_port)
+    with LocalPrometheus(folder, {"trireme": targets}, ports=ports, is_fast=is_fast or is_drill) as prometheus:
+        typer.echo(f"prometheus    {prometheus.url}   scrapes {', '.join(targets)}")
+        typer.echo(f"alertmanager  {prometheus.alertmanager_url}")
+        typer.echo(f"dashboards    {FILES / 'dashboards'}, for Grafana to import")
+        if is_drill:
+            drill(prometheus, targets, tell=typer.echo)
+        else:
+            typer.echo("Ctrl-C stops them")
+            stopped.wait()
+
+
+def files(
+    deployment: Annotated[
+        Path | None, typer.Option(help="Its slo sets the targets. [none: the project's defaults]")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to. [none: helm/files of this checkout]")] = None,
+    runbooks_url: Annotated[str, typer.Option(help="Where docs/runbooks.md can be read.")] = RUNBOOKS,
+) -> None:
+    """Write rules, their tests and dashboards.
+
+    The tests' data is made for the default targets; for others the rules come without tests.
+
+    Examples:
+
+      trireme observe files
+
+      trireme observe files --deployment mine.yaml --out build/observability
+
+      trireme observe files --out build/observability --runbooks-url https://wiki.example/runbooks
+    """
+    if deployment is not None and out is None:
+        raise SpecError("--deployment needs --out: helm/files has the defaults", field="out")
+    folder = out or FILES
+    check_folder_to_write("--out", folder)
+    for name, text in generated_files(_objectives(deployment), runbooks=runbooks_url).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / name, text)
+        typer.echo(folder / name)
+
+
+def generated_files(objectives: Objectives, *, runbooks: str = RUNBOOKS) -> dict[str, str]:
+    """Every generated file, by its path below helm/files.
+
+    Raises:
+        SpecError: the library that writes dashboards is not installed.
+    """
+    try:
+        from observability.dashboards.all_dashboards import dashboards  # noqa: PLC0415  a dev dependency
+        from observability.dashboards.panels import dashboard_json  # noqa: PLC0415
+    except ModuleNotFoundError as exc:
+        raise SpecError(
+            f"dashboards need {exc.name}, which is not installed; pip install 'trireme[dev]'", field="out", extra="dev"
+        ) from exc
+    from observability.files import rule_files  # noqa: PLC0415
+
+    boards = {f"dashboards/{name}.json": dashboard_json(board) for name, board in dashboards(objectives).items()}
+    return rule_files(objectives, runbooks=runbooks) | boards
+
+
+def _objectives(deployment: Path | None) -> Objectives:
+    """Raises: SpecError: its models have different targets, and there is one set of thresholds."""
+    if deployment is None:
+        return Objectives()
+    targets = {objectives_of(model.slo) for model in load_deployment(deployment).models}
+    if len(targets) > 1:
+        raise SpecError(
+            f"the models of {deployment} have different slo, and the rules have one; write them for one model at a "
+            "time, or give all the same slo",
+            field="slo",
+            file=deployment,
+        )
+    return targets.pop()
+
+
+def _address(url: str) -> str:
+    """Raises: SpecError: not host:port."""
+    address = url.removeprefix("http://").removesuffix("/metrics").rstrip("/")
+    _, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        raise SpecError(f"--metrics-url {url!r} is not host:port, as in localhost:8002", field="metrics_url", value=url)
+    return address

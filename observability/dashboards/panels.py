@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a dashboard is made of, and its JSON as Grafana imports it.
+
+Queries are PromQL with `$model`, `$__rate_interval` and the dashboard's own text boxes in it, which Grafana fills in.
+"""
+
+from dataclasses import dataclass, field
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard as DashboardBuilder
+from grafana_foundation_sdk.builders.dashboard import DatasourceVariable, QueryVariable, Row, TextBoxVariable
+from grafana_foundation_sdk.builders.prometheus import Dataquery
+from grafana_foundation_sdk.builders.stat import Panel as StatPanel
+from grafana_foundation_sdk.builders.timeseries import Panel as TimeSeriesPanel
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefresh
+
+_SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+MODEL = 'model=~"$model"'
+RATE = "[$__rate_interval]"
+
+
+@dataclass(frozen=True)
+class Query:
+    """A PromQL expression; `legend` names its series by their labels."""
+
+    expr: str
+    legend: str = "{{model}} {{version}}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """A graph, or one number for each series."""
+
+    title: str
+    unit: str  # Grafana's name of it
+    queries: tuple[Query, ...]
+    description: str = ""
+    is_number: bool = False
+    most: float | None = None  # end of the scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dashboard:
+    """Rows of panels, and text boxes with their defaults."""
+
+    uid: str
+    title: str
+    description: str
+    rows: tuple[tuple[str, tuple[Panel, ...]], ...]
+    text_boxes: dict[str, tuple[str, str]] = field(default_factory=dict)  # name: label, default
+
+    @property
+    def panels(self) -> tuple[Panel, ...]:
+        """All of them."""
+        return tuple(panel for _, panels in self.rows for panel in panels)
+
+
+def panel(title: str, unit: str, *queries: tuple[str, str] | str, description: str = "", **more: object) -> Panel:
+    """A panel of queries, each an expression, or one with its legend."""
+    made = tuple(Query(query) if isinstance(query, str) else Query(*query) for query in queries)
+    return Panel(title=title, unit=unit, queries=made, description=description, **more)  # type: ignore[arg-type]
+
+
+def filled_in(expr: str, dashboard: Dashboard, *, window: str) -> str:
+    """A query as Grafana sends it: all models, text boxes at their defaults. Args: `window`: of rates, `1m`."""
+    for name, (_, default) in dashboard.text_boxes.items():
+        expr = expr.replace(f"${name}", default)
+    return expr.replace("$model", ".*").replace("$__rate_interval", window)
+
+
+def dashboard_json(dashboard: Dashboard) -> str:
+    """The file's text; the same for the same dashboard."""
+    builder = (
+        DashboardBuilder(dashboard.title)
+        .uid(dashboard.uid)
+        .description(dashboard.description)
+        .tags(["trireme"])
+        .time("now-1h", "now")
+        .refresh("30s")
+        .timezone("browser")
+        .readonly()
+        .with_variable(DatasourceVariable("datasource").type("prometheus"))
+        .with_variable(
+            QueryVariable("model")
+            .datasource(_SOURCE)
+            .query('label_values({__name__=~"trireme_requests_total|trireme_engine_up"}, model)')
+            .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+            .multi(True)
+            .include_all(True)
+            .all_value(".*")
+        )
+    )
+    for name, (label, default) in dashboard.text_boxes.items():
+        builder = builder.with_variable(TextBoxVariable(name).label(label).default_value(default))
+    for title, panels in dashboard.rows:
+        builder = builder.with_row(Row(title))
+        for each in panels:
+            builder = builder.with_panel(_built(each))
+    return JSONEncoder(sort_keys=True, indent=2).encode(builder.build()) + "\n"
+
+
+def _built(panel: Panel) -> StatPanel | TimeSeriesPanel:
+    built: StatPanel | TimeSeriesPanel = StatPanel() if panel.is_number else TimeSeriesPanel()
+    built = built.title(panel.title).description(panel.description).unit(panel.unit).datasource(_SOURCE)
+    built = built.height(8).span(8).min(0)
+    if panel.most is not None:
+        built = built.max(panel.most)
+    for index, query in enumerate(panel.queries):
+        target = Dataquery().expr(query.expr).legend_format(query.legend).ref_id(chr(ord("A") + index))
+        built = built.with_target(target.instant() if panel.is_number else target.range())
+    return built

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases of the alerts about what requests run on."""
+
+from observability.alert_cases import Case, counter, gauge
+
+_ENGINE = 'model="tensorrt_llm",version="1",instance="a:8002"'
+_LABELS = {"model": "tensorrt_llm", "version": "1", "instance": "a:8002"}
+_OF_MODEL = {"model": "tensorrt_llm", "version": "1"}
+_UP = f"trireme_engine_up{{{_ENGINE}}}"
+_WAITING = f"trireme_requests_waiting{{{_ENGINE}}}"
+_HPA = 'namespace="llm",horizontalpodautoscaler="chat"'
+_DISK = 'instance="node-1",device="/dev/nvme0n1p1",mountpoint="/data",fstype="ext4"'
+_DAY = 86400
+
+PLATFORM_CASES = (
+    Case(
+        alert="TriremeEngineDead",
+        # One that is back within a minute is none to wake up for.
+        series={_UP: gauge((1, 10), (0, 1), (1, 9), (0, 30), (1, 70))},
+        labels=_LABELS,
+        summary="tensorrt_llm version 1 on a:8002: the engine is dead and does not come back",
+        description="Its process has died or hung, and could not be started again for a minute. Requests are refused "
+        "meanwhile.",
+        silent_at=11,
+    ),
+    Case(
+        alert="TriremeServerDown",
+        series={
+            'up{job="trireme",instance="a:8002"}': gauge((1, 20), (0, 30), (1, 70)),
+            'up{job="node",instance="a:9100"}': gauge((0, 120)),  # not ours
+        },
+        labels={"job": "trireme", "instance": "a:8002"},
+        summary="a:8002: no metrics from the server",
+        description="Prometheus has not reached the metrics of a:8002 for a minute.",
+    ),
+    Case(
+        alert="TriremeNoData",
+        series={_UP: gauge((1, 20), (None, 30), (1, 70))},
+        summary="no metrics from any engine",
+        description="Nothing has been heard of any engine for five minutes, so no other alert can fire: all servers "
+        "are gone, none has loaded its model, or Prometheus does not find them.",
+        silent_at=28,
+    ),
+    Case(
+        alert="TriremeQueueGrowing",
+        # A long queue that becomes shorter is on its way to none.
+        series={_WAITING: "200-9x19 5+5x29 0x70"},
+        labels=_OF_MODEL,
+        summary="tensorrt_llm version 1: the queue does not become shorter",
+        description="130 requests wait, as many as before or more, for five minutes.",
+    ),
+    Case(
+        alert="TriremeQueueGrowing",
+        # A bounded queue that is full does not grow any more, of two replicas.
+        series={_WAITING: gauge((4, 20), (64, 30), (0, 70)), _WAITING.replace("a:", "b:"): gauge((2, 120))},
+        labels=_OF_MODEL,
+        summary="tensorrt_llm version 1: the queue does not become shorter",
+        description="66 requests wait, as many as before or more, for five minutes.",
+    ),
+    Case(
+        alert="TriremeKvCacheFull",
+        series={f"trireme_kv_cache_usage_fraction{{{_ENGINE}}}": gauge((0.94, 20), (0.97, 30), (0.5, 70))},
+        labels=_LABELS,
+        summary="tensorrt_llm version 1 on a:8002: the KV cache is full",
+        description="97% of the blocks are in use, for five minutes. New requests wait, or running ones are preempted.",
+    ),
+    Case(
+        alert="TriremePreemptions",
+        # Its server is started again at the 40th minute: the counter begins anew, and that is no negative rate.
+        series={
+            f"trireme_preemptions_total{{{_ENGINE}}}": f"{counter((3, 20), (60, 20))} {counter((60, 10), (0, 70))}"
+        },
+        labels=_OF_MODEL,
+        summary="tensorrt_llm version 1: running requests are preempted",
+        description="1 requests a second give up their KV blocks and are computed again.",
+        fires_at=49,
+    ),
+    Case(
+        alert="TriremeGpuIdle",
+        # As idle with one replica, which is the minimum: nobody can do anything about that.
+        series={
+            'DCGM_FI_PROF_GR_ENGINE_ACTIVE{namespace="llm",pod="chat-1",gpu="0"}': gauge((0.3, 140), (0.8, 80)),
+            f"kube_horizontalpodautoscaler_status_current_replicas{{{_HPA}}}": gauge((1, 80), (3, 140)),
+            f"kube_horizontalpodautoscaler_spec_min_replicas{{{_HPA}}}": gauge((1, 220)),
+        },
+        labels={"namespace": "llm"},
+        summary="llm: GPUs are idle, and there are more replicas than the minimum",
+        description="The GPUs were active for 30% of half an hour; 50% is expected.",
+        silent_at=75,
+        fires_at=115,
+        resolved_at=200,
+    ),
+    Case(
+        alert="TriremeCertificateExpires",
+        # Time begins at 0 here: fourteen days are left after three hours.
+        series={
+            'certmanager_certificate_expiration_timestamp_seconds{name="gateway",namespace="llm"}': gauge(
+                (14 * _DAY + 3 * 3600, 300), (90 * _DAY, 100)
+            )
+        },
+        labels={"name": "gateway", "namespace": "llm"},
+        summary="a certificate ends soon: gateway",
+        description="It ends in 13d 22h 30m 0s; 14 days before it should have been renewed.",
+        silent_at=179,
+        fires_at=270,
+        resolved_at=310,
+    ),
+    Case(
+        alert="TriremeDiskFull",
+        series={
+            f"node_filesystem_avail_bytes{{{_DISK}}}": gauge((11e9, 20), (8e9, 30), (50e9, 70)),
+            f"node_filesystem_size_bytes{{{_DISK}}}": gauge((100e9, 120)),
+        },
+        labels={"instance": "node-1", "mountpoint": "/data", "fstype": "ext4"},
+        summary="node-1: /data is nearly full",
+        description="8% of the disk are free. Releases, logs and the rollout's records are written there.",
+    ),
+)

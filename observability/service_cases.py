@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases of the alerts about what users get."""
+
+from observability.alert_cases import Case, Phases, histogram, requests
+from observability.recording import TPOT, TTFT
+
+_ENSEMBLE = {"model": "ensemble", "version": "1"}
+_CANARY = {"model": "ensemble", "version": "2"}
+_STEADY: Phases = ((200, 20), (200, 30), (200, 70))
+_NONE: Phases = ((0, 20), (0, 30), (0, 70))
+_BAD: Phases = ((0, 20), (200, 30), (0, 70))
+_GOOD: Phases = ((200, 20), (0, 30), (200, 70))
+_STARTS_BAD: Phases = ((200, 20), (200, 30), (0, 70))  # and only then becomes good
+_STARTS_GOOD: Phases = ((0, 20), (0, 30), (200, 70))
+_ALL_GOOD = requests(good=_STEADY, bad=_NONE)
+
+SERVICE_CASES = (
+    Case(
+        alert="TriremeTtftP99High",
+        series={**histogram(TTFT, (1.0, 2.5), fast=_GOOD, slow=_BAD), **_ALL_GOOD},
+        labels=_ENSEMBLE,
+        summary="ensemble version 1: the first token comes late",
+        description="p99 of the time to the first token is 2.485s, over five minutes; the target is 1s.",
+    ),
+    Case(
+        alert="TriremeTpotP99High",
+        series={**histogram(TPOT, (0.1, 0.15), fast=_GOOD, slow=_BAD), **_ALL_GOOD},
+        labels=_ENSEMBLE,
+        summary="ensemble version 1: tokens come slowly",
+        description="p99 of the time per output token is 149.5ms, over five minutes; the target is 0.1s.",
+    ),
+    Case(
+        alert="TriremeErrorRateHigh",
+        # 0.5 % is within the budget.
+        series=requests(good=((199, 20), (190, 30), (199, 70)), bad=((1, 20), (10, 30), (1, 70))),
+        labels=_ENSEMBLE,
+        summary="ensemble version 1: requests fail",
+        description="5% of the requests of five minutes ended in an error; 1.00% may.",
+    ),
+    Case(
+        alert="TriremeBudgetBurnFast",
+        # 40 of the 60 minutes before the 100th went wrong; ten minutes later the last five are clean.
+        series=requests(good=((100, 60), (0, 41), (100, 60)), bad=((0, 60), (100, 41), (0, 60))),
+        labels={"model": "ensemble", "slo": "availability"},
+        summary="ensemble: the error budget of availability is gone in two days at this rate",
+        description="68.33% of the requests of an hour missed the target of availability.",
+        silent_at=59,
+        fires_at=100,
+    ),
+    Case(
+        alert="TriremeBudgetBurnFast",
+        series=histogram(
+            TTFT, (1.0, 2.5), fast=((100, 60), (60, 41), (100, 60)), slow=((0, 60), (40, 41), (0, 60))
+        ),
+        labels={"model": "ensemble", "slo": "ttft"},
+        summary="ensemble: the error budget of ttft is gone in two days at this rate",
+        description="27.33% of the requests of an hour missed the target of ttft.",
+        silent_at=59,
+        fires_at=100,
+    ),
+    Case(
+        alert="TriremeBudgetBurnSlow",
+        # One in ten: too few for the fast alert, for five hours of the last six.
+        series=requests(good=((100, 360), (90, 301), (100, 120)), bad=((0, 360), (10, 301), (0, 120))),
+        labels={"model": "ensemble", "slo": "availability"},
+        summary="ensemble: the error budget of availability is gone in five days at this rate",
+        description="8.361% of the requests of six hours missed the target of availability.",
+        silent_at=380,
+        fires_at=660,
+        resolved_at=720,
+    ),
+    Case(
+        alert="TriremeCanaryFails",
+        # Both releases fail at first: that is not the canary's fault.
+        series={
+            **requests(good=_STARTS_GOOD, bad=_STARTS_BAD, model="ensemble_canary", version="2"),
+            **requests(good=_BAD, bad=_GOOD),
+        },
+        labels=_CANARY,
+        summary="ensemble: the canary, version 2, fails requests, and the stable release does not",
+        description="100% of its requests of five minutes ended in an error; 1.00% may.",
+    ),
+    Case(
+        alert="TriremeCanarySlow",
+        series={
+            **histogram(
+                TTFT, (1.0, 2.5), fast=_STARTS_GOOD, slow=_STARTS_BAD, model="ensemble_canary", version="2"
+            ),
+            **requests(good=_STEADY, bad=_NONE, model="ensemble_canary", version="2"),
+            **histogram(TTFT, (1.0, 2.5), fast=_BAD, slow=_GOOD),
+        },
+        labels=_CANARY,
+        summary="ensemble: the canary, version 2, is late, and the stable release is not",
+        description="p99 of its time to the first token is 2.485s, over five minutes; the target is 1s.",
+    ),
+)  # fmt: skip

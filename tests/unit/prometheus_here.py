@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prometheus' programs, for tests of what they read."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts import prometheus
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ROOT / "helm/files"
+needs_prometheus = pytest.mark.skipif(
+    not all(prometheus.program(ROOT, name).is_file() for name in prometheus.PROGRAMS),
+    reason="Prometheus is not installed: python3 scripts/bootstrap.py --only prometheus",
+)
+
+
+def run(name: str, *arguments: str | Path, folder: Path = FILES / "prometheus") -> str:
+    """What a program says; fails the test where it fails."""
+    command = [str(prometheus.program(ROOT, name)), *map(str, arguments)]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout + result.stderr

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every alert fires when it should, and only then, by Prometheus' own tool; and says what to do."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_here import FILES, ROOT, needs_prometheus, run
+
+from ensemble_configs.admission_spec import SloSpec
+from observability.alerts import alert_groups
+from observability.command import generated_files
+from observability.files import ALERT_RULES, ALERT_TESTS, RECORDING_RULES, rule_files
+from observability.objectives import Objectives, objectives_of
+from observability.rules import Alert
+from observability.shortened import shortened
+from scripts.check_links import anchors
+
+ALERTS = [rule for group in alert_groups(Objectives()) for rule in group.rules if isinstance(rule, Alert)]
+NAMES = [alert.name for alert in ALERTS]
+
+
+@pytest.mark.parametrize(("name", "text"), generated_files(Objectives()).items(), ids=str)
+def test_the_committed_files_are_those_that_are_generated(name: str, text: str) -> None:
+    assert (FILES / name).read_text(encoding="utf-8") == text, "run make observe-files"
+
+
+@needs_prometheus
+def test_prometheus_takes_the_rules_and_the_configurations() -> None:
+    assert "SUCCESS" in run("promtool", "check", "rules", "--lint=all", "--lint-fatal", *map(Path, RULES))
+    assert "SUCCESS" in run("promtool", "check", "config", "prometheus.yml")
+    assert "SUCCESS" in run("amtool", "check-config", FILES / "alertmanager/alertmanager.yml")
+
+
+RULES = [Path(name).name for name in (RECORDING_RULES, ALERT_RULES)]
+
+
+@needs_prometheus
+def test_every_alert_is_silent_fires_and_is_resolved_in_promtool() -> None:
+    assert "SUCCESS" in run("promtool", "test", "rules", "alert_rules_test.yml")
+
+
+def cases() -> dict[str, list[list[Any]]]:
+    """What each alert is tested for, read from the file: expected alerts by time, in order."""
+    found: dict[str, list[list[Any]]] = {name: [] for name in NAMES}
+    for test in yaml.safe_load((FILES / ALERT_TESTS).read_text(encoding="utf-8"))["tests"]:
+        for each in test["alert_rule_test"]:
+            found[each["alertname"]].append(each["exp_alerts"])
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_alert_is_without_a_case_of_silence_of_fire_and_of_its_end(name: str) -> None:
+    expected = [bool(alerts) for alerts in cases()[name]]
+    assert expected
+    assert expected == [False, True, False] * (len(expected) // 3)
+
+
+@needs_prometheus
+def test_promtool_notices_every_alert_that_never_fires(tmp_path: Path) -> None:
+    """Or its case would test nothing."""
+    for file in (RECORDING_RULES, ALERT_TESTS):
+        shutil.copy(FILES / file, tmp_path)
+    rules = yaml.safe_load((FILES / ALERT_RULES).read_text(encoding="utf-8"))
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            rule["expr"] = f"({rule['expr']}) and vector(0) > 1"
+    (tmp_path / "alert_rules.yml").write_text(yaml.safe_dump(rules))
+    with pytest.raises(AssertionError, match="FAILED") as failed:
+        run("promtool", "test", "rules", "alert_rules_test.yml", folder=tmp_path)
+    assert set(re.findall(r"alertname: (\w+)", str(failed.value))) == set(NAMES)
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=NAMES)
+def test_every_alert_tells_its_value_and_leads_to_a_heading_that_says_what_to_do(alert: Alert) -> None:
+    path, _, anchor = alert.runbook_url.partition("#")
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert anchor in anchors(text)
+    body = re.split(rf"^## {alert.name}$", text, flags=re.MULTILINE)[1].partition("\n## ")[0]
+    assert len(body.split()) > 15
+    if alert.name not in {"TriremeEngineDead", "TriremeServerDown", "TriremeNoData"}:  # there is nothing to measure
+        assert "$value" in alert.description
+
+
+def test_a_deployments_slo_sets_the_thresholds() -> None:
+    objectives = objectives_of(SloSpec(ttft_ms=400, tpot_ms=50, availability=0.999))
+    files = rule_files(objectives, runbooks="https://wiki.example/runbooks")
+    rules = files[ALERT_RULES]
+    assert "p99_5m > 0.4\n" in rules
+    assert "p99_5m > 0.05\n" in rules
+    assert "error_ratio_rate5m > 0.001\n" in rules
+    assert "https://wiki.example/runbooks#triremenodata" in rules
+    assert 'le="0.25"' in files[RECORDING_RULES], "0.4 s is no bound of the histogram: the next one below, to be strict"
+    assert ALERT_TESTS not in files, "its data is for the default thresholds"
+
+
+def test_a_minute_of_the_rules_becomes_a_second_and_nothing_else_changes() -> None:
+    text = (FILES / ALERT_RULES).read_text(encoding="utf-8") + (FILES / RECORDING_RULES).read_text(
+        encoding="utf-8"
+    ).replace("groups:\n", "")
+    before = {rule.get("alert") or rule["record"] + str(rule.get("labels")): rule for rule in rules_of(text)}
+    after = {rule.get("alert") or rule["record"] + str(rule.get("labels")): rule for rule in rules_of(shortened(text))}
+    assert before.keys() == after.keys()
+    assert after["TriremeTtftP99High"] == before["TriremeTtftP99High"] | {"for": "5000ms"}
+    assert "[30000ms]" in after["TriremeGpuIdle"]["expr"]
+    assert "rate(trireme_requests_total[360000ms])" in str(
+        after["slo:trireme_bad_requests:ratio_rate6h{'slo': 'availability'}"]
+    )
+    assert not re.search(r"\[\d+[mhd]\]", shortened(text))
+
+
+def rules_of(text: str) -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
