@@ -25,7 +25,7 @@ class Case:
     labels: Mapping[str, str] = field(default_factory=dict)
     silent_at: int = 19
     fires_at: int = 45
-    resolved_at: int = 110
+    resolved_at: int = 65
 
 
 def gauge(*phases: tuple[float | None, int]) -> str:

@@ -79,31 +79,31 @@ PLATFORM_CASES = (
         alert="TriremeGpuIdle",
         # As idle with one replica, which is the minimum: nobody can do anything about that.
         series={
-            'DCGM_FI_PROF_GR_ENGINE_ACTIVE{namespace="llm",pod="chat-1",gpu="0"}': gauge((0.3, 140), (0.8, 80)),
-            f"kube_horizontalpodautoscaler_status_current_replicas{{{_HPA}}}": gauge((1, 80), (3, 140)),
-            f"kube_horizontalpodautoscaler_spec_min_replicas{{{_HPA}}}": gauge((1, 220)),
+            'DCGM_FI_PROF_GR_ENGINE_ACTIVE{namespace="llm",pod="chat-1",gpu="0"}': gauge((0.3, 80), (0.8, 70)),
+            f"kube_horizontalpodautoscaler_status_current_replicas{{{_HPA}}}": gauge((1, 40), (3, 110)),
+            f"kube_horizontalpodautoscaler_spec_min_replicas{{{_HPA}}}": gauge((1, 150)),
         },
         labels={"namespace": "llm"},
         summary="llm: GPUs are idle, and there are more replicas than the minimum",
         description="The GPUs were active for 30% of half an hour; 50% is expected.",
-        silent_at=75,
-        fires_at=115,
-        resolved_at=200,
+        silent_at=39,
+        fires_at=75,
+        resolved_at=120,
     ),
     Case(
         alert="TriremeCertificateExpires",
-        # Time begins at 0 here: fourteen days are left after three hours.
+        # Time begins at 0 here: fourteen days are left after half an hour.
         series={
             'certmanager_certificate_expiration_timestamp_seconds{name="gateway",namespace="llm"}': gauge(
-                (14 * _DAY + 3 * 3600, 300), (90 * _DAY, 100)
+                (14 * _DAY + 1800, 120), (90 * _DAY, 30)
             )
         },
         labels={"name": "gateway", "namespace": "llm"},
         summary="a certificate ends soon: gateway",
-        description="It ends in 13d 22h 30m 0s; 14 days before it should have been renewed.",
-        silent_at=179,
-        fires_at=270,
-        resolved_at=310,
+        description="It ends in 13d 22h 50m 0s; 14 days before it should have been renewed.",
+        silent_at=29,
+        fires_at=100,
+        resolved_at=125,
     ),
     Case(
         alert="TriremeDiskFull",

@@ -39,35 +39,35 @@ SERVICE_CASES = (
     ),
     Case(
         alert="TriremeBudgetBurnFast",
-        # 40 of the 60 minutes before the 100th went wrong; ten minutes later the last five are clean.
-        series=requests(good=((100, 60), (0, 41), (100, 60)), bad=((0, 60), (100, 41), (0, 60))),
+        # Half of the time until the 40th minute went wrong; ten minutes later the last five are clean.
+        series=requests(good=((100, 20), (0, 21), (100, 20)), bad=((0, 20), (100, 21), (0, 20))),
         labels={"model": "ensemble", "slo": "availability"},
         summary="ensemble: the error budget of availability is gone in two days at this rate",
-        description="68.33% of the requests of an hour missed the target of availability.",
-        silent_at=59,
-        fires_at=100,
+        description="52.5% of the requests of an hour missed the target of availability.",
+        fires_at=40,
+        resolved_at=50,
     ),
     Case(
         alert="TriremeBudgetBurnFast",
         series=histogram(
-            TTFT, (1.0, 2.5), fast=((100, 60), (60, 41), (100, 60)), slow=((0, 60), (40, 41), (0, 60))
+            TTFT, (1.0, 2.5), fast=((100, 20), (60, 21), (100, 20)), slow=((0, 20), (40, 21), (0, 20))
         ),
         labels={"model": "ensemble", "slo": "ttft"},
         summary="ensemble: the error budget of ttft is gone in two days at this rate",
-        description="27.33% of the requests of an hour missed the target of ttft.",
-        silent_at=59,
-        fires_at=100,
+        description="21% of the requests of an hour missed the target of ttft.",
+        fires_at=40,
+        resolved_at=50,
     ),
     Case(
         alert="TriremeBudgetBurnSlow",
-        # One in ten: too few for the fast alert, for five hours of the last six.
-        series=requests(good=((100, 360), (90, 301), (100, 120)), bad=((0, 360), (10, 301), (0, 120))),
+        # One in ten, which is too few for the fast alert, for most of the time that there is.
+        series=requests(good=((100, 60), (90, 201), (100, 60)), bad=((0, 60), (10, 201), (0, 60))),
         labels={"model": "ensemble", "slo": "availability"},
         summary="ensemble: the error budget of availability is gone in five days at this rate",
-        description="8.361% of the requests of six hours missed the target of availability.",
-        silent_at=380,
-        fires_at=660,
-        resolved_at=720,
+        description="7.731% of the requests of six hours missed the target of availability.",
+        silent_at=70,
+        fires_at=260,
+        resolved_at=300,
     ),
     Case(
         alert="TriremeCanaryFails",
