@@ -41,6 +41,8 @@ def run(
       trireme observe run --drill
     """
     check_folder_to_write("--folder", folder)
+    if port == alertmanager_port:
+        raise SpecError(f"--alertmanager-port {port} is --port, too; name another one", field="alertmanager_port")
     targets = [_address(url) for url in metrics_url or ["localhost:8002"]]
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -4,6 +4,7 @@
 import contextlib
 import json
 import shutil
+import socket
 import subprocess
 import time
 import urllib.error
@@ -22,7 +23,7 @@ from observability.shortened import INTERVAL_MS, shortened
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ROOT / "helm" / "files"
-_UNPACKED = ROOT / ".tools" / "prometheus" / "usr" / "bin"  # by `make setup ARGS=...`, see scripts/prometheus.py
+_UNPACKED = ROOT / ".tools" / "prometheus" / "usr"  # by scripts/prometheus.py
 _READY_S = 30.0
 _END_S = 10.0
 
@@ -33,7 +34,7 @@ def program(name: str) -> str:
     Raises:
         SpecError: it is not installed.
     """
-    found = _UNPACKED / name
+    found = _UNPACKED / "bin" / name
     if found.is_file():
         return str(found)
     if (installed := shutil.which(name)) is None:
@@ -67,14 +68,19 @@ class LocalPrometheus:
         self.alertmanager_url = f"http://127.0.0.1:{self._alertmanager_port}"
 
     def __enter__(self) -> Self:
-        """Raises: SpecError: a program is missing. Unavailable: one of them does not start."""
+        """Raises: SpecError: a program is missing, or a port in use. Unavailable: one of them does not start."""
         programs = program("prometheus"), program("prometheus-alertmanager")
+        for name, port in (("port", self._port), ("alertmanager_port", self._alertmanager_port)):
+            _refuse_taken(name, port)
         self.folder.mkdir(parents=True, exist_ok=True)
         for job, targets in self._targets.items():
             self.set_targets(job, targets)
         self._write_rules()
         write_atomically(self.folder / "prometheus.yml", yaml.safe_dump(self._configuration(), sort_keys=False))
         shutil.copyfile(FILES / "alertmanager/alertmanager.yml", self.folder / "alertmanager.yml")
+        templates = self.folder / "alertmanager_files_"  # where scripts/prometheus.py lets an unpacked one look
+        templates.unlink(missing_ok=True)
+        templates.symlink_to(_UNPACKED / "share" / "prometheus" / "alertmanager")
         lookback = ("--query.lookback-delta=5s",) if self._is_fast else ()
         try:
             self._start(
@@ -149,7 +155,7 @@ class LocalPrometheus:
             ended = [process for process in self._processes if process.poll() is not None]
             if ended or time.monotonic() > deadline_s:
                 logs = {path.name: path.read_text(errors="replace")[-400:] for path in self.folder.glob("*.log")}
-                raise Unavailable(f"{url} has not become ready: {logs}; is another one on its port?", url=url)
+                raise Unavailable(f"{url} has not become ready: {logs}", url=url)
             time.sleep(0.1)
 
     def _end(self) -> None:
@@ -162,6 +168,19 @@ class LocalPrometheus:
                 process.kill()
                 process.wait()
         self._processes.clear()
+
+
+def _refuse_taken(name: str, port: int) -> None:
+    """Another one's answers would be taken for ours."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as exc:
+            option = name.replace("_", "-")
+            raise SpecError(
+                f"--{option} {port} is in use: {exc.strerror}; name another one", field=name, value=port
+            ) from exc
 
 
 def _get(url: str) -> Any:

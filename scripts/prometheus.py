@@ -17,6 +17,12 @@ DIRECTORY = ".tools/prometheus"
 PACKAGES = ("prometheus", "prometheus-alertmanager")  # Debian's and Ubuntu's names
 PROGRAMS = ("prometheus", "promtool", "prometheus-alertmanager", "amtool")
 
+# Debian's Alertmanager does not start without its templates in this folder, which it cannot be told to look for
+# elsewhere. In the unpacked program the path is replaced by one of the same length, in the folder that it is started
+# in; `observability.local_prometheus` makes a link there. Can go when there is a build with the templates in it.
+_TEMPLATES = b"/usr/share/prometheus/alertmanager"
+_TEMPLATES_HERE = b"/proc/self/cwd/alertmanager_files_"
+
 
 def program(root: Path, name: str) -> Path:
     """What to run; one of `PROGRAMS`, which need not be there."""
@@ -35,7 +41,17 @@ def prepare(root: Path) -> None:
     say(f"{DIRECTORY}: fetching the packages {', '.join(PACKAGES)} (30 MB)")
     for package in PACKAGES:
         fetch_package_files((package,), root / DIRECTORY)
+    _look_for_templates_here(root / DIRECTORY / "usr" / "bin" / "prometheus-alertmanager")
     if is_current(root):
         say(f"{DIRECTORY}: prometheus is {program(root, 'prometheus')}")
     else:
         say(f"{DIRECTORY}: apt has no such packages here; what needs them is skipped. {apt_line(*PACKAGES)}")
+
+
+def _look_for_templates_here(alertmanager: Path) -> None:
+    if not alertmanager.is_file():
+        return
+    partial = alertmanager.with_suffix(".partial")
+    partial.write_bytes(alertmanager.read_bytes().replace(_TEMPLATES, _TEMPLATES_HERE))
+    partial.chmod(0o755)
+    partial.replace(alertmanager)
