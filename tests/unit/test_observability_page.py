@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/observability.md names every metric and every alert that there is, and no other."""
+
+import re
+
+import triton_python_backend_utils as pb_utils
+from prometheus_here import ROOT
+
+from observability.alerts import alert_groups
+from observability.objectives import Objectives
+from observability.rules import Alert
+from serving import step_metrics
+from serving.engine_metrics import EngineMetrics
+from serving.request_metrics import RequestMetrics
+
+PAGE = (ROOT / "docs/observability.md").read_text(encoding="utf-8")
+
+
+def families() -> set[str]:
+    requests = RequestMetrics(pb_utils.MetricFamily, model="m", version="1")
+    engine = EngineMetrics(pb_utils.MetricFamily, model="m", version="1")
+    steps = [
+        *step_metrics._COUNTERS.values(),
+        *step_metrics._COSTS.values(),
+        step_metrics._UP,
+        step_metrics._MAX_NUM_SEQS,
+    ]
+    return {family.name for family in requests._families} | set(engine._families) | {name for name, _ in steps}
+
+
+def test_every_metric_is_explained_and_every_explained_metric_exists() -> None:
+    explained = set(re.findall(r"\b(?:trireme|nv_trt_llm|nv_llm)_\w+", PAGE.partition("## Metrics of requests")[2]))
+    recorded = set(re.findall(r":(trireme_\w+):", PAGE))
+    assert explained - recorded == families()
+
+
+def test_every_alert_is_in_the_table() -> None:
+    names = {rule.name for group in alert_groups(Objectives()) for rule in group.rules if isinstance(rule, Alert)}
+    assert set(re.findall(r"\[(Trireme\w+)\]", PAGE)) == names
