@@ -11,22 +11,24 @@ from ensemble_configs.spec import Number, Positive, Spec
 from serving.request_metrics import FIRST_TOKEN_BUCKETS_S
 
 _Share = Annotated[Number, Field(gt=0, lt=1)]
-_Seconds = Annotated[Number, Field(gt=0)]
+_AboveZero = Annotated[Number, Field(gt=0)]
 
 
 class Objectives(Spec):
     """Targets of the service, and limits of what it runs on."""
 
-    ttft_p99_s: _Seconds = Field(default=1.0, description="to the first token")
-    tpot_p99_s: _Seconds = Field(default=0.1, description="for each further token, mean of a request")
+    ttft_p99_s: _AboveZero = Field(default=1.0, description="to the first token")
+    tpot_p99_s: _AboveZero = Field(default=0.1, description="for each further token, mean of a request")
     availability: _Share = Field(default=0.99, description="share of requests that do not end in an error")
     ttft_share: _Share = Field(default=0.99, description="share of requests with a first token within ttft_p99_s")
     min_requests: Positive = Field(default=10, description="in five minutes; of fewer no ratio or percentile is judged")
-    fast_burn: _Seconds = Field(default=14.4, description="times the error budget; at that rate 30 days' is gone in 2")
-    slow_burn: _Seconds = Field(default=6.0, description="as fast_burn; 30 days' is gone in 5")
+    fast_burn: _AboveZero = Field(
+        default=14.4, description="times the error budget; at that rate 30 days' is gone in 2"
+    )
+    slow_burn: _AboveZero = Field(default=6.0, description="as fast_burn; 30 days' is gone in 5")
     max_waiting: Positive = Field(default=10, description="requests that may wait and not become fewer")
     kv_cache_share: _Share = Field(default=0.95, description="of the blocks")
-    preemptions_per_s: _Seconds = 0.1
+    preemptions_per_s: _AboveZero = 0.1
     gpu_active_share: _Share = Field(default=0.5, description="of the time, mean over the GPUs of a namespace")
     certificate_days: Positive = Field(default=14, description="before a certificate ends")
     disk_free_share: _Share = 0.1

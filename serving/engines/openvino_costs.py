@@ -10,7 +10,6 @@ import math
 import xml.etree.ElementTree as ET
 from collections import defaultdict
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
@@ -21,27 +20,12 @@ _INT8_SCALE_BYTES = 8  # of the KV cache: a scale and a zero point, 32 bits each
 _KV_BLOCK_TOKENS = 32
 _KV_ELEMENT_BYTES = {"auto": 1.0, "int8": 1.0, "u8": 1.0, "u4": 0.5, "fp16": 2.0, "f16": 2.0, "bf16": 2.0}
 
-_Count = Annotated[int, msgspec.Meta(gt=0)]
-
-
-class _Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a model's `config.json`; None: of another family, and not told."""
-
-    num_hidden_layers: _Count | None = None
-    num_attention_heads: _Count | None = None
-    num_key_value_heads: _Count | None = None
-    head_dim: _Count | None = None
-    hidden_size: _Count | None = None
-    kv_lora_rank: int | None = None  # latent attention keeps something else
-    num_experts: int | None = None
-    num_local_experts: int | None = None
-
 
 def openvino_costs(folder: Path, *, kv_precision: str) -> EngineCosts:
     """Read a model's folder. None stands for what depends on more than the files: with experts on whom tokens meet."""
-    config = msgspec.json.decode((folder / "config.json").read_bytes(), type=_Config)
+    config = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, object])
     kv_bytes = _kv_bytes_per_token(config, kv_precision)
-    if config.num_experts or config.num_local_experts:
+    if config.get("num_experts") or config.get("num_local_experts"):
         return EngineCosts(kv_bytes_per_token=kv_bytes)
     num_bytes, num_multiplied = _read_by_a_step(folder / "openvino_model.xml")
     return EngineCosts(weight_bytes=num_bytes, kv_bytes_per_token=kv_bytes, flops_per_token=2.0 * num_multiplied)
@@ -60,14 +44,23 @@ def kv_bytes_of_layer(*, num_kv_heads: int, head_dim: int, precision: str) -> fl
     return num_kv_heads * (keys + head_dim * size + _INT8_SCALE_BYTES)
 
 
-def _kv_bytes_per_token(config: _Config, precision: str) -> float | None:
-    heads = config.num_attention_heads
-    if config.num_hidden_layers is None or heads is None or config.kv_lora_rank:
+def _kv_bytes_per_token(config: dict[str, object], precision: str) -> float | None:
+    """None: the config tells its layers in another way, one by one for example, or has latent attention."""
+    layers, heads = _count(config, "num_hidden_layers"), _count(config, "num_attention_heads")
+    num_kv_heads = _count(config, "num_key_value_heads", otherwise=heads)
+    width = _count(config, "hidden_size")
+    head_dim = _count(config, "head_dim", otherwise=width // heads if width and heads else None)
+    if layers is None or num_kv_heads is None or head_dim is None or config.get("kv_lora_rank"):
         return None
-    head_dim = config.head_dim or (config.hidden_size or 0) // heads
-    num_kv_heads = config.num_key_value_heads or heads
-    of_layer = kv_bytes_of_layer(num_kv_heads=num_kv_heads, head_dim=head_dim, precision=precision)
-    return config.num_hidden_layers * of_layer if head_dim else None
+    return layers * kv_bytes_of_layer(num_kv_heads=num_kv_heads, head_dim=head_dim, precision=precision)
+
+
+def _count(config: dict[str, object], name: str, *, otherwise: int | None = None) -> int | None:
+    """Args: `otherwise`: what the value is where the config does not have it."""
+    value = config.get(name)
+    if value is None:
+        return otherwise
+    return value if isinstance(value, int) else None
 
 
 def _read_by_a_step(xml: Path) -> tuple[float, int]:
@@ -93,6 +86,7 @@ def _read_by_a_step(xml: Path) -> tuple[float, int]:
         place = data.attrib["offset"]
         num_bytes[place] = int(data.attrib["size"])
         shape = [int(size) for size in data.get("shape", "").split(",") if size.strip()]
-        if "MatMul" in used_by and len(shape) > 1 and 1 not in shape:  # with 1: a scale or a zero point
+        # Scales and zero points end with 1; what is multiplied into activations on their way begins with it.
+        if "MatMul" in used_by and len(shape) > 1 and 1 not in (shape[0], shape[-1]):
             num_multiplied[place] = math.prod(shape)
     return float(sum(num_bytes.values())), sum(num_multiplied.values())

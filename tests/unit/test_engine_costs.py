@@ -72,6 +72,16 @@ def test_of_a_model_with_experts_only_the_kv_cache_is_known(tmp_path: Path) -> N
     assert costs.kv_bytes_per_token == 1520
 
 
+def test_a_config_that_tells_its_layers_one_by_one_leaves_the_kv_cache_unknown(tmp_path: Path) -> None:
+    folder = tmp_path / "uneven"
+    shutil.copytree(TARGET, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_key_value_heads": [2, 2, 1, 1, 1]}))
+    costs = openvino_costs(folder, kv_precision="auto")
+    assert costs.kv_bytes_per_token is None
+    assert costs.flops_per_token == 2 * NUM_MULTIPLIED
+
+
 def test_a_simulated_engine_is_what_its_spec_says() -> None:
     assert engine_costs(release(provider="simulated")) == EngineCosts()
     said = {"weight_bytes": 10**9, "kv_bytes_per_token": 2048, "flops_per_token": 1e9, "peak_flops": 1e14}
