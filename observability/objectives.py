@@ -22,10 +22,8 @@ class Objectives(Spec):
     availability: _Share = Field(default=0.99, description="share of requests that do not end in an error")
     ttft_share: _Share = Field(default=0.99, description="share of requests with a first token within ttft_p99_s")
     min_requests: Positive = Field(default=10, description="in five minutes; of fewer no ratio or percentile is judged")
-    fast_burn: _AboveZero = Field(
-        default=14.4, description="times the error budget; at that rate 30 days' is gone in 2"
-    )
-    slow_burn: _AboveZero = Field(default=6.0, description="as fast_burn; 30 days' is gone in 5")
+    fast_burn: _AboveZero = Field(default=14.4, description="times the error budget; of 30 days gone in 2")
+    slow_burn: _AboveZero = Field(default=6.0, description="as fast_burn; gone in 5")
     max_waiting: Positive = Field(default=10, description="requests that may wait and not become fewer")
     kv_cache_share: _Share = Field(default=0.95, description="of the blocks")
     preemptions_per_s: _AboveZero = 0.1
