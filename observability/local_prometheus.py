@@ -68,7 +68,9 @@ class LocalPrometheus:
         self.alertmanager_url = f"http://127.0.0.1:{self._alertmanager_port}"
 
     def __enter__(self) -> Self:
-        """Raises: SpecError: a program is missing, or a port in use. Unavailable: one of them does not start."""
+        """Raises: SpecError: a program or a file is missing, a port in use. Unavailable: one does not start."""
+        if not FILES.is_dir():
+            raise SpecError(f"{FILES} is not there; run this in a checkout of the project", file=FILES)
         programs = program("prometheus"), program("prometheus-alertmanager")
         for name, port in (("port", self._port), ("alertmanager_port", self._alertmanager_port)):
             _refuse_taken(name, port)

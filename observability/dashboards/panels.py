@@ -55,10 +55,17 @@ class Dashboard:
         return tuple(panel for _, panels in self.rows for panel in panels)
 
 
-def panel(title: str, unit: str, *queries: tuple[str, str] | str, description: str = "", **more: object) -> Panel:
+def panel(
+    title: str,
+    unit: str,
+    *queries: tuple[str, str] | str,
+    description: str = "",
+    is_number: bool = False,
+    most: float | None = None,
+) -> Panel:
     """A panel of queries, each an expression, or one with its legend."""
     made = tuple(Query(query) if isinstance(query, str) else Query(*query) for query in queries)
-    return Panel(title=title, unit=unit, queries=made, description=description, **more)  # type: ignore[arg-type]
+    return Panel(title=title, unit=unit, queries=made, description=description, is_number=is_number, most=most)
 
 
 def filled_in(expr: str, dashboard: Dashboard, *, window: str) -> str:

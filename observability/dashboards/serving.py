@@ -112,6 +112,10 @@ def _queue() -> tuple[Panel, ...]:
 
 def _engines() -> tuple[Panel, ...]:
     of_engine = "{{model}} {{version}} {{instance}}"
+    steps, seconds, prefills, prefill_s = (
+        f"rate(trireme_engine_{name}_total{{{MODEL}}}{RATE})"
+        for name in ("steps", "step_seconds", "prefill_steps", "prefill_step_seconds")
+    )
     return (
         panel("Engine up", "none", (f"trireme_engine_up{{{MODEL}}}", of_engine), is_number=True),
         panel(
@@ -134,7 +138,13 @@ def _engines() -> tuple[Panel, ...]:
             (f"engine:trireme_batch_sequences:mean1m{{{MODEL}}}", f"mean {of_engine}"),
             (f"trireme_engine_max_num_seqs{{{MODEL}}}", f"most {of_engine}"),
         ),
-        panel("Time of a step", "s", (f"engine:trireme_step_seconds:mean1m{{{MODEL}}}", of_engine)),
+        panel(
+            "Time of a step",
+            "s",
+            (f"{prefill_s} / ({prefills} > 0)", f"with prefill {of_engine}"),
+            (f"({seconds} - {prefill_s}) / ({steps} - {prefills} > 0)", f"decode only {of_engine}"),
+            description="Means. Steps with prefill may decode beside it.",
+        ),
         panel(
             "Time in steps with prefill",
             "percentunit",
