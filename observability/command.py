@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`trireme observe`: Prometheus and Alertmanager beside a running server, and the files that they read."""
 
+import json
 import signal
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ from observability.drill import drill
 from observability.local_prometheus import FILES, LocalPrometheus
 from observability.objectives import Objectives, objectives_of
 from observability.rules import RUNBOOKS
+from serving.cpu_bandwidth import keep_bandwidth, measure_bandwidth
 
 
 def run(
@@ -86,6 +88,28 @@ def files(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / name, text)
         typer.echo(folder / name)
+
+
+def bandwidth(
+    is_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Measure how fast this machine reads memory, for the MBU of engines on the CPU; half a second on an idle machine.
+
+    Kept in the user's cache folder for engines that are started with as many cores; with fewer (placement.cpus), run it
+    under taskset.
+
+    Examples:
+
+      trireme observe bandwidth
+
+      taskset -c 0-7 trireme observe bandwidth --json
+    """
+    found = measure_bandwidth()
+    file = keep_bandwidth(found)
+    if is_json:
+        typer.echo(json.dumps({"bandwidth_bytes_per_s": round(found), "kept_in": str(file)}, indent=2))
+    else:
+        typer.echo(f"{found / 1e9:.1f} GB/s with all usable cores; kept in {file}, read when an engine starts")
 
 
 def generated_files(objectives: Objectives, *, runbooks: str = RUNBOOKS) -> dict[str, str]:

@@ -55,7 +55,7 @@ COMMANDS = {
         "observability.command",
         "",
         "Watch a server with Prometheus; write rules and dashboards",
-        ("run", "files"),
+        ("run", "files", "bandwidth"),
     ),
     "rollout": Command(
         "clients.rollout.command",

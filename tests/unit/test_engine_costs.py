@@ -2,15 +2,18 @@
 """What a step reads and computes follows from a model's own files, or from a spec; and is not made up."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino
+import pytest
 from openvino import opset13 as ov
 
 from ensemble_configs.release_spec import ReleaseSpec
+from serving.cpu_bandwidth import keep_bandwidth, kept_bandwidth, measure_bandwidth
 from serving.engine_costs import engine_costs
 from serving.engines.base import EngineCosts
 from serving.engines.openvino_costs import openvino_costs
@@ -23,6 +26,13 @@ NUM_MULTIPLIED = 4096 * 256 + 5 * 256 * (2 * 256 + 2 * 128 + 3 * 768)
 
 def release(**engine: Any) -> ReleaseSpec:
     return ReleaseSpec.model_validate({"release": 1, "tokenizer": {"dir": DEMO / "target"}, "engine": engine})
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's cache folder that is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 def test_a_tied_model_reads_its_whole_file() -> None:
@@ -90,3 +100,22 @@ def test_a_simulated_engine_is_what_its_spec_says() -> None:
 
 def test_a_gpu_engine_without_a_release_has_no_figures(tmp_path: Path) -> None:
     assert engine_costs(release(provider="tensorrt", dir=tmp_path / "engine")) == EngineCosts()
+
+
+def test_the_bandwidth_of_the_cores_is_known_once_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = release(provider="openvino", dir=TARGET)
+    assert engine_costs(model).peak_bandwidth_bytes_per_s is None
+    measured = measure_bandwidth(num_rounds=3)
+    assert 1e8 < measured < 1e13
+    keep_bandwidth(measured)
+    assert engine_costs(model).peak_bandwidth_bytes_per_s == measured
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(1000)))
+    assert kept_bandwidth() is None, "of another number of cores"
+
+
+def test_a_spoilt_memory_of_the_bandwidth_is_none(cache: Path) -> None:
+    file = keep_bandwidth(1e10)
+    assert file.is_relative_to(cache)
+    for text in ("", "[]", json.dumps(dict.fromkeys(json.loads(file.read_text()), "fast"))):
+        file.write_text(text)
+        assert kept_bandwidth() is None

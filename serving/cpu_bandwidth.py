@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast this machine's cores read memory together: measured when asked for, kept for each number of cores.
+
+Not measured at an engine's start: that would delay it, and beside other work the figure would be too low for ever.
+There is no such figure for operations: in which unit and precision a product runs is OpenVINO's choice.
+"""
+
+import json
+import os
+import platform
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from ensemble_configs.durable_files import write_atomically
+
+_BYTES_PER_CORE = 64 << 20  # far more than a core's part of the last cache
+_MOST_BYTES = 4 << 30
+_ROUNDS = 20
+
+
+def measure_bandwidth(*, num_rounds: int = _ROUNDS) -> float:
+    """Bytes a second that all usable cores read, each from a piece of its own: the best of some rounds of 5 ms."""
+    cores = len(os.sched_getaffinity(0))
+    size = min(_BYTES_PER_CORE, _MOST_BYTES // cores)
+    pieces = [np.ones(size // 8, np.int64) for _ in range(cores)]
+    best = 0.0
+    with ThreadPoolExecutor(cores) as threads:  # numpy lets go of the interpreter while it reads
+        for _ in range(num_rounds):
+            began_s = time.perf_counter()
+            list(threads.map(np.bitwise_or.reduce, pieces))
+            best = max(best, size * cores / (time.perf_counter() - began_s))
+    return best
+
+
+def keep_bandwidth(bytes_per_s: float) -> Path:
+    """Remember it for as many cores as are usable now; the file."""
+    file = _file()
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_atomically(file, json.dumps(_kept() | {_key(): bytes_per_s}, indent=2) + "\n")
+    return file
+
+
+def kept_bandwidth() -> float | None:
+    """What was measured with as many cores of this CPU; None: nothing was."""
+    found = _kept().get(_key())
+    return float(found) if isinstance(found, int | float) and found > 0 else None
+
+
+def _kept() -> dict[str, object]:
+    try:
+        kept = json.loads(_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def _file() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "trireme" / "cpu_bandwidth.json"
+
+
+def _key() -> str:
+    """The CPU by its name, and the usable cores."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
