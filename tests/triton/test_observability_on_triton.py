@@ -152,11 +152,11 @@ def test_a_query_of_what_does_not_exist_is_empty(watched: LocalPrometheus) -> No
 def test_what_prometheus_works_out_is_what_the_engine_did(watched: LocalPrometheus) -> None:
     """The spec says how long a step takes: 5 ms, 50 us a sequence, 20 us a prompt token; less the loop's own time."""
     step_s = value(watched, 'engine:trireme_step_seconds:mean1m{version="1"}')
-    assert 0.004 <= step_s < 0.02
-    batch = value(watched, 'engine:trireme_batch_sequences:mean1m{version="1"}')
-    assert 1 <= batch <= 4
-    # Weights of 10^8 bytes are most of what a step reads: bandwidth is 10^11.
-    assert value(watched, 'engine:trireme_mbu:ratio_rate1m{version="1"}') == pytest.approx(1e8 / step_s / 1e11, rel=0.3)
+    assert 0.004 <= step_s < 0.1
+    assert 1 <= value(watched, 'engine:trireme_batch_sequences:mean1m{version="1"}') <= 4
+    # Nearly all that a step reads are weights, 10^8 bytes, and 10^11 can be read in a second.
+    read_s = value(watched, 'engine:trireme_mbu:ratio_rate1m{version="1"} * engine:trireme_step_seconds:mean1m')
+    assert read_s == pytest.approx(1e8 / 1e11, rel=0.05)
 
 
 def value(prometheus: LocalPrometheus, expr: str) -> float:
