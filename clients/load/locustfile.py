@@ -17,13 +17,16 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import gevent
 import grpc
 import msgspec
-from locust import FastHttpUser, User, constant, events
+from geventhttpclient import HTTPClient
+from locust import User, constant, events
 from locust.env import Environment
 from locust.exception import StopUser
 from locust.runners import STATE_RUNNING, STATE_STOPPED, STATE_STOPPING
@@ -44,6 +47,8 @@ from clients.load.plan import Session
 from clients.load.worker import CpuSample
 from ensemble_configs.errors import ServingError, Unavailable
 
+_OK = 200
+_PATIENCE_S = 600.0  # with an HTTP server that says nothing, where no timeout is asked for
 _METRICS = {"TTFT": ttft_ms, "TPOT": tpot_ms, "E2E": e2e_ms}
 
 
@@ -165,12 +170,21 @@ class TritonUser(_LoadUser, User):
         return answer
 
 
-class OpenAIUser(_LoadUser, FastHttpUser):
-    """Over `/completions` of an OpenAI-compatible server, as server-sent events."""
+class OpenAIUser(_LoadUser, User):
+    """Over `/completions` of an OpenAI-compatible server, as server-sent events, with a connection of its own."""
 
     abstract = shared.told.openai_model is None
     tasks = [_LoadUser.converse]  # noqa: RUF012
-    host = shared.told.load.url
+
+    def on_start(self) -> None:
+        """Connect at the first request."""
+        load = shared.told.load
+        self._http = HTTPClient.from_url(load.url, network_timeout=load.timeout_s or _PATIENCE_S)
+        self._path = f"{urlsplit(load.url).path.rstrip('/')}/completions"
+
+    def on_stop(self) -> None:
+        """Disconnect."""
+        self._http.close()
 
     def stream(self, session: Session, turn: int, history: str, record: LoadRecord) -> str:
         """One request; tokens are those of the server's own count, a chunk is one where it does not count."""
@@ -185,23 +199,24 @@ class OpenAIUser(_LoadUser, FastHttpUser):
         }
         if session.is_exact:
             body |= {"ignore_eos": True, "min_tokens": request.max_tokens}  # as vLLM and others take them
-        with self.rest_free("/completions", body) as response:
-            if response.status_code != 200:
-                raise Unavailable(f"HTTP {response.status_code}: {str(response.text)[:200]}", reason="http")
-            return _read_events(response.iter_lines(), record)
-
-    def rest_free(self, path: str, body: dict[str, Any]) -> Any:
-        """A request whose answer is read as it comes, and which Locust does not count by itself."""
-        return self.client.request(
-            "POST", path, json=body, stream=True, catch_response=True, name="HTTP headers",
-            timeout=shared.told.load.timeout_s,
-        )  # fmt: skip
+        try:
+            response = self._http.post(self._path, json.dumps(body).encode(), _headers())
+            if response.status_code != _OK:
+                raise Unavailable(f"HTTP {response.status_code}: {response.read()[:200]!r}", reason="http")
+            return _read_events(response, record)
+        except (OSError, HTTPException) as exc:
+            raise Unavailable(f"{shared.told.load.url}: {exc}", reason="connection_lost") from exc
 
 
-def _read_events(lines: Iterator[bytes], record: LoadRecord) -> str:
+def _headers() -> dict[str, str]:
+    key = os.environ.get("OPENAI_API_KEY")  # as OpenAI's own clients have it
+    return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+
+
+def _read_events(response: Any, record: LoadRecord) -> str:
     """Raises: Unavailable: the stream ended without its end."""
     answer, is_done = "", False
-    for line in lines:
+    while line := response.readline(b"\n"):
         text = line.decode().strip()
         if not text.startswith("data:"):
             continue
