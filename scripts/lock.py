@@ -19,9 +19,9 @@ NO_PERF_ANALYZER = ["--excludes", "requirements/bench-excludes.txt"]
 
 # In this order: `dev` is held to the versions of `serving`.
 LOCKS: dict[str, list[str]] = {
-    "serving": [*PROJECT, "--extra", "serving", *SERVING_NUMPY],
+    "serving": [*PROJECT, "--extra", "serving", "--extra", "tracing", *SERVING_NUMPY],
     "dev": [
-        *[*PROJECT, "--extra", "serving", "--extra", "plot", "--extra", "dev", *SERVING_NUMPY],
+        *[*PROJECT, "--extra", "serving", "--extra", "tracing", "--extra", "plot", "--extra", "dev", *SERVING_NUMPY],
         *["-c", "requirements/serving.txt"],
     ],
     "bench": [*PROJECT, "--extra", "bench", *NO_PERF_ANALYZER],
