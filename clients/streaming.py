@@ -12,16 +12,20 @@ import functools
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator
-from typing import Any, Concatenate, ParamSpec, Self
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
 
 import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from clients.client_span import ClientSpan, NoSpan
 from clients.error_tokens import parse_error
 from clients.infer_messages import GenerateChunk, GenerateRequest, decode_chunk, encode_request, is_final_response
 from clients.silence_watch import SilenceWatch
 from ensemble_configs.errors import RequestCancelled, RequestError, ServingError, Unavailable
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 __all__ = ["AsyncTritonClient", "GenerateChunk", "GenerateRequest", "TritonClient"]
 
@@ -46,14 +50,16 @@ class AsyncTritonClient:
 
     Args:
         url: ``host:port`` of the gRPC endpoint.
+        tracer: OpenTelemetry's, for a span of each request; the server goes on in its trace. None: no spans.
 
     Raises:
         RequestError: the url has a scheme or no port.
     """
 
-    def __init__(self, url: str = "localhost:8001") -> None:
+    def __init__(self, url: str = "localhost:8001", *, tracer: "Tracer | None" = None) -> None:
         _check_url(url)
         self._url = url
+        self._tracer = tracer
         self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
@@ -86,6 +92,7 @@ class AsyncTritonClient:
         request_id: str | None = None,
         timeout_s: float | None = None,
         idle_timeout_s: float | None = IDLE_TIMEOUT_S,
+        traceparent: str | None = None,
     ) -> AsyncGenerator[GenerateChunk, None]:
         """Send a request and yield its chunks as they come.
 
@@ -98,6 +105,7 @@ class AsyncTritonClient:
             timeout_s: for the whole request. None: no limit.
             idle_timeout_s: for the wait for one response, the first included. None: no limit. The reader's own time
                 does not count.
+            traceparent: the caller's span as W3C trace context, for the server to go on with; no span is made here.
 
         Raises:
             RequestError: the request is wrong, or names a model that is not there.
@@ -106,16 +114,14 @@ class AsyncTritonClient:
             RequestCancelled: the client was closed, or the server stopped the request.
             ServerError: anything else.
         """
+        request_id = request_id or uuid.uuid4().hex
         message = encode_request(
-            request,
-            model=model,
-            model_version=model_version,
-            request_id=request_id or uuid.uuid4().hex,
-            release=release,
+            request, model=model, model_version=model_version, request_id=request_id, release=release
         )
-        call = self._stub.ModelStreamInfer(timeout=timeout_s)
+        span = self._span(traceparent, model, request_id)
+        call = self._stub.ModelStreamInfer(timeout=timeout_s, metadata=span.metadata)
         silence = SilenceWatch(call, idle_timeout_s)
-        is_complete, failure = False, None
+        is_complete, failure = False, None  # type: bool, ServingError | None
         try:
             await call.write(message)
             # To the stream's end, past the final response: cancelling a request that just ended is a race for nothing.
@@ -131,8 +137,12 @@ class AsyncTritonClient:
                 chunk = decode_chunk(response, is_final=is_complete, received_ns=received_ns)
                 if chunk is not None:
                     silence.pause()
+                    span.note(chunk)
                     yield chunk
                 silence.restart()
+            if failure is None and not is_complete:
+                early_end = f"{self._url} ended the stream before its final response"
+                failure = Unavailable(early_end, reason="connection_lost")
         except grpc.aio.AioRpcError as exc:
             failure = parse_error(f"[{exc.code()}] {exc.details()}", address=self._url)
         except asyncio.CancelledError:
@@ -142,9 +152,14 @@ class AsyncTritonClient:
         finally:
             silence.stop()
             call.cancel()
-        if not is_complete:
-            early_end = f"{self._url} ended the stream before its final response"
-            raise failure or Unavailable(early_end, reason="connection_lost")
+            span.end(failure, is_complete=is_complete)
+        if failure is not None and not is_complete:
+            raise failure
+
+    def _span(self, traceparent: str | None, model: str, request_id: str) -> ClientSpan | NoSpan:
+        if self._tracer is None or traceparent is not None:
+            return NoSpan(traceparent)
+        return ClientSpan(self._tracer, model=model, request_id=request_id, address=self._url)
 
     def _why_cancelled(self, silence: SilenceWatch) -> ServingError:
         if silence.is_over:
@@ -211,10 +226,10 @@ class TritonClient:
     `contextlib.closing`.
     """
 
-    def __init__(self, url: str = "localhost:8001") -> None:
+    def __init__(self, url: str = "localhost:8001", *, tracer: "Tracer | None" = None) -> None:
         _check_url(url)
         self._runner = asyncio.Runner()
-        self._client = self._runner.run(_connect(url))
+        self._client = self._runner.run(_connect(url, tracer))
 
     def __enter__(self) -> Self:
         return self
@@ -234,5 +249,5 @@ class TritonClient:
     generate = _in_step(AsyncTritonClient.generate)
 
 
-async def _connect(url: str) -> AsyncTritonClient:
-    return AsyncTritonClient(url)
+async def _connect(url: str, tracer: "Tracer | None") -> AsyncTritonClient:
+    return AsyncTritonClient(url, tracer=tracer)
