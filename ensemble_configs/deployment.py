@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from ensemble_configs.deployment_checks import RateLimiterPool, find_clashes
 from ensemble_configs.errors import SpecError
 from ensemble_configs.model_spec import ExtraModelSpec, ModelSpec
+from ensemble_configs.observability_spec import LogsSpec, TracingSpec, adapter_parameters
 from ensemble_configs.release_spec import ReleaseSpec
 from ensemble_configs.spec import Integer, Location, Name, Number, Positive, Spec, is_name
 from ensemble_configs.strict_yaml import load_yaml
@@ -41,6 +42,8 @@ class DeploymentSpec(Spec):
         default=(), description="the resources of Triton's rate limiter; one that is not named here has none"
     )
     machine: MachineSpec = MachineSpec()
+    tracing: TracingSpec | None = Field(default=None, description="none: no spans are made")
+    logs: LogsSpec = LogsSpec()
     replicas: Positive = Field(default=1, le=10_000, description="servers of this kind, for Helm")
 
     @model_validator(mode="before")
@@ -84,6 +87,11 @@ class DeploymentSpec(Spec):
     def releases(self) -> tuple[ReleaseSpec, ...]:
         """Of all models."""
         return tuple(release for model in self.models for release in model.releases)
+
+    @property
+    def adapter_parameters(self) -> dict[str, str]:
+        """What is said to every adapter beside its release."""
+        return adapter_parameters(self.tracing, self.logs)
 
     @property
     def model(self) -> ModelSpec:

@@ -107,7 +107,7 @@ def _triton_models(spec: DeploymentSpec) -> dict[str, _TritonModel]:
     found = {}
     for model in spec.models:
         texts = {release.release: _text(release) for release in model.releases}
-        messages = model_messages(model, spec.triton)
+        messages = model_messages(model, spec.triton, spec.adapter_parameters)
         for step in model.steps:
             config = messages[model.triton_prefix + step]
             versions = _versions(config)

@@ -2,9 +2,12 @@
 """What a deployment says on `tritonserver`'s command line; paths and secrets come from whoever starts it."""
 
 from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.observability_spec import TracingSpec
 
 Flags = list[tuple[str, str]]
 
+_TRACE_HEADERS = "(?i)^trace(parent|state)$"
+_NEVER = 2**31 - 1
 _LEAST_LOAD_THREADS = 64  # enough for most, so that another release is no other flag
 
 
@@ -31,12 +34,34 @@ def launch_flags(spec: DeploymentSpec) -> Flags:
         "grpc-keepalive-permit-without-calls": 1,  # connections without a stream do not pile up either
         "grpc-http2-max-pings-without-data": 0,  # 0: no limit; after Triton's 2 a silent stream is asked no more
     }
-    return [(name, str(value)) for name, value in flags.items()] + _rate_limit(spec)
+    return [(name, str(value)) for name, value in flags.items()] + _rate_limit(spec) + _tracing(spec.tracing)
 
 
 def _num_versions(spec: DeploymentSpec) -> int:
     """Of all Triton models together."""
     return sum(len(model.steps) * len(model.releases) for model in spec.models) + len(spec.extra_models)
+
+
+def _tracing(tracing: TracingSpec | None) -> Flags:
+    """A caller's trace reaches the models as request parameters, also those of a graph and on gRPC streams."""
+    if tracing is None:
+        return []
+    flags = [(f"{protocol}-header-forward-pattern", _TRACE_HEADERS) for protocol in ("grpc", "http")]
+    if not tracing.is_triton_traced:
+        return flags
+    settings = [
+        "mode=opentelemetry",
+        "level=TIMESTAMPS",
+        f"rate={_every(tracing.sample_ratio)}",
+        f"opentelemetry,url={tracing.endpoint}/v1/traces",
+        "opentelemetry,resource=service.name=triton",
+    ]
+    return flags + [("trace-config", setting) for setting in settings]
+
+
+def _every(ratio: float) -> int:
+    """Triton counts: of requests without a trace it takes one in so many."""
+    return _NEVER if ratio <= 1 / _NEVER else round(1 / ratio)
 
 
 def _rate_limit(spec: DeploymentSpec) -> Flags:

@@ -4,6 +4,8 @@
 Types and shapes are upstream's; what is ours (execution policy, internal tensors) says why beside it.
 """
 
+from collections.abc import Mapping
+
 from ensemble_configs.model_names import CANARY, GRAPH, STEPS_OF_GRAPH, role_of
 from ensemble_configs.model_spec import ExtraModelSpec, ModelSpec, RateLimiterSpec
 from ensemble_configs.pbtxt import Symbol, to_pbtxt
@@ -33,28 +35,36 @@ Message = dict[str, object]
 _DECOUPLED: Message = {"model_transaction_policy": {"decoupled": True}}
 
 
-def render_configs(model: ModelSpec, triton: TritonSpec, *, source: str) -> dict[str, str]:
+def render_configs(
+    model: ModelSpec, triton: TritonSpec, *, source: str, parameters: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """The text of the `config.pbtxt` of every Triton model of a language model, by name.
 
     Args:
         source: is named in the first line of each.
+        parameters: what the adapters are told.
     """
     return {
         name: f"{GENERATED}{source} by make render\n{to_pbtxt(message)}"
-        for name, message in model_messages(model, triton).items()
+        for name, message in model_messages(model, triton, parameters).items()
     }
 
 
-def model_messages(model: ModelSpec, triton: TritonSpec) -> dict[str, Message]:
+def model_messages(
+    model: ModelSpec, triton: TritonSpec, parameters: Mapping[str, str] | None = None
+) -> dict[str, Message]:
     """What is in each `config.pbtxt`, by the model's name: Triton's `ModelConfig` as plain data."""
-    return {model.triton_prefix + step: _message(model, triton, step) for step in model.steps}
+    told: Message = {}
+    if parameters:
+        told = {"parameters": [{"key": key, "value": {"string_value": text}} for key, text in parameters.items()]}
+    return {model.triton_prefix + step: _message(model, triton, step, told) for step in model.steps}
 
 
-def _message(model: ModelSpec, triton: TritonSpec, step: str) -> Message:
+def _message(model: ModelSpec, triton: TritonSpec, step: str, told: Message) -> Message:
     if step == GRAPH:
         return _graph(model, triton)
     # Decoupled: any number of responses for a request, and execute() returns before the first of them.
-    return _python_model(model, triton, step) | (_DECOUPLED if role_of(step) in _STARTING else {})
+    return _python_model(model, triton, step) | (_DECOUPLED if role_of(step) in _STARTING else {}) | told
 
 
 def render_extra_config(extra: ExtraModelSpec, text: str, *, source: str) -> str:

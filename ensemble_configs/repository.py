@@ -34,7 +34,7 @@ def render_repository(spec: DeploymentSpec, *, root: Path, source: str) -> dict[
         raise SpecError(clash, field="engine.num_kv_blocks")
     files: dict[Path, str] = {}
     for model in spec.models:
-        configs = render_configs(model, spec.triton, source=source)
+        configs = render_configs(model, spec.triton, source=source, parameters=spec.adapter_parameters)
         files |= {Path(name) / "config.pbtxt": text for name, text in configs.items()}
         for step, release in _versions(model):
             folder = Path(model.triton_prefix + step) / str(release.release)

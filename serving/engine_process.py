@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import threading
-import traceback
 from pathlib import Path
 
 from ensemble_configs.errors import ServerError, ServingError
@@ -25,6 +24,7 @@ from serving.engines.base import Engine, GenerationRequest, TokenChunk
 from serving.intake import Intake, begin, stop
 from serving.placement import take_place
 from serving.release_check import releases_in_use
+from serving.server_log import set_up_log
 from serving.switchboard import HEARTBEAT_S, Switchboard
 
 _log = logging.getLogger("trireme.engine")
@@ -75,8 +75,9 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the adapter")
     parser.add_argument("--inner", action="store_true", help="only the engine, for the process that loads it on demand")
     parser.add_argument("--guests-fd", type=int, help="inherited socket that listens for other adapters")
+    parser.add_argument("--log-format", choices=["text", "json"], default="text")
     args = parser.parse_args()
-    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", level=logging.INFO)
+    set_up_log(args.log_format, model=args.release.parent.name, release=args.release.name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it drains first
     channel = Channel(socket.socket(fileno=args.fd), Command)
     guests = None if args.guests_fd is None else socket.socket(fileno=args.guests_fd)
@@ -96,7 +97,7 @@ def main() -> None:
         except ChannelClosed:
             _log.info("the adapter hung up; the engine ends")
         except Exception as exc:
-            traceback.print_exc()
+            _log.exception("the engine has failed")
             error = exc if isinstance(exc, ServingError) else ServerError(f"the engine broke: {exc!r}")
             with contextlib.suppress(ChannelClosed):
                 channel.send(Broken(str(error)))

@@ -21,6 +21,7 @@ from ensemble_configs.errors import ServerError, Unavailable
 from serving.engine_messages import Broken, Channel, ChannelClosed, Ready, Report
 from serving.engines.base import EngineInfo
 from serving.run_dir import run_dir
+from serving.server_log import log_format
 
 # After it was hung up on; it may use 5 s (CLOSE_TIMEOUT_S in engine_process) to end what it has started.
 _KILL_AFTER_S = 7.0
@@ -120,6 +121,7 @@ class OwnedEngine(EngineSource):
         numbers = [socket_number]
         command = [_python(), "-m", "serving.engine_process", "--release", self._release_dir, "--fd", socket_number]
         command += ["--run-dir", run_dir()]  # an engine's process, asked itself, would find another
+        command += ["--log-format", log_format()]
         if self._is_inner:
             command.append("--inner")
         if self._listener is not None:

@@ -24,10 +24,12 @@ from serving.left_clients import LeftClients
 from serving.reply_lanes import ReplyLanes
 from serving.request_metrics import RequestMetrics
 from serving.request_parameters import with_timeout
-from serving.request_sequences import Generation, RequestSequences
+from serving.request_sequences import Generation, Prompt, RequestSequences
 from serving.running_request import Reply, ReplySink, RunningRequest
 from serving.sequence_group import SequenceGroup
 from serving.stream_state import Census, StreamContext
+from serving.tracing.request_trace import RequestTrace
+from serving.tracing.trace_context import read_context
 
 _log = logging.getLogger("trireme.generation")
 
@@ -83,6 +85,7 @@ class GenerationService:
         request_id: str = "",
         is_context_only: bool = False,
         timeout_us: int = 0,
+        trace: RequestTrace | None = None,
     ) -> None:
         """Take one request; returns at once, the replies come through `sink`.
 
@@ -93,6 +96,7 @@ class GenerationService:
             is_context_only: of disaggregated serving, to prefill and hand over.
             timeout_us: Triton's own parameter `timeout`: a deadline where there is admission, and else nothing, as
                 upstream has it; 0: none.
+            trace: what is noted of the request, and ended by whoever owns `sink`. None: nothing.
 
         Raises:
             ServingError: the request is refused, and `sink` was not called.
@@ -100,12 +104,14 @@ class GenerationService:
         if self.info.is_admitting:
             tensors = with_timeout(tensors, timeout_us)
         prompts = self._asked.prompts(tensors, is_context_only=is_context_only)
+        if trace is not None:
+            _note_in(trace, prompts[0])
         if prompts[0].request.options.stop:
             for prompt in prompts:
                 self._stop(request_id, prompt.context)
             sink.send(Reply(token_ids=[], is_final=True))
             return
-        sequences, group = self._asked.sequences(prompts, sink, request_id, on_failure=self._left.orphan)
+        sequences, group = self._asked.sequences(prompts, sink, request_id, trace=trace, on_failure=self._left.orphan)
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
@@ -224,14 +230,14 @@ class GenerationService:
             else:
                 self._reply(chunk, running)
         except Exception:  # one client's broken pipe must not end the lane of many
-            _log.exception("a reply could not be sent; its request is ended")
+            _log.exception("a reply could not be sent; its request is ended", extra=running.told)
             self._give_up(chunk.key, running)
 
     def _note(self, chunk: TokenChunk, running: RunningRequest) -> None:
         try:
             running.times.note(chunk)
         except Exception:  # what cannot be counted must be answered all the same
-            _log.exception("a request could not be counted")
+            _log.exception("a request could not be counted", extra=running.told)
 
     def _reply(self, chunk: TokenChunk, running: RunningRequest) -> None:
         reply = running.reply_to(chunk)
@@ -258,7 +264,7 @@ class GenerationService:
         try:
             self._fail(running, error)
         except Exception:  # as above
-            _log.exception("an error could not be sent; its request ends without one")
+            _log.exception("an error could not be sent; its request ends without one", extra=running.told)
 
     def _fail_all(self, error: Unavailable) -> None:
         with self._lock:
@@ -267,8 +273,8 @@ class GenerationService:
         self._lanes.clear()
         for running in lost:
             running.is_ending = True
-            self._fail_if_possible(running, error)
             self._note(TokenChunk(0, [], error=str(error)), running)
+            self._fail_if_possible(running, error)
         idle = EngineStats(
             num_running=0,
             num_waiting=0,
@@ -295,11 +301,18 @@ class EngineRefusal(ServerError):
         self.code = text[1:].partition(" ")[0].rstrip("]")
 
 
+def _note_in(trace: RequestTrace, prompt: Prompt) -> None:
+    trace.note_scheduling(prompt.request.scheduling)
+    earlier = None if prompt.context is None else read_context(prompt.context.traceparent)
+    if earlier is not None:
+        trace.join(earlier)
+
+
 def _told(exc: Exception) -> ServingError:
     """What a client is told of it."""
     if isinstance(exc, ServingError):
         return exc
-    _log.error("a request could not be handed to the engine", exc_info=exc)
+    _log.error("a request could not be handed to the engine", exc_info=exc, extra={"is_of_request": True})
     return ServerError("unexpected error; the server's log has the traceback")
 
 

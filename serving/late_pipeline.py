@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from ensemble_configs.errors import ServerError, ServingError
 from serving.text_pipeline import Tensors, TensorSink, TextPipeline
+from serving.tracing.request_trace import RequestTrace
 
 _log = logging.getLogger("trireme.late_pipeline")
 
@@ -27,7 +28,7 @@ class LatePipeline:
         self._give_up = give_up
         self._pipeline: TextPipeline | None = None
         self._failure: ServingError | None = None
-        self._waiting: list[tuple[Tensors, TensorSink, str, int]] = []
+        self._waiting: list[tuple[Tensors, TensorSink, str, int, RequestTrace | None]] = []
         self._lock = threading.Lock()  # of all the above: a request waits, or finds the pipeline open, or the failure
         self._opener = threading.Thread(target=self._open, name="open-release", daemon=True)
         self._opener.start()
@@ -37,7 +38,15 @@ class LatePipeline:
         """Whether it could not be opened, which another one may."""
         return self._failure is not None
 
-    def start(self, tensors: Tensors, sink: TensorSink, *, request_id: str = "", timeout_us: int = 0) -> None:
+    def start(
+        self,
+        tensors: Tensors,
+        sink: TensorSink,
+        *,
+        request_id: str = "",
+        timeout_us: int = 0,
+        trace: RequestTrace | None = None,
+    ) -> None:
         """As `TextPipeline.start`; what is wrong with a request that has to wait comes through its sink.
 
         Raises:
@@ -47,9 +56,9 @@ class LatePipeline:
             if self._failure is not None:
                 raise self._failure
             if self._pipeline is None:
-                self._waiting.append((tensors, sink, request_id, timeout_us))
+                self._waiting.append((tensors, sink, request_id, timeout_us, trace))
                 return
-        self._pipeline.start(tensors, sink, request_id=request_id, timeout_us=timeout_us)
+        self._pipeline.start(tensors, sink, request_id=request_id, timeout_us=timeout_us, trace=trace)
 
     @property
     def num_running(self) -> int:
@@ -81,15 +90,15 @@ class LatePipeline:
             return
         with self._lock:
             self._pipeline = pipeline
-            for tensors, sink, request_id, timeout_us in self._waiting:
+            for tensors, sink, request_id, timeout_us, trace in self._waiting:
                 try:
-                    pipeline.start(tensors, sink, request_id=request_id, timeout_us=timeout_us)
+                    pipeline.start(tensors, sink, request_id=request_id, timeout_us=timeout_us, trace=trace)
                 except Exception as exc:  # one bad request must not end those behind it
                     _fail(sink, _told(exc))
             self._waiting.clear()
 
     def _fail_waiting(self, error: ServingError) -> None:
-        for _, sink, _, _ in self._waiting:
+        for _, sink, *_ in self._waiting:
             _fail(sink, error)
         self._waiting.clear()
 

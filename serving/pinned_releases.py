@@ -17,6 +17,7 @@ from serving.late_pipeline import LatePipeline
 from serving.request_metrics import RequestMetrics
 from serving.request_parameters import RELEASE, parameters_of, release_asked_for, with_scheduling
 from serving.text_pipeline import Tensors, TensorSink, TextPipeline
+from serving.tracing.request_trace import RequestTrace
 
 
 class PinnedReleases:
@@ -41,13 +42,20 @@ class PinnedReleases:
         self._lock = threading.Lock()  # a request to another release is refused, or counted as running
 
     def start(
-        self, tensors: Tensors, sink: TensorSink, *, request_id: str = "", parameters: str = "", timeout_us: int = 0
+        self,
+        tensors: Tensors,
+        sink: TensorSink,
+        *,
+        request_id: str = "",
+        parameters: str = "",
+        timeout_us: int = 0,
+        trace: RequestTrace | None = None,
     ) -> None:
         """As `TextPipeline.start`, on the release that is asked for.
 
         Args:
             parameters: the request's, as Triton gives them: a JSON object, or nothing.
-            timeout_us: as in `GenerationService.start`.
+            timeout_us: as in `GenerationService.start`; so is `trace`.
 
         Raises:
             ServingError: the request is refused, or its release is not loaded; `sink` was not called.
@@ -56,12 +64,14 @@ class PinnedReleases:
         version = release_asked_for(read)
         tensors = with_scheduling(tensors, read)
         if version is None or version == self._folder.name:
-            self._own.start(tensors, sink, request_id=request_id, timeout_us=timeout_us)
+            self._own.start(tensors, sink, request_id=request_id, timeout_us=timeout_us, trace=trace)
             return
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
-            self._other(version).start(tensors, sink, request_id=request_id, timeout_us=timeout_us)
+            if trace is not None:
+                trace.release = version
+            self._other(version).start(tensors, sink, request_id=request_id, timeout_us=timeout_us, trace=trace)
 
     @property
     def num_running(self) -> int:

@@ -28,18 +28,21 @@ class PromptStep:
         """Raises: SpecError: no such release, or no usable tokenizer in it."""
         return cls(PromptTokenizer.from_spec(load_release(folder).tokenizer))
 
-    def prepare(self, tensors: Row) -> dict[str, npt.NDArray[np.generic]]:
+    def prepare(self, tensors: Row, *, traceparent: str = "") -> dict[str, npt.NDArray[np.generic]]:
         """The output tensors of one request, by name; ids are ``[batch, n] int32``, padded behind the shorter prompts.
+
+        Args:
+            traceparent: the trace that the engine step is to go on with.
 
         Raises:
             RequestError: an input is missing, a prompt is empty, text is not UTF-8, a stop string or bias is bad.
         """
         check_required("preprocessing", tensors)
         rows = rows_of(tensors)
-        outputs = for_each_row(self._prepare_one, rows)
+        outputs = for_each_row(lambda row: self._prepare_one(row, traceparent), rows)
         return outputs[0] if len(outputs) == 1 else joined(outputs, pad_ids=[self._pad_id(row) for row in rows])
 
-    def _prepare_one(self, tensors: Row) -> dict[str, npt.NDArray[np.generic]]:
+    def _prepare_one(self, tensors: Row, traceparent: str) -> dict[str, npt.NDArray[np.generic]]:
         input_ids = self._tokenizer.encode_bytes(tensors["QUERY"].item())
         stop_words = tensors.get("STOP_WORDS_DICT")
         strings = () if stop_words is None else check_stop_strings(stop_words[0])
@@ -47,7 +50,7 @@ class PromptStep:
             "INPUT_ID": input_ids[np.newaxis],
             "REQUEST_INPUT_LEN": np.array([[len(input_ids)]], dtype=np.int32),
             "REQUEST_OUTPUT_LEN": tensors["REQUEST_OUTPUT_LEN"],
-            "STREAM_CONTEXT": pack(StreamContext(new_stream_key(), strings)),
+            "STREAM_CONTEXT": pack(StreamContext(new_stream_key(), strings, traceparent)),
         }
         # One without ids (white space, in some vocabularies) is matched as text all the same.
         stop_ids = [ids for ids in (ids_of(string, self._tokenizer) for string in strings) if ids.size]

@@ -103,4 +103,4 @@ class _Lane:
         try:
             self._reply(chunk)
         except Exception:  # one stream's failure must not end the lane of many
-            _log.exception("a chunk could not be replied")
+            _log.exception("a chunk could not be replied", extra={"is_of_request": True})

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
+from serving.tracing.request_trace import RequestTrace, SequenceLife
 
 FIRST_TOKEN_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -96,6 +97,7 @@ class RequestTimes:
     metrics: RequestMetrics
     num_prompt_tokens: int
     kv_block_tokens: int
+    trace: RequestTrace | None = None  # of its request
     arrival_s: float = field(default_factory=time.monotonic)
     arrival_ns: int = field(default_factory=time.time_ns)
     num_tokens: int = 0
@@ -110,6 +112,25 @@ class RequestTimes:
             self._note_end(_ERROR, None)
         elif chunk.finish_reason is not None:
             self._note_end(chunk.finish_reason, chunk.perf)
+        else:
+            return
+        if self.trace is not None:
+            self.trace.note_end(chunk, self._life(chunk.perf))
+
+    def _life(self, perf: PerfMetrics | None) -> SequenceLife:
+        num_blocks = None if perf is None else perf.kv_cache_reused_blocks
+        return SequenceLife(
+            start_ns=self.arrival_ns,
+            first_token_ns=self._wall_ns(self.first_s),
+            last_token_ns=self._wall_ns(self.last_s),
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_tokens=self.num_tokens,
+            num_cached_tokens=None if num_blocks is None else num_blocks * self.kv_block_tokens,
+        )
+
+    def _wall_ns(self, moment_s: float) -> int:
+        """A moment of the monotonic clock; 0: it has not come."""
+        return self.arrival_ns + round((moment_s - self.arrival_s) * 1e9) if moment_s else 0
 
     def _note_tokens(self, count: int) -> None:
         now_s = time.monotonic()

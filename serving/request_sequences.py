@@ -20,6 +20,7 @@ from serving.running_request import ReplySink, RunningRequest
 from serving.sequence_group import Member, SequenceGroup, context_of, sampling_of
 from serving.stop_strings import check_stop_strings
 from serving.stream_state import KEYS_PER_REQUEST, StreamContext, unpack_context
+from serving.tracing.request_trace import RequestTrace
 
 Generation = tuple[GenerationRequest, RunningRequest]
 
@@ -62,7 +63,13 @@ class RequestSequences:
         return prompts
 
     def sequences(
-        self, prompts: list[Prompt], sink: ReplySink, request_id: str, *, on_failure: Callable[[Iterable[int]], None]
+        self,
+        prompts: list[Prompt],
+        sink: ReplySink,
+        request_id: str,
+        *,
+        trace: RequestTrace | None = None,
+        on_failure: Callable[[Iterable[int]], None],
     ) -> tuple[list[Generation], SequenceGroup | None]:
         """What the engine is to generate, and the group that shares the sink where that is several.
 
@@ -70,10 +77,11 @@ class RequestSequences:
             prompts: of one request.
             sink: the request's.
             request_id: the client's.
+            trace: the request's; None: nothing is noted of it.
             on_failure: called with the keys of all when the request has failed with one of them.
         """
         if len(prompts) == 1 and prompts[0].num_sequences == 1:
-            return [self._sequence(next(self._keys), prompts[0], 0, sink, request_id)], None
+            return [self._sequence(next(self._keys), prompts[0], 0, sink, request_id, trace)], None
         members = [
             Member(batch_index if len(prompts) > 1 else None, index if prompt.num_sequences > 1 else None)
             for batch_index, prompt in enumerate(prompts)
@@ -82,7 +90,7 @@ class RequestSequences:
         keys = [next(self._keys) for _ in members]
         group = SequenceGroup(sink, members, on_failure=lambda: on_failure(keys))
         sequences = [
-            self._sequence(key, prompts[member.batch_index or 0], member.sequence_index or 0, each, request_id)
+            self._sequence(key, prompts[member.batch_index or 0], member.sequence_index or 0, each, request_id, trace)
             for key, member, each in zip(keys, members, group.sinks, strict=True)
         ]
         return sequences, group
@@ -101,7 +109,9 @@ class RequestSequences:
         ids, offsets = words[0], [offset for offset in words[1] if offset > 0]
         return check_stop_strings(self._text.decode(ids[start:end]) for start, end in itertools.pairwise([0, *offsets]))
 
-    def _sequence(self, key: int, prompt: Prompt, index: int, sink: ReplySink, request_id: str) -> Generation:
+    def _sequence(
+        self, key: int, prompt: Prompt, index: int, sink: ReplySink, request_id: str, trace: RequestTrace | None
+    ) -> Generation:
         options = prompt.request.options
         sampling = sampling_of(prompt.request.sampling, index)
         is_excluded = options.exclude_input_in_output
@@ -120,7 +130,7 @@ class RequestSequences:
             options,
             context_of(prompt.context, index),
             not is_excluded,
-            RequestTimes(self._metrics, len(options.input_ids), self._kv_block_tokens),
+            RequestTimes(self._metrics, len(options.input_ids), self._kv_block_tokens, trace),
             returns_log_probs=sampling.return_log_probs,
             sequence_index=index,
         )

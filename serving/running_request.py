@@ -74,6 +74,12 @@ class RunningRequest:
     _held_extras: ExtraOutputs | None = None
     _cum_log_prob: float = 0.0
 
+    @property
+    def told(self) -> dict[str, object]:
+        """Whose line of the log one is."""
+        trace = self.times.trace
+        return {"request_id": self.request_id, **(trace.told if trace is not None else {}), "is_of_request": True}
+
     def send(self, reply: Reply) -> None:
         """Hand a reply to the sink; nothing happens where it has had its last call (the engine died meanwhile)."""
         with self._sink_lock:

@@ -8,7 +8,7 @@ import msgspec
 from serving.engines.base import GenerationRequest, PerfMetrics, TokenChunk
 from serving.engines.packed_array import PackedArray, join_rows
 
-_SUMMED = ("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_total_blocks")
+_SUMMED = ("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_total_blocks", "num_preemptions")
 
 
 @dataclass(slots=True, eq=False)

@@ -21,6 +21,7 @@ class StreamContext(msgspec.Struct, frozen=True, array_like=True):
 
     key: int
     stop_strings: tuple[str, ...] = ()
+    traceparent: str = ""  # of preprocessing's own span, where a trace begins with it
 
 
 class StreamState(msgspec.Struct, frozen=True, array_like=True, tag=0):

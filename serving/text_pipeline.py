@@ -25,6 +25,7 @@ from serving.running_request import Reply
 from serving.stream_state import StreamState
 from serving.text_step import add_chunk, beam_texts
 from serving.tokenization import PromptTokenizer
+from serving.tracing.request_trace import RequestTrace
 
 Tensors = Mapping[str, npt.NDArray[np.generic]]
 
@@ -111,19 +112,29 @@ class TextPipeline:
         service = GenerationService(release, source, metrics=metrics, client_check_s=_CLIENT_CHECK_S)
         return cls(service, prompt_step, decoder, is_accumulating=is_accumulating)
 
-    def start(self, tensors: Tensors, sink: TensorSink, *, request_id: str = "", timeout_us: int = 0) -> None:
+    def start(
+        self,
+        tensors: Tensors,
+        sink: TensorSink,
+        *,
+        request_id: str = "",
+        timeout_us: int = 0,
+        trace: RequestTrace | None = None,
+    ) -> None:
         """Take one request by the names of the ensemble's inputs; returns at once, the responses come through `sink`.
 
         Args:
-            timeout_us: as in `GenerationService.start`.
+            timeout_us: as in `GenerationService.start`; so is `trace`.
 
         Raises:
             ServingError: the request is refused, and `sink` was not called.
         """
         prompt = self._prompt_step.prepare(_renamed(tensors, _TO_PROMPT_STEP))
+        if trace is not None:
+            trace.note_tokenized()
         engine = {**_renamed(tensors, _TO_ENGINE_STEP), **_renamed(prompt, _FROM_PROMPT_TO_ENGINE)}
         text = _TextSink(sink, self._decoder, is_accumulating=self._is_accumulating)
-        self._service.start(engine, text, request_id=request_id, timeout_us=timeout_us)
+        self._service.start(engine, text, request_id=request_id, timeout_us=timeout_us, trace=trace)
 
     @property
     def num_running(self) -> int:

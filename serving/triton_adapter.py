@@ -6,6 +6,7 @@ Each error fails one request, and none shows a traceback to a caller.
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import triton_python_backend_utils as pb_utils
 from ensemble_configs.errors import ServerError, ServingError
 from ensemble_configs.model_names import prefix_of
 from serving.engine_sources import named_engine
+from serving.tracing.request_trace import RequestTrace
+from serving.tracing.request_tracer import RequestTracer
 
 _log = logging.getLogger("trireme.adapter")
 
@@ -41,21 +44,26 @@ def error_response(error: ServingError) -> Any:
     return pb_utils.InferenceResponse(output_tensors=[], error=triton_error(error))
 
 
-def guarded(respond: Callable[[Any], Any], request: Any) -> Any:
+def guarded(respond: Callable[[Any], Any], request: Any, trace: RequestTrace | None = None) -> Any:
     """`respond(request)`, or the response that says why not."""
     try:
         return respond(request)
     except ServingError as exc:
-        return error_response(exc)
+        error = exc
     except Exception:
-        _log.exception("unexpected error in request %r", request.request_id())
-        return error_response(ServerError("unexpected error; the server's log has the traceback"))
+        told = trace.told if trace is not None else {}
+        _log.exception("unexpected error in request %r", request.request_id(), extra=told | {"is_of_request": True})
+        error = ServerError("unexpected error; the server's log has the traceback")
+    if trace is not None:
+        trace.end(error)
+    return error_response(error)
 
 
-def start_each(start: Callable[[Any], Any], requests: list[Any]) -> None:
-    """`start(request)` for each of a decoupled model's requests; what it raises is the request's only response."""
+def start_each(start: Callable[..., Any], requests: list[Any], tracer: RequestTracer) -> None:
+    """`start(request, trace=...)` for each of a decoupled model's requests; what it raises is the only response."""
     for request in requests:
-        refusal = guarded(start, request)
+        trace = tracer.begin(request)
+        refusal = guarded(partial(start, trace=trace), request, trace)
         if refusal is not None:
             request.get_response_sender().send(refusal, flags=final_flag())
 
@@ -63,17 +71,22 @@ def start_each(start: Callable[[Any], Any], requests: list[Any]) -> None:
 class TensorSink:
     """The responses to one request of a decoupled model, from named arrays."""
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: Any, trace: RequestTrace | None = None) -> None:
         self._sender = request.get_response_sender()
+        self._trace = trace
         self.is_cancelled = self._sender.is_cancelled
 
     def send(self, tensors: Mapping[str, npt.NDArray[np.generic]], *, is_final: bool) -> None:
         """One response."""
         response = pb_utils.InferenceResponse([pb_utils.Tensor(*named) for named in tensors.items()])
         self._sender.send(response, flags=final_flag() if is_final else 0)
+        if is_final and self._trace is not None:
+            self._trace.end()
 
     def fail(self, error: ServingError) -> None:
         """The last response, instead of a final one."""
+        if self._trace is not None:
+            self._trace.end(error)
         self._sender.send(error_response(error), flags=final_flag())
 
 

@@ -6,6 +6,8 @@ import math
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from ensemble_configs.admission_spec import BudgetSpec
 from ensemble_configs.errors import RequestError
 from serving.admission.batch_prefill import BatchPrefill
@@ -178,8 +180,10 @@ class InFlight:
         if ticket.is_preemptible:
             ticket.output_ids += chunk.token_ids
         if chunk.finish_reason is not None or chunk.error is not None:
-            if chunk.perf is not None and ticket.perf is not None:
-                chunk.perf = joined_perf(ticket.perf, chunk.perf)
+            if chunk.perf is not None and ticket.num_preemptions:
+                perf = joined_perf(ticket.perf, chunk.perf)
+                num_preemptions = (perf.num_preemptions or 0) + ticket.num_preemptions
+                chunk.perf = msgspec.structs.replace(perf, num_preemptions=num_preemptions)
             if chunk.error is None and chunk.finish_reason is not FinishReason.CANCELLED:
                 self._learn(ticket, now_s)
             self._leave(engine_key)

@@ -103,6 +103,7 @@ class PerfMetrics(msgspec.Struct, frozen=True, array_like=True):
     kv_cache_alloc_total_blocks: int | None = None
     total_accepted_draft_tokens: int | None = 0  # none without speculative decoding
     total_draft_tokens: int | None = 0
+    num_preemptions: int | None = None  # ours: of this request; upstream has no tensor for it
 
 
 class Beam(msgspec.Struct, array_like=True):

@@ -24,6 +24,7 @@ class Sequence:
     num_unprocessed: int = 0  # tokens of its prefill that are still to be computed
     num_blocks: int = 0  # none: it is waiting
     num_allocated_blocks: int = 0  # since it came, those of a preempted computation included
+    num_preemptions: int = 0
     num_free_slots: int = 0  # tokens that still fit into its blocks
 
     @property
@@ -118,6 +119,7 @@ class PagedBatch:
             self._free(youngest)
             self.waiting.appendleft(youngest)
             self.num_preemptions += 1
+            youngest.num_preemptions += 1
             if youngest is sequence:
                 return False
         self.num_free_blocks -= 1

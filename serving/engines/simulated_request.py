@@ -64,6 +64,7 @@ class SimulatedRequest:
             kv_cache_alloc_total_blocks=num_blocks,
             total_accepted_draft_tokens=self.num_accepted_tokens,
             total_draft_tokens=self.num_draft_tokens,
+            num_preemptions=self.sequence.num_preemptions,
         )
 
 

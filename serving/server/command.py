@@ -4,9 +4,10 @@ to stop.
 """
 
 import contextlib
+import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,6 +24,11 @@ from serving.server.shared_memory import remove_dead_regions
 from serving.server.stop_signal import StopSignal
 from serving.server.supervision import Supervision
 from serving.server.triton_process import TritonProcess
+from serving.server_log import log_format as current_log_format
+from serving.server_log import set_up_log
+from serving.tracing.request_tracer import check_installed
+
+_log = logging.getLogger("trireme.serve")
 
 _QUESTION = "What is the capital of France?"
 
@@ -39,6 +45,10 @@ def serve(
         float, typer.Option(help="How long running streams may go on at shutdown.", min=0)
     ] = 30.0,
     ready_timeout_s: Annotated[float, typer.Option(help="How long loading may take.", min=1)] = 600.0,
+    log_format: Annotated[
+        Literal["text", "json"] | None,
+        typer.Option(help="Of the processes in Python; Triton's own lines are text.", show_default="the deployment's"),
+    ] = None,
     is_verbose: Annotated[bool, typer.Option("--verbose", help="Triton's log to the terminal, not to a file.")] = False,
 ) -> None:
     """Serve a deployment on Triton until Ctrl-C or SIGTERM; running streams are finished first.
@@ -48,11 +58,18 @@ def serve(
       trireme serve
 
       trireme serve --deployment my.yaml --host 0.0.0.0 --grpc-port 9001
+
+      trireme serve --log-format json
     """
     file = load_deployment(deployment)
     folder = Path("build").resolve() / file.name
     kept = KeptDeployment(folder / "served.json", file)
     spec = override_triton(kept.load(), host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port)
+    if log_format is not None:
+        spec = spec.model_copy(update={"logs": spec.logs.model_copy(update={"format": log_format})})
+    set_up_log(spec.logs.format, deployment=spec.name)
+    if spec.tracing is not None:
+        check_installed()
     live = LiveDeployment(
         spec,
         repository=folder / "model_repository",
@@ -96,7 +113,10 @@ def _shown(spec: DeploymentSpec) -> str:
 
 
 def _tell(line: str) -> None:
-    typer.echo(line, err=True)
+    if current_log_format() == "json":
+        _log.info("%s", line)
+    else:
+        typer.echo(line, err=True)
 
 
 def _welcome(spec: DeploymentSpec, seconds: float) -> str:

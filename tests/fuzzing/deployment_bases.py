@@ -54,6 +54,13 @@ BASES: dict[str, Data] = {
         "responses": {"max_chunk_delay_ms": 5.0},
         "bls": {"accumulate_tokens": True},
         "machine": {"host_memory_gib": 8, "num_gpus": 0},
+        "tracing": {
+            "endpoint": "http://127.0.0.1:4318",
+            "sample_ratio": 0.1,
+            "export_delay_s": 0.5,
+            "is_triton_traced": True,
+        },
+        "logs": {"format": "json", "requests": "failed"},
         "replicas": 2,
     },
     "limited": {

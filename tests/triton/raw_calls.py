@@ -59,7 +59,7 @@ def stream(
     tensors: Mapping[str, object],
     *,
     request_id: str = "",
-    parameters: Mapping[str, int] | None = None,
+    parameters: Mapping[str, int | str] | None = None,
 ) -> Generator[dict[str, Array], None, None]:
     """The responses to one request, each as arrays by output name, up to the final one.
 

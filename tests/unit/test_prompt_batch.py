@@ -136,8 +136,11 @@ class AnyOrderService:
         self.prompt_step = PromptStep(PromptTokenizer.from_spec(release.tokenizer))
         self.rng = random.Random(0)
 
-    def start(self, tensors: Tensors, sink: ReplySink, *, request_id: str = "", timeout_us: int = 0) -> None:
+    def start(
+        self, tensors: Tensors, sink: ReplySink, *, request_id: str = "", timeout_us: int = 0, trace: None = None
+    ) -> None:
         assert not timeout_us
+        assert trace is None
         prompts = self._asked.prompts(tensors)
         sequences, _ = self._asked.sequences(prompts, sink, request_id, on_failure=lambda _: None)
         running = {request.key: one for request, one in sequences}

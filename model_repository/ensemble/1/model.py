@@ -8,6 +8,7 @@ from serving.lifeline import Lifeline, generation_handlers
 from serving.request_metrics import RequestMetrics
 from serving.request_parameters import check_release, parameters_of, with_scheduling
 from serving.text_pipeline import TextPipeline
+from serving.tracing.request_tracer import RequestTracer
 from serving.triton_adapter import TensorSink, engine_name, release_folder, start_each
 
 
@@ -15,6 +16,7 @@ class TritonPythonModel:
     """Takes requests and returns at once; the threads of its engine's replies respond."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        self.tracer = RequestTracer(args)
         self.version = args["model_version"]
         metrics = RequestMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
         source = SharedEngine(engine_name(args, step="ensemble"))
@@ -22,19 +24,21 @@ class TritonPythonModel:
         self.lifeline = Lifeline(args, generation_handlers(self.pipeline))
 
     def execute(self, requests: list) -> None:
-        start_each(self._start, requests)
+        start_each(self._start, requests, self.tracer)
 
-    def _start(self, request) -> None:
+    def _start(self, request, *, trace) -> None:
         parameters = parameters_of(request.parameters())
         check_release(parameters, self.version)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         self.pipeline.start(
             with_scheduling(tensors, parameters),
-            TensorSink(request),
+            TensorSink(request, trace),
             request_id=request.request_id(),
             timeout_us=request.timeout(),
+            trace=trace,
         )
 
     def finalize(self) -> None:
         self.lifeline.close()
         self.pipeline.close()
+        self.tracer.close()

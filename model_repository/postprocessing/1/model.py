@@ -4,6 +4,7 @@
 import triton_python_backend_utils as pb_utils
 
 from serving.lifeline import Lifeline
+from serving.server_log import set_up_adapter_log
 from serving.text_step import TextStep
 from serving.triton_adapter import guarded, release_folder
 
@@ -12,6 +13,7 @@ class TritonPythonModel:
     """One request for each chunk of a stream, one response each, in order."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        set_up_adapter_log(args)
         self.step = TextStep.from_release(release_folder(args))
         self.lifeline = Lifeline(args, {"status": lambda: {"num_streams": self.step.num_streams}})
 

@@ -15,21 +15,27 @@ from serving.lifeline import Lifeline, generation_handlers
 from serving.reply_tensors import reply_tensors
 from serving.request_metrics import RequestMetrics
 from serving.request_parameters import check_release, is_context_only, parameters_of, with_scheduling
+from serving.tracing.request_tracer import RequestTracer
 from serving.triton_adapter import engine_name, error_response, final_flag, release_folder, start_each
 
 
 class TritonSink:
     """The replies to one request, as Triton's responses."""
 
-    def __init__(self, sender) -> None:
+    def __init__(self, sender, trace) -> None:
         self.sender = sender
+        self.trace = trace
         self.is_cancelled = sender.is_cancelled
 
     def send(self, reply) -> None:
         tensors = [pb_utils.Tensor(*named) for named in reply_tensors(reply).items()]
         self.sender.send(pb_utils.InferenceResponse(tensors), flags=final_flag() if reply.is_final else 0)
+        if reply.is_final and self.trace is not None:
+            self.trace.end()
 
     def fail(self, error) -> None:
+        if self.trace is not None:
+            self.trace.end(error)
         self.sender.send(error_response(error), flags=final_flag())
 
 
@@ -37,6 +43,7 @@ class TritonPythonModel:
     """Takes requests and returns at once; the threads of its replies respond."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        self.tracer = RequestTracer(args)
         folder = release_folder(args)
         self.version = args["model_version"]
         gauges = EngineMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
@@ -54,20 +61,22 @@ class TritonPythonModel:
         self.lifeline = Lifeline(args, generation_handlers(self.service))
 
     def execute(self, requests: list) -> None:
-        start_each(self._start, requests)
+        start_each(self._start, requests, self.tracer)
 
-    def _start(self, request) -> None:
+    def _start(self, request, *, trace) -> None:
         parameters = parameters_of(request.parameters())
         check_release(parameters, self.version)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         self.service.start(
             with_scheduling(tensors, parameters),
-            TritonSink(request.get_response_sender()),
+            TritonSink(request.get_response_sender(), trace),
             request_id=request.request_id(),
             is_context_only=is_context_only(parameters),
             timeout_us=request.timeout(),
+            trace=trace,
         )
 
     def finalize(self) -> None:
         self.lifeline.close()
         self.service.close()
+        self.tracer.close()

@@ -5,6 +5,7 @@ import triton_python_backend_utils as pb_utils
 
 from serving.lifeline import Lifeline, generation_handlers
 from serving.pinned_releases import PinnedReleases
+from serving.tracing.request_tracer import RequestTracer
 from serving.triton_adapter import TensorSink, release_folder, start_each
 
 
@@ -12,22 +13,25 @@ class TritonPythonModel:
     """Takes requests and returns at once; the threads of each release's replies respond."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        self.tracer = RequestTracer(args)
         self.releases = PinnedReleases(release_folder(args), pb_utils.MetricFamily)
         self.lifeline = Lifeline(args, generation_handlers(self.releases))
 
     def execute(self, requests: list) -> None:
-        start_each(self._start, requests)
+        start_each(self._start, requests, self.tracer)
 
-    def _start(self, request) -> None:
+    def _start(self, request, *, trace) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         self.releases.start(
             tensors,
-            TensorSink(request),
+            TensorSink(request, trace),
             request_id=request.request_id(),
             parameters=request.parameters(),
             timeout_us=request.timeout(),
+            trace=trace,
         )
 
     def finalize(self) -> None:
         self.lifeline.close()
         self.releases.close()
+        self.tracer.close()
