@@ -64,6 +64,11 @@ class ThroughEnsemble:
         [triton] = [child for child in children if child.name() == "tritonserver"]
         return Path(triton.environ()[RUN_DIR_VARIABLE])
 
+    def cpu_s(self) -> float:
+        """Core seconds of all its processes up to now."""
+        processes = [psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children(recursive=True)]
+        return sum(process.cpu_times().user + process.cpu_times().system for process in processes)
+
     def run(self, ask: Ask) -> Run:
         """All requests at once, to their last token."""
         # Anew for each run, and before its clock starts: the server hangs up on one that is silent between two runs.

@@ -8,6 +8,8 @@ makes of headers and gRPC metadata of these names; or, with Triton's own spans, 
 import importlib.util
 import json
 import logging
+import os
+import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -97,8 +99,10 @@ def _open(spec: TracingSpec, model: str, version: str) -> "SpanExport":
     check_installed()
     from serving.tracing.span_export import SpanExport  # noqa: PLC0415  a server without tracing needs none of it
 
+    # The last tells the histograms of several servers, and of several instances of a model, apart.
+    instance = f"{socket.gethostname()}-{os.getpid()}"
     service = {"service.name": "trireme", "trireme.model": model, "trireme.release": version}
-    return SpanExport(spec, service=service)
+    return SpanExport(spec, service=service | {"service.instance.id": instance})
 
 
 def _as_object(text: str) -> Mapping[str, object]:

@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import json
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -131,6 +132,16 @@ def test_the_direct_path_goes_on_in_the_trace_that_a_parameter_names(
     assert own.parent_id == "b7ad6b7169203331"
     assert_told_in_order(spans["engine"], own)
     assert own.attributes["gen_ai.usage.input_tokens"] == 3
+
+
+def test_a_caller_over_http_names_its_trace_in_the_body(traced: RunningServer, receiver: OtlpReceiver) -> None:
+    trace_id = new_trace_id()
+    body = {"text_input": PROMPT, "max_tokens": 4, "traceparent": PARENT.format(trace=trace_id, flags="01")}
+    url = f"http://127.0.0.1:{traced.http_port}/v2/models/ensemble/generate"
+    with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=20) as response:
+        assert response.status == 200
+    spans = receiver.of_trace(trace_id, names={"text_completion ensemble", "engine"})
+    assert spans["text_completion ensemble"].parent_id == "b7ad6b7169203331"
 
 
 GRAPH_SPANS = {"preprocessing", "text_completion tensorrt_llm", "engine"}

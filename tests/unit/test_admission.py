@@ -621,5 +621,6 @@ def test_what_is_told_of_a_preempted_request_begins_with_its_first_start() -> No
             if chunk.perf is not None:
                 told[chunk.key] = chunk.perf
     assert run.engine.num_preemptions > 5
+    assert {perf.num_preemptions for perf in told.values()} == {0, 1}, "each at most once"
     assert all(perf.first_token_time_ns <= seen_ns[key] for key, perf in told.items())
     run.drain()

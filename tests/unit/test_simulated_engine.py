@@ -153,6 +153,7 @@ def test_blocks_that_are_taken_again_after_a_preemption_count_again() -> None:
         while engine.has_work:
             perfs += [chunk.perf for chunk in engine.step() if chunk.perf]
         assert len(perfs) == len(requests)
+        assert sum(perf.num_preemptions or 0 for perf in perfs) == engine.stats().num_preemptions
         return sum(perf.kv_cache_alloc_total_blocks or 0 for perf in perfs)
 
     assert num_allocated(100) == 8 * 6  # of 16 tokens, for 30 + 59: the last token is never fed back
