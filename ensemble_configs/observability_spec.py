@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server tells of single requests, as typed data: their traces and its log."""
+"""What a server tells of single requests, as typed data: their traces, and lines of its log."""
 
 import re
 from collections.abc import Mapping

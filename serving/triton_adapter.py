@@ -79,9 +79,9 @@ class TensorSink:
     def send(self, tensors: Mapping[str, npt.NDArray[np.generic]], *, is_final: bool) -> None:
         """One response."""
         response = pb_utils.InferenceResponse([pb_utils.Tensor(*named) for named in tensors.items()])
-        self._sender.send(response, flags=final_flag() if is_final else 0)
         if is_final and self._trace is not None:
-            self._trace.end()
+            self._trace.end()  # before its client has it, whose own span ends then
+        self._sender.send(response, flags=final_flag() if is_final else 0)
 
     def fail(self, error: ServingError) -> None:
         """The last response, instead of a final one."""

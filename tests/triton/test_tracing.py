@@ -314,7 +314,8 @@ def _is_below_tritons(spans: dict[str, ReceivedSpan]) -> bool:
 def test_without_a_receiver_requests_are_answered_and_the_server_stops_in_time(
     start_server: Callable[..., RunningServer],
 ) -> None:
-    server = start_server(tracing={"endpoint": "http://127.0.0.1:9", "export_delay_s": 0.05})
+    tracing = {"endpoint": "http://127.0.0.1:9", "export_delay_s": 0.05, "is_triton_traced": True}
+    server = start_server(tracing=tracing)
     with TritonClient(server.url) as client:
         for _ in range(20):
             [answer] = client.generate(GenerateRequest(text_input=PROMPT, max_tokens=2), timeout_s=5)

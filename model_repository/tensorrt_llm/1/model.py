@@ -29,9 +29,9 @@ class TritonSink:
 
     def send(self, reply) -> None:
         tensors = [pb_utils.Tensor(*named) for named in reply_tensors(reply).items()]
-        self.sender.send(pb_utils.InferenceResponse(tensors), flags=final_flag() if reply.is_final else 0)
         if reply.is_final and self.trace is not None:
             self.trace.end()
+        self.sender.send(pb_utils.InferenceResponse(tensors), flags=final_flag() if reply.is_final else 0)
 
     def fail(self, error) -> None:
         if self.trace is not None:
