@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parameters of a request beside its tensors: which release it is for, when it is to run, and of disaggregated
-serving which phase.
+serving which phase; and the trace that it is part of, which is `serving.tracing`'s.
 """
 
 import difflib
@@ -16,7 +16,9 @@ from serving.scheduling import Priority, tenant_name
 
 RELEASE = "release"
 PRIORITY_CLASS = "priority_class"  # not `priority`: Triton keeps that one to itself
-_KNOWN = (RELEASE, PRIORITY_CLASS, "tenant", "deadline_ms", "request_type")
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+_KNOWN = (RELEASE, PRIORITY_CLASS, "tenant", "deadline_ms", "request_type", TRACEPARENT, TRACESTATE)
 _CLASSES = {priority.name.lower(): int(priority) for priority in Priority}
 
 Parameters = Mapping[str, object]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble_configs.errors import SpecError
 from ensemble_configs.observability_spec import TracingSpec, read_adapter_parameters
+from serving.request_parameters import TRACEPARENT, TRACESTATE
 from serving.server_log import set_up_adapter_log
 from serving.tracing.request_trace import Adapter, RequestTrace
 from serving.tracing.trace_context import TraceContext, new_trace, read_context
@@ -84,12 +85,10 @@ class RequestTracer:
         return self._spec.sample_ratio
 
     def _caller(self, request: Any) -> TraceContext | None:
-        sent = _as_object(request.parameters())
-        client = read_context(sent.get("traceparent"), sent.get("tracestate", ""))
+        client = _context_in(_as_object(request.parameters()))
         if self._spec is None or not self._spec.is_triton_traced or (client and not client.is_sampled):
             return client
-        sent = _as_object(request.trace().get_context() or "")
-        triton = read_context(sent.get("traceparent"), sent.get("tracestate", ""))
+        triton = _context_in(_as_object(request.trace().get_context() or ""))
         if triton is None or (client and triton.trace_id != client.trace_id):
             return client  # of some gRPC streams (2 of 60) Triton 2.51 does not see what their client has sent
         return triton  # its own span is between the client's and ours
@@ -103,6 +102,10 @@ def _open(spec: TracingSpec, model: str, version: str) -> "SpanExport":
     instance = f"{socket.gethostname()}-{os.getpid()}"
     service = {"service.name": "trireme", "trireme.model": model, "trireme.release": version}
     return SpanExport(spec, service=service | {"service.instance.id": instance})
+
+
+def _context_in(sent: Mapping[str, object]) -> TraceContext | None:
+    return read_context(sent.get(TRACEPARENT), sent.get(TRACESTATE, ""))
 
 
 def _as_object(text: str) -> Mapping[str, object]:

@@ -315,12 +315,13 @@ def test_without_a_receiver_requests_are_answered_and_the_server_stops_in_time(
     start_server: Callable[..., RunningServer],
 ) -> None:
     tracing = {"endpoint": "http://127.0.0.1:9", "export_delay_s": 0.05, "is_triton_traced": True}
-    server = start_server(tracing=tracing)
+    server = start_server(tracing=tracing, options=("--log-format", "json"))
     with TritonClient(server.url) as client:
         for _ in range(20):
             [answer] = client.generate(GenerateRequest(text_input=PROMPT, max_tokens=2), timeout_s=5)
             assert answer.text
     assert server.stop(15) == 0
+    assert any("/v1/traces" in str(line["message"]) for line in log_lines(server, level="warning")), "it is told of"
 
 
 def test_no_line_of_the_log_quotes_a_prompt_or_an_answer(traced: RunningServer) -> None:
