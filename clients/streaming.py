@@ -121,7 +121,8 @@ class AsyncTritonClient:
         span = self._span(traceparent, model, request_id)
         call = self._stub.ModelStreamInfer(timeout=timeout_s, metadata=span.metadata)
         silence = SilenceWatch(call, idle_timeout_s)
-        is_complete, failure = False, None  # type: bool, ServingError | None
+        is_complete = False
+        failure: ServingError | None = None
         try:
             await call.write(message)
             # To the stream's end, past the final response: cancelling a request that just ended is a race for nothing.

@@ -65,7 +65,6 @@ class RequestTrace:
         "_end_reasons",
         "_first_token_ns",
         "_is_over",
-        "_num_preemptions",
         "_num_prompt_tokens",
         "_num_tokens",
         "_parent",
@@ -84,7 +83,7 @@ class RequestTrace:
         self._tokenized_ns = 0
         self._first_token_ns = 0
         self._scheduling: Scheduling | None = None
-        self._num_prompt_tokens = self._num_tokens = self._num_preemptions = 0
+        self._num_prompt_tokens = self._num_tokens = 0
         self._end_reasons: list[str] = []
         self._is_over = False
         self.context = context
@@ -123,7 +122,6 @@ class RequestTrace:
         self._end_reasons.append(reason)
         self._num_prompt_tokens = max(self._num_prompt_tokens, life.num_prompt_tokens)
         self._num_tokens += life.num_tokens
-        self._num_preemptions += (chunk.perf and chunk.perf.num_preemptions) or 0
         if life.first_token_ns and (not self._first_token_ns or life.first_token_ns < self._first_token_ns):
             self._first_token_ns = life.first_token_ns
         export = self._adapter.export
@@ -145,14 +143,13 @@ class RequestTrace:
         self._is_over = True
         export = self._adapter.export
         if export is not None and self.context.is_sampled:
-            now_ns = time.time_ns()
             export.span(
                 SpanRecord(
                     name=name,
                     context=self.context,
                     parent=self._parent,
                     start_ns=self._start_ns,
-                    end_ns=now_ns,
+                    end_ns=time.time_ns(),
                     attributes=self._attributes(),
                     is_entry=True,
                 )
