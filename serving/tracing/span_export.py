@@ -9,6 +9,7 @@ has `tracing`: nobody else needs OpenTelemetry's packages.
 import threading
 from collections.abc import Mapping
 
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics import MeterProvider, TraceBasedExemplarFilter
@@ -36,6 +37,7 @@ _FLUSH_S = 2.0  # Triton waits 5 s for all models together
 _SEND_TIMEOUT_S = 5.0
 _MAX_QUEUE_SPANS = 8192
 _SCOPE = "trireme"
+_NO_SPAN = Context()
 # OpenTelemetry's semantic conventions for generative AI; up to 10 s theirs.
 _TTFT_NAME = "gen_ai.server.time_to_first_token"
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
@@ -87,8 +89,10 @@ class SpanExport:
 
     def first_token(self, seconds: float, labels: Mapping[str, str], context: TraceContext) -> None:
         """Count a request's time to its first token; its span is the exemplar, where it is sampled."""
-        span = NonRecordingSpan(_sdk_context(context, is_remote=False))
-        self._ttft.record(seconds, labels, context=set_span_in_context(span))
+        where = _NO_SPAN
+        if context.is_sampled:
+            where = set_span_in_context(NonRecordingSpan(_sdk_context(context, is_remote=False)), _NO_SPAN)
+        self._ttft.record(seconds, labels, context=where)
 
     def close(self) -> None:
         """Send what is left, as far as the receiver takes it in time."""
