@@ -18,6 +18,14 @@ class SharedResourceSpec(Spec):
     )
     units: Positive = Field(default=1, description="for each of these")
 
+    @model_validator(mode="after")
+    def _has_enough_for_one(self) -> "SharedResourceSpec":
+        if self.units > self.count:
+            raise ValueError(
+                f"units ({self.units}) for each {self.per} are more than count ({self.count}): none would ever start"
+            )
+        return self
+
     def units_of(self, *, num_tokens: int, num_blocks: int) -> int:
         """What a request takes that may have so many tokens, prompt and output, in so many KV blocks."""
         return self.units * {"request": 1, "kv_block": num_blocks, "token": num_tokens}[self.per]

@@ -407,3 +407,9 @@ def test_models_that_share_a_resource_must_agree_on_how_much_there_is(tmp_path: 
     assert len(load(tmp_path, sharing("a", 8), sharing("b", 8), model("c")).models) == 3
     with pytest.raises(SpecError, match="shared: streams has the count 8 in a, 9 in b; all must say the same"):
         load(tmp_path, sharing("a", 8), sharing("b", 9))
+
+
+def test_a_request_that_takes_more_than_there_is_would_never_start(tmp_path: Path) -> None:
+    resources = [{"name": "streams", "count": 8, "units": 9}]
+    with pytest.raises(SpecError, match=r"units \(9\) for each request are more than count \(8\)"):
+        load(tmp_path, model("a", admission={"budget": {"shared": {"resources": resources}}}))
