@@ -77,7 +77,7 @@ def test_an_open_loop_of_a_workload_file(server: RunningServer, tmp_path: Path) 
 
 def test_the_capacity_of_an_engine_whose_capacity_is_known(server: RunningServer, tmp_path: Path) -> None:
     # 16 at a time, 40 steps of 10 ms each: at most 40 requests a second.
-    args = ["--slo", "ttft_p95=400", "--isl", 8, "--osl", 40, "--start", 10, "--trial", 2, "--precision", 0.5]
+    args = ["--slo", "ttft_p95=400", "--isl", 8, "--osl", 40, "--start", 20, "--trial", 1.5, "--precision", 0.9]
     found = json.loads(bench("capacity", *args, *where(server), "--without-users", "--out", tmp_path / "c"))
     assert 5 <= found["rate_per_s"] <= 60
     assert [each["factor"] for each in found["degradation"]] == [1, 2, 3]

@@ -20,7 +20,7 @@ def limited(limit: float, tried: list[float]) -> object:
 
 
 @pytest.mark.parametrize("limit", [0.3, 1.0, 7.7, 123.0, 5000.0])
-@pytest.mark.parametrize("start", [1.0, 40.0])
+@pytest.mark.parametrize("start", [1.0, 12.0])
 def test_the_limit_is_found_to_the_precision(limit: float, start: float) -> None:
     tried: list[float] = []
     best = highest(search(limited(limit, tried), start=start, precision=0.05))  # type: ignore[arg-type]
