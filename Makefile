@@ -4,7 +4,7 @@
 SETUP = $(or $(PYTHON),python3) scripts/bootstrap.py
 RUN = .venv/bin/python -m
 # Two files of tests side by side, those without a server first. 5: ARGS leaves none of a kind.
-SUITE = $(RUN) pytest -n 2 --dist loadfile
+SUITE = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder
 UNIT = $(SUITE) -m "not triton and not soak and not gpu"
 TRITON = $(SUITE) -m "triton and not soak and not gpu"
 DEMO = ../../.tools/build-cpu/bin/python
