@@ -122,12 +122,12 @@ class SimulatedEngineSpec(_EngineSpec):
     weight_bytes: Integer = Field(default=0, ge=0, description="that it stands for in a memory plan and in the metrics")
     kv_bytes_per_token: Integer = Field(default=0, ge=0, description="as weight_bytes")
     flops_per_token: Number = Field(
-        default=0, ge=0, le=1e18, description="that it stands for in the metrics; 0: not shown"
+        default=0, ge=0, le=9e15, description="that it stands for in the metrics; 0: not shown"
     )
     peak_bandwidth_bytes_per_s: Number = Field(
-        default=0, ge=0, le=1e18, description="as flops_per_token, of its device"
+        default=0, ge=0, le=9e15, description="as flops_per_token, of its device"
     )
-    peak_flops: Number = Field(default=0, ge=0, le=1e18, description="as flops_per_token, of its device")
+    peak_flops: Number = Field(default=0, ge=0, le=9e15, description="as flops_per_token, of its device")
     error_rate: Number = Field(
         default=0.0, ge=0, le=1, description="share of tokens that differ from those of the same engine without errors"
     )
