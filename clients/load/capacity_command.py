@@ -50,6 +50,7 @@ class Degradation(msgspec.Struct, frozen=True, kw_only=True):
     goodput_per_s: float
     over_peak: float
     failed_share: float
+    refused_share: float  # of the requests, too; the rest of those that failed broke, or came too late
     measured: dict[str, float]
     client_bound: str  # why the client was the bottleneck, as it may be beyond the capacity; "": it was not
     run: str
@@ -197,7 +198,8 @@ class _Bench:
         return [
             Degradation(
                 factor=factor, rate_per_s=factor * rate_per_s, goodput_per_s=goodput, over_peak=goodput / (peak or 1.0),
-                failed_share=figures.error_share, measured=measured, client_bound=figures.client.why_bound, run=name,
+                failed_share=figures.error_share, refused_share=figures.refused_share, measured=measured,
+                client_bound=figures.client.why_bound, run=name,
             )
             for factor, figures, goodput, measured, name in found
         ]  # fmt: skip
@@ -238,7 +240,7 @@ def _print(found: Capacity, out: Path) -> None:
         figures = ", ".join(f"{name} {value:.1f} ms" for name, value in each.measured.items())
         console.print(
             f"{each.factor:g}x ({each.rate_per_s:.4g}/s): goodput {each.goodput_per_s:.2f}/s, {each.over_peak:.0%} of "
-            f"its peak; {each.failed_share:.1%} failed; {figures}"
+            f"its peak; {each.failed_share:.1%} failed ({each.refused_share:.1%} refused); {figures}"
             + (f"; CLIENT-BOUND: {each.client_bound}" if each.client_bound else ""),
             markup=False,
         )

@@ -12,7 +12,7 @@ import msgspec
 from clients.load.arrivals import arrivals_s
 from clients.load.plan import Session, sessions
 from clients.load.prompts import ExactWriter, ProportionalWriter, Writer
-from clients.load.workload_spec import WORKLOAD, TraceWorkload, Workload
+from clients.load.workload_spec import WORKLOAD, Workload
 from ensemble_configs.errors import RequestError
 
 
@@ -105,8 +105,3 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     def _is_in_time(self, due_s: float) -> bool:
         return self.duration_s is None or due_s < self.duration_s
-
-
-def is_trace(workload: Workload) -> bool:
-    """Whether it says itself when its requests come."""
-    return isinstance(workload, TraceWorkload)
