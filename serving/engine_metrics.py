@@ -107,6 +107,10 @@ class _OfOneEngine:
                 num_running=0, num_waiting=0, num_used_kv_blocks=0, num_kv_blocks=num_blocks, num_steps=0
             )
         self._num_kv_blocks = stats.num_kv_blocks
+        # Each gauge is a call to Triton, and a page may be read between two. Those that appear with their first value
+        # come first: a page that shows an engine at work lacks none of them.
+        self._admission.show(stats.admission)
+        self._residency.show(stats.residency)
         for name, value in {
             "active": stats.num_running + stats.num_waiting,
             "scheduled": stats.num_running,
@@ -122,8 +126,6 @@ class _OfOneEngine:
                 self._shown[name] = value
                 self._gauges[name].set(value)
         self._count_preemptions(stats.num_preemptions)
-        self._admission.show(stats.admission)
-        self._residency.show(stats.residency)
 
     def _count_preemptions(self, num_preemptions: int | None) -> None:
         if num_preemptions is None:  # the engine does not tell, or has died: its successor begins at none
