@@ -5,10 +5,13 @@ SETUP = $(or $(PYTHON),python3) scripts/bootstrap.py
 RUN = .venv/bin/python -m
 # Two files of tests side by side, those without a server first. 5: ARGS leaves none of a kind.
 SUITE = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder
-UNIT = $(SUITE) -m "not triton and not soak and not gpu"
-TRITON = $(SUITE) -m "triton and not soak and not gpu"
+UNIT = $(SUITE) tests/unit -m "not soak and not gpu"
+TRITON = $(SUITE) tests/triton -m "not soak and not gpu"
 DEMO = ../../.tools/build-cpu/bin/python
 ADAPTERS = $(wildcard model_repository/*/1/model.py)
+
+# Bytecode is kept: the suite starts thousands of processes, and each would compile the project anew.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help setup serve test unit triton-test soak lint format render bench bench-check bench-model bench-tools docs demo-model lock trtllm-facts planner-fit aisimulate planner-estimators observe observe-files clean
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rollout_site import ENGINE, Site, Texts, serving
+from rollout_site import Site, Texts, said_by_engine, serving
 from running_server import RunningServer, deployment_text
-from streams_under_change import answers
 
 # A job in the background of a shell ignores Ctrl-C, and so would every server that these tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -60,13 +59,9 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
-    """What releases of a `Site` say to each prompt, by their seed."""
-    tokenizer = {"dir": str(PROJECT / "examples/demo_model/target")}
-    releases = [{"release": seed, "engine": ENGINE | {"seed": seed}, "tokenizer": tokenizer} for seed in (1, 2, 3)]
-    text = deployment_text("texts", engine=ENGINE | {"seed": 4}, release=4, other_releases=releases)
-    with RunningServer(text, tmp_path_factory.mktemp("texts")) as server:
-        return {seed: answers(server.url, "tensorrt_llm_bls", release=seed) for seed in (1, 2, 3)}
+def texts() -> Texts:
+    """What releases of a `Site` say to each prompt, by their seed: as their engine says it without a server."""
+    return {seed: said_by_engine(seed) for seed in (1, 2, 3)}
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,17 @@ from typing import Any
 
 import yaml
 from running_server import PROJECT, RunningServer, deployment_text
+from streams_under_change import MAX_TOKENS, PROMPTS
 
 from benchmarks.free_ports import free_ports
 from clients.rollout.server_control import ServerControl
 from clients.rollout.store import Store
+from ensemble_configs.engine_specs import SimulatedEngineSpec
+from ensemble_configs.release_spec import TokenizerSpec
+from serving.detokenization import StreamText, TextDecoder
+from serving.engines.base import GenerationRequest, SamplingParams
+from serving.engines.providers import create_engine
+from serving.tokenization import PromptTokenizer
 
 ENGINE: dict[str, Any] = {"provider": "simulated", "step_ms": 4.0, "max_num_seqs": 64, "num_kv_blocks": 4096}
 # What takes seconds here; the gate's own figures are measured by benchmarks.gate_trials.
@@ -118,3 +125,21 @@ def serving(folder: Path) -> RunningServer:
     """
     text = deployment_text("live", engine=ENGINE | {"seed": 1}, triton={"restart_backoff_s": 0.0, "max_restarts": 100})
     return RunningServer(text, folder, options=("--ready-timeout-s", "30"))
+
+
+def said_by_engine(seed: int) -> Mapping[str, str]:
+    """What the engine of a release says to each prompt of `answers`, in this process."""
+    spec = TokenizerSpec(dir=PROJECT / "examples/demo_model/target")
+    tokenizer, decoder = PromptTokenizer.from_spec(spec), TextDecoder.from_spec(spec)
+    engine = create_engine(SimulatedEngineSpec.model_validate(ENGINE | {"seed": seed, "step_ms": 0.0}))
+    found = {}
+    for key, prompt in enumerate(PROMPTS):
+        sampling = SamplingParams(max_tokens=MAX_TOKENS, end_id=tokenizer.end_id)
+        input_ids = tokenizer.encode(prompt).tolist()
+        engine.add(GenerationRequest(key=key, input_ids=input_ids, sampling=sampling))
+        token_ids: list[int] = []
+        while engine.has_work:
+            token_ids += [token_id for chunk in engine.step() for token_id in chunk.token_ids]
+        text = StreamText(decoder)
+        found[prompt] = text.push(token_ids) + text.finish()
+    return found

@@ -13,14 +13,15 @@ from clients.rollout.routed_client import RoutedClient
 from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest, TritonClient
 from ensemble_configs.errors import ServingError
 
+MAX_TOKENS = 40
 PROMPTS = tuple(f"Tell me about the number {number}" for number in range(8))
 
 
-def request(prompt: str, *, max_tokens: int = 40) -> GenerateRequest:
+def request(prompt: str, *, max_tokens: int = MAX_TOKENS) -> GenerateRequest:
     return GenerateRequest(text_input=prompt, max_tokens=max_tokens, stream=True, exclude_input_in_output=True)
 
 
-def answers(url: str, model: str, *, release: int | None = None, max_tokens: int = 40) -> dict[str, str]:
+def answers(url: str, model: str, *, release: int | None = None, max_tokens: int = MAX_TOKENS) -> dict[str, str]:
     """What one model, or one release by it, says to each prompt."""
     with TritonClient(url) as client:
         return {

@@ -27,7 +27,7 @@ from serving.server.preflight import check
 from serving.server.triton_process import TritonProcess
 
 COUNT = 2000
-SAMPLE = 60
+SAMPLE, OF = 16, 400  # in `make test`
 LOAD_S = 150.0  # of some 50 processes; 5 to 10 s on two idle cores
 # The kinds that are ever right.
 ACCEPTED_KINDS = {
@@ -45,12 +45,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_own_models(tmp_path_factory.mktemp("fuzzed"))
 
 
-@pytest.fixture(scope="module")
-def accepted(folder: Path) -> Accepted:
-    """Those that `trireme serve` would start here, on ports that are free."""
+def accepted(count: int, folder: Path) -> Accepted:
+    """Those of so many mutations that `trireme serve` would start here, on ports that are free."""
     found = []
     names = ("http_port", "grpc_port", "metrics_port")
-    for mutation in mutations(COUNT):
+    for mutation in mutations(count):
         path = folder / "d.yaml"
         path.write_text(mutation.text)
         try:
@@ -70,18 +69,18 @@ def fails_as_told(engine: object) -> bool:
     return fault is not None and (fault.after_requests or 0) < 1000
 
 
-def stratified(accepted: Accepted, count: int) -> Accepted:
+def stratified(found: Accepted, count: int) -> Accepted:
     """The first ones of each kind in turns."""
     by_kind: dict[str, Accepted] = {}
-    for mutation, spec in accepted:
+    for mutation, spec in found:
         by_kind.setdefault(mutation.kind, []).append((mutation, spec))
     turns = itertools.zip_longest(*by_kind.values())
     return [each for turn in turns for each in turn if each is not None][:count]
 
 
 @pytest.mark.timeout(600)
-def test_of_each_kind_some_that_were_accepted_load_and_answer(accepted: Accepted, folder: Path) -> None:
-    chosen = stratified(accepted, SAMPLE)
+def test_of_each_kind_some_that_were_accepted_load_and_answer(folder: Path) -> None:
+    chosen = stratified(accepted(OF, folder), SAMPLE)
     assert len(chosen) == SAMPLE
     assert {mutation.kind for mutation, _ in chosen} == ACCEPTED_KINDS
     assert sum(load(pack, folder) for pack in packs(chosen)) == SAMPLE
@@ -89,16 +88,17 @@ def test_of_each_kind_some_that_were_accepted_load_and_answer(accepted: Accepted
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_all_that_were_accepted_load_and_answer(accepted: Accepted, folder: Path) -> None:
+def test_all_that_were_accepted_load_and_answer(folder: Path) -> None:
     began_s = time.monotonic()
+    found = accepted(COUNT, folder)
     loaded = {"deployments": 0, "servers": 0, "triton_models": 0, "processes": 0}
-    for pack in packs(accepted):
+    for pack in packs(found):
         loaded["deployments"] += load(pack, folder)
         loaded["servers"] += 1
         loaded["triton_models"] += sum(len(model.triton_names) for model in pack.spec.models)
         loaded["processes"] += pack.num_processes
-    assert loaded["deployments"] == len(accepted)
-    kinds = Counter(mutation.kind for mutation, _ in accepted)
+    assert loaded["deployments"] == len(found)
+    kinds = Counter(mutation.kind for mutation, _ in found)
     figures = {"mutations": COUNT, **loaded, "by_kind": kinds, "took_s": round(time.monotonic() - began_s, 1)}
     write_result(
         "fuzzed_deployments",

@@ -19,7 +19,11 @@ def stable_serves_alone(site: Site, pid: int) -> None:
     assert (served["release"], served["canary"], served["engine_pids"]) == (1, None, {"1": pid})
 
 
-@pytest.mark.parametrize(("seed", "num_same"), [(1, 1.0), (2, 0.0)], ids=["same text", "another text"])
+@pytest.mark.parametrize(
+    ("seed", "num_same"),
+    [(1, 1.0), pytest.param(2, 0.0, marks=pytest.mark.soak)],
+    ids=["same text", "another text"],
+)
 def test_a_shadow_compares_and_nobody_gets_its_answers(
     shared_site: Site, seed: int, num_same: float, texts: Texts
 ) -> None:
@@ -41,8 +45,8 @@ def test_a_shadow_compares_and_nobody_gets_its_answers(
 
 @pytest.mark.parametrize(
     "engine",
-    [{"step_ms": 16.0}, {"fault": {"kind": "crash", "after_requests": 80}}],
-    ids=["four times as slow", "crashes under load"],
+    [{"fault": {"kind": "crash", "after_requests": 80}}, pytest.param({"step_ms": 16.0}, marks=pytest.mark.soak)],
+    ids=["crashes under load", "four times as slow"],
 )
 def test_a_bad_release_in_the_shadow_costs_no_user_anything(
     shared_site: Site, engine: dict[str, Any], texts: Texts

@@ -42,17 +42,19 @@ def test_a_canary_from_5_to_100_percent_under_32_streams(site: Site, texts: Text
     ("engine", "reason"),
     [
         ({"fault": {"kind": "crash"}}, "could not be started"),
-        ({"fault": {"kind": "crash", "after_requests": 0}}, "could not be started"),
-        ({"fault": {"kind": "hang", "after_requests": 0}, "watchdog_s": 2.0}, "could not be started"),
         ({"fault": {"kind": "crash", "after_requests": 80}}, "ended or was started again"),
         ({"step_ms": 16.0}, "TPOT|TTFT|end to end|end-to-end"),
+        *(
+            pytest.param({"fault": fault, "watchdog_s": 2.0}, "could not be started", marks=pytest.mark.soak)
+            for fault in ({"kind": "crash", "after_requests": 0}, {"kind": "hang", "after_requests": 0})
+        ),
     ],
     ids=[
         "crashes while it loads",
-        "crashes on its first request",
-        "hangs on its first request",
         "crashes under load",
         "four times as slow",
+        "crashes on its first request",
+        "hangs on its first request",
     ],
 )
 def test_a_bad_release_is_rolled_back_with_a_reason(

@@ -276,8 +276,11 @@ class FatalWords:
         self._words.release()
 
 
-def is_killed_after(num_words: int, operation: str, members: Members, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether there was a word to be killed at."""
+def words_of(
+    operation: str, members: Members, monkeypatch: pytest.MonkeyPatch, *, killed_after: int = 10**9
+) -> int | None:
+    """How many words it writes; None: it was killed after so many, before its end."""
+    num_words = killed_after
     left = [10**9]
 
     class FatalFile(LedgerFile):
@@ -305,27 +308,28 @@ def is_killed_after(num_words: int, operation: str, members: Members, monkeypatc
                 left[0] = num_words
                 ledger.release({"units": 2, "more": 3})
         except Killed:
-            return True
+            return None
         finally:
             if operation != "join" or left[0]:
                 ledger._file.leave_to_parent()
-    return False
+    return num_words - left[0]
 
 
-@pytest.mark.parametrize(
-    ("operation", "has_others"),
-    [(each, True) for each in ("join", "acquire", "be refused", "release")]
-    + [(each, False) for each in ("join", "acquire", "release")],  # alone nobody is refused
-)
+OPERATIONS = [(each, True) for each in ("join", "acquire", "be refused", "release")]
+OPERATIONS += [(each, False) for each in ("join", "acquire", "release")]  # alone nobody is refused
+SOAK = [pytest.param("join", False, 1, marks=pytest.mark.soak)]  # the first member empties the file: thousands of words
+
+
+@pytest.mark.parametrize(("operation", "has_others", "step"), [*((*each, 13) for each in OPERATIONS), *SOAK])
 def test_a_member_killed_at_any_word_leaves_nothing_torn(
-    members: Members, operation: str, has_others: bool, monkeypatch: pytest.MonkeyPatch
+    members: Members, operation: str, has_others: bool, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At its first and last twenty, and each `step`th between."""
     other = members.join("other") if has_others else None
     if other is not None:
         assert other.try_acquire({"units": 1})
-    num_words = 0
-    while is_killed_after(num_words, operation, members, monkeypatch):
-        num_words += 1
+
+    def check() -> None:
         witness = SharedLedger(members.path, member="witness", weight=1, counts={"units": 4, "more": 9})
         rest = 3 if has_others else 4
         assert {member.name for member in witness.members()} - {"other"} == {"witness"}
@@ -333,7 +337,17 @@ def test_a_member_killed_at_any_word_leaves_nothing_torn(
         assert not witness.try_acquire({"units": 1})
         assert witness.resources()["units"].held == 4
         witness.close()
+
+    words_of(operation, members, monkeypatch)  # the first finds no traces of another
+    check()
+    num_words = words_of(operation, members, monkeypatch)
+    check()
+    assert num_words is not None
     assert num_words >= (2 if operation == "release" else 4)
+    for word in range(num_words):
+        if word < 20 or word >= num_words - 20 or word % step == 0:
+            assert words_of(operation, members, monkeypatch, killed_after=word) is None
+            check()
 
 
 def run_witnesses(folder: Path, *, num_kills: int, seed: int) -> None:

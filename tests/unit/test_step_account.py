@@ -134,17 +134,17 @@ def test_iterations_that_go_on_beside_the_calls_count_as_the_engine_counts_them(
 
 
 def test_the_account_costs_less_than_a_hundredth_of_a_step_of_ten_milliseconds() -> None:
-    """64 sequences that all make a token in each step; what is measured is the engine's loop with and without."""
+    """64 sequences that all make a token in each step: the CPU time of the engine's loop with and without."""
 
     def seconds(engine: Engine) -> float:
         for key in range(64):
             engine.add(request(key, 8, 400))
         engine.step()
-        began_s = time.perf_counter()
+        began_s = time.thread_time()  # whoever else runs on the machine
         for _ in range(300):
             engine.step()
             engine.stats()
-        took_s = time.perf_counter() - began_s
+        took_s = time.thread_time() - began_s
         for key in range(64):
             engine.cancel(key)
         return took_s
