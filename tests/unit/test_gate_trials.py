@@ -50,13 +50,17 @@ def test_a_regression_that_hides_in_each_arm_s_own_queue_ends_in_hold() -> None:
 
 @pytest.mark.parametrize("name", [name for name in REGRESSIONS if name != HIDDEN])
 def test_each_regression_is_found_within_two_thousand_requests(name: str) -> None:
-    found = figures_of(scenario := Scenario(name, "steady", REGRESSIONS[name], 100, 100), run(scenario))
+    found = figures_of(
+        scenario := Scenario(name, "steady", REGRESSIONS[name], 100, 100, is_compared=False), run(scenario)
+    )
     assert found["rolled_back"]["count"] >= binom.ppf(0.001, 100, 0.95)
     assert found["to_rollback"]["p95_requests"] <= 2000
 
 
 def test_errors_on_top_of_others_are_found_in_most_rollouts() -> None:
-    found = figures_of(scenario := Scenario(HIDDEN, "steady", REGRESSIONS[HIDDEN], 100, 100), run(scenario))
+    found = figures_of(
+        scenario := Scenario(HIDDEN, "steady", REGRESSIONS[HIDDEN], 100, 100, is_compared=False), run(scenario)
+    )
     assert found["rolled_back"]["share"] > 0.5
 
 
@@ -150,7 +154,9 @@ def test_the_committed_rollouts_of_the_study_are_drawn_again() -> None:
         seed = json.loads(file.readline())["seed"]
         first = msgspec.json.decode(file.readline())
         lines = [json.loads(line) for line in itertools.islice(file, 100)]
-    scenario = Scenario(first["name"], first["model"], Regression(**first["regression"]), 100, first["looks"])
+    scenario = Scenario(
+        first["name"], first["model"], Regression(**first["regression"]), 100, first["looks"], is_compared=False
+    )
     tally = run(scenario, seed=seed)
     assert [list(one) for one in zip(tally.failed_at, tally.passed_at, strict=True)] == lines
 
@@ -169,7 +175,7 @@ def test_the_committed_requests_make_the_gate_decide_as_in_the_study() -> None:
     for begin in range(0, len(outcomes), portion):
         evidence = gate.merge(evidence, outcomes[begin : begin + portion], at_s=LOOK_S * begin / portion)
         verdicts.append(gate.judge(evidence).verdict)
-    scenario = Scenario("TTFT 10 % longer", "steady", REGRESSIONS["TTFT 10 % longer"], 100, 100)
+    scenario = Scenario("TTFT 10 % longer", "steady", REGRESSIONS["TTFT 10 % longer"], 100, 100, is_compared=False)
     assert verdicts.index("fail") == run(scenario).failed_at[0]
 
 
