@@ -6,11 +6,24 @@ import time
 
 from clients.infer_messages import GenerateChunk
 from clients.load.load_record import DONE, LoadRecord
+from clients.load.openai_client import AsyncOpenAIClient
+from clients.load.openai_stream import is_openai_url
 from clients.load.plan import Session
 from clients.streaming import AsyncTritonClient
 from ensemble_configs.errors import ServingError, Unavailable
 
 _ERROR_LENGTH = 200  # characters of an error's text that are kept
+
+Client = AsyncTritonClient | AsyncOpenAIClient
+
+
+def connect(url: str) -> Client:
+    """A client of the server there, Triton's gRPC endpoint or an OpenAI-compatible one.
+
+    Raises:
+        RequestError: the url is of neither.
+    """
+    return AsyncOpenAIClient(url) if is_openai_url(url) else AsyncTritonClient(url)
 
 
 class Asker:
@@ -22,9 +35,7 @@ class Asker:
         num_retries: of a request that is refused before its first token, after the time that the server names.
     """
 
-    def __init__(
-        self, client: AsyncTritonClient, *, model: str, start_ns: int, timeout_s: float | None, num_retries: int
-    ) -> None:
+    def __init__(self, client: Client, *, model: str, start_ns: int, timeout_s: float | None, num_retries: int) -> None:
         self._client = client
         self._model = model
         self._start_ns = start_ns

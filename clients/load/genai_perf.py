@@ -14,13 +14,14 @@ from typing import Annotated, Any
 import typer
 
 from clients.load.load_arguments import (
+    GrpcUrlOption,
     JsonOption,
     MetricsOption,
     ModelOption,
     OutOption,
     SeedOption,
-    UrlOption,
     metrics_url,
+    refuse_openai_url,
     workload_data,
 )
 from clients.load.load_options import Load
@@ -51,7 +52,7 @@ def genai_perf(
     *,
     out: OutOption,
     tokenizer: Annotated[Path, typer.Option(help="Folder of a tokenizer: it counts tokens by it.")],
-    url: UrlOption = "localhost:8001",
+    url: GrpcUrlOption = "localhost:8001",
     model: ModelOption = "ensemble",
     rate: Annotated[float | None, typer.Option(help="Requests a second.")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="So many requests at a time.")] = None,
@@ -70,6 +71,7 @@ def genai_perf(
       trireme bench genai-perf --concurrency 16 --requests 100 --tokenizer /models/mine --out runs/genai-16
     """
     refuse_used(out)
+    refuse_openai_url(url, "genai-perf")
     fixed = SyntheticWorkload(kind="synthetic", isl=constant(isl), osl=constant(osl))
     load = Load(
         url=url, model=model, workload=workload_data(fixed), rate_per_s=rate, num_users=concurrency,

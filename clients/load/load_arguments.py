@@ -8,12 +8,20 @@ import msgspec
 import typer
 
 from clients.load.load_options import Load
+from clients.load.openai_stream import is_openai_url
 from clients.load.prompts import ProportionalWriter
 from clients.load.workload_spec import WORKLOAD, FixedWorkload, SyntheticWorkload, Workload, constant, read_workload
 from ensemble_configs.errors import RequestError
 
-UrlOption = Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")]
-ModelOption = Annotated[str, typer.Option(help="Triton's model to ask.")]
+UrlOption = Annotated[
+    str,
+    typer.Option(
+        help="host:port of Triton's gRPC endpoint, or http://HOST:PORT/v1 of an OpenAI-compatible server (its key in "
+        "OPENAI_API_KEY)."
+    ),
+]
+GrpcUrlOption = Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")]
+ModelOption = Annotated[str, typer.Option(help="The model to ask, by the server's name.")]
 WorkloadOption = Annotated[
     Path | None, typer.Option(help="What to ask, as YAML (docs/benchmarks.md); otherwise --isl and --osl.")
 ]
@@ -27,7 +35,9 @@ SeedOption = Annotated[int, typer.Option(help="Of prompts, lengths and arrivals.
 TimeoutOption = Annotated[float | None, typer.Option(help="A request that takes longer has failed.")]
 MetricsOption = Annotated[
     str | None,
-    typer.Option(help="The server's Prometheus metrics; none: not read.", show_default="http://HOST:8002/metrics"),
+    typer.Option(
+        help="The server's Prometheus metrics; none: not read.", show_default="http://HOST:8002/metrics of a Triton"
+    ),
 ]
 OutOption = Annotated[Path, typer.Option(help="Folder for what was found; `trireme bench report` reads it.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")]
@@ -45,11 +55,21 @@ def chosen_workload(path: Path | None, *, isl: int, osl: int, prompt: str | None
 
 
 def with_lengths(load: Load, tokenizer: Path | None) -> Load:
-    """The load, able to write prompts of a wanted length; the server is asked for the tokens of a word if need be."""
+    """The load, able to write prompts of a wanted length; Triton is asked for the tokens of a word if need be.
+
+    Raises:
+        RequestError: the server is another one, which could not say.
+    """
     if tokenizer is not None:
         return msgspec.structs.replace(load, tokenizer_dir=str(tokenizer.resolve()))
     if load.spec().kind == "fixed":
         return load
+    if is_openai_url(load.url):
+        raise RequestError(
+            "an OpenAI-compatible server does not count tokens beforehand; give --tokenizer DIR for prompts of a "
+            "length, or a workload of fixed prompts",
+            field="tokenizer",
+        )
     writer = ProportionalWriter.ask(load.url, load.model, seed=load.seed)
     return msgspec.structs.replace(load, tokens_per_word=writer.tokens_per_word)
 
@@ -64,4 +84,17 @@ def metrics_url(given: str | None, url: str) -> str | None:
     """Where the server's metrics are; None: not to be read."""
     if given is not None and given.lower() in {"", "none"}:
         return None
+    if given is None and is_openai_url(url):  # it may have none, and others than ours
+        return None
     return given or f"http://{url.rpartition(':')[0]}:8002/metrics"
+
+
+def refuse_openai_url(url: str, tool: str) -> None:
+    """Raises: RequestError: the tool asks Triton alone, over gRPC."""
+    if is_openai_url(url):
+        raise RequestError(
+            f"{tool} asks Triton over gRPC: --url is host:port, such as localhost:8001, got {url!r}; `trireme bench "
+            "run`, `locust` and `capacity` ask OpenAI-compatible servers",
+            field="url",
+            value=url,
+        )

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from clients.load.arrivals import arrivals_s
+from clients.load.openai_stream import completions_url, is_openai_url, refuse_unknown
 from clients.load.plan import Session, sessions
 from clients.load.prompts import ExactWriter, ProportionalWriter, Writer
 from clients.load.workload_spec import WORKLOAD, Workload
@@ -20,6 +21,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Of one run.
 
     Attributes:
+        url: host:port of Triton's gRPC endpoint, or http://HOST:PORT/v1 of an OpenAI-compatible server.
         workload: as JSON data (`clients.load.workload_spec`).
         rate_per_s: of an open loop; None: a closed loop of `num_users`, or a trace, which has its own moments.
         num_requests: sessions that are begun; None: as many as `duration_s` takes.
@@ -50,6 +52,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raises: RequestError: what is asked for does not go together, by the option's name."""
+        if is_openai_url(self.url):
+            completions_url(self.url)
         is_trace = self.spec().kind == "trace"
         if (self.rate_per_s is None and not is_trace) == (self.num_users is None):
             raise RequestError(
@@ -87,7 +91,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         return ProportionalWriter(self.tokens_per_word, seed=self.seed)
 
     def plan(self) -> Iterator[Session]:
-        """Its sessions, the same for the same seed; of an open loop with the moment when each is due."""
+        """Its sessions, the same for the same seed; of an open loop with the moment when each is due.
+
+        Raises:
+            RequestError: a session has what this kind of server cannot be asked.
+        """
         planned = sessions(self.spec(), self.writer(), seed=self.seed)
         if self.rate_per_s is not None:
             moments = itertools.takewhile(self._is_in_time, self._moments())
@@ -96,6 +104,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             )
         elif self.is_open:
             planned = itertools.takewhile(lambda session: self._is_in_time(session.due_s or 0.0), planned)
+        if is_openai_url(self.url):
+            planned = map(_known_to_openai, planned)
         return itertools.islice(planned, self.num_requests)
 
     def _moments(self) -> Iterator[float]:
@@ -105,3 +115,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     def _is_in_time(self, due_s: float) -> bool:
         return self.duration_s is None or due_s < self.duration_s
+
+
+def _known_to_openai(session: Session) -> Session:
+    refuse_unknown(session.request(0, ""))
+    return session

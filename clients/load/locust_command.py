@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`trireme bench locust`: Locust's users on a workload of ours; its records become the run of any tool."""
 
+import asyncio
 import os
 import shlex
 import subprocess
@@ -22,6 +23,7 @@ from clients.load.load_arguments import (
     SeedOption,
     TimeoutOption,
     TokenizerOption,
+    UrlOption,
     WorkloadOption,
     chosen_workload,
     metrics_url,
@@ -31,12 +33,14 @@ from clients.load.load_arguments import (
 from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
 from clients.load.locust_messages import LocustFound, LocustLoad
+from clients.load.openai_client import AsyncOpenAIClient
+from clients.load.openai_stream import is_openai_url
 from clients.load.run_command import warm_up
 from clients.load.run_folder import Run, refuse_used, write_run
 from clients.load.run_origin import Origin
 from clients.load.summary import print_summary
 from clients.load.tool_run import ToolRun, find_tool, from_first_request, run_tool
-from clients.load.worker import CpuSample
+from clients.load.worker import CpuSample, not_ready
 from ensemble_configs.errors import RequestError, ServerError
 
 _FILE = Path(__file__).with_name("locustfile.py")
@@ -51,9 +55,7 @@ def locust(
     users: Annotated[int, typer.Option(min=1, help="Users, each of whom waits for its answer.")],
     duration: Annotated[float | None, typer.Option(help="Seconds in which requests begin.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Requests in all.")] = None,
-    url: Annotated[
-        str, typer.Option(help="host:port of Triton's gRPC endpoint, or http://HOST/v1 of an OpenAI-compatible server.")
-    ] = "localhost:8001",
+    url: UrlOption = "localhost:8001",
     model: ModelOption = "ensemble",
     workload: WorkloadOption = None,
     isl: IslOption = 64,
@@ -63,7 +65,7 @@ def locust(
         bool, typer.Option("--web", help="Show Locust's page, and wait there for somebody to start it.")
     ] = False,
     timeout: TimeoutOption = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before, which are not counted; Triton only.")] = 8,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before, which are not counted.")] = 8,
     tokenizer: TokenizerOption = None,
     seed: SeedOption = 1,
     metrics: MetricsOption = None,
@@ -85,7 +87,6 @@ def locust(
     """
     refuse_used(out)
     program = find_tool("locust", _PLACE, given=binary, how="`pip install 'trireme[bench]'`, or make setup's bench")
-    is_openai = "://" in url
     load = Load(
         url=url, model=model, workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), num_users=users,
         num_requests=requests, duration_s=duration, timeout_s=timeout, num_processes=min(workers, users), seed=seed,
@@ -96,25 +97,14 @@ def locust(
             "Locust's users wait for their answers, so they cannot play a trace; `trireme bench run` can",
             field="workload",
         )
-    if is_openai and tokenizer is None and load.spec().kind != "fixed":
-        raise RequestError(
-            "an OpenAI-compatible server does not count tokens beforehand; give --tokenizer DIR for prompts of a "
-            "length, or a workload of fixed prompts",
-            field="tokenizer",
-        )
     load = with_lengths(load, tokenizer)
-    reads_metrics = None if is_openai and metrics is None else metrics_url(metrics, url)
-    run = measure(
-        load, out, program, is_openai=is_openai, warmup=0 if is_openai else warmup, metrics=reads_metrics,
-        is_web=web, more=more or [],
-    )  # fmt: skip
+    run = measure(load, out, program, warmup=warmup, metrics=metrics_url(metrics, url), is_web=web, more=more or [])
     print_summary(run, is_json=is_json)
 
 
 def measure(
-    load: Load, out: Path, program: Path, *, is_openai: bool, warmup: int, metrics: str | None, is_web: bool,
-    more: list[str],
-) -> Run:  # fmt: skip
+    load: Load, out: Path, program: Path, *, warmup: int, metrics: str | None, is_web: bool, more: list[str]
+) -> Run:
     """Run it and write the run's folder.
 
     Raises:
@@ -125,7 +115,7 @@ def measure(
         warm_up(load, warmup)
     with tempfile.TemporaryDirectory(prefix="trireme-bench-") as name:
         folder = Path(name)
-        told = LocustLoad(load, openai_model=load.model if is_openai else None)
+        told = LocustLoad(load, counts_each=asyncio.run(_counts_each(load)))
         (folder / "load.json").write_bytes(msgspec.json.encode(told))
         env = {
             locust_messages.LOAD_VARIABLE: str(folder / "load.json"),
@@ -141,6 +131,16 @@ def measure(
     info.cpu, info.metrics_failure = found.cpu, found.metrics_failure
     write_run(out, info, records, found.samples)
     return Run(path=out, info=info, records=records, samples=found.samples)
+
+
+async def _counts_each(load: Load) -> bool:
+    """Raises: RequestError, ServerError: an OpenAI-compatible server that does not answer."""
+    if not is_openai_url(load.url):
+        return False
+    async with AsyncOpenAIClient(load.url) as client:
+        if not await client.is_ready(model=load.model):
+            raise not_ready(load)
+        return client.counts_each
 
 
 def _options(load: Load, *, is_web: bool) -> list[str]:

@@ -16,7 +16,7 @@ class LocustLoad(msgspec.Struct, frozen=True):
     """What a locustfile is told."""
 
     load: Load
-    openai_model: str | None  # the URL is of an OpenAI-compatible server, which knows the model by this name
+    counts_each: bool = False  # of an OpenAI-compatible server: it tells the tokens of every chunk
 
 
 class LocustFound(msgspec.Struct):

@@ -12,7 +12,6 @@ import grpc.experimental.gevent as grpc_gevent
 grpc_gevent.init_gevent()  # before the first channel
 
 import itertools
-import json
 import os
 import time
 import uuid
@@ -33,7 +32,7 @@ from locust.runners import STATE_RUNNING, STATE_STOPPED, STATE_STOPPING
 from tritonclient.grpc import service_pb2_grpc
 
 from clients.error_tokens import parse_error
-from clients.infer_messages import decode_chunk, encode_request, is_final_response
+from clients.infer_messages import GenerateChunk, decode_chunk, encode_request, is_final_response
 from clients.latency import MetricUndefined, e2e_ms, tpot_ms, ttft_ms
 from clients.load.load_record import DONE, LoadRecord
 from clients.load.locust_messages import (
@@ -43,11 +42,19 @@ from clients.load.locust_messages import (
     LocustFound,
     LocustLoad,
 )
+from clients.load.openai_errors import http_error
+from clients.load.openai_stream import (
+    OK,
+    CompletionStream,
+    completion_body,
+    completions_url,
+    headers,
+    is_openai_url,
+)
 from clients.load.plan import Session
 from clients.load.worker import CpuSample
 from ensemble_configs.errors import ServingError, Unavailable
 
-_OK = 200
 _PATIENCE_S = 600.0  # with an HTTP server that says nothing, where no timeout is asked for
 _METRICS = {"TTFT": ttft_ms, "TPOT": tpot_ms, "E2E": e2e_ms}
 
@@ -136,7 +143,7 @@ class _LoadUser:
 class TritonUser(_LoadUser, User):
     """Over Triton's gRPC stream, with a connection of its own."""
 
-    abstract = shared.told.openai_model is not None
+    abstract = is_openai_url(shared.told.load.url)
     tasks = [_LoadUser.converse]  # noqa: RUF012  Locust's own way
 
     def on_start(self) -> None:
@@ -161,10 +168,7 @@ class TritonUser(_LoadUser, User):
                     raise parse_error(response.error_message, address=load.url)
                 chunk = decode_chunk(response, is_final=is_final_response(response), received_ns=at_ns)
                 if chunk is not None:
-                    record.times_ns.append(at_ns)
-                    record.tokens.append(chunk.num_output_tokens or 0)
-                    record.input_tokens = record.input_tokens or chunk.num_input_tokens
-                    answer += chunk.text
+                    answer += _note(record, chunk)
         except grpc.RpcError as exc:
             raise parse_error(f"[{exc.code()}] {exc.details()}", address=load.url) from exc
         return answer
@@ -173,71 +177,46 @@ class TritonUser(_LoadUser, User):
 class OpenAIUser(_LoadUser, User):
     """Over `/completions` of an OpenAI-compatible server, as server-sent events, with a connection of its own."""
 
-    abstract = shared.told.openai_model is None
+    abstract = not is_openai_url(shared.told.load.url)
     tasks = [_LoadUser.converse]  # noqa: RUF012
 
     def on_start(self) -> None:
         """Connect at the first request."""
         load = shared.told.load
         self._http = HTTPClient.from_url(load.url, network_timeout=load.timeout_s or _PATIENCE_S)
-        self._path = f"{urlsplit(load.url).path.rstrip('/')}/completions"
+        self._path = urlsplit(completions_url(load.url)).path
 
     def on_stop(self) -> None:
         """Disconnect."""
         self._http.close()
 
     def stream(self, session: Session, turn: int, history: str, record: LoadRecord) -> str:
-        """One request; tokens are those of the server's own count, a chunk is one where it does not count."""
-        request = session.request(turn, history)
-        body: dict[str, Any] = {
-            "model": shared.told.openai_model,
-            "prompt": request.text_input,
-            "max_tokens": request.max_tokens,
-            "temperature": request.temperature or 0.0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if session.is_exact:
-            body |= {"ignore_eos": True, "min_tokens": request.max_tokens}  # as vLLM and others take them
+        """One request."""
+        told, events_of_it, answer = shared.told, CompletionStream(), ""
+        body = completion_body(session.request(turn, history), model=told.load.model, counts_each=told.counts_each)
         try:
-            response = self._http.post(self._path, json.dumps(body).encode(), _headers())
-            if response.status_code != _OK:
-                raise Unavailable(f"HTTP {response.status_code}: {response.read()[:200]!r}", reason="http")
-            return _read_events(response, record)
+            response = self._http.post(self._path, body, headers())
+            if response.status_code != OK:
+                raise http_error(response.status_code, response.read(), str(response.get("Retry-After", "")))
+            while line := response.readline(b"\n"):
+                for chunk in events_of_it.feed(line, shared.now_ns()):
+                    answer += _note(record, chunk)
         except (OSError, HTTPException) as exc:
-            raise Unavailable(f"{shared.told.load.url}: {exc}", reason="connection_lost") from exc
+            raise Unavailable(f"{told.load.url}: {exc}", reason="connection_lost") from exc
+        finally:
+            for chunk in events_of_it.release():
+                answer += _note(record, chunk)
+        events_of_it.check_end()
+        return answer
 
 
-def _headers() -> dict[str, str]:
-    key = os.environ.get("OPENAI_API_KEY")  # as OpenAI's own clients have it
-    return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-
-
-def _read_events(response: Any, record: LoadRecord) -> str:
-    """Raises: Unavailable: the stream ended without its end."""
-    answer, is_done = "", False
-    while line := response.readline(b"\n"):
-        text = line.decode().strip()
-        if not text.startswith("data:"):
-            continue
-        at_ns, data = shared.now_ns(), text.removeprefix("data:").strip()
-        if data == "[DONE]":
-            is_done = True
-            continue
-        event = json.loads(data)
-        if usage := event.get("usage"):
-            record.input_tokens = usage.get("prompt_tokens")
-            if record.tokens and "completion_tokens" in usage:  # a chunk may have held several
-                record.tokens[-1] += max(0, usage["completion_tokens"] - sum(record.tokens))
-        for choice in event.get("choices", []):
-            if choice.get("text"):
-                record.times_ns.append(at_ns)
-                record.tokens.append(1)
-                answer += choice["text"]
-            record.finish_reason = choice.get("finish_reason") or record.finish_reason
-    if not is_done:
-        raise Unavailable("the stream ended before [DONE]", reason="connection_lost")
-    return answer
+def _note(record: LoadRecord, chunk: GenerateChunk) -> str:
+    """Returns: its text."""
+    record.times_ns.append(chunk.received_ns)
+    record.tokens.append(chunk.num_output_tokens or 0)
+    record.input_tokens = record.input_tokens or chunk.num_input_tokens
+    record.finish_reason = chunk.finish_reason or record.finish_reason
+    return chunk.text
 
 
 @events.test_start.add_listener

@@ -19,6 +19,7 @@ import typer
 
 from clients.infer_messages import GenerateRequest
 from clients.load.load_arguments import (
+    GrpcUrlOption,
     IslOption,
     JsonOption,
     MetricsOption,
@@ -27,10 +28,10 @@ from clients.load.load_arguments import (
     OutOption,
     SeedOption,
     TokenizerOption,
-    UrlOption,
     WorkloadOption,
     chosen_workload,
     metrics_url,
+    refuse_openai_url,
     with_lengths,
     workload_data,
 )
@@ -57,7 +58,7 @@ _NOTE = (
 def perf_analyzer(
     *,
     out: OutOption,
-    url: UrlOption = "localhost:8001",
+    url: GrpcUrlOption = "localhost:8001",
     model: ModelOption = "ensemble",
     rate: Annotated[float | None, typer.Option(help="Requests a second.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="So many requests at a time.")] = None,
@@ -81,6 +82,7 @@ def perf_analyzer(
       trireme bench perf-analyzer --rate 10 --requests 300 --workload chat.yaml --out runs/pa-rate-10
     """
     refuse_used(out)
+    refuse_openai_url(url, "perf_analyzer")
     program = find_tool("perf_analyzer", PLACE, given=binary, how=HOW_TO_INSTALL)
     if arrivals not in ("poisson", "constant"):
         raise RequestError(

@@ -16,12 +16,11 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from clients.load.asking import Asker
+from clients.load.asking import Asker, Client, connect
 from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
 from clients.load.loops import closed_loop, open_loop
 from clients.load.plan import Session
-from clients.streaming import AsyncTritonClient
 from ensemble_configs.errors import ServingError, Unavailable
 
 _PREPARE_S = 5.0  # of a closed loop without an end, so long; the rest is written while it runs
@@ -77,6 +76,14 @@ def work(load: Load, number: int, pipe: Connection) -> None:
         pass
 
 
+def not_ready(load: Load) -> Unavailable:
+    """The error of a load that nobody would answer."""
+    return Unavailable(
+        f"no server takes requests for model {load.model!r} at {load.url}; is it running and ready?",
+        reason="unreachable",
+    )
+
+
 def _tell(pipe: Connection, message: Message) -> None:
     pipe.send_bytes(msgspec.msgpack.encode(message))
 
@@ -93,12 +100,9 @@ class _Worker:
     async def run(self) -> Message:
         load = self._load
         planned, is_whole = self._prepared()
-        async with AsyncTritonClient(load.url) as client:
+        async with connect(load.url) as client:
             if not await client.is_ready(model=load.model):
-                raise Unavailable(
-                    f"no server takes requests for model {load.model!r} at {load.url}; is it running and ready?",
-                    reason="unreachable",
-                )
+                raise not_ready(load)
             _tell(self._pipe, Ready(len(planned) if is_whole else None))
             start_ns = await asyncio.to_thread(self._start_ns)
             gc.collect()
@@ -137,7 +141,7 @@ class _Worker:
         message = self._pipe.recv_bytes()
         return int(message.removeprefix(START))
 
-    async def _report(self, start_ns: int, stop: asyncio.Event, client: AsyncTritonClient) -> None:
+    async def _report(self, start_ns: int, stop: asyncio.Event, client: Client) -> None:
         while True:
             self._sample(start_ns)
             _tell(self._pipe, Progress(len(self._records), self._num_failed))

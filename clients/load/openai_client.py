@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks an OpenAI-compatible server, as `clients.streaming` asks Triton; what is said there is `openai_stream`'s."""
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Self
+
+import aiohttp
+
+from clients.infer_messages import GenerateChunk, GenerateRequest
+from clients.load.openai_errors import http_error
+from clients.load.openai_stream import OK, CompletionStream, completion_body, completions_url, headers
+from clients.streaming import IDLE_TIMEOUT_S
+from ensemble_configs.errors import RequestCancelled, RequestError, RequestTimeout, ServingError, Unavailable
+
+# Shorter than any server's own (mostly 5 s): one that closes a connection while a request is on its way loses it.
+_KEEP_ALIVE_S = 2.0
+_PROBE = GenerateRequest(text_input="a", max_tokens=1)
+
+
+class AsyncOpenAIClient:
+    """A connection for each request that runs, kept for the next. Create it inside a running event loop.
+
+    Args:
+        url: ``http://host:port/v1``.
+
+    Attributes:
+        counts_each: requests ask for the tokens of every chunk; `is_ready` finds out whether the server takes that.
+
+    Raises:
+        RequestError: the url is not like that.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.counts_each = False
+        self._url = completions_url(url)
+        self._is_closed = False
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=headers(),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections; requests that run raise `RequestCancelled`."""
+        self._is_closed = True
+        await self._session.close()
+
+    async def is_ready(self, *, model: str, timeout_s: float = 60.0) -> bool:
+        """Whether the server answers a request for one token; False as well where nothing answers.
+
+        Raises:
+            RequestError: it refuses this request, in its own words: the model, the key or the url may be wrong.
+            ServerError: it broke.
+        """
+        refusal = None
+        for self.counts_each in (True, False):
+            try:
+                async for _ in self.generate(_PROBE, model=model, timeout_s=timeout_s):
+                    pass
+            except RequestError as exc:
+                refusal = exc
+            except (Unavailable, RequestTimeout):
+                return False
+            else:
+                return True
+        assert refusal is not None
+        raise refusal
+
+    async def generate(
+        self,
+        request: GenerateRequest,
+        *,
+        model: str,
+        timeout_s: float | None = None,
+        idle_timeout_s: float | None = IDLE_TIMEOUT_S,
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        """Send a request and yield its chunks, each as soon as the one behind it came.
+
+        Args:
+            timeout_s: for the whole request. None: no limit.
+            idle_timeout_s: for the wait for the next bytes. None: no limit.
+
+        Raises:
+            RequestError: the server says that the request is wrong, or OpenAI's API has no name for what it asks.
+            RequestTimeout: `timeout_s` passed.
+            Unavailable: refused (with `retry_after_ms`, where the server says so), nothing answers, the connection was
+                lost, or nothing came for `idle_timeout_s`.
+            RequestCancelled: the client was closed.
+            ServerError: anything else.
+        """
+        body = completion_body(request, model=model, counts_each=self.counts_each)
+        limits = aiohttp.ClientTimeout(total=timeout_s, sock_read=idle_timeout_s, ceil_threshold=float("inf"))
+        stream = CompletionStream()
+        failure: ServingError | None = None
+        try:
+            async with self._session.post(self._url, data=body, timeout=limits, allow_redirects=False) as response:
+                if response.status != OK:
+                    said = await response.read()
+                    failure = http_error(response.status, said, response.headers.get("Retry-After", ""))
+                else:
+                    async for data in response.content.iter_any():
+                        for chunk in stream.feed(data, time.monotonic_ns()):
+                            yield chunk
+        except ServingError as exc:  # of an event
+            failure = exc
+        except (TimeoutError, aiohttp.ClientError, RuntimeError) as exc:
+            failure = self._why_lost(exc, idle_timeout_s)
+        for chunk in stream.release():
+            yield chunk
+        if failure is not None and not stream.is_done:
+            raise failure
+        stream.check_end()
+
+    def _why_lost(self, exc: Exception, idle_timeout_s: float | None) -> ServingError:
+        if self._is_closed:
+            return RequestCancelled("the client was closed while the request ran")
+        if isinstance(exc, RuntimeError):
+            raise exc
+        if isinstance(exc, aiohttp.ServerTimeoutError):
+            return Unavailable(f"nothing came from {self._url} for {idle_timeout_s:g} s", reason="silent")
+        if isinstance(exc, TimeoutError):
+            return RequestTimeout("the request was not done within its timeout")
+        if isinstance(exc, aiohttp.ClientConnectorError):
+            return Unavailable(f"nothing answers at {self._url}: {exc}; is the server running?", reason="unreachable")
+        return Unavailable(
+            f"the connection to {self._url} was lost: {exc or type(exc).__name__}", reason="connection_lost"
+        )
