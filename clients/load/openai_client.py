@@ -35,6 +35,7 @@ class AsyncOpenAIClient:
         self.counts_each = False
         self._url = completions_url(url)
         self._is_closed = False
+        self._bodies: set[aiohttp.StreamReader] = set()  # of the answers that run
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -50,6 +51,8 @@ class AsyncOpenAIClient:
     async def close(self) -> None:
         """Close all connections; requests that run raise `RequestCancelled`."""
         self._is_closed = True
+        for body in self._bodies:  # aiohttp 3.14 closes the connection, and leaves who reads from it waiting
+            body.set_exception(aiohttp.ClientConnectionError("closed"))
         await self._session.close()
 
     async def is_ready(self, *, model: str, timeout_s: float = 60.0) -> bool:
@@ -105,9 +108,13 @@ class AsyncOpenAIClient:
                     said = await response.read()
                     failure = http_error(response.status, said, response.headers.get("Retry-After", ""))
                 else:
-                    async for data in response.content.iter_any():
-                        for chunk in stream.feed(data, time.monotonic_ns()):
-                            yield chunk
+                    self._bodies.add(response.content)
+                    try:
+                        async for data in response.content.iter_any():
+                            for chunk in stream.feed(data, time.monotonic_ns()):
+                                yield chunk
+                    finally:
+                        self._bodies.discard(response.content)
         except ServingError as exc:  # of an event
             failure = exc
         except (TimeoutError, aiohttp.ClientError, RuntimeError) as exc:

@@ -80,7 +80,7 @@ def completion_body(request: GenerateRequest, *, model: str, counts_each: bool) 
     }
     if request.top_p is not None:
         body["top_p"] = request.top_p
-    # Not OpenAI's own: vLLM, llama.cpp, SGLang, Dynamo and others know them by these names.
+    # vLLM's names, which others took over; OpenAI has none.
     if request.min_tokens is not None:
         body["min_tokens"] = request.min_tokens
     if request.end_id is not None:

@@ -5,12 +5,9 @@ import json
 import platform
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from running_server import PROJECT, RunningServer, deployment_text
@@ -83,49 +80,6 @@ def test_the_capacity_of_an_engine_whose_capacity_is_known(server: RunningServer
     assert [each["factor"] for each in found["degradation"]] == [1, 2, 3]
     assert max(each["over_peak"] for each in found["degradation"]) == 1
     assert {"capacity.json", "report.html", "1x", "3x"} <= {path.name for path in (tmp_path / "c").iterdir()}
-
-
-class Completions(BaseHTTPRequestHandler):
-    """OpenAI's `/completions`, streamed: three events with five tokens, 20 ms apart; every fourth is refused."""
-
-    asked: ClassVar[list[Any]] = []
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(body)
-        if len(self.asked) % 4 == 0:
-            self.send_error(503)
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.end_headers()
-        events: list[Any] = [{"choices": [{"text": word, "finish_reason": None}]} for word in ("one", " two", " three")]
-        for event in [*events, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 5}}]:
-            time.sleep(0.02)
-            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-        self.wfile.write(b"data: [DONE]\n\n")
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
-
-def test_locusts_users_of_an_openai_compatible_url(tmp_path: Path) -> None:
-    (tmp_path / "w.yaml").write_text("kind: fixed\nprompts: [a b c]\nmax_tokens: 9\n")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Completions) as front:
-        threading.Thread(target=front.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{front.server_port}/v1"
-        args = ["--users", 2, "--requests", 24, "--model", "mine", "--workload", tmp_path / "w.yaml"]
-        found = json.loads(bench("locust", "--url", url, *args, "--json", "--out", tmp_path / "a"))
-        front.shutdown()
-    asked = Completions.asked
-    assert len(asked) == 24
-    assert {(body["model"], body["prompt"], body["max_tokens"], body["stream"]) for body in asked} == {
-        ("mine", "a b c", 9, True)
-    }
-    assert set(found["ends"]) == {"done", "UNAVAILABLE"}
-    assert found["osl"]["mean"] == 5, "the server's own count, though it came in three events"
-    assert found["isl"]["mean"] == 7
-    assert 15 < p50(found, "itl") < 40
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,7 @@ def told(found: list[GenerateChunk]) -> list[tuple[str, int | None, int]]:
         ([event("a"), event(" b"), event(None, usage=(3, 5)), DONE], [("a", 1, 100), (" b", 4, 200)]),
         # Counted at each event, as vLLM does where it is asked to.
         (
-            [event("a", usage=(3, 1)), event(" bc", usage=(3, 3)), event("", usage=(3, 4)), event(None, usage=(3, 4))]
-            + [DONE],
+            [event("a", usage=(3, 1)), event(" bc", usage=(3, 3)), event("", usage=(3, 4)), DONE],
             [("a", 1, 100), (" bc", 2, 200), ("", 1, 300)],
         ),
         # A last event without text, as llama.cpp's: what is missing belongs to the text before.
