@@ -76,7 +76,8 @@ def locust(
     """Put a load on a running server with Locust's users, and keep every request of it.
 
     Locust shows TTFT, TPOT and E2E as lines of their own. With `-- --master --expect-workers 2` it waits for workers
-    on other machines, which run `locust -f locustfile.py --worker --master-host ...`.
+    on other machines, which know only this one: `locust -f clients/load/locustfile.py --worker --master-host HERE`.
+    Ctrl-C ends it, also from Locust's page, and keeps what was found.
 
     \b
     Examples:
@@ -100,6 +101,8 @@ def locust(
     load = with_lengths(load, tokenizer)
     run = measure(load, out, program, warmup=warmup, metrics=metrics_url(metrics, url), is_web=web, more=more or [])
     print_summary(run, is_json=is_json)
+    if run.info.was_interrupted:
+        raise KeyboardInterrupt
 
 
 def measure(
@@ -120,15 +123,17 @@ def measure(
         env = {
             locust_messages.LOAD_VARIABLE: str(folder / "load.json"),
             locust_messages.RECORDS_VARIABLE: str(folder / "records.json"),
-            locust_messages.WORKERS_VARIABLE: str(load.num_processes),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")])),
         }
         command = [str(program), *_options(load, is_web=is_web), *more]
-        found = run_tool(command, cwd=folder, env=env, metrics=metrics, what="locust", is_shown=is_web)
+        found = run_tool(
+            command, cwd=folder, env=env, metrics=metrics, what="locust", is_shown=is_web, keeps_what_it_has=True
+        )
         records, found = _read(folder / "records.json", found)
     started = " ".join(f"{key}={value}" for key, value in env.items()) + " " + shlex.join(command)
     info = origin.info(load, tool=f"locust {_version(program)}", started=started, warmup=warmup)
     info.cpu, info.metrics_failure = found.cpu, found.metrics_failure
+    info.was_interrupted = found.was_interrupted and not is_web  # where it is how one leaves the page
     write_run(out, info, records, found.samples)
     return Run(path=out, info=info, records=records, samples=found.samples)
 

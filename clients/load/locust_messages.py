@@ -7,9 +7,8 @@ from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
 from clients.load.worker import CpuSample
 
-# Environment variables: of files, and of how many processes share the users.
+# Environment variables of files; a worker has none.
 LOAD_VARIABLE, RECORDS_VARIABLE = "TRIREME_LOCUST_LOAD", "TRIREME_LOCUST_RECORDS"
-WORKERS_VARIABLE = "TRIREME_LOCUST_WORKERS"
 
 
 class LocustLoad(msgspec.Struct, frozen=True):
@@ -17,6 +16,13 @@ class LocustLoad(msgspec.Struct, frozen=True):
 
     load: Load
     counts_each: bool = False  # of an OpenAI-compatible server: it tells the tokens of every chunk
+
+
+class LocustShare(msgspec.Struct, frozen=True):
+    """What the master tells its workers, who share the sessions."""
+
+    told: LocustLoad
+    num_workers: int
 
 
 class LocustFound(msgspec.Struct):

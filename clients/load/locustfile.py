@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locust's users of a Triton and of an OpenAI-compatible URL, streaming; started by `trireme bench locust`.
+"""Locust's users, who ask the sessions of a load; started by `trireme bench locust`, and on workers by `locust -f`.
 
-It can be given to `locust -f` as well, with the load in the file that TRIREME_LOCUST_LOAD names. Locust shows TTFT,
+The process that `trireme bench locust` starts has the load in a file, and sends it to its workers. Locust shows TTFT,
 TPOT and E2E as requests of their own; every request's record goes to the master with Locust's own reports, so that
 workers may run on other machines.
 """
@@ -14,64 +14,44 @@ grpc_gevent.init_gevent()  # before the first channel
 import itertools
 import os
 import time
-import uuid
 from collections.abc import Iterator
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import gevent
-import grpc
 import msgspec
-from geventhttpclient import HTTPClient
-from locust import User, constant, events
+from locust import User, constant, events, task
 from locust.env import Environment
 from locust.exception import StopUser
-from locust.runners import STATE_RUNNING, STATE_STOPPED, STATE_STOPPING
-from tritonclient.grpc import service_pb2_grpc
+from locust.runners import STATE_RUNNING, STATE_STOPPED, STATE_STOPPING, MasterRunner, WorkerRunner
 
-from clients.error_tokens import parse_error
-from clients.infer_messages import GenerateChunk, decode_chunk, encode_request, is_final_response
 from clients.latency import MetricUndefined, e2e_ms, tpot_ms, ttft_ms
 from clients.load.load_record import DONE, LoadRecord
-from clients.load.locust_messages import (
-    LOAD_VARIABLE,
-    RECORDS_VARIABLE,
-    WORKERS_VARIABLE,
-    LocustFound,
-    LocustLoad,
-)
-from clients.load.openai_errors import http_error
-from clients.load.openai_stream import (
-    OK,
-    CompletionStream,
-    completion_body,
-    completions_url,
-    headers,
-    is_openai_url,
-)
+from clients.load.locust_messages import LOAD_VARIABLE, RECORDS_VARIABLE, LocustFound, LocustLoad, LocustShare
+from clients.load.locust_streams import OpenAIStreams, TritonStreams, open_streams
 from clients.load.plan import Session
 from clients.load.worker import CpuSample
-from ensemble_configs.errors import ServingError, Unavailable
+from ensemble_configs.errors import ServingError
 
-_PATIENCE_S = 600.0  # with an HTTP server that says nothing, where no timeout is asked for
 _METRICS = {"TTFT": ttft_ms, "TPOT": tpot_ms, "E2E": e2e_ms}
+_SHARE = "trireme_share"  # the message from the master to a worker
 
 
 class _Shared:
     """Of one process of Locust's. Times are of the wall clock, since workers may be on other machines."""
 
     def __init__(self) -> None:
-        path = os.environ.get(LOAD_VARIABLE)
-        if not path:
-            raise SystemExit(f"{LOAD_VARIABLE} names no file; `trireme bench locust` sets it")
-        self.told = msgspec.json.decode(Path(path).read_bytes(), type=LocustLoad)
+        self.share: LocustShare | None = None  # of a worker: none before the master sent it
         self.epoch_ns = time.time_ns() - time.monotonic_ns()
         self.records: list[LoadRecord] = []  # on a worker: since its last report
-        self.cpu: dict[str, list[CpuSample]] = {}
+        self.cpu: dict[str, list[CpuSample]] = {}  # of each process that asks
         self.plan: Iterator[Session] = iter(())
         self.failure = ""
+
+    def told(self) -> LocustLoad:
+        """What is to be asked."""
+        assert self.share is not None, "no session is asked without it"
+        return self.share.told
 
     def now_ns(self) -> int:
         """The wall clock's time, without its jumps."""
@@ -98,20 +78,18 @@ class _Shared:
 shared = _Shared()
 
 
-def _begin(session: Session) -> LoadRecord:
-    now_ns = shared.now_ns()
-    return LoadRecord(
-        session=session.index, due_ns=now_ns, sent_ns=now_ns, max_tokens=session.turns[0].max_tokens,
-        priority=session.priority, tenant=session.tenant, times_ns=[], tokens=[],
-    )  # fmt: skip
-
-
-class _LoadUser:
+class LoadUser(User):
     """Asks the sessions of the plan, one after the other, and waits for each answer."""
 
-    environment: Environment
     wait_time = constant(0)
+    _streams: TritonStreams | OpenAIStreams | None = None
 
+    def on_stop(self) -> None:
+        """Disconnect."""
+        if self._streams is not None:
+            self._streams.close()
+
+    @task
     def converse(self) -> None:
         """One session."""
         try:
@@ -124,10 +102,9 @@ class _LoadUser:
         history = ""
         for number, turn in enumerate(session.turns):
             time.sleep(turn.think_s)  # gevent's
-            record = _begin(session)
-            record.turn = number
+            record = _begin(session, number)
             try:
-                history += turn.text + self.stream(session, number, history, record)
+                history += turn.text + self._ask(session, number, history, record)
                 record.end = DONE
             except ServingError as exc:
                 record.end, record.error = exc.code, exc.message
@@ -135,100 +112,67 @@ class _LoadUser:
             if not record.is_done:
                 return
 
-    def stream(self, session: Session, turn: int, history: str, record: LoadRecord) -> str:
-        """Ask, and note each chunk. Raises: ServingError: it ended badly."""
-        raise NotImplementedError
-
-
-class TritonUser(_LoadUser, User):
-    """Over Triton's gRPC stream, with a connection of its own."""
-
-    abstract = is_openai_url(shared.told.load.url)
-    tasks = [_LoadUser.converse]  # noqa: RUF012  Locust's own way
-
-    def on_start(self) -> None:
-        """Connect."""
-        self._channel = grpc.insecure_channel(shared.told.load.url, options=[("grpc.use_local_subchannel_pool", 1)])
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-
-    def on_stop(self) -> None:
-        """Disconnect."""
-        self._channel.close()
-
-    def stream(self, session: Session, turn: int, history: str, record: LoadRecord) -> str:
-        """One request."""
-        load, answer = shared.told.load, ""
-        message = encode_request(
-            session.request(turn, history), model=load.model, model_version="", request_id=uuid.uuid4().hex
-        )
-        try:
-            for response in self._stub.ModelStreamInfer(iter([message]), timeout=load.timeout_s):
-                at_ns = shared.now_ns()
-                if response.error_message:
-                    raise parse_error(response.error_message, address=load.url)
-                chunk = decode_chunk(response, is_final=is_final_response(response), received_ns=at_ns)
-                if chunk is not None:
-                    answer += _note(record, chunk)
-        except grpc.RpcError as exc:
-            raise parse_error(f"[{exc.code()}] {exc.details()}", address=load.url) from exc
+    def _ask(self, session: Session, turn: int, history: str, record: LoadRecord) -> str:
+        """Returns: the answer. Raises: ServingError: it ended badly."""
+        if self._streams is None:
+            self._streams = open_streams(shared.told(), shared.now_ns)
+        answer = ""
+        for chunk in self._streams.generate(session.request(turn, history)):
+            record.times_ns.append(chunk.received_ns)
+            record.tokens.append(chunk.num_output_tokens or 0)
+            record.input_tokens = record.input_tokens or chunk.num_input_tokens
+            record.finish_reason = chunk.finish_reason or record.finish_reason
+            answer += chunk.text
         return answer
 
 
-class OpenAIUser(_LoadUser, User):
-    """Over `/completions` of an OpenAI-compatible server, as server-sent events, with a connection of its own."""
-
-    abstract = not is_openai_url(shared.told.load.url)
-    tasks = [_LoadUser.converse]  # noqa: RUF012
-
-    def on_start(self) -> None:
-        """Connect at the first request."""
-        load = shared.told.load
-        self._http = HTTPClient.from_url(load.url, network_timeout=load.timeout_s or _PATIENCE_S)
-        self._path = urlsplit(completions_url(load.url)).path
-
-    def on_stop(self) -> None:
-        """Disconnect."""
-        self._http.close()
-
-    def stream(self, session: Session, turn: int, history: str, record: LoadRecord) -> str:
-        """One request."""
-        told, events_of_it, answer = shared.told, CompletionStream(), ""
-        body = completion_body(session.request(turn, history), model=told.load.model, counts_each=told.counts_each)
-        try:
-            response = self._http.post(self._path, body, headers())
-            if response.status_code != OK:
-                raise http_error(response.status_code, response.read(), str(response.get("Retry-After", "")))
-            while line := response.readline(b"\n"):
-                for chunk in events_of_it.feed(line, shared.now_ns()):
-                    answer += _note(record, chunk)
-        except (OSError, HTTPException) as exc:
-            raise Unavailable(f"{told.load.url}: {exc}", reason="connection_lost") from exc
-        finally:
-            for chunk in events_of_it.release():
-                answer += _note(record, chunk)
-        events_of_it.check_end()
-        return answer
+def _begin(session: Session, turn: int) -> LoadRecord:
+    now_ns = shared.now_ns()
+    return LoadRecord(
+        session=session.index, turn=turn, due_ns=now_ns, sent_ns=now_ns, max_tokens=session.turns[turn].max_tokens,
+        priority=session.priority, tenant=session.tenant, times_ns=[], tokens=[],
+    )  # fmt: skip
 
 
-def _note(record: LoadRecord, chunk: GenerateChunk) -> str:
-    """Returns: its text."""
-    record.times_ns.append(chunk.received_ns)
-    record.tokens.append(chunk.num_output_tokens or 0)
-    record.input_tokens = record.input_tokens or chunk.num_input_tokens
-    record.finish_reason = chunk.finish_reason or record.finish_reason
-    return chunk.text
+@events.init.add_listener
+def _listen(environment: Environment, **_: Any) -> None:
+    if isinstance(environment.runner, WorkerRunner):
+        environment.runner.register_message(_SHARE, _take_share)
+
+
+def _take_share(environment: Environment, msg: Any, **_: Any) -> None:
+    del environment
+    shared.share = msgspec.json.decode(msg.data, type=LocustShare)
 
 
 @events.test_start.add_listener
 def _start(environment: Environment, **_: Any) -> None:
+    """On the master and on each worker; Locust's message to start follows the master's to each worker."""
     runner: Any = environment.runner
-    number = max(0, getattr(runner, "worker_index", 0))
-    count = max(1, int(os.environ.get(WORKERS_VARIABLE, "1")))
-    shared.plan = itertools.islice(shared.told.load.plan(), number, None, count)
-    if type(runner).__name__ != "MasterRunner":  # which asks nobody
-        shared.cpu.setdefault(f"process {number}", []).append(_cpu())
-    if type(runner).__name__ != "WorkerRunner":
-        gevent.spawn(_quit_when_all_is_asked, runner)
+    if isinstance(runner, WorkerRunner):
+        _plan(number=max(0, runner.worker_index))
+        return
+    path = os.environ.get(LOAD_VARIABLE)
+    if not path:
+        raise SystemExit(f"{LOAD_VARIABLE} names no file; start this with `trireme bench locust`, or as its --worker")
+    told = msgspec.json.decode(Path(path).read_bytes(), type=LocustLoad)
+    shared.records, shared.cpu = [], {}  # of an earlier start, on Locust's page
+    if isinstance(runner, MasterRunner):  # which asks nobody
+        runner.send_message(_SHARE, msgspec.json.encode(LocustShare(told, runner.worker_count)))
+    else:
+        shared.share = LocustShare(told, 1)
+        _plan(number=0)
+    gevent.spawn(_quit_when_all_is_asked, runner)
+
+
+def _plan(*, number: int) -> None:
+    """What this process asks: each worker its part of the sessions, by turns."""
+    if shared.share is None or number >= shared.share.num_workers:
+        shared.failure = "a worker of Locust's came after the load had begun; start all workers first"
+        shared.plan = iter(())
+        return
+    shared.plan = itertools.islice(shared.told().load.plan(), number, None, shared.share.num_workers)
+    _note_cpu()
 
 
 def _quit_when_all_is_asked(runner: Any) -> None:
@@ -240,33 +184,34 @@ def _quit_when_all_is_asked(runner: Any) -> None:
     runner.quit()
 
 
-def _cpu() -> CpuSample:
-    return CpuSample(shared.now_ns(), time.process_time())
+def _note_cpu() -> None:
+    shared.cpu.setdefault("this process", []).append(CpuSample(shared.now_ns(), time.process_time()))
 
 
 @events.report_to_master.add_listener
 def _report(client_id: str, data: dict[str, Any], **_: Any) -> None:
-    records, shared.records = shared.records, []
-    data["trireme_records"] = msgspec.json.encode(records)
-    data["trireme_failure"] = shared.failure
-    data["trireme_cpu"] = [shared.now_ns(), time.process_time()]
+    if shared.cpu:  # it has begun
+        _note_cpu()
+    left = LocustFound(shared.records, [*shared.cpu.values()], shared.failure)
+    data["trireme"] = msgspec.json.encode(left)
+    shared.records = []
     del client_id
 
 
 @events.worker_report.add_listener
 def _collect(client_id: str, data: dict[str, Any], **_: Any) -> None:
-    shared.records += msgspec.json.decode(data.pop("trireme_records", b"[]"), type=list[LoadRecord])
-    shared.failure = data.pop("trireme_failure", "") or shared.failure
-    if "trireme_cpu" in data:
-        shared.cpu.setdefault(client_id, []).append(CpuSample(*data.pop("trireme_cpu")))
+    left = msgspec.json.decode(data.pop("trireme"), type=LocustFound)
+    shared.records += left.records
+    shared.failure = left.failure or shared.failure
+    for samples in left.cpu:  # all since it began
+        shared.cpu[client_id] = samples
 
 
 @events.quitting.add_listener
 def _write(environment: Environment, **_: Any) -> None:
     path = os.environ.get(RECORDS_VARIABLE)
-    if not path or type(environment.runner).__name__ == "WorkerRunner":
+    if not path or isinstance(environment.runner, WorkerRunner):
         return
-    for samples in shared.cpu.values():
-        if len(samples) == 1:
-            samples.append(_cpu())
+    if not isinstance(environment.runner, MasterRunner):
+        _note_cpu()
     Path(path).write_bytes(msgspec.json.encode(LocustFound(shared.records, list(shared.cpu.values()), shared.failure)))

@@ -31,6 +31,7 @@ class ToolRun(NamedTuple):
     samples: list[ServerSample]
     metrics_failure: str | None
     cpu: list[list[CpuSample]]
+    was_interrupted: bool
 
 
 def find_tool(name: str, place: str, *, given: Path | None, how: str) -> Path:
@@ -64,12 +65,14 @@ def run_tool(
     metrics: str | None,
     what: str,
     is_shown: bool = False,
+    keeps_what_it_has: bool = False,
 ) -> ToolRun:
     """Run a program to its end, reading the server's metrics meanwhile; Ctrl-C ends it as well.
 
     Args:
         what: it is, for messages.
         is_shown: its output goes to the terminal as it comes; `output` is empty then.
+        keeps_what_it_has: it leaves its results on SIGTERM as well, so that Ctrl-C is its end and not ours.
 
     Raises:
         ServerError: it failed; with the end of what it said.
@@ -86,15 +89,18 @@ def run_tool(
             held.enter_context(console.status(f"{what} is running"))
         stdout = None if is_shown else file
         process = subprocess.Popen(command, cwd=cwd, env={**os.environ, **(env or {})}, stdout=stdout, stderr=stdout)
+        was_interrupted, cpu = False, list[CpuSample]()
         try:
-            cpu = _watched(process, start_ns)
-        except BaseException:
+            _watch(process, start_ns, cpu)
+        except BaseException as exc:
             process.terminate()
             process.wait()
-            raise
+            if not (keeps_what_it_has and isinstance(exc, KeyboardInterrupt)):
+                raise
+            was_interrupted = True
     text = output.read_text(errors="replace")
     output.unlink()
-    if process.returncode:
+    if process.returncode and not was_interrupted:
         said = "\n".join(text.splitlines()[-_SHOWN_LINES:])
         raise ServerError(f"{what} ended with status {process.returncode}: {said or 'see above'}")
     return ToolRun(
@@ -103,6 +109,7 @@ def run_tool(
         samples=watch.samples if watch else [],
         metrics_failure=watch.failure if watch else "not read",
         cpu=[cpu],
+        was_interrupted=was_interrupted,
     )
 
 
@@ -118,9 +125,8 @@ def from_first_request(found: ToolRun, records: Sequence[LoadRecord]) -> ToolRun
     )
 
 
-def _watched(process: "subprocess.Popen[bytes]", start_ns: int) -> list[CpuSample]:
-    """Wait for its end; the CPU time that it and its children had used by when."""
-    samples = []
+def _watch(process: "subprocess.Popen[bytes]", start_ns: int, samples: list[CpuSample]) -> None:
+    """Wait for its end; note the CPU time that it and its children had used by when."""
     seen = psutil.Process(process.pid)
     while process.poll() is None:
         with contextlib.suppress(psutil.Error):
@@ -128,4 +134,3 @@ def _watched(process: "subprocess.Popen[bytes]", start_ns: int) -> list[CpuSampl
             samples.append(CpuSample(time.monotonic_ns() - start_ns, used_s))
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_POLL_S)
-    return samples

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The streams of Locust's users: Triton's over gRPC, and an OpenAI-compatible server's; both by gevent.
+
+Imported by the locustfile after gRPC was told of gevent.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator
+from http.client import HTTPException
+from urllib.parse import urlsplit
+
+import grpc
+from geventhttpclient import HTTPClient
+from tritonclient.grpc import service_pb2_grpc
+
+from clients.error_tokens import parse_error
+from clients.infer_messages import GenerateChunk, GenerateRequest, decode_chunk, encode_request, is_final_response
+from clients.load.locust_messages import LocustLoad
+from clients.load.openai_errors import http_error
+from clients.load.openai_stream import OK, CompletionStream, completion_body, completions_url, headers, is_openai_url
+from ensemble_configs.errors import Unavailable
+
+_PATIENCE_S = 600.0  # with an HTTP server that says nothing, where no timeout is asked for
+
+Clock = Callable[[], int]
+
+
+class TritonStreams:
+    """Triton's gRPC streams, on a connection of its own."""
+
+    def __init__(self, told: LocustLoad, now_ns: Clock) -> None:
+        self._load = told.load
+        self._now_ns = now_ns
+        self._channel = grpc.insecure_channel(told.load.url, options=[("grpc.use_local_subchannel_pool", 1)])
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._channel.close()
+
+    def generate(self, request: GenerateRequest) -> Iterator[GenerateChunk]:
+        """Its chunks as they come. Raises: ServingError: it ended badly."""
+        load = self._load
+        message = encode_request(request, model=load.model, model_version="", request_id=uuid.uuid4().hex)
+        try:
+            for response in self._stub.ModelStreamInfer(iter([message]), timeout=load.timeout_s):
+                at_ns = self._now_ns()
+                if response.error_message:
+                    raise parse_error(response.error_message, address=load.url)
+                chunk = decode_chunk(response, is_final=is_final_response(response), received_ns=at_ns)
+                if chunk is not None:
+                    yield chunk
+        except grpc.RpcError as exc:
+            raise parse_error(f"[{exc.code()}] {exc.details()}", address=load.url) from exc
+
+
+class OpenAIStreams:
+    """The server-sent events of `/completions`, on a connection of its own."""
+
+    def __init__(self, told: LocustLoad, now_ns: Clock) -> None:
+        self._told = told
+        self._now_ns = now_ns
+        self._http = HTTPClient.from_url(told.load.url, network_timeout=told.load.timeout_s or _PATIENCE_S)
+        self._path = urlsplit(completions_url(told.load.url)).path
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._http.close()
+
+    def generate(self, request: GenerateRequest) -> Iterator[GenerateChunk]:
+        """Its chunks, each when the one behind it came. Raises: ServingError: it ended badly."""
+        told, stream = self._told, CompletionStream()
+        body = completion_body(request, model=told.load.model, counts_each=told.counts_each)
+        try:
+            response = self._http.post(self._path, body, headers())
+            if response.status_code != OK:
+                raise http_error(response.status_code, response.read(), str(response.get("Retry-After", "")))
+            while line := response.readline(b"\n"):
+                yield from stream.feed(line, self._now_ns())
+        except (OSError, HTTPException) as exc:
+            yield from stream.release()
+            raise Unavailable(f"{told.load.url}: {exc}", reason="connection_lost") from exc
+        yield from stream.release()
+        stream.check_end()
+
+
+def open_streams(told: LocustLoad, now_ns: Clock) -> TritonStreams | OpenAIStreams:
+    """Of the server that the load is for."""
+    return (OpenAIStreams if is_openai_url(told.load.url) else TritonStreams)(told, now_ns)
