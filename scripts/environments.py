@@ -36,6 +36,7 @@ ENVIRONMENTS = {
     "venv": Environment(".venv", "requirements/dev.txt"),
     "build-cpu": Environment(".tools/build-cpu", "requirements/build-cpu.txt", holds_cpu_torch=True),
     "bench": Environment(".tools/bench", "requirements/bench.txt"),
+    "aiperf": Environment(".tools/aiperf", "requirements/aiperf.txt", holds_project=False),
     "genai-perf": Environment(".tools/genai-perf", "requirements/genai-perf.txt", holds_project=False),
     "aisimulate": Environment(".tools/aisimulate", "requirements/aisimulate.txt", holds_project=False),
     "lock": Environment(".tools/lock", "requirements/lock.txt", holds_project=False),

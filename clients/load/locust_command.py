@@ -33,14 +33,14 @@ from clients.load.load_arguments import (
 from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
 from clients.load.locust_messages import LocustFound, LocustLoad
-from clients.load.openai_client import AsyncOpenAIClient
+from clients.load.openai_client import takes_counts
 from clients.load.openai_stream import is_openai_url
 from clients.load.run_command import warm_up
 from clients.load.run_folder import Run, refuse_used, write_run
 from clients.load.run_origin import Origin
 from clients.load.summary import print_summary
 from clients.load.tool_run import ToolRun, find_tool, from_first_request, run_tool
-from clients.load.worker import CpuSample, not_ready
+from clients.load.worker import CpuSample
 from ensemble_configs.errors import RequestError, ServerError
 
 _FILE = Path(__file__).with_name("locustfile.py")
@@ -118,7 +118,7 @@ def measure(
         warm_up(load, warmup)
     with tempfile.TemporaryDirectory(prefix="trireme-bench-") as name:
         folder = Path(name)
-        told = LocustLoad(load, counts_each=asyncio.run(_counts_each(load)))
+        told = LocustLoad(load, counts_each=is_openai_url(load.url) and asyncio.run(takes_counts(load.url, load.model)))
         (folder / "load.json").write_bytes(msgspec.json.encode(told))
         env = {
             locust_messages.LOAD_VARIABLE: str(folder / "load.json"),
@@ -136,16 +136,6 @@ def measure(
     info.was_interrupted = found.was_interrupted and not is_web  # where it is how one leaves the page
     write_run(out, info, records, found.samples)
     return Run(path=out, info=info, records=records, samples=found.samples)
-
-
-async def _counts_each(load: Load) -> bool:
-    """Raises: RequestError, ServerError: an OpenAI-compatible server that does not answer."""
-    if not is_openai_url(load.url):
-        return False
-    async with AsyncOpenAIClient(load.url) as client:
-        if not await client.is_ready(model=load.model):
-            raise not_ready(load)
-        return client.counts_each
 
 
 def _options(load: Load, *, is_web: bool) -> list[str]:

@@ -139,3 +139,21 @@ class AsyncOpenAIClient:
         return Unavailable(
             f"the connection to {self._url} was lost: {exc or type(exc).__name__}", reason="connection_lost"
         )
+
+
+async def takes_counts(url: str, model: str) -> bool:
+    """Whether the server tells the tokens of every chunk.
+
+    Raises:
+        Unavailable: nothing answers. RequestError, ServerError: as `AsyncOpenAIClient.is_ready`.
+    """
+    async with AsyncOpenAIClient(url) as client:
+        if not await client.is_ready(model=model):
+            raise not_ready(url, model)
+        return client.counts_each
+
+
+def not_ready(url: str, model: str) -> Unavailable:
+    """The error of a load that nobody would answer."""
+    message = f"no server takes requests for model {model!r} at {url}; is it running and ready?"
+    return Unavailable(message, reason="unreachable")

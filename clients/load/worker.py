@@ -20,6 +20,7 @@ from clients.load.asking import Asker, Client, connect
 from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
 from clients.load.loops import closed_loop, open_loop
+from clients.load.openai_client import not_ready
 from clients.load.plan import Session
 from ensemble_configs.errors import ServingError, Unavailable
 
@@ -76,14 +77,6 @@ def work(load: Load, number: int, pipe: Connection) -> None:
         pass
 
 
-def not_ready(load: Load) -> Unavailable:
-    """The error of a load that nobody would answer."""
-    return Unavailable(
-        f"no server takes requests for model {load.model!r} at {load.url}; is it running and ready?",
-        reason="unreachable",
-    )
-
-
 def _tell(pipe: Connection, message: Message) -> None:
     pipe.send_bytes(msgspec.msgpack.encode(message))
 
@@ -102,7 +95,7 @@ class _Worker:
         planned, is_whole = self._prepared()
         async with connect(load.url) as client:
             if not await client.is_ready(model=load.model):
-                raise not_ready(load)
+                raise not_ready(load.url, load.model)
             _tell(self._pipe, Ready(len(planned) if is_whole else None))
             start_ns = await asyncio.to_thread(self._start_ns)
             gc.collect()
