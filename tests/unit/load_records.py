@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of a load, made by hand: every time in them is known."""
 
+import statistics
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from clients.load.figures.run_figures import RunFigures
 from clients.load.load_record import DONE, LoadRecord
 from clients.load.run_folder import Run, RunInfo
 
@@ -43,3 +46,27 @@ def steady(
         record(number * every_ms, [(number * every_ms + ttft_ms + gap_ms * token, 1) for token in range(5)])
         for number in range(count)
     ]
+
+
+def farthest_from_stamps(figures: RunFigures, records: Sequence[LoadRecord], sent_ns: Sequence[Sequence[int]]) -> float:
+    """How far the worst figure is, as a share, from when the server says that it sent each token, of the same requests.
+
+    A server on a busy machine is late itself: its script says less of what a client should have seen than its stamps.
+    """
+    by_first = zip(
+        sorted(records, key=lambda one: one.times_ns[0]), sorted(sent_ns, key=lambda one: one[0]), strict=True
+    )
+    measured = [stamps for record, stamps in by_first if figures.window.holds(record.due_ns)]
+    gaps_ms = [(late - early) / MS for one in measured for early, late in pairwise(one)]
+    tpots_ms = [(one[-1] - one[0]) / MS / (len(one) - 1) for one in measured]
+    itl, tpot = figures.latencies["itl"], figures.latencies["tpot"]
+    assert (itl.count, tpot.count) == (len(gaps_ms), len(tpots_ms))
+    return max(
+        abs(figure / known - 1)
+        for figure, known in (
+            (itl.percentiles["50"], statistics.median(gaps_ms)),
+            (itl.mean, statistics.mean(gaps_ms)),
+            (tpot.percentiles["50"], statistics.median(tpots_ms)),
+            (tpot.mean, statistics.mean(tpots_ms)),
+        )
+    )
