@@ -22,7 +22,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scripts import environments, envoy, perf_analyzer, prometheus, triton_installation
+from scripts import chromium, environments, envoy, perf_analyzer, prometheus, triton_installation
 from scripts.commands import LOG, SetupError, describe_os_error, say
 
 DEFAULT = ("venv", "triton")
@@ -31,6 +31,7 @@ PROGRAMS = {  # others: environments
     "perf-analyzer": perf_analyzer,
     "envoy": envoy,
     "prometheus": prometheus,
+    "chromium": chromium,
 }
 NEEDS = {
     "triton": ("venv",),  # pip comes from .venv

@@ -28,6 +28,32 @@ def fetch_package_files(names: tuple[str, ...], into: Path) -> bool:
     return _fetch(names, into) or (os.geteuid() == 0 and _succeeds(["apt-get", "update"]) and _fetch(names, into))
 
 
+def fetch_missing_packages(name: str, into: Path, *, without: tuple[str, ...]) -> bool:
+    """Unpacks a package and what it needs that is not installed, but `without`, into the folder `into`; needs no root.
+
+    A container starts without package lists: root reads them once.
+    """
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        return False
+    if not (missing := _missing_packages(name)) and os.geteuid() == 0 and _succeeds(["apt-get", "update"]):
+        missing = _missing_packages(name)
+    wanted = [package for package in missing if package not in without]
+    with tempfile.TemporaryDirectory() as folder:
+        if not wanted or not _succeeds(["apt-get", "download", *wanted], directory=folder):
+            return False
+        into.mkdir(parents=True, exist_ok=True)
+        return all(_succeeds(["dpkg-deb", "-x", str(file), str(into)]) for file in Path(folder).glob("*.deb"))
+
+
+def _missing_packages(name: str) -> list[str]:
+    """It and what it needs, as apt would install them; none where apt does not know it."""
+    plan = subprocess.run(
+        ["apt-get", "install", "--simulate", "--no-install-recommends", name],
+        env=clean_environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    return [line.split()[1] for line in plan.stdout.splitlines() if line.startswith("Inst ")]
+
+
 def install_or_explain(*packages: str, why: str) -> None:
     """Installs system packages as root, which a CI container is.
 

@@ -6,6 +6,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import headless_browser
 import pytest
 from load_records import record, steady
 
@@ -86,6 +87,55 @@ def test_the_page_holds_everything_and_loads_nothing(folders: list[Path], tmp_pa
         assert figure in page.words, figure
     assert all(word in page.words for word in DEFINITIONS)
     assert text.count('role="img" aria-label="') == 7, "a picture is told in words, too"
+
+
+MEASURE = """(() => {
+  const box = (one) => { const at = one.getBoundingClientRect(); return [at.width, at.height, at.right]; };
+  return {
+    pictures: [...document.querySelectorAll("svg")].map(box),
+    drawn: [...document.querySelectorAll("svg")].map((one) => one.querySelectorAll("path, line, rect, use").length),
+    tables: [...document.querySelectorAll("table")].map(box),
+    rows: document.querySelectorAll("tr").length,
+    headings: [...document.querySelectorAll("h1, h2")].map(box),
+    width: document.documentElement.scrollWidth,
+    background: getComputedStyle(document.body).backgroundColor,
+    words: document.body.innerText.length,
+  };
+})()"""
+
+
+@pytest.mark.skipif(
+    not headless_browser.is_there(),
+    reason="no Chromium: `scripts/bootstrap.py --only chromium` unpacks Debian's, or have one on PATH",
+)
+def test_a_real_browser_shows_all_of_it_in_a_window_of_1280_pixels(folders: list[Path], tmp_path: Path) -> None:
+    report(*folders, "--slo", "ttft=45,tpot=15", "--out", tmp_path / "r.html")
+    page = (tmp_path / "r.html").as_uri()
+    opened = headless_browser.open_page(page, script=MEASURE, width=1280, profile=tmp_path / "profile")
+    assert opened.requests == [page]
+    assert opened.complaints == []
+    found = opened.measured
+    assert len(found["pictures"]) == 7
+    assert len(found["tables"]) >= 3
+    assert found["rows"] > 20
+    assert found["words"] > 1000
+    for name in ("pictures", "tables", "headings"):
+        assert all(width > 20 and height > 10 for width, height, _ in found[name]), (name, found[name])
+    assert all(width > 300 and height > 100 for width, height, _ in found["pictures"])
+    assert all(number > 10 for number in found["drawn"])
+    assert found["width"] <= 1280, "something makes the page scroll sideways"
+
+
+@pytest.mark.skipif(not headless_browser.is_there(), reason="no Chromium")
+def test_the_browser_tells_what_a_page_loads_and_complains_of(tmp_path: Path) -> None:
+    (tmp_path / "bad.html").write_text(
+        "<img src='missing.png'><div style='width: 2000px'>wide</div><script>console.error('no'); nothing()</script>"
+    )
+    page = (tmp_path / "bad.html").as_uri()
+    opened = headless_browser.open_page(page, script=MEASURE, width=1280, profile=tmp_path / "profile")
+    assert opened.requests == [page, page.replace("bad.html", "missing.png")]
+    assert len(opened.complaints) >= 2
+    assert opened.measured["width"] >= 2000
 
 
 def test_markdown_and_json_say_the_same(folders: list[Path], tmp_path: Path) -> None:
