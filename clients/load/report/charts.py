@@ -110,7 +110,7 @@ def load_curve(document: Document) -> Chart | None:
                 )  # fmt: skip
             axis.set_title(f"{_TITLES[name]}, ms")
             axis.set_xlabel("output tokens/s")
-            axis.set_ylim(bottom=0)
+            axis.set_ylim(0, 1.15 * axis.dataLim.y1)  # room for a name above the highest point
             axis.legend(fontsize="small")
 
     knee = f"; the knee is {document.knee}" if document.knee else ""
