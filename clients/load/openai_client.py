@@ -36,11 +36,9 @@ class AsyncOpenAIClient:
         self._url = completions_url(url)
         self._is_closed = False
         self._bodies: set[aiohttp.StreamReader] = set()  # of the answers that run
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers=headers(),
-        )
+        self._session = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S))
+        # llama.cpp offers to keep a connection and closes it behind a stream, which shows when it is used again.
+        self._new_connections = _session(aiohttp.TCPConnector(limit=0, force_close=True))
 
     async def __aenter__(self) -> Self:
         return self
@@ -54,6 +52,7 @@ class AsyncOpenAIClient:
         for body in self._bodies:  # aiohttp 3.14 closes the connection, and leaves who reads from it waiting
             body.set_exception(aiohttp.ClientConnectionError("closed"))
         await self._session.close()
+        await self._new_connections.close()
 
     async def is_ready(self, *, model: str, timeout_s: float = 60.0) -> bool:
         """Whether the server answers a request for one token; False as well where nothing answers.
@@ -103,7 +102,7 @@ class AsyncOpenAIClient:
         stream = CompletionStream()
         failure: ServingError | None = None
         try:
-            async with self._session.post(self._url, data=body, timeout=limits, allow_redirects=False) as response:
+            async with await self._send(body, limits) as response:
                 if response.status != OK:
                     said = await response.read()
                     failure = http_error(response.status, said, response.headers.get("Retry-After", ""))
@@ -124,6 +123,17 @@ class AsyncOpenAIClient:
         if failure is not None and not stream.is_done:
             raise failure
         stream.check_end()
+
+    async def _send(self, body: bytes, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+        """The head of the answer. Where the connection ended before it, the request is sent once more, on a new one."""
+        try:
+            return await self._session.post(self._url, data=body, timeout=limits, allow_redirects=False)
+        except aiohttp.ClientConnectorError:
+            raise
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            if self._is_closed:
+                raise
+        return await self._new_connections.post(self._url, data=body, timeout=limits, allow_redirects=False)
 
     def _why_lost(self, exc: Exception, idle_timeout_s: float | None) -> ServingError:
         if self._is_closed:
@@ -157,3 +167,7 @@ def not_ready(url: str, model: str) -> Unavailable:
     """The error of a load that nobody would answer."""
     message = f"no server takes requests for model {model!r} at {url}; is it running and ready?"
     return Unavailable(message, reason="unreachable")
+
+
+def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), headers=headers())

@@ -53,14 +53,18 @@ class CompletionsServer:
     Args:
         script: the steps of every answer, or what makes them of the request.
         takes_counts: `continuous_usage_stats` is allowed; otherwise such a request is refused, as OpenAI does.
+        keeps: connections; otherwise one that is used again is found to be closed, as with llama.cpp.
 
     Attributes:
         asked: every request but those for one token, which a client makes to find out whether the server is there.
     """
 
-    def __init__(self, *script: Step | Callable[[Asked], list[Step]], takes_counts: bool = False) -> None:
+    def __init__(
+        self, *script: Step | Callable[[Asked], list[Step]], takes_counts: bool = False, keeps: bool = True
+    ) -> None:
         self.script = script
         self.takes_counts = takes_counts
+        self.keeps = keeps
         self.asked: list[Asked] = []
         self.probes: list[Asked] = []
         self.url = ""
@@ -101,7 +105,7 @@ class CompletionsServer:
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: int) -> None:
         try:
             while (asked := await _read(reader, connection)) is not None:
-                if not await self._answer(asked, writer):
+                if not await self._answer(asked, writer) or (not self.keeps and await reader.read(1)):
                     return
         except (ConnectionError, asyncio.IncompleteReadError):
             pass

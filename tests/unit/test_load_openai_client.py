@@ -143,6 +143,13 @@ def test_each_stream_has_a_connection_and_they_are_used_again() -> None:
     assert 8 <= len({one.connection for one in server.asked}) <= 9  # one more asked first
 
 
+def test_a_request_on_a_connection_that_is_found_to_be_closed_is_sent_on_another() -> None:
+    with CompletionsServer(*tokens(2), keeps=False) as server:
+        found = run_processes(load(server, num_users=2, num_requests=12)).records
+    assert [record.end for record in found] == ["done"] * 12
+    assert len(server.asked) == 12, "none was asked twice"
+
+
 def test_a_conversation_goes_on_with_what_was_said() -> None:
     talk = {"kind": "conversation", "turns": {"mean": 2}, "isl": {"mean": 4}, "osl": {"mean": 8}, "think_s": 0.01}
     with CompletionsServer(event("well"), DONE) as server:
