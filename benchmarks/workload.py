@@ -31,10 +31,11 @@ def exact_stream(
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """What every side of a benchmark is asked, at one time."""
+    """What every side of a benchmark is asked."""
 
     prompts: list[str]
     output_tokens: int
+    num_users: int | None = None  # who ask at a time; None: all prompts at once
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server of somebody else's in child processes: started, waited for, and ended with all that it started."""
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from ensemble_configs.errors import ServerError
+
+READY_S = 300.0  # vLLM compiles for one or two minutes when it is started for the first time
+_STOP_S = 20.0
+_SHOWN_LINES = 20  # of what a server said before it died
+
+Cpu = Callable[[], float]
+
+
+@contextlib.contextmanager
+def serving(
+    *commands: Sequence[str], ready: Callable[[], bool], environment: Mapping[str, str] | None = None
+) -> Iterator[Cpu]:
+    """Start programs that make one server together; yields what tells their CPU time when `ready` says so.
+
+    Args:
+        environment: besides this process's own.
+
+    Raises:
+        ServerError: one of them ended, or they were not ready in time; with the last of what they said.
+    """
+    with tempfile.TemporaryFile() as said, contextlib.ExitStack() as stack:
+        children = [stack.enter_context(_child(command, environment or {}, said)) for command in commands]
+        deadline_s = time.monotonic() + READY_S
+        while not ready():
+            if any(child.poll() is not None for child in children) or time.monotonic() > deadline_s:
+                commanded = " and ".join(shlex.join(command) for command in commands)
+                raise ServerError(f"{commanded} did not become ready; its last lines:\n{_last_lines(said)}")
+            time.sleep(0.5)
+        yield lambda: sum(cpu_s(child.pid) for child in children)
+
+
+def cpu_s(pid: int) -> float:
+    """Core seconds of a process and of all that it started, up to now."""
+    total = 0.0
+    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+@contextlib.contextmanager
+def _child(
+    command: Sequence[str], environment: Mapping[str, str], said: IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
+    # A process group, that all of it can be ended; not a session, to which Linux would give its time apart.
+    process = subprocess.Popen(
+        list(map(str, command)),
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=said,
+        stderr=subprocess.STDOUT,
+        process_group=0,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _last_lines(said: IO[bytes]) -> str:
+    said.seek(0)
+    return "\n".join(said.read().decode(errors="replace").splitlines()[-_SHOWN_LINES:])
+
+
+def without_root(command: Sequence[str], root: Path) -> str:
+    """A command for a shell in the checkout, wherever that is."""
+    return shlex.join(map(str, command)).replace(f"{root}/", "")

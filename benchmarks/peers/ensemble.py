@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our side: `trireme serve`, asked over gRPC."""
+
+import contextlib
+from collections.abc import Iterator
+
+from benchmarks.peers import model_files
+from benchmarks.peers.peer import AskedServer, Bits, Started
+from benchmarks.through_ensemble import ThroughEnsemble
+from clients.load.run_folder import package_version
+from ensemble_configs.engine_specs import OpenVinoEngineSpec
+
+NAMES: dict[Bits, str] = {8: "trireme int8", 16: "trireme bf16"}
+
+
+class Ensemble:
+    """Triton, the ensemble's adapters and OpenVINO GenAI in its process."""
+
+    beside: str | None = None
+
+    def __init__(self, bits: Bits) -> None:
+        self.name = NAMES[bits]
+        self.precision = weights(bits)
+        self._bits: Bits = bits
+
+    def lacks(self) -> str | None:
+        """The model in OpenVINO's format."""
+        return model_files.lacks(model_files.CHECKPOINT, engine_of(self._bits).dir)
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[Started]:
+        """`trireme serve` with the deployment of `make bench`."""
+        spec = model_files.deployment(self._bits)
+        with ThroughEnsemble(spec) as server:
+            yield AskedServer(
+                server.url,
+                "ensemble",
+                version=f"trireme {package_version('trireme')}, {openvino_version()}, Triton 2.51",
+                settings=f"trireme serve --deployment benchmarks/random_model/{model_files.MODEL}.yaml"
+                + ("" if self._bits == 8 else f" (engine.dir: {model_files.OPENVINO_BF16.name})"),
+                cpu_s=server.cpu_s,
+            )
+
+
+def engine_of(bits: Bits) -> OpenVinoEngineSpec:
+    """What ours and the in-process side run."""
+    engine = model_files.deployment(bits).model.engine
+    assert isinstance(engine, OpenVinoEngineSpec)
+    return engine
+
+
+def weights(bits: Bits) -> str:
+    """In words."""
+    return "weights int8 by channel, asymmetric" if bits == 8 else "weights bf16, arithmetic bf16"
+
+
+def openvino_version() -> str:
+    """Of the engine."""
+    return f"OpenVINO GenAI {package_version('openvino-genai')}"

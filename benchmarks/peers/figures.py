@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one load on one peer gave, and what many rounds of them say together."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.peers.peer import Answered
+from benchmarks.report import median_with_interval
+from clients.load.figures.run_figures import figures_of
+from clients.load.load_options import Load
+from clients.load.run_folder import Run, RunInfo
+from ensemble_configs.errors import ServerError
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the steady part of a load (`clients.load.figures`).
+
+    Attributes:
+        client_cpu_share: of a core, of the client's busiest process; None: there was no client.
+        server_cpu_s_per_1000_tokens: core seconds of all its processes; None: not told.
+        tokens_per_chunk: output tokens of a response with any.
+    """
+
+    tokens_per_s: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    tpot_p50_ms: float
+    tokens_per_chunk: float
+    client_cpu_share: float | None
+    server_cpu_s_per_1000_tokens: float | None
+
+
+def figures(answered: Answered, load: Load, *, output_tokens: int) -> Figures:
+    """Those of a closed loop.
+
+    Raises:
+        ServerError: a request failed, or its answer has another length than was asked for: then nothing is comparable.
+    """
+    for record in answered.records:
+        if not record.is_done or record.output_tokens != output_tokens:
+            raise ServerError(
+                f"a request ended with {record.end!r} ({record.error}) and {record.output_tokens} output tokens; all "
+                f"of them have to end with {output_tokens}"
+            )
+    info = RunInfo(
+        tool="", commands=[], url=load.url, model=load.model, is_open=False, num_users=load.num_users,
+        cpu=answered.client_cpu,
+    )  # fmt: skip
+    found = figures_of(Run(path=Path(), info=info, records=answered.records, samples=[]))
+    num_tokens = sum(record.output_tokens for record in answered.records)
+    used_s = answered.server_cpu_s
+    return Figures(
+        tokens_per_s=found.output_tokens.per_s,
+        ttft_p50_ms=found.latencies["ttft"].percentiles["50"],
+        ttft_p99_ms=found.latencies["ttft"].percentiles["99"],
+        tpot_p50_ms=found.latencies["tpot"].percentiles["50"],
+        tokens_per_chunk=num_tokens / sum(sum(map(bool, record.tokens)) for record in answered.records),
+        client_cpu_share=found.client.cpu_share,
+        server_cpu_s_per_1000_tokens=None if used_s is None else 1000 * used_s / num_tokens,
+    )
+
+
+def medians(rounds: Sequence[Figures]) -> dict[str, Any]:
+    """Of each figure its median over the rounds with the interval of that; None where it was not told."""
+    found: dict[str, Any] = {}
+    for name in Figures.__struct_fields__:
+        values = [value for one in rounds if (value := getattr(one, name)) is not None]
+        found[name] = median_with_interval(values) if values else None
+    return found
+
+
+def ratios(ours: Sequence[Figures], theirs: Sequence[Figures]) -> Mapping[str, dict[str, float]]:
+    """Ours over theirs within a round: of tokens/s above 1, of times below 1 is ours the better one."""
+    names = ("tokens_per_s", "ttft_p50_ms", "tpot_p50_ms")
+    pairs = list(zip(ours, theirs, strict=True))
+    return {
+        name: median_with_interval([getattr(one, name) / getattr(other, name) for one, other in pairs])
+        for name in names
+    }

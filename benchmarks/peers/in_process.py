@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine of our side alone, in a process of its own: no server, no network; what a server can at most be."""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import yaml
+
+from benchmarks.in_process import in_child_process
+from benchmarks.peers import model_files
+from benchmarks.peers.ensemble import NAMES, engine_of, openvino_version, weights
+from benchmarks.peers.peer import Answered, Bits, Started
+from benchmarks.workload import Ask
+from clients.load.load_options import Load
+from clients.load.load_record import LoadRecord
+from serving.tokenization import PromptTokenizer
+
+
+class InProcessOpenVino:
+    """OpenVINO GenAI's continuous batching, step by step, with the same tokenizer and detokenizer work."""
+
+    def __init__(self, bits: Bits) -> None:
+        self.beside: str | None = NAMES[bits]
+        self.name = f"in-process OpenVINO {'int8' if bits == 8 else 'bf16'}"
+        self.precision = weights(bits)
+        self._bits: Bits = bits
+
+    def lacks(self) -> str | None:
+        """The model in OpenVINO's format."""
+        return model_files.lacks(model_files.CHECKPOINT, engine_of(self._bits).dir)
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[Started]:
+        """The process of `benchmarks.in_process`."""
+        spec = model_files.deployment(self._bits)
+        with tempfile.TemporaryDirectory() as folder:
+            deployment = Path(folder) / "deployment.yaml"
+            deployment.write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+            with in_child_process(deployment) as ask_child:
+                yield _Engine(ask_child, PromptTokenizer.from_spec(spec.model.tokenizer))
+
+
+class _Engine:
+    def __init__(self, ask_child: Callable[[Ask], list[LoadRecord]], tokenizer: PromptTokenizer) -> None:
+        self.version = openvino_version()
+        self.settings = "python -m benchmarks.in_process, with the same deployment"
+        self._ask_child = ask_child
+        self._tokenizer = tokenizer
+
+    def count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text))
+
+    def put_on(self, load: Load) -> Answered:
+        """Its users are seats in that process. All of a load are asked for the same number of tokens."""
+        turns = [turn for session in load.plan() for turn in session.turns]
+        [output_tokens] = {turn.max_tokens for turn in turns}
+        records = self._ask_child(Ask([turn.text for turn in turns], output_tokens, num_users=load.num_users))
+        return Answered(records, client_cpu=[], server_cpu_s=None)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a peer is to a comparison: something that is started, counts a prompt's tokens, takes a load, and is stopped."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import msgspec
+
+from clients.infer_messages import GenerateRequest
+from clients.load.asking import connect
+from clients.load.load_options import Load
+from clients.load.load_record import LoadRecord
+from clients.load.processes import run_processes
+from clients.load.worker import CpuSample
+from ensemble_configs.errors import ServerError, ServingError
+
+Bits = Literal[8, 16]  # of a weight
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """What came of a load."""
+
+    records: list[LoadRecord]
+    client_cpu: list[list[CpuSample]]  # of each process of the client; none: there was no client
+    server_cpu_s: float | None  # of all processes of the server, while the load was on; None: not told
+
+
+class Started(Protocol):
+    """A peer that answers."""
+
+    version: str
+    settings: str  # as it was started, for a shell
+
+    def count(self, text: str) -> int:
+        """How many tokens it makes of a prompt, special ones included."""
+
+    def put_on(self, load: Load) -> Answered:
+        """Send it a load; where to is its own affair."""
+
+
+class Peer(Protocol):
+    """A side of the comparison."""
+
+    name: str
+    beside: str | None  # the name of our side that it may be compared with; None: it is ours
+    precision: str  # of weights and of the arithmetic
+
+    def lacks(self) -> str | None:
+        """What has to be installed or made first, in words; None: nothing."""
+
+    def started(self) -> contextlib.AbstractContextManager[Started]:
+        """It, alone on the machine, from when it answers."""
+
+
+class AskedServer:
+    """A server that the load client knows how to ask: by OpenAI's API or by Triton's gRPC.
+
+    Args:
+        cpu_s: tells the CPU time of all its processes up to now.
+    """
+
+    def __init__(self, url: str, model: str, *, version: str, settings: str, cpu_s: Callable[[], float]) -> None:
+        self.url = url
+        self.model = model
+        self.version = version
+        self.settings = settings
+        self._cpu_s = cpu_s
+
+    def count(self, text: str) -> int:
+        """How many tokens the server says that a prompt has.
+
+        Raises:
+            ServerError: it does not say.
+        """
+        return asyncio.run(self._count(text))
+
+    async def _count(self, text: str) -> int:
+        request = GenerateRequest(text_input=text, max_tokens=1, stream=True, return_num_input_tokens=True)
+        async with connect(self.url) as client:
+            answer = client.generate(request, model=self.model, timeout_s=60.0)
+            counts = [chunk.num_input_tokens async for chunk in answer]
+        for count in counts:
+            if count is not None:
+                return count
+        raise ServerError(f"{self.url} does not say how many tokens a prompt has, so nothing can be compared with it")
+
+    def put_on(self, load: Load) -> Answered:
+        """By the built-in load client."""
+        before_s: list[float] = []
+        load = msgspec.structs.replace(load, url=self.url, model=self.model)
+        outcome = run_processes(load, began=lambda *_: before_s.append(self._cpu_s()))
+        return Answered(outcome.records, outcome.cpu, self._cpu_s() - before_s[0])
+
+
+def is_ready(url: str, model: str) -> bool:
+    """Whether a server answers a request for this model; one that does not know it yet is not ready."""
+
+    async def ask() -> bool:
+        async with connect(url) as client:
+            return await client.is_ready(model=model)
+
+    with contextlib.suppress(ServingError):
+        return asyncio.run(ask())
+    return False
