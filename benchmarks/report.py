@@ -65,7 +65,7 @@ def environment(*, triton_http: str | None = None) -> dict[str, object]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "load_1min": os.getloadavg()[0],
         "python": platform.python_version(),
-        "triton": None if triton_http is None else _triton_version(triton_http),
+        "triton": None if triton_http is None else triton_version(triton_http),
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
 
@@ -106,7 +106,8 @@ def with_tables(text: str, tables: Mapping[str, str]) -> str:
     return text
 
 
-def _triton_version(triton_http: str) -> str:
+def triton_version(triton_http: str) -> str:
+    """What a Triton says at ``host:port``."""
     with urllib.request.urlopen(f"http://{triton_http}/v2", timeout=5) as response:
         return str(json.load(response)["version"])
 

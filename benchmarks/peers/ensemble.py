@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from benchmarks.peers import model_files
 from benchmarks.peers.peer import AskedServer, Bits, Started
+from benchmarks.report import triton_version
 from benchmarks.through_ensemble import ThroughEnsemble
 from clients.load.run_folder import package_version
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
@@ -32,10 +33,11 @@ class Ensemble:
         """`trireme serve` with the deployment of `make bench`."""
         spec = model_files.deployment(self._bits)
         with ThroughEnsemble(spec) as server:
+            triton = f"Triton {triton_version(server.http)}"
             yield AskedServer(
                 server.url,
                 "ensemble",
-                version=f"trireme {package_version('trireme')}, {openvino_version()}, Triton 2.51",
+                version=f"trireme {package_version('trireme')}, {openvino_version()}, {triton}",
                 settings=f"trireme serve --deployment benchmarks/random_model/{model_files.MODEL}.yaml"
                 + ("" if self._bits == 8 else f" (engine.dir: {model_files.OPENVINO_BF16.name})"),
                 cpu_s=server.cpu_s,

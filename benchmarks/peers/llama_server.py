@@ -47,4 +47,4 @@ class LlamaServer:
     def _version(self) -> str:
         told = subprocess.run([self._program, "--version"], capture_output=True, text=True, check=True)
         [line] = [line for line in (told.stdout + told.stderr).splitlines() if line.startswith("version:")]
-        return f"llama.cpp {line.removeprefix('version:').strip()} (llama-cpp-python 0.3.36)"
+        return f"llama.cpp {line.removeprefix('version:').strip()}"

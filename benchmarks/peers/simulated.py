@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.peers.peer import AskedServer, Started
+from benchmarks.report import triton_version
 from benchmarks.through_ensemble import ThroughEnsemble
 from clients.load.run_folder import package_version
 from ensemble_configs.deployment import DeploymentSpec
@@ -60,7 +61,7 @@ class SimulatedEnsemble:
             yield AskedServer(
                 server.url,
                 "ensemble",
-                version=f"trireme {package_version('trireme')}, Triton 2.51",
+                version=f"trireme {package_version('trireme')}, Triton {triton_version(server.http)}",
                 settings=f"trireme serve; engine {engine.model_dump(mode='json', exclude_defaults=True)}, responses "
                 f"{self._responses.model_dump(mode='json')}",
                 cpu_s=server.cpu_s,
