@@ -41,7 +41,7 @@ def main(
     is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
     out: Annotated[Path | None, typer.Option(help="Write it there instead; a picture of that name beside it.")] = None,
 ) -> None:
-    """Measure and print; about 3 minutes a round on two cores. `make peers` installs Dynamo.
+    """Measure and print; about 4 minutes a round on two cores. `make peers` installs Dynamo.
 
     \b
     Examples:
