@@ -29,6 +29,7 @@ def validate(model: type[Model], data: object, *, source: Path) -> Model:
 
 
 _MAX_SHOWN_LEN = 80  # of a wrong value
+_NO_MAPPING = {"model_type", "model_attributes_type"}  # which pydantic tells by the names of its classes
 
 
 def _follows_from_another(error: object) -> bool:
@@ -52,6 +53,10 @@ def _finding(error: object, model: type[BaseModel], data: object) -> str:
         _allowed(error["loc"], model, is_at_top=len(shown_loc) == 1) if _is_unknown(error) else ""
     )
     message = error["msg"].removeprefix("Value error, ")
+    if error["type"] in _NO_MAPPING:
+        first, *others = _models_at(error["loc"], model)
+        shared = [field for field in first.model_fields if all(field in other.model_fields for other in others)]
+        message = f"should be a mapping of {', '.join(shared)}" + (", and what goes with these" if others else "")
     return f"{where}: {message[:1].lower()}{message[1:]}{shown}" if where else f"{message}{shown}"
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The subcommands of `trireme`, imported when called; every error becomes one line and an exit code."""
 
+import errno
 import functools
 import importlib
 import os
@@ -120,7 +121,10 @@ def _exiting(function: Callable[P, T]) -> Callable[P, T]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(EXIT_PIPE_CLOSED) from exc
         except OSError as exc:  # a folder that cannot be written, a full disk
-            typer.echo(f"trireme: {exc}", err=True)
+            place = "" if exc.filename is None else f"{exc.filename}: "
+            reason = exc.strerror.lower() if exc.strerror else str(exc)
+            hint = "; free some, or write elsewhere" if exc.errno == errno.ENOSPC else ""
+            typer.echo(f"trireme: {place}{reason}{hint}", err=True)
             raise typer.Exit(EXIT_FAILED) from exc
 
     return run

@@ -16,6 +16,7 @@ from build_engines.cost.cost_spec import Traffic
 from ensemble_configs.errors import SpecError
 
 _HOUR_S = 3600.0
+_MOST_TOKENS = 10**12  # of a request: a number beyond is no count
 
 
 class UsageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -31,8 +32,8 @@ class UsageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def __post_init__(self) -> None:
         """Refuse counts that cannot be."""
         for name in ("input_tokens", "output_tokens", "cached_tokens"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is 0 or more")
+            if not 0 <= getattr(self, name) <= _MOST_TOKENS:
+                raise ValueError(f"{name} is {getattr(self, name)}; it is 0 or more, and at most {_MOST_TOKENS:,}")
         if self.cached_tokens > self.input_tokens:
             raise ValueError(f"cached_tokens ({self.cached_tokens}) > input_tokens ({self.input_tokens})")
 

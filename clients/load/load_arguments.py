@@ -3,6 +3,7 @@
 
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -10,8 +11,11 @@ import typer
 from clients.load.load_options import Load
 from clients.load.openai_stream import is_openai_url
 from clients.load.prompts import ProportionalWriter
+from clients.load.server_samples import read_metrics
 from clients.load.workload_spec import WORKLOAD, FixedWorkload, SyntheticWorkload, Workload, constant, read_workload
 from ensemble_configs.errors import RequestError
+
+_LENGTH = 64  # tokens of prompts and answers, where nothing says it
 
 UrlOption = Annotated[
     str,
@@ -25,8 +29,12 @@ ModelOption = Annotated[str, typer.Option(help="The model to ask, by the server'
 WorkloadOption = Annotated[
     Path | None, typer.Option(help="What to ask, as YAML (docs/benchmarks.md); otherwise --isl and --osl.")
 ]
-IslOption = Annotated[int, typer.Option(min=1, help="Prompt tokens of every request.")]
-OslOption = Annotated[int, typer.Option(min=1, help="Output tokens of every request.")]
+IslOption = Annotated[
+    int | None, typer.Option(min=1, help="Prompt tokens of every request.", show_default=str(_LENGTH))
+]
+OslOption = Annotated[
+    int | None, typer.Option(min=1, help="Output tokens of every request.", show_default=str(_LENGTH))
+]
 TokenizerOption = Annotated[
     Path | None,
     typer.Option(help="Folder of the model's tokenizer.json, for prompts of exact lengths; otherwise about so long."),
@@ -43,15 +51,22 @@ OutOption = Annotated[Path, typer.Option(help="Folder for what was found; `trire
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")]
 
 
-def chosen_workload(path: Path | None, *, isl: int, osl: int, prompt: str | None = None) -> Workload:
-    """Of a file, or of fixed lengths, or of one prompt."""
-    if path is not None and prompt is not None:
-        raise RequestError("--workload and --prompt both say what to ask; leave one out", field="prompt")
+def chosen_workload(path: Path | None, *, isl: int | None, osl: int | None, prompt: str | None = None) -> Workload:
+    """Of a file, or of fixed lengths, or of one prompt.
+
+    Raises:
+        RequestError: two of the options say it.
+    """
+    given = {"workload": path, "prompt": prompt, "isl": isl, "osl": osl}
+    for first, others in (("workload", ("prompt", "isl", "osl")), ("prompt", ("isl",))):
+        for other in others:
+            if given[first] is not None and given[other] is not None:
+                raise RequestError(f"--{first} and --{other} both say what to ask; leave one out", field=other)
     if path is not None:
         return read_workload(path)
     if prompt is not None:
-        return FixedWorkload(kind="fixed", prompts=(prompt,), max_tokens=osl)
-    return SyntheticWorkload(kind="synthetic", isl=constant(isl), osl=constant(osl))
+        return FixedWorkload(kind="fixed", prompts=(prompt,), max_tokens=osl or _LENGTH)
+    return SyntheticWorkload(kind="synthetic", isl=constant(isl or _LENGTH), osl=constant(osl or _LENGTH))
 
 
 def with_lengths(load: Load, tokenizer: Path | None) -> Load:
@@ -81,12 +96,30 @@ def workload_data(workload: Workload) -> dict[str, object]:
 
 
 def metrics_url(given: str | None, url: str) -> str | None:
-    """Where the server's metrics are; None: not to be read."""
-    if given is not None and given.lower() in {"", "none"}:
+    """Where the server's metrics are; None: not to be read. One that is given is read once, before any load.
+
+    Raises:
+        RequestError: what is given has none of the metrics that a report shows.
+    """
+    if given is None:
+        # An OpenAI-compatible server may have none, and others than ours.
+        return None if is_openai_url(url) else f"http://{url.rpartition(':')[0]}:8002/metrics"
+    if given.lower() in {"", "none"}:
         return None
-    if given is None and is_openai_url(url):  # it may have none, and others than ours
-        return None
-    return given or f"http://{url.rpartition(':')[0]}:8002/metrics"
+    found = given if "://" in given else f"http://{given}/metrics"
+    try:
+        if urlsplit(found).scheme not in {"http", "https"}:
+            raise ValueError("is no http:// or https:// address")  # noqa: TRY301  one message for all
+        if not read_metrics(found):
+            raise ValueError("has no trireme_ or nv_ metrics")  # noqa: TRY301
+    except (OSError, ValueError) as exc:
+        raise RequestError(
+            f"--metrics {given}: {exc}; it names a Triton's metrics page, such as http://localhost:8002/metrics; "
+            "none: they are not read",
+            field="metrics",
+            value=given,
+        ) from exc
+    return found
 
 
 def refuse_openai_url(url: str, tool: str) -> None:

@@ -58,8 +58,8 @@ def locust(
     url: UrlOption = "localhost:8001",
     model: ModelOption = "ensemble",
     workload: WorkloadOption = None,
-    isl: IslOption = 64,
-    osl: OslOption = 64,
+    isl: IslOption = None,
+    osl: OslOption = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes of Locust's that share the users.")] = 1,
     web: Annotated[
         bool, typer.Option("--web", help="Show Locust's page, and wait there for somebody to start it.")

@@ -48,8 +48,8 @@ def run(
     requests: Annotated[int | None, typer.Option(help="Requests in all (conversations, where it is those).")] = None,
     duration: Annotated[float | None, typer.Option(help="Seconds in which requests begin.")] = None,
     workload: WorkloadOption = None,
-    isl: IslOption = 64,
-    osl: OslOption = 64,
+    isl: IslOption = None,
+    osl: OslOption = None,
     prompt: Annotated[str | None, typer.Option(help="Ask this, again and again; --osl is its max_tokens.")] = None,
     arrivals: Annotated[
         str, typer.Option(help="With --rate: constant, poisson, gamma, bursty or diurnal.")

@@ -5,22 +5,25 @@ import csv
 import datetime
 import io
 from collections.abc import Iterator
+from typing import Annotated
 
 import msgspec
 
-from clients.load.workload_spec import TraceWorkload
+from clients.load.workload_spec import MAX_TOKENS, TraceWorkload
 from ensemble_configs.errors import SpecError
 
+_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
-class TraceRow(msgspec.Struct, kw_only=True):
+
+class TraceRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One request of our own format, which has a line of JSON for each."""
 
     at_s: float
-    output_tokens: int
-    input_tokens: int = 0
+    output_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+    input_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)] = 0
     prompt: str | None = None
     tenant: str | None = None
-    priority: int | None = None  # 1 premium, 2 standard, 3 batch
+    priority: Annotated[int, msgspec.Meta(ge=1, le=3)] | None = None  # premium, standard, batch
 
 
 def read_trace(workload: TraceWorkload) -> Iterator[TraceRow]:
@@ -38,6 +41,13 @@ def read_trace(workload: TraceWorkload) -> Iterator[TraceRow]:
     if not rows:
         raise SpecError(f"the trace {path} has no request", field="path")
     first_s = rows[0].at_s + workload.start_s
+    if not any(row.at_s >= first_s and row.output_tokens for row in rows):
+        length_s = rows[-1].at_s - rows[0].at_s
+        raise SpecError(
+            f"the trace {path} has no answered request from start_s ({workload.start_s:g}) on; its last one comes "
+            f"{length_s:g} s after its first",
+            field="start_s",
+        )
     for row in rows:
         if row.at_s < first_s:
             continue
@@ -51,16 +61,26 @@ def read_trace(workload: TraceWorkload) -> Iterator[TraceRow]:
 
 def _azure(text: str, path: object) -> Iterator[TraceRow]:
     reader = csv.DictReader(io.StringIO(text))
+    if missing := [name for name in _AZURE if name not in (reader.fieldnames or ())]:
+        raise SpecError(
+            f"{path}, line 1: the header lacks {', '.join(missing)}; Azure's has {', '.join(_AZURE)}", field="path"
+        )
     for number, line in enumerate(reader, start=2):
         try:
             yield TraceRow(
                 at_s=_seconds(line["TIMESTAMP"]),
-                input_tokens=max(1, int(line["ContextTokens"])),
-                output_tokens=int(line["GeneratedTokens"]),
+                input_tokens=max(1, _count(line["ContextTokens"])),
+                output_tokens=_count(line["GeneratedTokens"]),
             )
-        except (KeyError, TypeError, ValueError) as exc:
-            wanted = "TIMESTAMP, ContextTokens and GeneratedTokens"
-            raise SpecError(f"{path}, line {number}: is no line of {wanted}: {exc}", field="path") from exc
+        except (TypeError, ValueError) as exc:
+            raise SpecError(f"{path}, line {number}: is no line of {', '.join(_AZURE)}: {exc}", field="path") from exc
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if not 0 <= count <= MAX_TOKENS:
+        raise ValueError(f"{count} is no number of tokens")
+    return count
 
 
 def _seconds(stamp: str) -> float:
@@ -78,7 +98,8 @@ def _jsonl(text: str, path: object) -> Iterator[TraceRow]:
         try:
             row = msgspec.json.decode(line, type=TraceRow)
         except msgspec.MsgspecError as exc:
-            raise SpecError(f"{path}, line {number}: {exc}", field="path") from exc
+            fields = ", ".join(TraceRow.__struct_fields__)
+            raise SpecError(f"{path}, line {number}: {exc}; a line has of {fields}", field="path") from exc
         if row.prompt is None and row.input_tokens < 1:
             raise SpecError(f"{path}, line {number}: needs prompt, or input_tokens of at least 1", field="path")
         yield row

@@ -14,6 +14,7 @@ from ensemble_configs.validation import validate
 
 NonNegativeNumber = Annotated[Number, Field(ge=0)]
 PositiveNumber = Annotated[Number, Field(gt=0)]
+MAX_TOKENS = 100_000_000  # of a prompt: more than any model takes
 
 
 class Lengths(Spec):
@@ -22,16 +23,28 @@ class Lengths(Spec):
     `stddev` is that of the lengths themselves, for the lognormal distribution too.
     """
 
-    mean: PositiveNumber
+    mean: Annotated[Number, Field(gt=0, le=MAX_TOKENS)]
     stddev: NonNegativeNumber = 0.0
     distribution: Literal["normal", "lognormal", "uniform"] = "normal"
     min: Positive = 1
     max: Positive | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_number(cls, given: object) -> object:
+        """A plain number is always that length."""
+        return {"mean": given} if isinstance(given, int | float) and not isinstance(given, bool) else given
+
     @model_validator(mode="after")
     def _has_room(self) -> "Lengths":
         if self.max is not None and self.max < self.min:
             raise ValueError(f"min ({self.min}) is above max ({self.max})")
+        for name, bound, is_beyond in (
+            ("min", self.min, self.mean < self.min),
+            ("max", self.max, self.max is not None and self.mean > self.max),
+        ):
+            if is_beyond:
+                raise ValueError(f"mean ({self.mean:g}) is beyond {name} ({bound}): nothing near it could be drawn")
         return self
 
 

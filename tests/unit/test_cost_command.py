@@ -335,12 +335,13 @@ def test_records_price_tenants(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     ("change", "says"),
     [
         ({"input_tokens": -1}, "line 2: .*input_tokens is -1; it is 0 or more"),
+        ({"input_tokens": 10**26}, "line 2: .*input_tokens is 1000.*at most"),
         ({"cached_tokens": 11}, r"line 2: .*cached_tokens \(11\) > input_tokens \(10\)"),
         ({"output_tokens": "7"}, "line 2: Expected `int`, got `str`"),
         ({"tennant": "x"}, "line 2: .*tennant.*a line is an object of tenant, model"),
         ({"time": "yesterday"}, "line 2: Invalid RFC3339"),
     ],
-    ids=["negative", "cached", "text", "unknown", "time"],
+    ids=["negative", "huge", "cached", "text", "unknown", "time"],
 )
 def test_a_wrong_record_is_refused_by_its_line(
     change: dict[str, object], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path

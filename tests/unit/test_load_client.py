@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The built-in load client against a server that plays a script, and says itself when it sent each response."""
 
-import os
-import signal
 import statistics
 import threading
 import time
@@ -14,6 +12,7 @@ import msgspec
 import psutil
 import pytest
 from kserve_server import KServeServer, Step, response
+from load_interrupts import interrupt, once_done
 from load_records import farthest_from_stamps
 
 from clients.latency import ttft_ms
@@ -182,8 +181,7 @@ def test_a_duration_ends_a_closed_loop() -> None:
 
 def test_ctrl_c_keeps_what_has_ended() -> None:
     with KServeServer(*tokens(4, gap_s=0.1)) as server:
-        threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-        outcome = run_processes(load(server, num_users=2, num_requests=10_000))
+        outcome = run_processes(load(server, num_users=2, num_requests=10_000), told=once_done(interrupt))
     assert outcome.was_interrupted
     assert 2 <= sum(record.end == "done" for record in outcome.records) < 100
     assert {record.end for record in outcome.records} <= {"done", "CANCELLED"}
@@ -195,10 +193,9 @@ def test_a_process_that_dies_ends_the_load_with_an_error() -> None:
             if "spawn_main" in " ".join(child.cmdline()):
                 child.kill()
 
-    with KServeServer(*tokens(4, gap_s=0.1)) as server:
-        threading.Timer(2.0, kill_worker).start()
-        with pytest.raises(ServerError, match="process of the load client died"):
-            run_processes(load(server, num_requests=10_000))
+    died = pytest.raises(ServerError, match="process of the load client died")
+    with KServeServer(*tokens(4, gap_s=0.1)) as server, died:
+        run_processes(load(server, num_requests=10_000), told=once_done(kill_worker))
 
 
 def test_where_nobody_answers_it_says_so() -> None:

@@ -3,16 +3,14 @@
 
 import asyncio
 import json
-import os
-import signal
 import socket
 import statistics
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from completions_server import CUT, DONE, HANG, Asked, CompletionsServer, Status, Step, event
+from load_interrupts import interrupt, once_done
 from load_records import farthest_from_stamps
 
 from clients.infer_messages import GenerateRequest
@@ -160,8 +158,7 @@ def test_a_conversation_goes_on_with_what_was_said() -> None:
 
 def test_ctrl_c_keeps_what_has_ended() -> None:
     with CompletionsServer(*tokens(4, gap_s=0.1)) as server:
-        threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-        outcome = run_processes(load(server, num_users=2, num_requests=10_000))
+        outcome = run_processes(load(server, num_users=2, num_requests=10_000), told=once_done(interrupt))
     assert outcome.was_interrupted
     assert {record.end for record in outcome.records} <= {"done", "CANCELLED"}
     assert sum(record.end == "CANCELLED" for record in outcome.records) <= 2

@@ -136,11 +136,16 @@ def test_our_own_traces_hold_prompts_and_tenants(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "said"),
     [
-        ("TIMESTAMP,ContextTokens\n2023-11-16 18:15:46,3\n", "azure", "line 2"),
+        ("TIMESTAMP,ContextTokens\n2023-11-16 18:15:46,3\n", "azure", "line 1: the header lacks GeneratedTokens"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,-3,4\n", "azure", "line 2.*-3 is no number"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,3,0\n", "azure", "no answered request"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,3,4\n", "azure", "line 2"),
         ('{"at_s": 1}\n', "jsonl", "line 1.*output_tokens"),
         ('{"at_s": 1, "output_tokens": 4}\n', "jsonl", "needs prompt"),
         ("", "jsonl", "no request"),
+        ('{"at_s": 1, "input_tokens": 3, "output_tokens": -8}\n', "jsonl", r"line 1.*>= 1.*output_tokens"),
+        ('{"at_s": 1, "input_tokens": 3, "outptu": 5}\n', "jsonl", "line 1.*outptu|line 1.*output_tokens"),
+        ('{"at_s": 1, "input_tokens": 3, "output_tokens": 1, "priority": 4}\n', "jsonl", r"line 1.*<= 3.*priority"),
     ],
 )
 def test_a_wrong_trace_is_told_by_its_line(tmp_path: Path, text: str, kind: str, said: str) -> None:
@@ -148,9 +153,26 @@ def test_a_wrong_trace_is_told_by_its_line(tmp_path: Path, text: str, kind: str,
         list(read_trace(trace(tmp_path, text, format=kind)))
 
 
+def test_a_trace_that_begins_behind_its_end_is_told_how_long_it_is(tmp_path: Path) -> None:
+    lines = '{"at_s": 1, "input_tokens": 3, "output_tokens": 4}\n{"at_s": 6, "input_tokens": 3, "output_tokens": 4}\n'
+    workload = trace(tmp_path, lines, format="jsonl").model_copy(update={"start_s": 9.0})
+    with pytest.raises(SpecError, match=r"start_s \(9\).*5 s after its first"):
+        list(read_trace(workload))
+
+
+def test_a_plain_number_is_always_that_length() -> None:
+    assert Lengths.model_validate(64) == Lengths(mean=64)
+    assert {draw(Lengths.model_validate(64), random.Random(seed)) for seed in range(20)} == {64}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("", "should be a mapping of .*kind, and what goes with these"),
+        ("kind: synthetic\nisl: long\nosl: 3\n", "isl: should be a mapping of mean, stddev"),
+        ("kind: synthetic\nisl: {mean: 64, max: 10}\nosl: 3\n", r"isl: mean \(64\) is beyond max \(10\)"),
+        ("kind: synthetic\nisl: {mean: 64, min: 100}\nosl: 3\n", r"isl: mean \(64\) is beyond min \(100\)"),
+        ("kind: synthetic\nisl: {mean: 1.0e+30}\nosl: 3\n", "isl.mean: input should be less than"),
         ("kind: synthetic\nisl: {mean: 3}\n", "osl"),
         ("kind: synthetic\nisl: {mean: 3, sdtdev: 1}\nosl: {mean: 3}\n", "did you mean stddev"),
         ("kind: synthetic\nisl: {mean: 3, min: 9, max: 8}\nosl: {mean: 3}\n", "min \\(9\\) is above max \\(8\\)"),
