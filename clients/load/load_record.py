@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What became of one request of a load; every figure of a report is computed from these, whichever tool made them."""
 
-from collections.abc import Iterable
-from pathlib import Path
+from itertools import pairwise
 
 import msgspec
 
 from clients.latency import Arrival, RequestRecord
-from ensemble_configs.errors import SpecError
 
 DONE = "done"
 REFUSED = "UNAVAILABLE"
+UNANSWERED = frozenset({"unreachable", "connection_lost"})  # reasons: nobody was there, or not to the end
 
 
 class LoadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -22,6 +21,7 @@ class LoadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         sent_ns: when it was sent, at its last attempt.
         end_ns: when its end was known, good or bad.
         end: ``done``, or the code of the error that it ended with.
+        reason: of the error in one word, where it has one: ``queue_full``, ``connection_lost``.
         times_ns: when each chunk came; tokens: how many were in it, 0 where there was only text.
         input_tokens, output_tokens: as the server counted them; None: it did not say.
     """
@@ -33,6 +33,7 @@ class LoadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     end_ns: int = 0
     end: str = ""
     error: str = ""
+    reason: str | None = None
     times_ns: list[int] = []
     tokens: list[int] = []
     input_tokens: int | None = None
@@ -70,21 +71,23 @@ class LoadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         return RequestRecord(self.due_ns, tuple(map(Arrival, self.times_ns, self.tokens)))
 
 
-def write_records(path: Path, records: Iterable[LoadRecord]) -> None:
-    """A line for each."""
-    with path.open("wb") as file:
-        file.writelines(msgspec.json.encode(record) + b"\n" for record in records)
-
-
-def read_records(path: Path) -> list[LoadRecord]:
-    """What `write_records` wrote.
-
-    Raises:
-        SpecError: it cannot be read, or a line is no record.
-    """
-    try:
-        return msgspec.json.Decoder(LoadRecord).decode_lines(path.read_bytes())
-    except OSError as exc:
-        raise SpecError(f"{path} cannot be read: {exc.strerror or exc}", field="run") from exc
-    except msgspec.MsgspecError as exc:
-        raise SpecError(f"{path} does not hold the records of a run: {exc}", field="run") from exc
+def check_record(record: LoadRecord) -> None:
+    """Raises: ValueError: its numbers cannot be those of a request, by the field's name."""
+    times_ns, tokens = record.times_ns, record.tokens
+    if len(tokens) != len(times_ns):
+        raise ValueError(
+            f"`tokens` has {len(tokens)} numbers and `times_ns` {len(times_ns)}; each chunk has one of both"
+        )
+    if any(count < 0 for count in tokens):
+        raise ValueError(f"`tokens` has a number below 0: {min(tokens)}")
+    if record.input_tokens is not None and record.input_tokens < 0:
+        raise ValueError(f"`input_tokens` is below 0: {record.input_tokens}")
+    if any(late < early for early, late in pairwise(times_ns)):
+        raise ValueError("`times_ns` has a chunk that came before the one in front of it")
+    first_ns, last_ns = (times_ns[0], times_ns[-1]) if times_ns else (record.due_ns, record.due_ns)
+    if first_ns < record.due_ns:
+        raise ValueError(f"`times_ns` begins at {first_ns}, before `due_ns` ({record.due_ns})")
+    if record.end_ns < last_ns:
+        raise ValueError(
+            f"`end_ns` ({record.end_ns}) is before the {'last chunk' if times_ns else 'start'} ({last_ns})"
+        )

@@ -4,22 +4,25 @@
 Every tool's run becomes such a folder, and a report reads nothing else.
 """
 
+import contextlib
 import datetime
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import psutil
 
-from clients.load.load_record import LoadRecord, read_records, write_records
-from clients.load.server_samples import ServerSample, read_samples, write_samples
+from clients.load.json_lines import Lines, LinesFile, cannot_write, read_lines
+from clients.load.load_record import LoadRecord, check_record
+from clients.load.server_samples import ServerSample
 from clients.load.worker import CpuSample
 from ensemble_configs.errors import SpecError
 
+_INFO, _RECORDS, _SAMPLES = "run.json", "requests.jsonl", "server.jsonl"
 _PACKAGES = ("trireme", "tritonclient", "grpcio", "msgspec", "numpy")
 
 
@@ -35,7 +38,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
         warmup_requests: that were sent before, and are not in the records.
         cpu: what each process of the client had used by when; none: not known.
         note: what a reader has to know to compare it.
-        was_interrupted: by Ctrl-C; what had ended by then is there.
+        was_interrupted: it did not come to its end; what had ended by then is there.
         tool_says: figures that the tool itself prints, by its own names.
     """
 
@@ -73,22 +76,62 @@ class Run(msgspec.Struct, kw_only=True):
         self.name = self.name or self.path.resolve().name
 
 
+class RunFiles:
+    """A run's folder while its load runs, inside a `with`: what has ended is in it, whatever becomes of this process.
+
+    `run.json` comes first, and says that the run was interrupted until `end` says how it was.
+
+    Raises:
+        ServingError: there, or later, a file cannot be written.
+    """
+
+    def __init__(self, path: Path, info: RunInfo) -> None:
+        self._path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise cannot_write(path, exc) from exc
+        self.end(msgspec.structs.replace(info, was_interrupted=True))
+        self._files = contextlib.ExitStack()
+        self._records = self._files.enter_context(LinesFile(path / _RECORDS))
+        self._samples = self._files.enter_context(LinesFile(path / _SAMPLES))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def add(self, records: Iterable[LoadRecord], samples: Iterable[ServerSample]) -> None:
+        """Those that are new."""
+        self._records.add(records)
+        self._samples.add(samples)
+
+    def end(self, info: RunInfo) -> None:
+        """Say what the run was."""
+        whole, part = self._path / _INFO, self._path / f"{_INFO}.part"
+        try:
+            part.write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=1) + b"\n")
+            part.replace(whole)  # the one before stays where this one does not fit
+        except OSError as exc:
+            raise cannot_write(whole, exc) from exc
+
+
 def write_run(path: Path, info: RunInfo, records: Sequence[LoadRecord], samples: Sequence[ServerSample]) -> None:
-    """Make the folder; `run.json` last, so that a folder with one is whole."""
-    path.mkdir(parents=True, exist_ok=True)
-    write_records(path / "requests.jsonl", records)
-    write_samples(path / "server.jsonl", samples)
-    (path / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=1) + b"\n")
+    """Make the folder of a run that is over. Raises: ServingError: it cannot be written."""
+    with RunFiles(path, info) as files:
+        files.add(records, samples)
+        files.end(info)
 
 
 def read_run(path: Path) -> Run:
-    """What `write_run` wrote.
+    """What was written: records in the order in which they were due. A cut last line is left out, as the note says.
 
     Raises:
-        SpecError: it is no run's folder.
+        SpecError: it is no run's folder, or a file of it is damaged.
     """
     try:
-        info = msgspec.json.decode((path / "run.json").read_bytes(), type=RunInfo)
+        info = msgspec.json.decode((path / _INFO).read_bytes(), type=RunInfo)
     except OSError as exc:
         raise SpecError(
             f"{path} is no run's folder: its run.json cannot be read ({exc.strerror or exc}); "
@@ -96,19 +139,26 @@ def read_run(path: Path) -> Run:
             field="run",
         ) from exc
     except msgspec.MsgspecError as exc:
-        raise SpecError(f"{path / 'run.json'}: {exc}", field="run") from exc
-    return Run(
-        path=path,
-        info=info,
-        records=read_records(path / "requests.jsonl"),
-        samples=read_samples(path / "server.jsonl"),
-    )
+        raise SpecError(f"{path / _INFO}: {exc}", field="run") from exc
+    records = read_lines(path / _RECORDS, LoadRecord, check=check_record)
+    has_samples = (path / _SAMPLES).exists()
+    samples = read_lines(path / _SAMPLES, ServerSample) if has_samples else Lines(list[ServerSample](), is_cut=False)
+    cut = [
+        f"The last line of {name} is cut; the {len(items)} in front of it are used."
+        for name, (items, is_cut) in ((_RECORDS, records), (_SAMPLES, samples))
+        if is_cut
+    ]
+    info.note = " ".join(filter(None, [info.note, *cut]))
+    records.items.sort(key=lambda record: record.due_ns)
+    return Run(path=path, info=info, records=records.items, samples=samples.items)
 
 
 def refuse_used(path: Path) -> None:
-    """Raises: SpecError: the folder holds a run already."""
-    if (path / "run.json").exists():
-        raise SpecError(f"{path} holds a run already; name another folder with --out, or remove it", field="out")
+    """Raises: SpecError: the folder holds a run already, or a part of one."""
+    if found := next((name for name in (_INFO, _RECORDS, _SAMPLES) if (path / name).exists()), None):
+        raise SpecError(
+            f"{path} holds a run already ({found}); name another folder with --out, or remove it", field="out"
+        )
     if path.exists() and not path.is_dir():
         raise SpecError(f"{path} is a file; --out names a folder", field="out")
 

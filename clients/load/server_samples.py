@@ -4,13 +4,9 @@
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
-
-from ensemble_configs.errors import SpecError
 
 _PREFIXES = ("trireme_", "nv_trt_llm_", "nv_gpu_", "nv_inference_pending", "nv_llm_")
 _LEFT_OUT = ("_bucket", "_created")  # a report has every request itself
@@ -76,23 +72,3 @@ class ServerWatch:
             except (OSError, ValueError) as exc:
                 self.failure = f"{self._url}: {exc}"
             self._is_over.wait(max(0.0, self._period_s - (time.monotonic() - begun_s)))
-
-
-def write_samples(path: Path, samples: Sequence[ServerSample]) -> None:
-    """A line for each."""
-    with path.open("wb") as file:
-        file.writelines(msgspec.json.encode(sample) + b"\n" for sample in samples)
-
-
-def read_samples(path: Path) -> list[ServerSample]:
-    """What `write_samples` wrote; none where there is no file.
-
-    Raises:
-        SpecError: a line is no sample.
-    """
-    if not path.exists():
-        return []
-    try:
-        return [msgspec.json.decode(line, type=ServerSample) for line in path.read_bytes().splitlines()]
-    except msgspec.MsgspecError as exc:
-        raise SpecError(f"{path} does not hold a server's metrics: {exc}", field="run") from exc

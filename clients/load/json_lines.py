@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files with a JSON object a line: written as things happen, so that a file may end in the middle of its last line."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Generic, NamedTuple, Self, TypeVar
+
+import msgspec
+
+from ensemble_configs.errors import ServingError, SpecError
+
+T = TypeVar("T")
+
+
+class LinesFile:
+    """Such a file, new, inside a `with`; what is added is in it, and not in a buffer of this process.
+
+    Raises:
+        ServingError: there, or later, it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = path.open("wb", buffering=0)
+        except OSError as exc:
+            raise cannot_write(path, exc) from exc
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, items: Iterable[msgspec.Struct]) -> None:
+        """A line for each."""
+        left = memoryview(b"".join(msgspec.json.encode(item) + b"\n" for item in items))
+        try:
+            while left:  # a full disk takes a part first
+                left = left[self._file.write(left) :]
+        except OSError as exc:
+            raise cannot_write(self._path, exc) from exc
+
+
+def cannot_write(path: Path, exc: OSError) -> ServingError:
+    """The error of a file that cannot be written, with what to do about it."""
+    return ServingError(
+        f"{path} cannot be written: {exc.strerror or exc}; what is in the folder is kept; make room, or name another "
+        "place with --out"
+    )
+
+
+class Lines(NamedTuple, Generic[T]):
+    """A file, read. `is_cut`: its last line was not whole, and is not among the items."""
+
+    items: list[T]
+    is_cut: bool
+
+
+def read_lines(path: Path, kind: type[T], *, check: Callable[[T], None] = lambda _: None) -> Lines[T]:
+    """What was added to a `LinesFile`.
+
+    Args:
+        check: raises ValueError for an item that cannot be.
+
+    Raises:
+        SpecError: it cannot be read, or a line other than a cut last one is no such item; with its number.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as exc:
+        raise SpecError(f"{path} cannot be read: {exc.strerror or exc}", field="run") from exc
+    decoder, items = msgspec.json.Decoder(kind), list[T]()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            item = decoder.decode(line)
+            check(item)
+        except ValueError as exc:
+            has_end = number < len(lines) or isinstance(exc, msgspec.ValidationError)
+            if isinstance(exc, msgspec.DecodeError) and not has_end:
+                return Lines(items, is_cut=True)
+            raise SpecError(f"{path}, line {number}: {exc}; mend it, or take the line out", field="run") from exc
+        items.append(item)
+    return Lines(items, is_cut=False)
