@@ -22,6 +22,7 @@ def print_summary(run: Run, *, is_json: bool) -> None:
         typer.echo(msgspec.json.encode(figures).decode())
         _refuse_failure(run)
         return
+    _refuse_failure(run)
     console = Console(highlight=False, soft_wrap=True)
     table = Table(title=None, box=None, pad_edge=False)
     for column in ("", "mean", "p50", "p90", "p95", "p99", "n"):
@@ -31,14 +32,19 @@ def print_summary(run: Run, *, is_json: bool) -> None:
     console.print(table)
     for line in summary_lines(run, figures):
         console.print(line, markup=False)
-    _refuse_failure(run)
     console.print(f"kept in {run.path}; see it: trireme bench report {run.path} --out report.html", markup=False)
 
 
 def _refuse_failure(run: Run) -> None:
     """Raises: ServerError: no request of it ended well, which a script should notice."""
-    if not any(record.is_done for record in run.records):
-        raise ServerError(f"no request ended well; what they said is in {run.path}")
+    if any(record.is_done for record in run.records):
+        return
+    first = run.records[0]
+    alike = sum((record.end, record.error) == (first.end, first.error) for record in run.records)
+    raise ServerError(
+        f"no request ended well: {alike} of {len(run.records)} ended with {first.end} ({first.error}); all that was "
+        f"said is in {run.path}"
+    )
 
 
 def summary_lines(run: Run, figures: RunFigures) -> list[str]:
