@@ -2,6 +2,7 @@
 """One load, whole: what is asked, when, of whom; what a worker process needs to know, and what a report repeats."""
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from clients.load.plan import Session, sessions
 from clients.load.prompts import ExactWriter, ProportionalWriter, Writer
 from clients.load.workload_spec import WORKLOAD, Workload
 from ensemble_configs.errors import RequestError
+
+MOST_PLANNED = 10_000_000
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,10 +78,22 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             ("processes", self.num_processes),
             ("timeout", self.timeout_s),
         ):
-            if value is not None and not value > 0:
-                raise RequestError(f"--{name} must be above 0, got {value:g}", field=name, value=value)
+            if value is not None and not 0 < value < math.inf:
+                raise RequestError(f"--{name} must be a number above 0, got {value:g}", field=name, value=value)
         if self.rate_per_s is not None:
             next(self._moments(), None)  # refuses what arrivals refuse
+        self._check_size()
+
+    def _check_size(self) -> None:
+        by_rate = self.rate_per_s * self.duration_s if self.rate_per_s and self.duration_s else math.inf
+        planned = min(by_rate, self.num_requests or math.inf)
+        if MOST_PLANNED < planned < math.inf:
+            raise RequestError(
+                f"a load is planned before its first request, of at most {MOST_PLANNED} requests, got {planned:.4g}: "
+                "give fewer --requests, or a lower --rate or --duration",
+                field="requests",
+                value=planned,
+            )
 
     def spec(self) -> Workload:
         """The workload, typed."""
