@@ -2,12 +2,14 @@
 """One request of a load, from when it is sent to its end, as a record."""
 
 import asyncio
+import contextlib
 import time
 
 from clients.infer_messages import GenerateChunk
-from clients.load.load_record import DONE, LoadRecord
+from clients.load.load_record import DONE, UNANSWERED, LoadRecord
 from clients.load.openai_client import AsyncOpenAIClient
 from clients.load.openai_stream import is_openai_url
+from clients.load.outage import Outage
 from clients.load.plan import Session
 from clients.streaming import AsyncTritonClient
 from ensemble_configs.errors import ServingError, Unavailable
@@ -33,6 +35,9 @@ class Asker:
         start_ns: of the run, on the monotonic clock; what is noted counts from there.
         timeout_s: of an attempt.
         num_retries: of a request that is refused before its first token, after the time that the server names.
+
+    Attributes:
+        outage: of the server. stop: once it is set nothing is sent any more.
     """
 
     def __init__(self, client: Client, *, model: str, start_ns: int, timeout_s: float | None, num_retries: int) -> None:
@@ -41,6 +46,8 @@ class Asker:
         self._start_ns = start_ns
         self._timeout_s = timeout_s
         self._num_retries = num_retries
+        self.outage = Outage()
+        self.stop = asyncio.Event()
 
     async def ask(self, session: Session, turn: int, history: str, *, due_ns: int | None) -> tuple[LoadRecord, str]:
         """A request and its answer. Args: `due_ns`: None: now."""
@@ -64,27 +71,45 @@ class Asker:
                 async for chunk in self._client.generate(request, model=self._model, timeout_s=self._timeout_s):
                     self._note(record, chunk)
                     answer += chunk.text
-                record.end = DONE
+                record.end, record.reason = DONE, None
             except ServingError as exc:
+                self._note_failure(exc, record)
                 if await self._may_retry(exc, record):
                     continue
                 record.end, record.error = exc.code, exc.message[:_ERROR_LENGTH]
             record.end_ns = self._now_ns()
             return record, answer
 
+    async def is_stopped_within(self, seconds: float) -> bool:
+        """Wait so long, or until `stop` is set."""
+        if seconds > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.stop.wait(), seconds)
+        return self.stop.is_set()
+
     def _note(self, record: LoadRecord, chunk: GenerateChunk) -> None:
+        self.outage.note_answer()
         record.times_ns.append(chunk.received_ns - self._start_ns)
         record.tokens.append(chunk.num_output_tokens or 0)
         if record.input_tokens is None:
             record.input_tokens = chunk.num_input_tokens
         record.finish_reason = chunk.finish_reason or record.finish_reason
 
+    def _note_failure(self, exc: ServingError, record: LoadRecord) -> None:
+        reason = exc.facts.get("reason")
+        record.reason = None if reason is None else str(reason)
+        if record.reason in UNANSWERED:
+            self.outage.note_loss(time.monotonic_ns())
+        else:
+            self.outage.note_answer()
+
     async def _may_retry(self, exc: ServingError, record: LoadRecord) -> bool:
         if not isinstance(exc, Unavailable) or record.times_ns or record.num_attempts > self._num_retries:
             return False
-        record.num_attempts += 1
         retry_after_ms = exc.facts.get("retry_after_ms")
-        await asyncio.sleep(retry_after_ms / 1000 if isinstance(retry_after_ms, int | float) else 0.1)
+        if await self.is_stopped_within(retry_after_ms / 1000 if isinstance(retry_after_ms, int | float) else 0.1):
+            return False
+        record.num_attempts += 1
         return True
 
     def _now_ns(self) -> int:

@@ -7,34 +7,32 @@ users get who each wait for their answers, and no more.
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Iterable
 
 from clients.load.asking import Asker
-from clients.load.load_record import LoadRecord
+from clients.load.load_record import UNANSWERED, LoadRecord
+from clients.load.outage import next_pause_s
 from clients.load.plan import Session
 
 Note = Callable[[LoadRecord], None]
 
 
-async def open_loop(
-    asker: Asker, sessions: Iterable[Session], *, start_ns: int, note: Note, stop: asyncio.Event
-) -> None:
-    """Every session when it is due, until they end or `stop`; returns with the last one's end."""
+async def open_loop(asker: Asker, sessions: Iterable[Session], *, start_ns: int, note: Note) -> None:
+    """Every session when it is due, until they end or the asker is stopped; returns with the last one's end."""
     async with asyncio.TaskGroup() as running:
         for session in sessions:
             assert session.due_s is not None
             due_ns = round(session.due_s * 1e9)
-            if await _is_set_within(stop, (start_ns + due_ns - time.monotonic_ns()) / 1e9):
+            if await asker.is_stopped_within((start_ns + due_ns - time.monotonic_ns()) / 1e9):
                 return
-            running.create_task(_converse(asker, session, due_ns=due_ns, note=note, stop=stop))
+            running.create_task(_converse(asker, session, due_ns=due_ns, note=note))
 
 
 async def closed_loop(
-    asker: Asker, sessions: Iterable[Session], *, num_users: int, end_ns: int | None, note: Note, stop: asyncio.Event
+    asker: Asker, sessions: Iterable[Session], *, num_users: int, end_ns: int | None, note: Note
 ) -> None:
-    """So many users, each with the next session when theirs is over.
+    """So many users, each with the next session when theirs is over; who found no server waits a little before it.
 
     Args:
         end_ns: on the monotonic clock: no session begins after it; None: until `sessions` end.
@@ -42,31 +40,29 @@ async def closed_loop(
     left = iter(sessions)
 
     async def user() -> None:
+        pause_s = 0.0
         for session in left:
-            if stop.is_set() or (end_ns is not None and time.monotonic_ns() >= end_ns):
+            if await asker.is_stopped_within(pause_s) or (end_ns is not None and time.monotonic_ns() >= end_ns):
                 return
-            await _converse(asker, session, due_ns=None, note=note, stop=stop)
+            was_answered = await _converse(asker, session, due_ns=None, note=note)
+            pause_s = 0.0 if was_answered else next_pause_s(pause_s)
 
     async with asyncio.TaskGroup() as running:
         for _ in range(num_users):
             running.create_task(user())
 
 
-async def _converse(asker: Asker, session: Session, *, due_ns: int | None, note: Note, stop: asyncio.Event) -> None:
+async def _converse(asker: Asker, session: Session, *, due_ns: int | None, note: Note) -> bool:
+    """Its requests, one by one; False: nobody answered the last one."""
     history = ""
     for number, turn in enumerate(session.turns):
-        if await _is_set_within(stop, turn.think_s):
-            return
+        if await asker.is_stopped_within(turn.think_s):
+            break
         record, answer = await asker.ask(session, number, history, due_ns=None if number else due_ns)
+        if asker.stop.is_set() and not record.is_done:  # we ended it ourselves
+            break
         note(record)
         if not record.is_done:
-            return
+            return record.reason not in UNANSWERED
         history += turn.text + answer
-
-
-async def _is_set_within(stop: asyncio.Event, seconds: float) -> bool:
-    """Wait so long, or until it is set."""
-    if seconds > 0:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), seconds)
-    return stop.is_set()
+    return True

@@ -3,56 +3,100 @@
 
 import contextlib
 import multiprocessing
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
 import msgspec
 
+from clients.error_tokens import parse_error
 from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
-from clients.load.worker import START, STOP, CpuSample, Failed, Found, Message, Progress, Ready, work
-from ensemble_configs.errors import RequestError, ServerError, Unavailable
+from clients.load.worker import (
+    GIVE_UP_S,
+    START,
+    STOP,
+    CpuSample,
+    Failed,
+    Found,
+    Message,
+    Planned,
+    Progress,
+    Ready,
+    work,
+)
+from ensemble_configs.errors import ServerError
 
 _LEAD_S = 0.2  # from the word to the start, that all have heard it
-_STOP_S = 10.0  # for what runs to end, once it is to stop
+_END_S = 10.0  # for a process that is done to end
+_LOOK_S = 0.2  # how soon a signal is seen
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """What a load was."""
+    """What a load was.
 
-    start_ns: int  # on the monotonic clock
-    records: list[LoadRecord]  # in the order in which they were due
-    cpu: list[list[CpuSample]]  # of each process
+    Attributes:
+        start_ns: on the monotonic clock.
+        records: in the order in which they were due.
+        cpu: of each process.
+        was_interrupted: by a signal.
+        unanswered_s: how long nobody had answered when it ended, of the process for which that was longest.
+    """
+
+    start_ns: int
+    records: list[LoadRecord]
+    cpu: list[list[CpuSample]]
     was_interrupted: bool
+    unanswered_s: float
 
 
+PlannedSoFar = Callable[[int], None]
 Began = Callable[[int, int | None], None]
-Told = Callable[[int, int], None]
+Told = Callable[[list[LoadRecord]], None]
 
 
-def run_processes(load: Load, *, began: Began = lambda *_: None, told: Told = lambda *_: None) -> Outcome:
-    """Put a load on a server.
+def run_processes(
+    load: Load,
+    *,
+    planned: PlannedSoFar = lambda _: None,
+    began: Began = lambda *_: None,
+    told: Told = lambda _: None,
+) -> Outcome:
+    """Put a load on a server. Ctrl-C, SIGTERM or SIGHUP end it, with what had ended by then; twice, without.
 
     Args:
+        planned: is told how many sessions there are so far, while there is none asked.
         began: is told the start (ns, monotonic clock) and the number of sessions, where it is known, just before.
-        told: is told how many requests have ended, and how many of them badly.
+        told: is told which requests have ended since it was told last, twice a second and at the end.
 
     Raises:
         Unavailable: no server takes requests there.
         RequestError, SpecError: the load is not what it should be.
-        ServerError: a process of the client died.
+        ServerError: a process of the client failed, or died.
     """
     with _started(load) as pipes:
-        sessions = [_ready(pipe) for pipe in pipes]
+        sessions = _ready(pipes, planned)
         start_ns = time.monotonic_ns() + round(_LEAD_S * 1e9)
         began(start_ns, None if None in sessions else sum(count or 0 for count in sessions))
-        for pipe in pipes:
-            pipe.send_bytes(START + str(start_ns).encode())
-        found, was_interrupted = _gathered(pipes, told)
-    records = sorted((record for one in found for record in one.records), key=lambda record: record.due_ns)
-    return Outcome(start_ns=start_ns, records=records, cpu=[one.cpu for one in found], was_interrupted=was_interrupted)
+        records: list[LoadRecord] = []
+
+        def take(more: list[LoadRecord]) -> None:
+            records.extend(more)
+            told(more)
+
+        with _noted_signals() as signals:
+            for pipe in pipes:
+                pipe.send_bytes(START + str(start_ns).encode())
+            found = _gathered(pipes, take, signals)
+    return Outcome(
+        start_ns=start_ns,
+        records=sorted(records, key=lambda record: record.due_ns),
+        cpu=[one.cpu for one in found],
+        was_interrupted=bool(signals),
+        unanswered_s=max(one.unanswered_s for one in found),
+    )
 
 
 @contextlib.contextmanager
@@ -69,45 +113,82 @@ def _started(load: Load) -> Iterator[list[Connection]]:
             processes.append(process)
             pipes.append(ours)
         yield pipes
+    except BaseException:
+        for process in processes:  # nobody takes what they find
+            process.kill()
+        raise
     finally:
         for pipe in pipes:
             pipe.close()
         for process in processes:
-            process.join(_STOP_S)
+            process.join(_END_S)
             if process.is_alive():
                 process.kill()
 
 
-def _ready(pipe: Connection) -> int | None:
-    message = _receive(pipe)
-    assert isinstance(message, Ready)
-    return message.num_sessions
+@contextlib.contextmanager
+def _noted_signals() -> Iterator[list[int]]:
+    """Signals that end a load, noted: an exception in the middle of a message would lose it. The second is raised."""
+    noted: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        if noted:  # meant it
+            raise KeyboardInterrupt
+        noted.append(number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]  # nohup ignores one
+    try:
+        for number in heeded:
+            signal.signal(number, note)
+        yield noted
+    finally:
+        for number in heeded:
+            signal.signal(number, before[number])
 
 
-def _gathered(pipes: list[Connection], told: Told) -> tuple[list[Found], bool]:
-    """What each found, once all are done. Ctrl-C stops them, and what had ended by then is taken."""
+def _ready(pipes: list[Connection], planned: PlannedSoFar) -> list[int | None]:
+    """How many sessions each has, once all wait for the start."""
+    counts = [0] * len(pipes)
+    ready: dict[int, int | None] = {}
+    while len(ready) < len(pipes):
+        for number, message in _messages(pipes, ready):
+            match message:
+                case Planned():
+                    counts[number] = message.num_sessions
+                    planned(sum(counts))
+                case Ready():
+                    ready[number] = message.num_sessions
+    return [ready[number] for number in range(len(pipes))]
+
+
+def _gathered(pipes: list[Connection], take: Told, signals: list[int]) -> list[Found]:
+    """What each found, once all are done; they are stopped by a signal, and where one found that nobody answers."""
     found: dict[int, Found] = {}
-    progress = [Progress(0, 0)] * len(pipes)
-    was_interrupted = False
+    is_stopping = False
     while len(found) < len(pipes):
-        try:
-            for pipe in wait([pipe for number, pipe in enumerate(pipes) if number not in found]):
-                assert isinstance(pipe, Connection)
-                number, message = pipes.index(pipe), _receive(pipe)
-                match message:
-                    case Found():
-                        found[number] = message
-                    case Progress():
-                        progress[number] = message
-            told(sum(one.num_done for one in progress), sum(one.num_failed for one in progress))
-        except KeyboardInterrupt:
-            if was_interrupted:  # meant it
-                raise
-            was_interrupted = True
+        for number, message in _messages(pipes, found):
+            match message:
+                case Progress():
+                    take(message.records)
+                case Found():
+                    found[number] = message
+                    take(message.records)
+        is_given_up = any(one.unanswered_s >= GIVE_UP_S for one in found.values())
+        if (signals or is_given_up) and not is_stopping:
+            is_stopping = True
             for number, pipe in enumerate(pipes):
                 if number not in found:
-                    pipe.send_bytes(STOP)
-    return [found[number] for number in range(len(pipes))], was_interrupted
+                    with contextlib.suppress(ConnectionError):  # it was done at this moment
+                        pipe.send_bytes(STOP)
+    return [found[number] for number in range(len(pipes))]
+
+
+def _messages(pipes: list[Connection], done: Container[int]) -> Iterator[tuple[int, Message]]:
+    """What has come from those that are not done, after a short wait at most."""
+    for pipe in wait([pipe for number, pipe in enumerate(pipes) if number not in done], _LOOK_S):
+        assert isinstance(pipe, Connection)
+        yield pipes.index(pipe), _receive(pipe)
 
 
 def _receive(pipe: Connection) -> Message:
@@ -118,5 +199,5 @@ def _receive(pipe: Connection) -> Message:
             "a process of the load client died; was it killed for memory? take fewer requests or --processes"
         ) from exc
     if isinstance(message, Failed):
-        raise (RequestError if message.is_usage else Unavailable)(message.message)
+        raise parse_error(message.error)
     return message

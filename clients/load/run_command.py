@@ -3,7 +3,7 @@
 
 import contextlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
 import typer
@@ -27,13 +27,17 @@ from clients.load.load_arguments import (
 )
 from clients.load.load_options import Load
 from clients.load.load_progress import LoadProgress
-from clients.load.processes import run_processes
-from clients.load.run_folder import Run, package_version, refuse_used, write_run
+from clients.load.load_record import LoadRecord
+from clients.load.processes import Outcome, run_processes
+from clients.load.run_folder import Run, RunFiles, RunInfo, package_version, refuse_used
 from clients.load.run_origin import Origin
-from clients.load.server_samples import ServerWatch
+from clients.load.server_samples import ServerSample, ServerWatch
 from clients.load.summary import print_summary
+from clients.load.worker import GIVE_UP_S
+from ensemble_configs.errors import ServerError
 
 _WARMUP = 8
+_GONE_S = 1.0  # nobody answered for so long at the end: not a single connection that was lost
 
 
 def run(
@@ -70,8 +74,8 @@ def run(
     """Put a load on a running server and keep every request of it.
 
     An open loop (--rate) sends requests when they are due, and counts their latency from then: a slow server cannot
-    make its load lighter. A closed loop (--concurrency) has so many users who wait. Ctrl-C ends it and keeps what was
-    found.
+    make its load lighter. A closed loop (--concurrency) has so many users who wait. What ends is written as it ends:
+    Ctrl-C, SIGTERM and a server that is gone for 10 s end the load and keep it.
 
     \b
     Examples:
@@ -81,7 +85,8 @@ def run(
       trireme bench report runs/* --out report.html
 
     \b
-    Exit codes: 0 done; 1 the server failed; 2 an option is wrong or no server answers; 130 Ctrl-C.
+    Exit codes: 0 done, even if some requests failed; 1 all failed, the server was gone at the end, or the folder
+    could not be written; 2 an option is wrong or no server answers at the start; 130 Ctrl-C or SIGTERM.
     """
     refuse_used(out)
     load = Load(
@@ -103,37 +108,79 @@ def run(
     load.check()
     load = with_lengths(load, tokenizer)
     found = put_on(load, out, warmup=warmup, metrics=metrics_url(metrics, url), is_quiet=is_json)
-    print_summary(found, is_json=is_json)
+    if found.records or not found.info.was_interrupted:
+        print_summary(found, is_json=is_json)
     if found.info.was_interrupted:
         raise KeyboardInterrupt
 
 
 def put_on(load: Load, out: Path, *, warmup: int, metrics: str | None, is_quiet: bool = False) -> Run:
-    """Warm the server up, put the load on it, and write the run's folder.
+    """Warm the server up, put the load on it, and keep what ends in the run's folder, as it ends.
 
     Raises:
         Unavailable: no server takes requests there.
-        ServerError: a process of the client died.
+        ServerError: nobody answered any more at the end, or a process of the client died; what had ended is kept.
+        ServingError: the folder cannot be written.
     """
     origin = Origin.here()
     if warmup:
         warm_up(load, warmup)
-    watches = contextlib.ExitStack()
-    watched: list[ServerWatch] = []
-
-    def began(start_ns: int, num_sessions: int | None) -> None:
-        progress.begin(num_sessions)
-        if metrics is not None:
-            watched.append(watches.enter_context(ServerWatch(metrics, start_ns=start_ns)))
-
-    with LoadProgress(load, is_quiet=is_quiet) as progress, watches:
-        outcome = run_processes(load, began=began, told=progress.tell)
-    samples = watched[0].samples if watched else []
     info = origin.info(load, tool=f"trireme {package_version('trireme')}", warmup=warmup)
-    info.cpu, info.was_interrupted = outcome.cpu, outcome.was_interrupted
-    info.metrics_failure = watched[0].failure if watched else "not read"
-    write_run(out, info, outcome.records, samples)
-    return Run(path=out, info=info, records=outcome.records, samples=samples)
+    with LoadProgress(load, is_quiet=is_quiet) as progress, _Keeper(out, info, metrics, progress) as keeper:
+        outcome = run_processes(load, planned=progress.plan, began=keeper.began, told=keeper.told)
+        keeper.end(outcome)
+    if outcome.unanswered_s >= _GONE_S:
+        raise ServerError(
+            f"no server answers at {load.url} since {outcome.unanswered_s:.0f} s; what had ended by then is kept: "
+            f"trireme bench report {out}"
+        )
+    return Run(path=out, info=info, records=outcome.records, samples=keeper.samples)
+
+
+class _Keeper:
+    """Writes a run down while it runs, with the server's metrics; inside a `with`."""
+
+    def __init__(self, out: Path, info: RunInfo, metrics: str | None, progress: LoadProgress) -> None:
+        self._out = out
+        self._info = info
+        self._metrics = metrics
+        self._progress = progress
+        self._held = contextlib.ExitStack()
+        self._watch: ServerWatch | None = None
+        self._num_samples = 0  # that are written
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    @property
+    def samples(self) -> list[ServerSample]:
+        return self._watch.samples if self._watch else []
+
+    def began(self, start_ns: int, num_sessions: int | None) -> None:
+        """Not before: where nobody answers there is no run."""
+        self._progress.begin(num_sessions)
+        self._files = self._held.enter_context(RunFiles(self._out, self._info))
+        if self._metrics is not None:
+            self._watch = self._held.enter_context(ServerWatch(self._metrics, start_ns=start_ns))
+
+    def told(self, records: list[LoadRecord]) -> None:
+        new = self.samples[self._num_samples :]
+        self._num_samples += len(new)
+        self._files.add(records, new)
+        self._progress.tell(records)
+
+    def end(self, outcome: Outcome) -> None:
+        self.told([])
+        info = self._info
+        info.cpu = outcome.cpu
+        info.was_interrupted = outcome.was_interrupted or outcome.unanswered_s >= GIVE_UP_S
+        info.metrics_failure = self._watch.failure if self._watch else "not read"
+        if outcome.unanswered_s >= _GONE_S:
+            info.note = f"No server answered for the last {outcome.unanswered_s:.0f} s."
+        self._files.end(info)
 
 
 def warm_up(load: Load, num_requests: int) -> None:

@@ -9,10 +9,16 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import math
+import multiprocessing
+import os
 import signal
+import threading
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import msgspec
 
@@ -22,10 +28,11 @@ from clients.load.load_record import LoadRecord
 from clients.load.loops import closed_loop, open_loop
 from clients.load.openai_client import not_ready
 from clients.load.plan import Session
-from ensemble_configs.errors import ServingError, Unavailable
+from ensemble_configs.errors import ServerError, ServingError
 
 _PREPARE_S = 5.0  # of a closed loop without an end, so long; the rest is written while it runs
 _TELL_S = 0.5
+GIVE_UP_S = 10.0  # nobody has answered for so long: the server is gone
 
 
 class CpuSample(msgspec.Struct, frozen=True):
@@ -35,11 +42,16 @@ class CpuSample(msgspec.Struct, frozen=True):
     cpu_s: float
 
 
-class Progress(msgspec.Struct, frozen=True, tag=True):
-    """How far a worker is."""
+class Planned(msgspec.Struct, frozen=True, tag=True):
+    """A worker makes its plan, and is so far."""
 
-    num_done: int
-    num_failed: int
+    num_sessions: int
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """What has ended since a worker told last."""
+
+    records: list[LoadRecord]
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -49,32 +61,59 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """A worker could not begin, or go on."""
+    """A worker could not begin, or go on. `error`: with its token (`ensemble_configs.errors`)."""
 
-    message: str
-    is_usage: bool
+    error: str
 
 
 class Found(msgspec.Struct, frozen=True, tag=True):
-    """A worker is done."""
+    """A worker is done.
+
+    Attributes:
+        records: since it told last.
+        unanswered_s: how long nobody had answered at its end; it ends by itself at `GIVE_UP_S`.
+    """
 
     records: list[LoadRecord]
     cpu: list[CpuSample]
+    unanswered_s: float
 
 
-Message = Progress | Ready | Failed | Found
+Message = Planned | Progress | Ready | Failed | Found
 START, STOP = b"start", b"stop"
 
 
 def work(load: Load, number: int, pipe: Connection) -> None:
     """The process: worker `number` of `load.num_processes`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent says when to stop
+        signal.signal(each, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
     try:
-        _tell(pipe, asyncio.run(_Worker(load, number, pipe).run()))
-    except ServingError as exc:
-        _tell(pipe, Failed(exc.message, is_usage=not isinstance(exc, Unavailable)))
-    except (BrokenPipeError, EOFError):  # the parent is gone
-        pass
+        message: Message = asyncio.run(_Worker(load, number, pipe).run())
+    except Exception as exc:
+        message = Failed(str(_as_serving_error(exc)))
+    _tell(pipe, message)
+
+
+def _end_with_parent() -> None:
+    """At once, and whatever the event loop does: nobody would take what is found, nor end the load."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _as_serving_error(exc: Exception) -> ServingError:
+    """An error as it is, out of its task groups; what nobody expected with its type and place."""
+    while isinstance(exc, ExceptionGroup):
+        exc = exc.exceptions[0]
+    if isinstance(exc, ServingError):
+        return exc
+    place = traceback.extract_tb(exc.__traceback__)[-1]
+    return ServerError(
+        f"a process of the load client failed: {type(exc).__name__}: {exc} ({Path(place.filename).name}, line "
+        f"{place.lineno}); is a number of the workload out of all bounds?"
+    )
 
 
 def _tell(pipe: Connection, message: Message) -> None:
@@ -86,11 +125,10 @@ class _Worker:
         self._load = load
         self._number = number
         self._pipe = pipe
-        self._records: list[LoadRecord] = []
-        self._num_failed = 0
+        self._records: list[LoadRecord] = []  # that the parent has not been told
         self._cpu: list[CpuSample] = []
 
-    async def run(self) -> Message:
+    async def run(self) -> Found:
         load = self._load
         planned, is_whole = self._prepared()
         async with connect(load.url) as client:
@@ -100,52 +138,65 @@ class _Worker:
             start_ns = await asyncio.to_thread(self._start_ns)
             gc.collect()
             gc.freeze()  # the plan is not looked through again while answers come
-            stop = asyncio.Event()
-            telling = asyncio.create_task(self._report(start_ns, stop, client))
-            await self._put_on(Asker(
+            asker = Asker(
                 client, model=load.model, start_ns=start_ns, timeout_s=load.timeout_s, num_retries=load.num_retries
-            ), planned if is_whole else itertools.chain(planned, self._rest), start_ns=start_ns, stop=stop)  # fmt: skip
+            )
+            is_over = asyncio.Event()
+            telling = asyncio.create_task(self._report(asker, client, start_ns, is_over))
+            sessions = planned if is_whole else itertools.chain(planned, self._rest)
+            await self._put_on(asker, sessions, start_ns=start_ns)
             self._sample(start_ns)
-            telling.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await telling
-        return Found(self._records, self._cpu)
+            is_over.set()
+            await telling
+        return Found(self._taken(), self._cpu, asker.outage.seconds)
 
-    async def _put_on(self, asker: Asker, sessions: Iterable[Session], *, start_ns: int, stop: asyncio.Event) -> None:
+    async def _put_on(self, asker: Asker, sessions: Iterable[Session], *, start_ns: int) -> None:
         load, note = self._load, self._note
         if load.num_users is None:
-            await open_loop(asker, sessions, start_ns=start_ns, note=note, stop=stop)
+            await open_loop(asker, sessions, start_ns=start_ns, note=note)
             return
         share, more = divmod(load.num_users, load.num_processes)
         end_ns = None if load.duration_s is None else start_ns + round(load.duration_s * 1e9)
         await asyncio.sleep((start_ns - time.monotonic_ns()) / 1e9)
-        await closed_loop(asker, sessions, num_users=share + (self._number < more), end_ns=end_ns, note=note, stop=stop)
+        await closed_loop(asker, sessions, num_users=share + (self._number < more), end_ns=end_ns, note=note)
 
     def _prepared(self) -> tuple[list[Session], bool]:
         """Its sessions, of all by turns; and whether those are all."""
         load = self._load
         self._rest: Iterator[Session] = itertools.islice(load.plan(), self._number, None, load.num_processes)
-        if load.is_open or load.num_requests is not None:
-            return list(self._rest), True
-        end_s = time.monotonic() + _PREPARE_S
-        return list(itertools.takewhile(lambda _: time.monotonic() < end_s, self._rest)), False
+        is_whole = load.is_open or load.num_requests is not None
+        end_s = math.inf if is_whole else time.monotonic() + _PREPARE_S
+        tell_s = time.monotonic() + _TELL_S
+        planned: list[Session] = []
+        while (now_s := time.monotonic()) < end_s and (session := next(self._rest, None)) is not None:
+            planned.append(session)
+            if now_s >= tell_s:
+                tell_s += _TELL_S
+                _tell(self._pipe, Planned(len(planned)))
+        return planned, is_whole
 
     def _start_ns(self) -> int:
         message = self._pipe.recv_bytes()
         return int(message.removeprefix(START))
 
-    async def _report(self, start_ns: int, stop: asyncio.Event, client: Client) -> None:
-        while True:
+    async def _report(self, asker: Asker, client: Client, start_ns: int, is_over: asyncio.Event) -> None:
+        while not is_over.is_set():
             self._sample(start_ns)
-            _tell(self._pipe, Progress(len(self._records), self._num_failed))
-            if self._pipe.poll() and self._pipe.recv_bytes() == STOP:
-                stop.set()
+            # In a thread: the parent may be busy with what others told, and answers do not wait for that.
+            await asyncio.to_thread(_tell, self._pipe, Progress(self._taken()))
+            has_word = self._pipe.poll() and self._pipe.recv_bytes() == STOP
+            if (has_word or asker.outage.seconds >= GIVE_UP_S) and not asker.stop.is_set():
+                asker.stop.set()
                 await client.close()  # what runs ends as cancelled
-            await asyncio.sleep(_TELL_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(is_over.wait(), _TELL_S)
+
+    def _taken(self) -> list[LoadRecord]:
+        taken, self._records = self._records, []
+        return taken
 
     def _note(self, record: LoadRecord) -> None:
         self._records.append(record)
-        self._num_failed += not record.is_done
 
     def _sample(self, start_ns: int) -> None:
         self._cpu.append(CpuSample(time.monotonic_ns() - start_ns, time.process_time()))
