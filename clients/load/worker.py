@@ -109,7 +109,8 @@ def _as_serving_error(exc: Exception) -> ServingError:
         exc = exc.exceptions[0]
     if isinstance(exc, ServingError):
         return exc
-    place = traceback.extract_tb(exc.__traceback__)[-1]
+    ours = Path(__file__).parent
+    place = [frame for frame in traceback.extract_tb(exc.__traceback__) if Path(frame.filename).parent == ours][-1]
     return ServerError(
         f"a process of the load client failed: {type(exc).__name__}: {exc} ({Path(place.filename).name}, line "
         f"{place.lineno}); is a number of the workload out of all bounds?"
