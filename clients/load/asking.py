@@ -72,6 +72,7 @@ class Asker:
                     self._note(record, chunk)
                     answer += chunk.text
                 record.end, record.reason = DONE, None
+                self.outage.note_answer()
             except ServingError as exc:
                 self._note_failure(exc, record)
                 if await self._may_retry(exc, record):

@@ -113,7 +113,7 @@ def _as_serving_error(exc: Exception) -> ServingError:
     place = [frame for frame in traceback.extract_tb(exc.__traceback__) if Path(frame.filename).parent == ours][-1]
     return ServerError(
         f"a process of the load client failed: {type(exc).__name__}: {exc} ({Path(place.filename).name}, line "
-        f"{place.lineno}); is a number of the workload out of all bounds?"
+        f"{place.lineno}); it should not: report it with the command and the workload"
     )
 
 

@@ -5,15 +5,17 @@ import os
 import signal
 from collections.abc import Callable
 
+from clients.load.load_record import LoadRecord
 
-def once_done(action: Callable[[], None]) -> Callable[[int, int], None]:
+
+def once_done(action: Callable[[], None]) -> Callable[[list[LoadRecord]], None]:
     """For `told`: do it when some requests have ended; by a clock, a slow start of the processes would come first."""
-    has_acted = False
+    ended: list[LoadRecord] = []
 
-    def told(num_done: int, _num_failed: int) -> None:
-        nonlocal has_acted
-        if num_done >= 4 and not has_acted:
-            has_acted = True
+    def told(records: list[LoadRecord]) -> None:
+        was_enough = len(ended) >= 4
+        ended.extend(records)
+        if len(ended) >= 4 and not was_enough:
             action()
 
     return told
