@@ -79,6 +79,8 @@ def test_the_capacity_of_an_engine_whose_capacity_is_known(server: RunningServer
     assert 5 <= found["rate_per_s"] <= 60
     assert [each["factor"] for each in found["degradation"]] == [1, 2, 3]
     assert max(each["over_peak"] for each in found["degradation"]) == 1
+    assert all(each["num_requests"] for each in found["degradation"])
+    assert 0 < found["alone"]["ttft_p50"] < 400
     assert {"capacity.json", "report.html", "1x", "3x"} <= {path.name for path in (tmp_path / "c").iterdir()}
 
 
