@@ -66,6 +66,29 @@ def test_throughput_is_of_the_measured_part() -> None:
     assert figures.requests.interval.high >= 99.5
 
 
+@pytest.mark.parametrize("count", [88, 91, 100, 103])
+@pytest.mark.parametrize("jitter_ms", [0.0, 4.0, 60.0])
+def test_a_closed_loop_of_waves_obeys_littles_law(count: int, jitter_ms: float) -> None:
+    # 8 users, each with the next request when theirs is over: 100 ms to the first of 32 tokens, then one every 6 ms.
+    rng, free_ms, records = random.Random(count), [0.0] * 8, []
+    for _ in range(count):
+        due_ms = min(free_ms)
+        ttft_ms = 100 + rng.uniform(0, jitter_ms)
+        free_ms[free_ms.index(due_ms)] = due_ms + ttft_ms + 31 * 6
+        records.append(record(due_ms, [(due_ms + ttft_ms + 6 * token, 1) for token in range(32)]))
+    figures = figures_of(run(records, num_users=8))
+    e2e_s = figures.latencies["e2e"].mean / 1e3
+    assert figures.requests.per_s == pytest.approx(8 / e2e_s, rel=0.01)
+    assert figures.output_tokens.per_s == pytest.approx(32 * figures.requests.per_s, rel=1e-9)
+
+
+def test_a_request_is_counted_where_its_tokens_came_and_without_any_where_it_ended() -> None:
+    few = [record(0, [(100, 1), (200, 3)]), record(0, end_ns=400_000_000)]
+    figures = figures_of(run(few))  # the whole run, 400 ms
+    assert figures.requests.per_s == pytest.approx(2 / 0.4)
+    assert figures.output_tokens.per_s == pytest.approx(4 / 0.4)
+
+
 def test_percentiles_are_numpys() -> None:
     rng = random.Random(1)
     values = [[rng.expovariate(1.0) for _ in range(rng.randrange(1, 9))] for _ in range(300)]

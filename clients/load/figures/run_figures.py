@@ -112,7 +112,7 @@ def figures_of(run: Run, *, targets: tuple[Target, ...] = ()) -> RunFigures:
         ends=dict(Counter(record.end for record in measured)),
         num_empty=sum(not record.output_tokens for record in done),
         num_retried=sum(record.num_attempts > 1 for record in measured),
-        requests=_rate([(record.end_ns, 1) for record in run.records if record.is_done], window),
+        requests=_rate([one for record in run.records if record.is_done for one in _progress(record)], window),
         output_tokens=_rate(
             [one for record in run.records for one in zip(record.times_ns, record.tokens, strict=True)], window
         ),
@@ -123,7 +123,7 @@ def figures_of(run: Run, *, targets: tuple[Target, ...] = ()) -> RunFigures:
             name: spread for name, metric in LATENCIES.items() if (spread := spread_of(values_of(done, metric)))
         },
         targets=targets,
-        goodput=_rate([(record.end_ns, 1) for record in good], window) if targets else None,
+        goodput=_rate([one for record in good for one in _progress(record)], window) if targets else None,
         goodput_share=sum(window.holds(record.due_ns) for record in good) / len(measured) if targets else None,
         client=_client(run, window),
         server=server_figures(run.samples, window, model=run.info.model),
@@ -145,7 +145,14 @@ def values_of(
     return values
 
 
-def _rate(counts: Sequence[tuple[int, int | None]], window: Window) -> Rate:
+def _progress(record: LoadRecord) -> list[tuple[int, float]]:
+    """When which share of a request was done: with its tokens, so that both rates have the same edges."""
+    if not record.output_tokens:
+        return [(record.end_ns, 1.0)]
+    return [(at_ns, count / record.output_tokens) for at_ns, count in zip(record.times_ns, record.tokens, strict=True)]
+
+
+def _rate(counts: Sequence[tuple[int, float | None]], window: Window) -> Rate:
     """Args: `counts`: when, and how many."""
     within = [(at_ns, count or 0) for at_ns, count in counts if window.holds(at_ns)]
     edges = np.linspace(window.start_ns, window.end_ns, NUM_BLOCKS + 1)

@@ -46,7 +46,9 @@ def steady_window(records: Sequence[LoadRecord], *, num_users: int | None) -> Wi
     Its end is where requests stop coming: the last one's moment in an open loop, and in a closed one the moment from
     which fewer than `num_users` are in flight for good. Its beginning is where the number in flight first reaches its
     mean over the second half (the crossing-of-the-mean rule of simulation), and as many requests have ended as are in
-    flight at a time, so that the wave of those that began together is over; at most half is cut.
+    flight at a time, so that the wave of those that began together is over; at most half is cut. In a closed loop it
+    is then the next moment from which whole rounds are measured: users go in waves, and part of one would be counted
+    with its tokens and without its ends.
 
     Args:
         records: at least one.
@@ -65,6 +67,8 @@ def steady_window(records: Sequence[LoadRecord], *, num_users: int | None) -> Wi
     turnover_ns = ends_ns[min(len(ends_ns), max(1, round(level))) - 1]
     cut = min(_NUM_BINS // 2, max(crossing, -(-turnover_ns * _NUM_BINS // end_ns)))
     start_ns = end_ns * cut // _NUM_BINS
+    if num_users:
+        start_ns = _round_ns(ends_ns, num_users, from_ns=start_ns)
     drift = _drift(in_flight[cut:], seconds_per_bin=end_ns / _NUM_BINS / 1e9, turnover_s=_mean_s(records))
     span = f"from {start_ns / 1e9:.1f} s to {end_ns / 1e9:.1f} s"
     if drift is None:
@@ -75,6 +79,12 @@ def steady_window(records: Sequence[LoadRecord], *, num_users: int | None) -> Wi
         "last, so a longer run would have other figures"
     )
     return Window(start_ns=start_ns, end_ns=end_ns, is_steady=False, why=why)
+
+
+def _round_ns(ends_ns: Sequence[int], num_users: int, *, from_ns: int) -> int:
+    """The first end from `from_ns` on from which to that of the window a multiple of `num_users` requests end."""
+    last = len(ends_ns) - num_users
+    return next((at_ns for at_ns in ends_ns[last % num_users : max(0, last) : num_users] if at_ns >= from_ns), from_ns)
 
 
 def _drift(in_flight: Series, *, seconds_per_bin: float, turnover_s: float) -> float | None:

@@ -12,11 +12,13 @@ DEFINITIONS = {
     "E2E": "End to end: the last chunk minus send.",
     "ISL, OSL": "Prompt and output tokens of a request, as the server counted them.",
     "measured": "Requests that were due in the steady part of the run: from where the number in flight first reaches "
-    "its later mean, and as many have ended as are in flight at a time, to where requests stop coming. Warm-up "
-    "requests were sent before the run and are nowhere in it.",
-    "throughput": "Requests that ended well, and tokens that came, in the measured part, a second of it.",
-    "goodput": "Requests of the measured part that ended well and met every target, a second. A refused or failed "
-    "request is not good; one without a token or with one has no TPOT to miss.",
+    "its later mean, and as many have ended as are in flight at a time, to where requests stop coming; in a closed "
+    "loop a whole number of rounds of all users. Warm-up requests were sent before the run and are nowhere in it.",
+    "throughput": "Tokens that came in the measured part, a second of it, and requests that ended well: each counts by "
+    "the share of its tokens that came in the measured part (one without a token where it ended), so that where all "
+    "end well, requests/s times OSL is output tokens/s. Tokens of requests that ended badly are counted as tokens.",
+    "goodput": "Requests that ended well and met every target, counted as for throughput, a second. A refused or "
+    "failed request is not good; one without a token or with one has no TPOT to miss.",
     "interval": "95 %, by the block bootstrap: twentieths of the measured part are drawn again, because requests that "
     "are near in time are alike. None below 40 requests.",
     "client": "CPU time of the busiest process of the load client over wall time. Above 70 % of a core, or with one "
