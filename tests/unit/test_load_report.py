@@ -154,6 +154,25 @@ def test_markdown_and_json_say_the_same(folders: list[Path], tmp_path: Path) -> 
     assert f"| TTFT | {50:.1f} (50.0 to 50.0) |" in text
 
 
+def test_of_a_run_in_which_all_failed_the_errors_come_first(tmp_path: Path) -> None:
+    ends = [("INVALID_ARG", "9999 tokens | at most 512")] * 20 + [("UNAVAILABLE", "full")] * 5
+    records = [record(number * 10, end=end, error=error) for number, (end, error) in enumerate(ends)]
+    info = RunInfo(tool="by hand", commands=["none"], url="here:1", model="ensemble", is_open=True, rate_per_s=100.0)
+    write_run(tmp_path / "bad", info, records, [])
+    report(tmp_path / "bad", "--out", tmp_path / "r.md", "--out", tmp_path / "r.json", "--out", tmp_path / "r.html")
+    [part] = json.loads((tmp_path / "r.json").read_text())["runs"]
+    assert part["failures"] == [
+        {"end": "INVALID_ARG", "error": "9999 tokens | at most 512", "count": 20},
+        {"end": "UNAVAILABLE", "error": "full", "count": 5},
+    ]
+    text = (tmp_path / "r.md").read_text()
+    assert "| INVALID_ARG | 9999 tokens \\| at most 512 | 20 |" in text
+    assert text.index("did not end well") < text.index("9999") < text.index("| run |") < text.index("### Throughput")
+    words = Page((tmp_path / "r.html").read_text()).words
+    assert words.index("did not end well") < words.index("9999 tokens") < words.index("requests/s")
+    assert "No measured request ended well" in words
+
+
 def test_runs_of_one_name_are_told_apart(folders: list[Path], tmp_path: Path) -> None:
     other = tmp_path / "later" / "rate-50"
     other.parent.mkdir()

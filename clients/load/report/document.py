@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a report says, before it is a page: the figures of its runs, their comparison, their knee; its JSON form."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -13,6 +14,16 @@ from clients.load.figures.slo import Target
 from clients.load.report.definitions import DEFINITIONS
 from clients.load.run_folder import Run, RunInfo, now
 
+_NUM_FAILURES = 8
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that ended badly alike. Attributes: `end`: the code; `error`: what the server or the client said."""
+
+    end: str
+    error: str
+    count: int
+
 
 class RunPart(msgspec.Struct, kw_only=True):
     """One run of a report.
@@ -21,6 +32,7 @@ class RunPart(msgspec.Struct, kw_only=True):
         load: in words: ``5 requests/s, poisson``.
         tokens_per_s_per_gpu: output tokens; None: it is not known how many GPUs there are, or there is none.
         against_first: ratios to the first run; empty for the first one itself.
+        failures: of the whole run, the most frequent of them.
         warnings: what a reader has to know before any figure.
     """
 
@@ -30,6 +42,7 @@ class RunPart(msgspec.Struct, kw_only=True):
     timelines: dict[str, Timeline]
     tokens_per_s_per_gpu: float | None
     against_first: list[Ratio]
+    failures: list[Failure]
     warnings: list[str]
 
 
@@ -65,8 +78,14 @@ def _part(run: Run, figures: RunFigures, first: Run, first_figures: RunFigures, 
         timelines=timelines(run.samples, run.info.model),
         tokens_per_s_per_gpu=figures.output_tokens.per_s / gpus if gpus else None,
         against_first=[] if run is first else compare(run, figures, first, first_figures),
+        failures=_failures(run),
         warnings=_warnings(run, figures),
     )
+
+
+def _failures(run: Run) -> list[Failure]:
+    failed = Counter((record.end, record.error) for record in run.records if not record.is_done)
+    return [Failure(end=end, error=error, count=count) for (end, error), count in failed.most_common(_NUM_FAILURES)]
 
 
 def load_of(info: RunInfo) -> str:
@@ -87,6 +106,8 @@ def _warnings(run: Run, figures: RunFigures) -> list[str]:
     if figures.error_share:
         ended = ", ".join(f"{count} {end}" for end, count in sorted(figures.ends.items()) if end != "done")
         found.append(f"{figures.error_share:.1%} of the measured requests did not end well: {ended}.")
+        if said := next((one.error for one in _failures(run) if one.error), ""):
+            found.append(f"What failed said most often: {said}")
     if run.info.was_interrupted:
         found.append("Interrupted: what had ended by then is here.")
     if run.info.note:

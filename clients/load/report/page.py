@@ -48,13 +48,14 @@ def _charts(run: Run, part: RunPart) -> RunCharts:
 def markdown_page(document: Document) -> str:
     """The same tables, without pictures."""
     lines = [f"# {document.title}", "", f"Written {document.date}. Latencies are in milliseconds.", ""]
-    lines += [_grid(tables.overview(document)), ""]
-    lines += [f"- **{part.figures.name}: {warning}**" for part in document.runs for warning in part.warnings]
+    warnings = [f"- **{part.figures.name}: {warning}**" for part in document.runs for warning in part.warnings]
+    lines += [*warnings, *([""] if warnings else []), _grid(tables.overview(document)), ""]
     if document.knee:
         lines += ["", f"The knee is **{document.knee}**."]
     for part in document.runs:
         lines += ["", f"## {part.figures.name}: {part.load}", ""]
         for title, table in (
+            ("Failures", tables.failures(part)),
             ("Latency", tables.latencies(part)),
             ("Throughput", tables.throughput(part)),
             ("Requests", tables.requests(part)),

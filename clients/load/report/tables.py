@@ -49,6 +49,12 @@ def overview(document: Document) -> Table:
     return Table(header, rows)
 
 
+def failures(part: RunPart) -> Table:
+    """What went wrong in the whole run, the most frequent first; no rows: nothing did."""
+    rows = [[one.end, " ".join(one.error.split()) or "-", str(one.count)] for one in part.failures]
+    return Table(["", "said", "requests"], rows)
+
+
 def latencies(part: RunPart) -> Table:
     """Milliseconds, with the intervals of what has one."""
     names = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
