@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A report of runs whose figures are known: as a page that loads nothing, as Markdown, as JSON."""
 
+import itertools
 import json
 import re
 from html.parser import HTMLParser
@@ -11,6 +12,7 @@ import pytest
 from load_records import record, steady
 
 from clients.load.report.definitions import DEFINITIONS
+from clients.load.report.labels import place
 from clients.load.run_folder import RunInfo, write_run
 from clients.load.server_samples import ServerSample, read_metrics
 from trireme.commands import run_command
@@ -136,6 +138,31 @@ def test_the_browser_tells_what_a_page_loads_and_complains_of(tmp_path: Path) ->
     assert opened.requests == [page, page.replace("bad.html", "missing.png")]
     assert len(opened.complaints) >= 2
     assert opened.measured["width"] >= 2000
+
+
+def test_names_of_near_marks_stand_beside_one_another_and_in_the_diagram() -> None:
+    marks = [(100.0, 50.0), (101.0, 51.0), (100.5, 50.5), (290.0, 140.0), (295.0, 2.0)]
+    labels = place(marks, [f"users-{number}" for number in range(4)] + ["x" * 90], width=300, height=145)
+    assert sorted(label.number for label in labels) == [0, 1, 2, 3, 4]
+    assert not any(one.meets(other) for one, other in itertools.combinations(labels, 2))
+    assert all(one.left >= 0 and one.left + one.width <= 300 and 0 <= one.bottom <= 145 - 9 for one in labels)
+    assert next(one.text for one in labels if one.number == 4).endswith("x…")
+    crowd = place([(100.0, 50.0)] * 40, ["run"] * 40, width=300, height=145)
+    assert 10 < len(crowd) < 40, "those without room are left out"
+
+
+def test_open_and_closed_loops_have_a_line_each_and_a_histogram_tells_what_is_beyond_it(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    for users in (4, 8):
+        info = RunInfo(tool="by hand", commands=[], url="here:1", model="m", is_open=False, num_users=users)
+        write_run(tmp_path / f"users-{users}", info, [*steady(300), record(1500, [(1638, 1)])], [])
+    report(*folders, tmp_path / "users-4", tmp_path / "users-8", "--out", tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    for legend in ("p50, open loop", "p99, open loop", "p50, closed loop", "p99, closed loop"):
+        assert f"<!-- {legend} -->" in text, "matplotlib tells in a comment what a text drawn as lines says"
+    assert "Latency against throughput of 5 runs, open loop and closed loop" in text
+    assert "1 in the last bar beyond 50.0 ms, up to 138.0 ms" in text
 
 
 def test_markdown_and_json_say_the_same(folders: list[Path], tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ from clients.latency import RequestRecord
 from clients.load.figures.run_figures import LATENCIES, RunFigures, values_of
 from clients.load.figures.server_figures import Timeline
 from clients.load.report.document import Document
+from clients.load.report.labels import place
 from clients.load.run_folder import Run
 from ensemble_configs.errors import SpecError
 
 _TITLES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 _BINS = 40
+_STYLES = {True: ("open loop", "o-", "s--"), False: ("closed loop", "^-", "v--")}  # by `RunInfo.is_open`
 
 
 class Chart:
@@ -24,7 +26,7 @@ class Chart:
 
 
 def histograms(run: Run, figures: RunFigures) -> Chart | None:
-    """How often each latency; the last bin holds all above the 99.5th percentile."""
+    """How often each latency; the last bar holds all above the 99.5th percentile, and says so."""
     done = [record for record in run.records if record.is_done and figures.window.holds(record.due_ns)]
     found = {name: _pooled(done, metric) for name, metric in LATENCIES.items()}
     shown = {name: values for name, values in found.items() if values}
@@ -33,21 +35,34 @@ def histograms(run: Run, figures: RunFigures) -> Chart | None:
 
     def draw(axes: Sequence[Any]) -> None:
         for axis, (name, values) in zip(axes, shown.items(), strict=False):
-            limit = sorted(values)[min(len(values) - 1, int(0.995 * len(values)))]
+            limit = _limit(values)
             axis.hist([min(value, limit) for value in values], bins=_BINS, color="0.55", edgecolor="0.2", linewidth=0.4)
             for percentile, dashes in (("50", (1, 0)), ("99", (4, 3))):
                 at = figures.latencies[name].percentiles[percentile]
                 axis.axvline(at, color="black", linewidth=1.2, dashes=dashes, label=f"p{percentile} {at:.1f} ms")
             axis.set_title(f"{_TITLES[name]}, ms")
+            axis.set_xlabel(_beyond(values, limit))
             axis.set_ylabel("values")
             axis.legend(fontsize="small")
 
     text = "; ".join(
         f"{_TITLES[name]}: p50 {figures.latencies[name].percentiles['50']:.1f} ms, "
         f"p99 {figures.latencies[name].percentiles['99']:.1f} ms"
-        for name in shown
+        + (f", {beyond}" if (beyond := _beyond(values, _limit(values))) else "")
+        for name, values in shown.items()
     )
     return Chart(_svg(draw, count=len(shown)), f"Histograms of {text}")
+
+
+def _limit(values: Sequence[float]) -> float:
+    """Where the axis ends, so that a few outliers do not press all others into one bar."""
+    return sorted(values)[min(len(values) - 1, int(0.995 * len(values)))]
+
+
+def _beyond(values: Sequence[float], limit: float) -> str:
+    """How many lie beyond the axis, in words; "": none."""
+    count = sum(value > limit for value in values)
+    return f"{count} in the last bar beyond {limit:.1f} ms, up to {max(values):.1f} ms" if count else ""
 
 
 def over_time(run: Run, figures: RunFigures, lines: dict[str, Timeline]) -> Chart:
@@ -88,33 +103,55 @@ def over_time(run: Run, figures: RunFigures, lines: dict[str, Timeline]) -> Char
 
 
 def load_curve(document: Document) -> Chart | None:
-    """Throughput against latency, a mark for each run; None: there are fewer than two."""
-    shown = [part.figures for part in document.runs if "ttft" in part.figures.latencies]
+    """Throughput against latency, a mark for each run and a line for each kind of loop; None: fewer than two runs."""
+    shown = [part for part in document.runs if "ttft" in part.figures.latencies]
     if len(shown) < 2:
         return None
-    by_throughput = sorted(shown, key=lambda figures: figures.output_tokens.per_s)
+    shown.sort(key=lambda part: part.figures.output_tokens.per_s)
+    kinds = {
+        is_open: [part.figures for part in shown if part.info.is_open == is_open]
+        for is_open in (True, False)
+        if any(part.info.is_open == is_open for part in shown)
+    }
 
     def draw(axes: Sequence[Any]) -> None:
         for axis, name in zip(axes, ("ttft", "tpot", "e2e"), strict=True):
-            there = [figures for figures in by_throughput if name in figures.latencies]
-            xs = [figures.output_tokens.per_s for figures in there]
-            for percentile, style in (("50", "o-"), ("99", "s--")):
-                ys = [figures.latencies[name].percentiles[percentile] for figures in there]
-                axis.plot(xs, ys, style, color="black", fillstyle="none", label=f"p{percentile}", linewidth=1)
-            for figures in there:
-                is_knee = figures.name == document.knee
-                at = (figures.output_tokens.per_s, figures.latencies[name].percentiles["50"])
-                axis.annotate(
-                    f"{figures.name}{' (knee)' if is_knee else ''}", at, fontsize="x-small", xytext=(4, 4),
-                    textcoords="offset points", weight="bold" if is_knee else "normal",
-                )  # fmt: skip
+            for is_open, runs in kinds.items():
+                kind, *styles = _STYLES[is_open]
+                there = [figures for figures in runs if name in figures.latencies]
+                xs = [figures.output_tokens.per_s for figures in there]
+                for percentile, style in zip(("50", "99"), styles, strict=True):
+                    ys = [figures.latencies[name].percentiles[percentile] for figures in there]
+                    axis.plot(
+                        xs, ys, style, color="black", fillstyle="none", label=f"p{percentile}, {kind}", linewidth=1
+                    )
             axis.set_title(f"{_TITLES[name]}, ms")
             axis.set_xlabel("output tokens/s")
             axis.set_ylim(0, 1.15 * axis.dataLim.y1)  # room for a name above the highest point
-            axis.legend(fontsize="small")
+            axis.legend(fontsize="x-small")
+        axes[0].figure.draw_without_rendering()  # from here on it is known where the marks are
+        for axis, name in zip(axes, ("ttft", "tpot", "e2e"), strict=True):
+            _name_marks(axis, [part.figures for part in shown if name in part.figures.latencies], name, document.knee)
 
     knee = f"; the knee is {document.knee}" if document.knee else ""
-    return Chart(_svg(draw, count=3), f"Latency against throughput of {len(shown)} runs{knee}")
+    loops = " and ".join(_STYLES[is_open][0] for is_open in kinds)
+    return Chart(_svg(draw, count=3), f"Latency against throughput of {len(shown)} runs, {loops}{knee}")
+
+
+def _name_marks(axis: Any, runs: Sequence[RunFigures], name: str, knee: str | None) -> None:
+    points = [(figures.output_tokens.per_s, figures.latencies[name].percentiles["50"]) for figures in runs]
+    scale = 72 / axis.figure.dpi
+    box = axis.get_window_extent()
+    marks = [((x - box.x0) * scale, (y - box.y0) * scale) for x, y in map(axis.transData.transform, points)]
+    names = [f"{figures.name}{' (knee)' if figures.name == knee else ''}" for figures in runs]
+    for label in place(marks, names, width=box.width * scale, height=box.height * scale):
+        x, y = marks[label.number]
+        is_knee = runs[label.number].name == knee
+        axis.annotate(
+            label.text, points[label.number], fontsize="x-small", xytext=(label.left - x, label.bottom - y),
+            textcoords="offset points", weight="bold" if is_knee else "normal", in_layout=False,
+            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": "0.5"},
+        )  # fmt: skip
 
 
 def _pooled(records: Sequence[Any], metric: Callable[[RequestRecord], float | list[float]]) -> list[float]:
