@@ -85,7 +85,8 @@ def refuse_failing(run: Run) -> None:
     if any(record.is_done for record in run.records) or end in _OF_OVERLOAD:
         return
     kind = RequestError if end == RequestError.code else ServerError
-    raise kind(f"all {len(run.records)} requests of {run.name} failed, so there is no load to find; {end}: {error}")
+    count = len(run.records)
+    raise kind(f"all {count} requests of the run {run.name!r} failed, so there is no load to find; {end}: {error}")
 
 
 def best_of_three(once: Callable[[int], Trial]) -> Trial:
