@@ -75,25 +75,32 @@ def judge(run: Run, figures: RunFigures, targets: tuple[Target, ...], *, max_err
     return Verdict(why_not="; ".join(near + clear), is_clear=bool(clear), measured=measured)
 
 
-def refuse_failing(run: Run) -> None:
-    """A load at which everything fails by another error than those of overload says nothing of less load.
+def refuse_failing(run: Run, *, max_error_share: float) -> None:
+    """What fails by another error than those of overload fails at less load, too.
 
     Raises:
-        RequestError, ServerError: with what the server said.
+        RequestError, ServerError: all requests did, or more than the share were wrong; with what the server said.
     """
-    [((end, error), _)] = Counter((record.end, record.error) for record in run.records).most_common(1)
-    if any(record.is_done for record in run.records) or end in _OF_OVERLOAD:
+    failed = Counter(
+        (record.end, record.error) for record in run.records if not record.is_done and record.end not in _OF_OVERLOAD
+    )
+    if not failed:
         return
-    kind = RequestError if end == RequestError.code else ServerError
-    count = len(run.records)
-    raise kind(f"all {count} requests of the run {run.name!r} failed, so there is no load to find; {end}: {error}")
+    [((end, error), _)] = failed.most_common(1)
+    share = failed.total() / len(run.records)
+    is_wrong = end == RequestError.code
+    if share == 1 or (is_wrong and share > max_error_share):
+        count = f"{failed.total()} of {len(run.records)}"
+        raise (RequestError if is_wrong else ServerError)(
+            f"{count} requests of the run {run.name!r} failed as they would at any load; {end}: {error}"
+        )
 
 
 def best_of_three(once: Callable[[int], Trial]) -> Trial:
     """One load: a near miss counts when it comes twice, for a busy machine makes one where none would be.
 
     Args:
-        once: puts the load on for the so manieth time.
+        once: puts the load on; is told for which time, from 1.
     """
     trial = once(1)
     if not (trial.holds or trial.is_clear):

@@ -60,7 +60,7 @@ def capacity(
 ) -> None:
     """Find the highest rate and the most users that hold targets, and see how the server degrades beyond.
 
-    One user alone is asked for first: what that user does not get, no load does. Then rates are doubled until one does
+    First one user is alone: what that user does not get, none does at any load. Then rates are doubled until one does
     not hold, and the gap is bisected. A rate at which requests in flight keep rising does not hold, whatever its
     latencies. A near miss (less than twice a target) counts when it comes in two of three trials. Then once, twice and
     three times the rate are put on. Every trial is a run's folder of its own, so that nothing is lost by Ctrl-C.

@@ -113,7 +113,7 @@ class Bench:
             self._load, rate_per_s=None, num_users=1, num_processes=1, duration_s=None, num_requests=_NUM_ALONE
         )
         run, figures = self._run(load, "alone")
-        refuse_failing(run)
+        refuse_failing(run, max_error_share=1.0)
         targets = tuple(
             msgspec.structs.replace(target, percentile=min(50.0, target.percentile or 50.0)) for target in self._targets
         )
@@ -139,7 +139,7 @@ class Bench:
     def _try(self, load: Load, amount: float, unit: str, kind: str) -> Trial:
         def once(number: int) -> Trial:
             run, figures = self._run(load, f"{kind}-{amount:.4g}" + (f"-again-{number}" if number > 1 else ""))
-            refuse_failing(run)
+            refuse_failing(run, max_error_share=self._max_error_share)
             verdict = judge(run, figures, self._targets, max_error_share=self._max_error_share)
             if verdict.why_not and _is_clients_fault(figures, self._targets):
                 raise ServerError(

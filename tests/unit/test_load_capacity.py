@@ -139,13 +139,20 @@ def failed(end: str) -> LoadRecord:
 
 
 def test_a_server_that_refuses_everything_ends_the_search_unless_it_is_overloaded() -> None:
-    with pytest.raises(RequestError, match=r"all 3 requests of the run 'run' failed.*the server's words"):
-        refuse_failing(run([failed("INVALID_ARG")] * 3))
+    with pytest.raises(RequestError, match=r"3 of 3 requests of the run 'run' failed.*the server's words"):
+        refuse_failing(run([failed("INVALID_ARG")] * 3), max_error_share=1.0)
     with pytest.raises(ServerError, match="the server's words"):
-        refuse_failing(run([failed("INTERNAL")] * 3))
-    refuse_failing(run([failed("UNAVAILABLE")] * 3))
-    refuse_failing(run([failed("DEADLINE")] * 3))
-    refuse_failing(run([failed("INVALID_ARG"), *steady(1)]))
+        refuse_failing(run([failed("INTERNAL")] * 3), max_error_share=1.0)
+    for end in ("UNAVAILABLE", "DEADLINE"):
+        refuse_failing(run([failed(end)] * 3), max_error_share=0.01)
+
+
+def test_requests_that_are_wrong_at_any_load_end_the_search_from_the_share_that_may_fail() -> None:
+    with pytest.raises(RequestError, match="2 of 100 requests"):
+        refuse_failing(run([*steady(98), failed("INVALID_ARG"), failed("INVALID_ARG")]), max_error_share=0.01)
+    refuse_failing(run([*steady(99), failed("INVALID_ARG")]), max_error_share=0.01)
+    refuse_failing(run([*steady(50), *[failed("INTERNAL")] * 50]), max_error_share=0.01)  # it may be its load
+    refuse_failing(run(steady(9)), max_error_share=0.0)
 
 
 def capacity(url: str, out: Path, *args: object) -> int:
