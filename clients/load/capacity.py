@@ -81,18 +81,17 @@ def refuse_failing(run: Run, *, max_error_share: float) -> None:
     Raises:
         RequestError, ServerError: all requests did, or more than the share were wrong; with what the server said.
     """
-    failed = Counter(
-        (record.end, record.error) for record in run.records if not record.is_done and record.end not in _OF_OVERLOAD
-    )
+    failed = [record for record in run.records if not record.is_done and record.end not in _OF_OVERLOAD]
     if not failed:
         return
-    [((end, error), _)] = failed.most_common(1)
-    share = failed.total() / len(run.records)
+    [(end, _)] = Counter(record.end for record in failed).most_common(1)
+    share = len(failed) / len(run.records)
     is_wrong = end == RequestError.code
     if share == 1 or (is_wrong and share > max_error_share):
-        count = f"{failed.total()} of {len(run.records)}"
+        error = next(record.error for record in failed if record.end == end)
         raise (RequestError if is_wrong else ServerError)(
-            f"{count} requests of the run {run.name!r} failed as they would at any load; {end}: {error}"
+            f"{len(failed)} of {len(run.records)} requests of the run {run.name!r} failed as they would at any load; "
+            f"{end}: {error}"
         )
 
 

@@ -142,10 +142,12 @@ class Bench:
             refuse_failing(run, max_error_share=self._max_error_share)
             verdict = judge(run, figures, self._targets, max_error_share=self._max_error_share)
             if verdict.why_not and _is_clients_fault(figures, self._targets):
-                raise ServerError(
-                    f"{run.name} did not hold ({verdict.why_not}), but the client was the bottleneck, so this says "
-                    f"nothing of the server: {figures.client.why_bound}; the runs so far are in {self._out}"
-                )
+                if number > 1:
+                    raise ServerError(
+                        f"{run.name} did not hold ({verdict.why_not}), but the client was the bottleneck, so this says "
+                        f"nothing of the server: {figures.client.why_bound}; the runs so far are in {self._out}"
+                    )
+                verdict = msgspec.structs.replace(verdict, is_clear=False)  # it may have been for a moment
             self._console.print(f"{amount:.4g} {unit}: {verdict.why_not or 'holds'}", markup=False)
             return Trial(**msgspec.structs.asdict(verdict), load=amount, run=run.name, num_runs=number)
 

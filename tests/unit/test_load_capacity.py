@@ -8,12 +8,14 @@ import pytest
 from kserve_server import KServeServer, Step, response
 from load_records import record, run, steady
 
+from clients.load import capacity_trials
 from clients.load.capacity import MAX_TRIALS, Trial, best_of_three, highest, judge, refuse_failing, search
-from clients.load.capacity_trials import Degradation, doubts_of
+from clients.load.capacity_trials import Bench, Capacity, Degradation, doubts_of
 from clients.load.figures.run_figures import figures_of
 from clients.load.figures.slo import parse_targets
+from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
-from clients.load.run_folder import RunInfo, write_run
+from clients.load.run_folder import Run, RunInfo, write_run
 from ensemble_configs.errors import RequestError, ServerError
 from trireme.commands import run_command
 
@@ -141,6 +143,9 @@ def failed(end: str) -> LoadRecord:
 def test_a_server_that_refuses_everything_ends_the_search_unless_it_is_overloaded() -> None:
     with pytest.raises(RequestError, match=r"3 of 3 requests of the run 'run' failed.*the server's words"):
         refuse_failing(run([failed("INVALID_ARG")] * 3), max_error_share=1.0)
+    wrong = [record(0, end="INVALID_ARG", error=f"{number} tokens") for number in range(3)]
+    with pytest.raises(RequestError, match="INVALID_ARG: 0 tokens"):
+        refuse_failing(run([*wrong, *[failed("INTERNAL")] * 2]), max_error_share=1.0)
     with pytest.raises(ServerError, match="the server's words"):
         refuse_failing(run([failed("INTERNAL")] * 3), max_error_share=1.0)
     for end in ("UNAVAILABLE", "DEADLINE"):
@@ -153,6 +158,51 @@ def test_requests_that_are_wrong_at_any_load_end_the_search_from_the_share_that_
     refuse_failing(run([*steady(99), failed("INVALID_ARG")]), max_error_share=0.01)
     refuse_failing(run([*steady(50), *[failed("INTERNAL")] * 50]), max_error_share=0.01)  # it may be its load
     refuse_failing(run(steady(9)), max_error_share=0.0)
+
+
+class Played:
+    """Runs made by hand in place of a server: up to 10 requests/s hold, but those named so, whose client was late."""
+
+    def __init__(self, *late: str) -> None:
+        self.late = late
+        self.seeds: list[int] = []
+
+    def put_on(self, load: Load, out: Path, **_: object) -> Run:
+        self.seeds.append(load.seed)
+        is_late = out.name in self.late
+        slow = is_late or (load.rate_per_s or 0.0) > 10
+        records = steady(60, ttft_ms=300 if slow else 50)
+        for one in records:
+            one.sent_ns += 200_000_000 * is_late
+        return run(records, num_users=load.num_users, name=out.name)
+
+    def search(self, monkeypatch: pytest.MonkeyPatch) -> Capacity:
+        monkeypatch.setattr(capacity_trials, "put_on", self.put_on)
+        monkeypatch.setattr(capacity_trials, "warm_up", lambda *_: None)
+        load = Load(url="here:1", workload={"kind": "fixed", "prompts": ["a"], "max_tokens": 5}, duration_s=1.0)
+        bench = Bench(load, TARGETS, Path("out"), max_error_share=0.01, metrics=None)
+        return bench.search(start=8.0, precision=0.3, has_users=False)
+
+
+def test_a_client_that_was_late_for_once_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played("rate-8")
+    found = played.search(monkeypatch)
+    assert found.rate_trials[0].num_runs == 3
+    assert found.rate_per_s is not None
+    assert 10 / 1.3 <= found.rate_per_s <= 10
+    assert [bool(each.why_not) for each in found.degradation] == [False, True, True]
+    assert found.doubts == []
+    assert len(set(played.seeds)) == len(played.seeds), "prompts that come again are in the prefix cache"
+
+
+def test_a_client_that_is_late_again_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ServerError, match=r"rate-8-again-2 did not hold.*the client was the bottleneck"):
+        Played("rate-8", "rate-8-again-2").search(monkeypatch)
+
+
+def test_a_rate_that_does_not_hold_again_is_doubtful(monkeypatch: pytest.MonkeyPatch) -> None:
+    [doubt] = Played("1x").search(monkeypatch).doubts
+    assert "held in the search, but not when it was put on again: ttft_p99 300.0 ms > 60 ms" in doubt
 
 
 def capacity(url: str, out: Path, *args: object) -> int:

@@ -182,7 +182,8 @@ def test_markdown_and_json_say_the_same(folders: list[Path], tmp_path: Path) -> 
 
 
 def test_of_a_run_in_which_all_failed_the_errors_come_first(tmp_path: Path) -> None:
-    ends = [("INVALID_ARG", "9999 tokens | at most 512")] * 20 + [("UNAVAILABLE", "full")] * 5
+    ends = [("INVALID_ARG", f"{9999 - number} tokens | at most 512") for number in range(20)]
+    ends += [("UNAVAILABLE", "full")] * 5
     records = [record(number * 10, end=end, error=error) for number, (end, error) in enumerate(ends)]
     info = RunInfo(tool="by hand", commands=["none"], url="here:1", model="ensemble", is_open=True, rate_per_s=100.0)
     write_run(tmp_path / "bad", info, records, [])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a report says, before it is a page: the figures of its runs, their comparison, their knee; its JSON form."""
 
-from collections import Counter
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -18,7 +18,7 @@ _NUM_FAILURES = 8
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that ended badly alike. Attributes: `end`: the code; `error`: what the server or the client said."""
+    """Requests that ended badly alike. Attributes: `end`: the code; `error`: what was said of the first of them."""
 
     end: str
     error: str
@@ -84,8 +84,13 @@ def _part(run: Run, figures: RunFigures, first: Run, first_figures: RunFigures, 
 
 
 def _failures(run: Run) -> list[Failure]:
-    failed = Counter((record.end, record.error) for record in run.records if not record.is_done)
-    return [Failure(end=end, error=error, count=count) for (end, error), count in failed.most_common(_NUM_FAILURES)]
+    """By what was said, whatever the numbers in it: each request has others."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for record in run.records:
+        if not record.is_done:
+            alike.setdefault((record.end, re.sub(r"\d+", "0", record.error)), []).append(record.error)
+    found = [Failure(end=end, error=errors[0], count=len(errors)) for (end, _), errors in alike.items()]
+    return sorted(found, key=lambda one: -one.count)[:_NUM_FAILURES]
 
 
 def load_of(info: RunInfo) -> str:

@@ -52,7 +52,7 @@ def overview(document: Document) -> Table:
 def failures(part: RunPart) -> Table:
     """What went wrong in the whole run, the most frequent first; no rows: nothing did."""
     rows = [[one.end, " ".join(one.error.split()) or "-", str(one.count)] for one in part.failures]
-    return Table(["", "said", "requests"], rows)
+    return Table(["", "said, such as", "requests"], rows)
 
 
 def latencies(part: RunPart) -> Table:
