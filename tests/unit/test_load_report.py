@@ -165,6 +165,16 @@ def test_open_and_closed_loops_have_a_line_each_and_a_histogram_tells_what_is_be
     assert "1 in the last bar beyond 50.0 ms, up to 138.0 ms" in text
 
 
+def test_runs_of_one_token_each_have_a_curve_without_tpot(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        info = RunInfo(tool="by hand", commands=[], url="here:1", model="m", is_open=True, rate_per_s=100.0)
+        write_run(tmp_path / name, info, [record(n * 10, [(n * 10 + 50, 1)]) for n in range(50)], [])
+    report(tmp_path / "a", tmp_path / "b", "--out", tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert "<!-- TTFT, ms -->" in text
+    assert "<!-- TPOT, ms -->" not in text
+
+
 def test_markdown_and_json_say_the_same(folders: list[Path], tmp_path: Path) -> None:
     report(*folders, "--out", tmp_path / "r.md", "--out", tmp_path / "r.json", "--no-plots", "--gpus", 2)
     found = json.loads((tmp_path / "r.json").read_text())

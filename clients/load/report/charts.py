@@ -107,6 +107,7 @@ def load_curve(document: Document) -> Chart | None:
     shown = [part for part in document.runs if "ttft" in part.figures.latencies]
     if len(shown) < 2:
         return None
+    metrics = [name for name in ("ttft", "tpot", "e2e") if any(name in part.figures.latencies for part in shown)]
     shown.sort(key=lambda part: part.figures.output_tokens.per_s)
     kinds = {
         is_open: [part.figures for part in shown if part.info.is_open == is_open]
@@ -115,7 +116,7 @@ def load_curve(document: Document) -> Chart | None:
     }
 
     def draw(axes: Sequence[Any]) -> None:
-        for axis, name in zip(axes, ("ttft", "tpot", "e2e"), strict=True):
+        for axis, name in zip(axes, metrics, strict=True):
             for is_open, runs in kinds.items():
                 kind, *styles = _STYLES[is_open]
                 there = [figures for figures in runs if name in figures.latencies]
@@ -130,12 +131,12 @@ def load_curve(document: Document) -> Chart | None:
             axis.set_ylim(0, 1.15 * axis.dataLim.y1)  # room for a name above the highest point
             axis.legend(fontsize="x-small")
         axes[0].figure.draw_without_rendering()  # from here on it is known where the marks are
-        for axis, name in zip(axes, ("ttft", "tpot", "e2e"), strict=True):
+        for axis, name in zip(axes, metrics, strict=True):
             _name_marks(axis, [part.figures for part in shown if name in part.figures.latencies], name, document.knee)
 
     knee = f"; the knee is {document.knee}" if document.knee else ""
     loops = " and ".join(_STYLES[is_open][0] for is_open in kinds)
-    return Chart(_svg(draw, count=3), f"Latency against throughput of {len(shown)} runs, {loops}{knee}")
+    return Chart(_svg(draw, count=len(metrics)), f"Latency against throughput of {len(shown)} runs, {loops}{knee}")
 
 
 def _name_marks(axis: Any, runs: Sequence[RunFigures], name: str, knee: str | None) -> None:
