@@ -135,10 +135,10 @@ class _Worker:
         async with connect(load.url) as client:
             if not await client.is_ready(model=load.model):
                 raise not_ready(load.url, load.model)
+            gc.collect()  # takes most of a second of a large plan, so before the start is set
+            gc.freeze()  # the plan is not looked through again while answers come
             _tell(self._pipe, Ready(len(planned) if is_whole else None))
             start_ns = await asyncio.to_thread(self._start_ns)
-            gc.collect()
-            gc.freeze()  # the plan is not looked through again while answers come
             asker = Asker(
                 client, model=load.model, start_ns=start_ns, timeout_s=load.timeout_s, num_retries=load.num_retries
             )
