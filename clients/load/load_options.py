@@ -19,6 +19,8 @@ from ensemble_configs.errors import RequestError
 
 MOST_PLANNED = 10_000_000
 
+_ARRIVALS, _BURSTINESS, _PERIOD_S = "poisson", 1.0, 86_400.0  # where nothing is said
+
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Of one run.
@@ -36,9 +38,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     workload: dict[str, Any]
     rate_per_s: float | None = None
     num_users: int | None = None
-    arrivals: str = "poisson"
-    burstiness: float = 1.0
-    period_s: float = 86_400.0
+    arrivals: str = _ARRIVALS
+    burstiness: float = _BURSTINESS
+    period_s: float = _PERIOD_S
     num_requests: int | None = None
     duration_s: float | None = None
     timeout_s: float | None = None
@@ -83,6 +85,15 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         if self.rate_per_s is not None:
             next(self._moments(), None)  # refuses what arrivals refuse
         self._check_size()
+        for option, is_without_effect, needs in (
+            ("arrivals", self.arrivals != _ARRIVALS and self.rate_per_s is None, "--rate"),
+            ("burstiness", self.burstiness != _BURSTINESS and self.arrivals != "gamma", "--arrivals gamma"),
+            ("period", self.period_s != _PERIOD_S and self.arrivals != "diurnal", "--arrivals diurnal"),
+        ):
+            if is_without_effect:
+                raise RequestError(
+                    f"--{option} changes nothing without {needs}: give that, or leave it out", field=option
+                )
 
     def _check_size(self) -> None:
         by_rate = self.rate_per_s * self.duration_s if self.rate_per_s and self.duration_s else math.inf

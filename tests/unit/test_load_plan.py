@@ -160,6 +160,20 @@ def test_a_trace_that_begins_behind_its_end_is_told_how_long_it_is(tmp_path: Pat
         list(read_trace(workload))
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"num_users": 2, "arrivals": "gamma"}, "--arrivals changes nothing without --rate"),
+        ({"rate_per_s": 2.0, "burstiness": 0.5}, "--burstiness changes nothing without --arrivals gamma"),
+        ({"rate_per_s": 2.0, "period_s": 60.0}, "--period changes nothing without --arrivals diurnal"),
+    ],
+)
+def test_an_option_without_effect_is_refused(fields: dict[str, Any], said: str) -> None:
+    workload = {"kind": "fixed", "prompts": ["a"]}
+    with pytest.raises(RequestError, match=said):
+        Load(url="here:1", workload=workload, num_requests=3, **fields).check()
+
+
 def test_a_plain_number_is_always_that_length() -> None:
     assert Lengths.model_validate(64) == Lengths(mean=64)
     assert {draw(Lengths.model_validate(64), random.Random(seed)) for seed in range(20)} == {64}
