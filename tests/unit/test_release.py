@@ -102,7 +102,7 @@ def test_the_servers_settings_are_not_the_releases(tmp_path: Path) -> None:
     ("text", "finding"),
     [
         pytest.param("{", "is not JSON", id="not JSON"),
-        pytest.param("[]", "should be a valid dictionary", id="a list"),
+        pytest.param("[]", "should be a mapping of release, ", id="a list"),
         pytest.param("{}", "release: field required; tokenizer: field required; engine: field required", id="empty"),
         pytest.param('{"colour": 1}', "colour: extra inputs are not permitted", id="unknown key"),
         pytest.param('{"release": 0}', "release: input should be greater than or equal to 1", id="version 0"),
