@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from clients.load.asking import Asker, Client, connect
+from clients.load.asking import Asker, connect
 from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
 from clients.load.loops import closed_loop, open_loop
@@ -143,9 +143,11 @@ class _Worker:
                 client, model=load.model, start_ns=start_ns, timeout_s=load.timeout_s, num_retries=load.num_retries
             )
             is_over = asyncio.Event()
-            telling = asyncio.create_task(self._report(asker, client, start_ns, is_over))
             sessions = planned if is_whole else itertools.chain(planned, self._rest)
-            await self._put_on(asker, sessions, start_ns=start_ns)
+            asking = asyncio.create_task(self._put_on(asker, sessions, start_ns=start_ns))
+            telling = asyncio.create_task(self._report(asker, asking, start_ns, is_over))
+            with contextlib.suppress(asyncio.CancelledError):  # it was stopped
+                await asking
             self._sample(start_ns)
             is_over.set()
             await telling
@@ -180,7 +182,7 @@ class _Worker:
         message = self._pipe.recv_bytes()
         return int(message.removeprefix(START))
 
-    async def _report(self, asker: Asker, client: Client, start_ns: int, is_over: asyncio.Event) -> None:
+    async def _report(self, asker: Asker, asking: "asyncio.Task[None]", start_ns: int, is_over: asyncio.Event) -> None:
         while not is_over.is_set():
             self._sample(start_ns)
             # In a thread: the parent may be busy with what others told, and answers do not wait for that.
@@ -188,7 +190,7 @@ class _Worker:
             has_word = self._pipe.poll() and self._pipe.recv_bytes() == STOP
             if (has_word or asker.outage.seconds >= GIVE_UP_S) and not asker.stop.is_set():
                 asker.stop.set()
-                await client.close()  # what runs ends as cancelled
+                asking.cancel()  # what runs; closing its connection under it can leave grpc.aio waiting for ever
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(is_over.wait(), _TELL_S)
 
