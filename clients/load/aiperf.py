@@ -28,6 +28,7 @@ from clients.load.load_arguments import (
     WorkloadOption,
     chosen_workload,
     metrics_url,
+    refuse_what_only_ours_plays,
     with_lengths,
     workload_data,
 )
@@ -39,7 +40,7 @@ from clients.load.run_folder import Run, refuse_used, write_run
 from clients.load.run_origin import Origin
 from clients.load.summary import print_summary
 from clients.load.tool_run import find_tool, from_first_request, run_tool
-from ensemble_configs.errors import RequestError, ServerError, SpecError
+from ensemble_configs.errors import ServerError, SpecError
 
 _SHOWN = (
     "time_to_first_token", "inter_token_latency", "request_latency", "output_token_throughput", "request_throughput",
@@ -94,20 +95,12 @@ def aiperf(
     )
     if not tokenizer.is_dir():
         raise SpecError(f"{tokenizer} is no folder; --tokenizer names one with a tokenizer.json", field="tokenizer")
-    if arrivals not in ("poisson", "constant"):
-        raise RequestError(
-            f"this knows --arrivals poisson and constant, got {arrivals!r}; `trireme bench run` knows more",
-            field="arrivals", value=arrivals,
-        )  # fmt: skip
     load = Load(
         url=url, model=model, workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), rate_per_s=rate,
         num_users=concurrency, arrivals=arrivals, num_requests=requests, seed=seed,
     )  # fmt: skip
+    refuse_what_only_ours_plays(load, "aiperf")
     load.check()
-    if load.spec().kind in {"conversation", "trace"}:
-        raise RequestError(
-            f"aiperf is not given a {load.spec().kind} here; `trireme bench run` can play it", field="workload"
-        )
     run = measure(
         with_lengths(load, tokenizer), out, program, warmup=warmup, metrics=metrics_url(metrics, url),
         tokenizer=tokenizer.resolve(),

@@ -131,3 +131,19 @@ def refuse_openai_url(url: str, tool: str) -> None:
             field="url",
             value=url,
         )
+
+
+def refuse_what_only_ours_plays(load: Load, tool: str) -> None:
+    """Raises: RequestError: a tool that is given its requests beforehand cannot put this load on."""
+    if load.arrivals not in ("poisson", "constant"):
+        raise RequestError(
+            f"{tool} knows --arrivals poisson and constant, got {load.arrivals!r}; `trireme bench run` knows more",
+            field="arrivals",
+            value=load.arrivals,
+        )
+    if load.spec().kind in {"conversation", "trace"}:
+        raise RequestError(
+            f"{tool} cannot play a {load.spec().kind}: its requests do not wait for answers or for moments of their "
+            "own; `trireme bench run` can",
+            field="workload",
+        )

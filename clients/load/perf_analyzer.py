@@ -32,6 +32,7 @@ from clients.load.load_arguments import (
     chosen_workload,
     metrics_url,
     refuse_openai_url,
+    refuse_what_only_ours_plays,
     with_lengths,
     workload_data,
 )
@@ -43,7 +44,7 @@ from clients.load.run_folder import Run, refuse_used, write_run
 from clients.load.run_origin import Origin
 from clients.load.summary import print_summary
 from clients.load.tool_run import ToolRun, find_tool, from_first_request, run_tool
-from ensemble_configs.errors import RequestError, ServerError
+from ensemble_configs.errors import ServerError
 
 HOW_TO_INSTALL = "`make bench-tools` in a checkout installs it"
 PLACE = "perf-analyzer/path/perf_analyzer"
@@ -84,22 +85,12 @@ def perf_analyzer(
     refuse_used(out)
     refuse_openai_url(url, "perf_analyzer")
     program = find_tool("perf_analyzer", PLACE, given=binary, how=HOW_TO_INSTALL)
-    if arrivals not in ("poisson", "constant"):
-        raise RequestError(
-            f"perf_analyzer knows --arrivals poisson and constant, got {arrivals!r}; `trireme bench run` knows more",
-            field="arrivals", value=arrivals,
-        )  # fmt: skip
     load = Load(
         url=url, model=model, workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), rate_per_s=rate,
         num_users=concurrency, arrivals=arrivals, num_requests=requests, seed=seed,
     )  # fmt: skip
+    refuse_what_only_ours_plays(load, "perf_analyzer")
     load.check()
-    if load.spec().kind in {"conversation", "trace"}:
-        raise RequestError(
-            f"perf_analyzer cannot play a {load.spec().kind}: its requests do not wait for answers or for moments of "
-            "their own; `trireme bench run` can",
-            field="workload",
-        )
     run = measure(with_lengths(load, tokenizer), out, program, warmup=warmup, metrics=metrics_url(metrics, url))
     print_summary(run, is_json=is_json)
 
