@@ -113,9 +113,10 @@ def metrics_url(given: str | None, url: str) -> str | None:
         if not read_metrics(found):
             raise ValueError("has no trireme_ or nv_ metrics")  # noqa: TRY301
     except (OSError, ValueError) as exc:
+        why = getattr(exc, "reason", exc)  # urllib's errors hold what went wrong
         raise RequestError(
-            f"--metrics {given}: {exc}; it names a Triton's metrics page, such as http://localhost:8002/metrics; "
-            "none: they are not read",
+            f"--metrics {given}: {getattr(why, 'strerror', None) or why}; it names a Triton's metrics page, such as "
+            "http://localhost:8002/metrics; none: they are not read",
             field="metrics",
             value=given,
         ) from exc

@@ -62,7 +62,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         is_trace = self.spec().kind == "trace"
         if (self.rate_per_s is None and not is_trace) == (self.num_users is None):
             raise RequestError(
-                "a load has --rate (an open loop) or --concurrency (a closed one)"
+                "a load has --rate (an open loop) or --concurrency (a closed one): give one of them"
                 + ("; a trace has its own rate: --workload's speedup changes it" if is_trace else ""),
                 field="rate",
             )
