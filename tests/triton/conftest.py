@@ -2,7 +2,6 @@
 """Real servers for the tests of this folder: each is `trireme serve` itself, on ports of its own."""
 
 import signal
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,9 +13,6 @@ from running_server import RunningServer, deployment_text
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
-MOST_ENDING = 1  # more would take the time of the test that runs
-
-
 # Minutes each, with few tests. Of files side by side the longest begin, or one of them would run alone at the end.
 LONG = ("test_rollout_on_triton", "test_rollout_modes_on_triton", "test_live_releases", "test_fuzzed_deployments")
 
@@ -64,17 +60,15 @@ def texts() -> Texts:
     return {seed: said_by_engine(seed) for seed in (1, 2, 3)}
 
 
-@pytest.fixture(scope="session")
-def ending() -> Iterator[deque[RunningServer]]:
-    """Servers whose test is over: the next one begins while they unload."""
-    servers: deque[RunningServer] = deque()
-    yield servers
-    for server in servers:
-        server.discard()
+@pytest.fixture(scope="session", autouse=True)
+def none_is_left() -> Iterator[None]:
+    """The last servers have ended when the tests have."""
+    yield
+    RunningServer.wait_for_ends()
 
 
 @pytest.fixture
-def start_server(tmp_path: Path, ending: deque[RunningServer]) -> Iterator[Callable[..., RunningServer]]:
+def start_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
     """Servers that a test may spoil: `start_server(engine=..., triton=..., options=[...], admission=...)`."""
     started: list[RunningServer] = []
 
@@ -93,10 +87,7 @@ def start_server(tmp_path: Path, ending: deque[RunningServer]) -> Iterator[Calla
 
     yield start
     for server in started:
-        server.hurry()
-        ending.append(server)
-    while len(ending) > MOST_ENDING:
-        ending.popleft().discard()
+        server.__exit__()
 
 
 @pytest.fixture(params=["ensemble", "ensemble_graph", "tensorrt_llm_bls"])

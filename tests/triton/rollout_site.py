@@ -24,7 +24,7 @@ from serving.engines.base import GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
 from serving.tokenization import PromptTokenizer
 
-ENGINE: dict[str, Any] = {"provider": "simulated", "step_ms": 4.0, "max_num_seqs": 64, "num_kv_blocks": 4096}
+ENGINE: dict[str, Any] = {"provider": "simulated", "step_ms": 20.0, "max_num_seqs": 64, "num_kv_blocks": 4096}
 # What takes seconds here; the gate's own figures are measured by benchmarks.gate_trials.
 GATE = {
     "min_requests": 50,
@@ -62,7 +62,7 @@ class Site:
             cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
-    def start(self, *candidates: str, steps: str = "5,50,100", options: Sequence[str] = ()) -> subprocess.Popen[str]:
+    def start(self, *candidates: str, steps: str = "20,50,100", options: Sequence[str] = ()) -> subprocess.Popen[str]:
         return self.rollout(
             "start", *candidates, "--port", str(self.port), "--gate", "gate.yaml",
             "--lease-s", "1", *(("--steps", steps, "--step-requests", "20") if steps else ()), *options,
@@ -123,7 +123,9 @@ def serving(folder: Path) -> RunningServer:
     """A server of release 1, whose releases may take half a minute to load, and that may be killed as often as a test
     likes.
     """
-    text = deployment_text("live", engine=ENGINE | {"seed": 1}, triton={"restart_backoff_s": 0.0, "max_restarts": 100})
+    triton = {"restart_backoff_s": 0.0, "max_restarts": 100}
+    endpoints = ["ensemble", "tensorrt_llm_bls"]  # those that a rollout goes by; each more is a process a release
+    text = deployment_text("live", engine=ENGINE | {"seed": 1}, triton=triton, endpoints=endpoints)
     return RunningServer(text, folder, options=("--ready-timeout-s", "30"))
 
 

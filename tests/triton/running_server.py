@@ -8,9 +8,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import psutil
 import yaml
@@ -21,6 +22,7 @@ from serving.run_dir import RUN_DIR_VARIABLE
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 READY_S = 60.0
+MOST_ENDING = 1  # more would take the time of the test that runs
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -34,7 +36,9 @@ def deployment_text(
 
 
 class RunningServer:
-    """Ready when entered; stopped by SIGTERM when left."""
+    """Ready when entered. When left it is told to end, and does so while the next test begins; `stop` waits for it."""
+
+    _ending: ClassVar["deque[RunningServer]"] = deque()
 
     def __init__(self, deployment: str, folder: Path, *, options: tuple[str, ...] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +67,15 @@ class RunningServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self.hurry()
+        self._ending.append(self)
+        self.wait_for_ends(MOST_ENDING)
+
+    @classmethod
+    def wait_for_ends(cls, num_left: int = 0) -> None:
+        """Until no more than so many servers that were left are still there."""
+        while len(cls._ending) > num_left:
+            cls._ending.popleft().discard()
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")

@@ -13,7 +13,7 @@ from clients.rollout.routed_client import RoutedClient
 from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest, TritonClient
 from ensemble_configs.errors import ServingError
 
-MAX_TOKENS = 40
+MAX_TOKENS = 10
 PROMPTS = tuple(f"Tell me about the number {number}" for number in range(8))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from running_server import RunningServer
+from running_server import RunningServer, deployment_text
 from test_cancellation import wait_until
 from text_models import ONE_AND_IN_SOAK_ALL
 
@@ -37,9 +37,18 @@ async def finish(client: AsyncTritonClient, request: GenerateRequest, model: str
     return time.monotonic()
 
 
+@pytest.fixture(scope="module")
+def one_seat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    text = deployment_text("one_seat", engine=ONE_SEAT, admission={"queue": {"max_requests": 6}})
+    with RunningServer(text, tmp_path_factory.mktemp("one_seat")) as server:
+        yield server
+
+
 @pytest.fixture
-def one_seat(start_server: Callable[..., RunningServer]) -> RunningServer:
-    return start_server(engine=ONE_SEAT, admission={"queue": {"max_requests": 6}})
+def one_seat(one_seat_server: RunningServer) -> RunningServer:
+    """Whoever comes next finds it idle."""
+    wait_until(lambda: one_seat_server.num_streams() == 0, 10)
+    return one_seat_server
 
 
 def test_priority_decides_who_starts_in_every_model(one_seat: RunningServer, model: str) -> None:

@@ -62,6 +62,20 @@ def test_all_tools_agree_on_the_same_load(server: RunningServer, tmp_path: Path)
     assert "locust 2." in page
 
 
+@pytest.mark.soak
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="perf_analyzer is made for x86_64 only")
+def test_genai_perf_agrees_on_a_load_like_it(server: RunningServer, tmp_path: Path) -> None:
+    load = ["--requests", 60, "--concurrency", 4, "--tokenizer", TOKENIZER, "--isl", 32, "--osl", 24, *where(server)]
+    ours = json.loads(bench("run", *load, "--out", tmp_path / "a"))
+    theirs = json.loads(bench("genai-perf", *load, "--out", tmp_path / "b"))
+    assert theirs["ends"] == {"done": theirs["num_requests"]}
+    assert theirs["osl"]["mean"] == 24, "as the server counts them"
+    for name in ("ttft", "tpot", "e2e"):
+        assert p50(theirs, name) == pytest.approx(p50(ours, name), rel=0.25), name
+    bench("report", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "r.html")
+    assert "genai-perf" in (tmp_path / "r.html").read_text()
+
+
 def test_an_open_loop_of_a_workload_file(server: RunningServer, tmp_path: Path) -> None:
     workload = tmp_path / "w.yaml"
     workload.write_text("kind: shared_prefix\nnum_prefixes: 1\nprefix_tokens: 256\nisl: {mean: 8}\nosl: {mean: 8}\n")

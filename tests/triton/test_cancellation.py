@@ -10,14 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from killed_clients import ENDLESS, start_client
 from raw_calls import StreamFailed, engine_request, stream
-from running_server import RunningServer
+from running_server import RunningServer, deployment_text
 from text_models import ONE_AND_IN_SOAK_ALL
 
 from clients.streaming import AsyncTritonClient, GenerateRequest
@@ -51,20 +51,32 @@ def wait_idle(server: RunningServer, timeout_s: float) -> float:
     return wait_until(lambda: server.used_kv_blocks() == 0, timeout_s)
 
 
+@pytest.fixture(scope="module")
+def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with RunningServer(deployment_text("slow", engine=SLOW), tmp_path_factory.mktemp("slow")) as server:
+        yield server
+
+
+@pytest.fixture
+def slow(slow_server: RunningServer) -> RunningServer:
+    """Where clients leave and nothing else happens; whoever comes next finds it idle."""
+    wait_until(lambda: (slow_server.num_streams(), slow_server.used_kv_blocks()) == (0, 0), 5)
+    return slow_server
+
+
 def test_a_killed_client_of_the_engine_step_stops_its_generation_and_frees_its_kv_blocks(
-    start_server: StartServer,
+    slow: RunningServer,
 ) -> None:
-    server = start_server(engine=SLOW)
-    assert server.used_kv_blocks() == 0
+    assert slow.used_kv_blocks() == 0
     client = subprocess.Popen(
-        [sys.executable, "-c", KILLED_CLIENT, server.url], cwd=Path(__file__).parent, stdout=subprocess.PIPE
+        [sys.executable, "-c", KILLED_CLIENT, slow.url], cwd=Path(__file__).parent, stdout=subprocess.PIPE
     )
     assert client.stdout is not None
     for _ in range(3):
         assert client.stdout.readline() == b"token\n"
-    wait_until(lambda: server.used_kv_blocks() >= 400 / 16, 5)
+    wait_until(lambda: slow.used_kv_blocks() >= 400 / 16, 5)
     client.kill()
-    seconds = wait_idle(server, 5)
+    seconds = wait_idle(slow, 5)
     client.wait()
     client.stdout.close()
     # The promise is 250 ms; `make soak` holds 200 clients to it and writes down what they saw.
@@ -72,14 +84,13 @@ def test_a_killed_client_of_the_engine_step_stops_its_generation_and_frees_its_k
 
 
 @pytest.mark.parametrize("model", DIRECT)
-def test_a_killed_client_of_a_text_model_stops_its_generation(start_server: StartServer, model: str) -> None:
-    server = start_server(engine=SLOW)
-    client = start_client(server.url, [model], num_running=1)
-    wait_until(lambda: server.used_kv_blocks() > 0, 5)
+def test_a_killed_client_of_a_text_model_stops_its_generation(slow: RunningServer, model: str) -> None:
+    client = start_client(slow.url, [model], num_running=1)
+    wait_until(lambda: slow.used_kv_blocks() > 0, 5)
     client.kill()
     client.communicate()
-    wait_until(lambda: server.num_streams() == 0, 5)
-    wait_idle(server, 5)
+    wait_until(lambda: slow.num_streams() == 0, 5)
+    wait_idle(slow, 5)
 
 
 def open_http_stream(server: RunningServer, model: str) -> http.client.HTTPConnection:
@@ -93,13 +104,12 @@ def open_http_stream(server: RunningServer, model: str) -> http.client.HTTPConne
 
 
 @pytest.mark.parametrize("model", DIRECT)
-def test_a_client_of_generate_stream_that_leaves_stops_its_generation(start_server: StartServer, model: str) -> None:
-    server = start_server(engine=SLOW)
-    connection = open_http_stream(server, model)
-    wait_until(lambda: server.used_kv_blocks() > 0, 5)
+def test_a_client_of_generate_stream_that_leaves_stops_its_generation(slow: RunningServer, model: str) -> None:
+    connection = open_http_stream(slow, model)
+    wait_until(lambda: slow.used_kv_blocks() > 0, 5)
     connection.close()
-    wait_until(lambda: server.num_streams() == 0, 5)
-    wait_idle(server, 5)
+    wait_until(lambda: slow.num_streams() == 0, 5)
+    wait_idle(slow, 5)
 
 
 def assert_kills_leave_nothing(server: RunningServer, *, num_clients: int, seed: int) -> None:
@@ -119,19 +129,17 @@ def test_connections_that_are_killed_leave_no_state_in_any_model(start_server: S
     assert_kills_leave_nothing(server, num_clients=3, seed=7)
 
 
-def test_a_client_that_leaves_the_ensemble_stops_its_generation(start_server: StartServer, model: str) -> None:
-    server = start_server(engine=SLOW)
-
+def test_a_client_that_leaves_the_ensemble_stops_its_generation(slow: RunningServer, model: str) -> None:
     async def leave_early() -> None:
         request = GenerateRequest(text_input="word " * 200, max_tokens=1500, stream=True)
-        async with AsyncTritonClient(server.url) as client:
+        async with AsyncTritonClient(slow.url) as client:
             chunks = client.generate(request, model=model)
             await anext(chunks)
             await anext(chunks)
             await chunks.aclose()
 
     asyncio.run(leave_early())
-    wait_idle(server, 5)
+    wait_idle(slow, 5)
 
 
 @pytest.mark.parametrize(
@@ -198,20 +206,19 @@ def test_streams_whose_clients_left_near_their_end_are_forgotten_by_every_step(
 
 
 def test_a_stop_request_ends_the_request_of_the_same_id_with_what_it_has(
-    start_server: StartServer,
+    slow: RunningServer,
 ) -> None:
-    server = start_server(engine=SLOW)
     running = stream(
-        server.url, "tensorrt_llm", engine_request([7] * 40, 1500, return_finish_reason=True), request_id="a"
+        slow.url, "tensorrt_llm", engine_request([7] * 40, 1500, return_finish_reason=True), request_id="a"
     )
-    bystander = stream(server.url, "tensorrt_llm", engine_request([8] * 40, 40), request_id="b")
+    bystander = stream(slow.url, "tensorrt_llm", engine_request([8] * 40, 40), request_id="b")
     next(running), next(bystander)
-    assert list(stream(server.url, "tensorrt_llm", engine_request([1], 1, stop=True), request_id="a")) != []
+    assert list(stream(slow.url, "tensorrt_llm", engine_request([1], 1, stop=True), request_id="a")) != []
     rest = list(running)
     assert rest[-1]["finish_reason"] == np.array([[b"cancelled"]])
     assert len(rest) < 100
     assert sum(r["output_ids"].size for r in bystander) == 39
-    wait_idle(server, 5)
+    wait_idle(slow, 5)
 
 
 def test_a_stop_request_without_an_id_is_refused(simulated: RunningServer) -> None:

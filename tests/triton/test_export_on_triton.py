@@ -50,7 +50,7 @@ def as_argo(metric: Mapping[str, Any], args: Mapping[str, str]) -> str:
     ("engine", "end", "share"),
     [
         pytest.param({"seed": 2}, "Successful", "100", id="promoted"),
-        pytest.param({"step_ms": 16.0}, "Failed", "0", id="rolled back", marks=pytest.mark.soak),
+        pytest.param({"step_ms": 80.0}, "Failed", "0", id="rolled back", marks=pytest.mark.soak),
     ],
 )
 def test_argo_and_envoy_go_where_the_rollout_goes(

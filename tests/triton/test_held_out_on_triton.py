@@ -121,7 +121,7 @@ def test_the_same_release_passes_the_prompts_and_goes_on_though_killed_meanwhile
     running.communicate()
     assert [event.what for event in events(site)] == ["start"], "nothing half counted"
     running = site.go_on()
-    wait_for_line(running, "running: 5 % of the requests")
+    wait_for_line(running, "running: 20 % of the requests")
     [replayed] = [event for event in events(site) if event.what == "replayed"]
     assert f"{NUM_PROMPTS} of {NUM_PROMPTS} compared" in replayed.why
     evidence: Any = replayed.evidence

@@ -18,8 +18,8 @@ from clients.rollout.server_control import ServerControl
 from clients.streaming import AsyncTritonClient
 from ensemble_configs.errors import ServingError, SpecError
 
-LOAD_TIMEOUT_S = 20
-ENGINE: dict[str, Any] = {"provider": "simulated", "step_ms": 4.0, "max_num_seqs": 64, "num_kv_blocks": 4096}
+LOAD_TIMEOUT_S = 12
+ENGINE: dict[str, Any] = {"provider": "simulated", "step_ms": 20.0, "max_num_seqs": 64, "num_kv_blocks": 4096}
 
 
 class Live:

@@ -38,6 +38,7 @@ def test_a_release_is_served_by_its_folder_alone(release: Path, tmp_path: Path) 
         assert "".join(chunk.text for chunk in client.generate(request)) == " The capital of France is Paris."
         with locked(lock_file(release), is_shared=False) as is_free:
             assert not is_free
+        assert server.stop() == 0
     with locked(lock_file(release), is_shared=False) as is_free:
         assert is_free
 

@@ -31,7 +31,7 @@ def test_a_shadow_compares_and_nobody_gets_its_answers(
     pid = shared_site.served()["engine_pids"]["1"]
     with RoutedLoad(shared_site.server.url, shared_site.split_url, by_release, num_streams=16) as load:
         options = ("--mode", "shadow", "--max-copies", "8")
-        running = shared_site.start(shared_site.candidate(seed=seed, step_ms=4.0), steps="20,100", options=options)
+        running = shared_site.start(shared_site.candidate(seed=seed), steps="20,100", options=options)
         text = shared_site.end_of(running)
     assert running.returncode == 0, text
     assert (load.wrong, load.refused) == ([], [])
@@ -45,7 +45,7 @@ def test_a_shadow_compares_and_nobody_gets_its_answers(
 
 @pytest.mark.parametrize(
     "engine",
-    [{"fault": {"kind": "crash", "after_requests": 80}}, pytest.param({"step_ms": 16.0}, marks=pytest.mark.soak)],
+    [{"fault": {"kind": "crash", "after_requests": 80}}, pytest.param({"step_ms": 80.0}, marks=pytest.mark.soak)],
     ids=["crashes under load", "four times as slow"],
 )
 def test_a_bad_release_in_the_shadow_costs_no_user_anything(
