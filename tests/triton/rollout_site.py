@@ -119,24 +119,24 @@ class Site:
         return dict(models[0])
 
 
-def serving(folder: Path) -> RunningServer:
-    """A server of release 1, whose releases may take half a minute to load, and that may be killed as often as a test
-    likes.
+def serving(folder: Path, **engine: object) -> RunningServer:
+    """A server of release 1: `ENGINE` but for what is named. Its releases may take half a minute to load, and it may be
+    killed as often as a test likes.
     """
     triton = {"restart_backoff_s": 0.0, "max_restarts": 100}
     endpoints = ["ensemble", "tensorrt_llm_bls"]  # those that a rollout goes by; each more is a process a release
-    text = deployment_text("live", engine=ENGINE | {"seed": 1}, triton=triton, endpoints=endpoints)
+    text = deployment_text("live", engine=ENGINE | {"seed": 1} | engine, triton=triton, endpoints=endpoints)
     return RunningServer(text, folder, options=("--ready-timeout-s", "30"))
 
 
-def said_by_engine(seed: int) -> Mapping[str, str]:
+def said_by_engine(seed: int, *, max_tokens: int = MAX_TOKENS) -> Mapping[str, str]:
     """What the engine of a release says to each prompt of `answers`, in this process."""
     spec = TokenizerSpec(dir=PROJECT / "examples/demo_model/target")
     tokenizer, decoder = PromptTokenizer.from_spec(spec), TextDecoder.from_spec(spec)
     engine = create_engine(SimulatedEngineSpec.model_validate(ENGINE | {"seed": seed, "step_ms": 0.0}))
     found = {}
     for key, prompt in enumerate(PROMPTS):
-        sampling = SamplingParams(max_tokens=MAX_TOKENS, end_id=tokenizer.end_id)
+        sampling = SamplingParams(max_tokens=max_tokens, end_id=tokenizer.end_id)
         input_ids = tokenizer.encode(prompt).tolist()
         engine.add(GenerationRequest(key=key, input_ids=input_ids, sampling=sampling))
         token_ids: list[int] = []

@@ -41,14 +41,23 @@ class Streams:
 
     Attributes:
         by_release: what each release says to each prompt; a text that is of none is wrong.
+        max_tokens: of each answer.
         share: of the requests that go to `ensemble_canary`; may be changed at any time.
         num_answers: by release.
         wrong: answers that are of no release, or that ended in the middle.
         refused: requests that had a clean refusal before their first text.
     """
 
-    def __init__(self, url: str, by_release: Mapping[int, Mapping[str, str]], *, num_streams: int = 32) -> None:
+    def __init__(
+        self,
+        url: str,
+        by_release: Mapping[int, Mapping[str, str]],
+        *,
+        num_streams: int = 32,
+        max_tokens: int = MAX_TOKENS,
+    ) -> None:
         self.by_release = by_release
+        self.max_tokens = max_tokens
         self.share = 0.0
         self.num_answers: Counter[int] = Counter()
         self.wrong: list[str] = []
@@ -71,7 +80,8 @@ class Streams:
         """What asks one prompt."""
         async with AsyncTritonClient(self._url) as client:
             yield lambda prompt, rng: client.generate(
-                request(prompt), model="ensemble_canary" if rng.random() < self.share else "ensemble"
+                request(prompt, max_tokens=self.max_tokens),
+                model="ensemble_canary" if rng.random() < self.share else "ensemble",
             )
 
     async def _run(self) -> None:
@@ -109,15 +119,13 @@ class Streams:
 class RoutedLoad(Streams):
     """Those of clients that go where a rollout says; half of the requests have one of 32 keys."""
 
-    def __init__(
-        self, url: str, split_url: str, by_release: Mapping[int, Mapping[str, str]], *, num_streams: int = 32
-    ) -> None:
-        super().__init__(url, by_release, num_streams=num_streams)
+    def __init__(self, url: str, split_url: str, by_release: Mapping[int, Mapping[str, str]], **how_many: int) -> None:
+        super().__init__(url, by_release, **how_many)
         self._split_url = split_url
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator[Ask]:
         async with RoutedClient(self._url, self._split_url) as client:
             yield lambda prompt, rng: client.generate(
-                request(prompt), key=rng.choice([None, f"user {rng.randrange(32)}"])
+                request(prompt, max_tokens=self.max_tokens), key=rng.choice([None, f"user {rng.randrange(32)}"])
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollout_site import PATIENCE_S, Site, Texts, serving
+from rollout_site import PATIENCE_S, Site, Texts, said_by_engine, serving
 from streams_under_change import PROMPTS, RoutedLoad, request
 
 from benchmarks.report import environment, ratio_of_quantiles, write_result
@@ -25,6 +25,7 @@ from clients.rollout.store import Store
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
+STEP_MS, MAX_TOKENS = 4.0, 40  # 32 such streams are more than two cores can do
 WINDOW_S = 8.0
 NUM_WINDOWS = 24
 FOUND: dict[str, Any] = {"benchmark": "rollouts", "rollouts": []}
@@ -36,6 +37,21 @@ def result() -> Iterator[None]:
     yield
     assert len(FOUND["rollouts"]) == 5, "figures of a part are no result"
     write_result("rollouts", {**FOUND, "environment": environment()})
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with serving(tmp_path, step_ms=STEP_MS) as server:
+        yield Site(server)
+
+
+@pytest.fixture(scope="module")
+def texts() -> Texts:
+    return {seed: said_by_engine(seed, max_tokens=MAX_TOKENS) for seed in (1, 2, 3)}
+
+
+def streams(site: Site, by_release: Texts) -> RoutedLoad:
+    return RoutedLoad(site.server.url, site.split_url, by_release, max_tokens=MAX_TOKENS)
 
 
 def run_out(running: subprocess.Popen[str], load: RoutedLoad, *, code: int = 0) -> None:
@@ -60,7 +76,7 @@ def note(name: str, load: RoutedLoad, begun_s: float) -> None:
 def test_a_canary_from_1_to_100_percent(site: Site, texts: Texts) -> None:
     by_release = {seed: texts[seed] for seed in (1, 2)}
     pid, begun_s = site.served()["engine_pids"]["1"], time.monotonic()
-    with RoutedLoad(site.server.url, site.split_url, by_release) as load:
+    with streams(site, by_release) as load:
         running = site.start(site.candidate(seed=2), steps="1,5,25,50,100")
         while running.poll() is None and "1" in (pids := site.served()["engine_pids"]):
             assert pids["1"] == pid
@@ -72,7 +88,7 @@ def test_a_canary_from_1_to_100_percent(site: Site, texts: Texts) -> None:
 def test_a_rollback_in_the_middle(site: Site, texts: Texts) -> None:
     by_release = {seed: texts[seed] for seed in (1, 2)}
     pid, begun_s = site.served()["engine_pids"]["1"], time.monotonic()
-    with RoutedLoad(site.server.url, site.split_url, by_release) as load:
+    with streams(site, by_release) as load:
         running = site.start(site.candidate(seed=2), steps="25,50,100", options=("--step-requests", "1000000"))
         load.wait_for(2, 200, timeout_s=PATIENCE_S)
         site.done("abort")
@@ -84,7 +100,7 @@ def test_a_rollback_in_the_middle(site: Site, texts: Texts) -> None:
 def test_a_test_of_three_arms(site: Site, texts: Texts) -> None:
     by_release = texts
     begun_s = time.monotonic()
-    with RoutedLoad(site.server.url, site.split_url, by_release) as load:
+    with streams(site, by_release) as load:
         options = ("--mode", "ab", "--max-requests", "300")
         running = site.start(*(site.candidate(seed=seed) for seed in (2, 3)), steps="", options=options)
         load.wait_for(3, 10, timeout_s=PATIENCE_S)
@@ -96,9 +112,9 @@ def test_a_test_of_three_arms(site: Site, texts: Texts) -> None:
 
 def test_two_servers(site: Site, tmp_path: Path, texts: Texts) -> None:
     by_release = {seed: texts[seed] for seed in (1, 2)}
-    with serving(tmp_path / "second") as second:
+    with serving(tmp_path / "second", step_ms=STEP_MS) as second:
         begun_s = time.monotonic()
-        with RoutedLoad(site.server.url, site.split_url, by_release) as load:
+        with streams(site, by_release) as load:
             folder = str(second.folder / "build" / "live")
             running = site.start(site.candidate(seed=2), options=("--second-server", folder, "--apart"))
             run_out(running, load)
@@ -108,7 +124,7 @@ def test_two_servers(site: Site, tmp_path: Path, texts: Texts) -> None:
 def test_a_shadow(site: Site, texts: Texts) -> None:
     by_release = {1: texts[1]}
     begun_s = time.monotonic()
-    with RoutedLoad(site.server.url, site.split_url, by_release) as load:
+    with streams(site, by_release) as load:
         options = ("--mode", "shadow", "--max-copies", "8")
         running = site.start(site.candidate(seed=2), steps="10,100", options=options)
         run_out(running, load)
@@ -157,7 +173,7 @@ async def one_stream(client: RoutedClient, rng: random.Random, until_s: float) -
     found = []
     while time.monotonic() < until_s:
         sent_s, first_s = time.monotonic(), None
-        async for chunk in client.generate(request(rng.choice(PROMPTS))):
+        async for chunk in client.generate(request(rng.choice(PROMPTS), max_tokens=MAX_TOKENS)):
             first_s = first_s or (time.monotonic() if chunk.text else None)
         assert first_s is not None
         found.append(1000 * (first_s - sent_s))
@@ -165,7 +181,7 @@ async def one_stream(client: RoutedClient, rng: random.Random, until_s: float) -
     return found
 
 
-@pytest.mark.parametrize("engine", [{}, {"step_ms": 40.0}], ids=["as fast", "ten times as slow"])
+@pytest.mark.parametrize("engine", [{}, {"step_ms": 10 * STEP_MS}], ids=["as fast", "ten times as slow"])
 def test_what_a_shadow_costs_its_users(site: Site, tmp_path: Path, engine: dict[str, Any]) -> None:
     stable = next(each for each in site.served()["releases"] if each["release"] == 1)
     site.control.ask("add", release={**stable, "release": 2, "engine": {**stable["engine"], **engine}})
