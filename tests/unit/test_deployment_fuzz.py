@@ -20,7 +20,7 @@ from ensemble_configs.helm_values import render_helm_values
 from ensemble_configs.launch_flags import launch_flags
 from ensemble_configs.repository import render_repository
 
-COUNT = 2000  # so many that every field is touched
+COUNT = 3000  # so many that every field is touched
 # What is always a mistake; the refusal names the very key.
 ALWAYS_REFUSED = {"key mistyped", "key unknown", "key twice", "wrong type", "out of range"}
 MAX_MESSAGE_LEN = 2000
