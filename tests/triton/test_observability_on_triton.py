@@ -152,7 +152,7 @@ def test_a_query_of_what_does_not_exist_is_empty(watched: LocalPrometheus) -> No
 
 
 def test_what_prometheus_works_out_is_what_the_engine_did(watched: LocalPrometheus) -> None:
-    """The spec says how long a step takes: 5 ms, 50 us a sequence, 20 us a prompt token; less what else the loop did meanwhile."""
+    """A step takes what the spec says: 5 ms, 50 us a sequence, 20 us a prompt token; less what else the loop did."""
     step_s = value(watched, 'engine:trireme_step_seconds:mean1m{version="1"}')
     assert 0.002 <= step_s < 0.1
     assert 1 <= value(watched, 'engine:trireme_batch_sequences:mean1m{version="1"}') <= 4

@@ -135,6 +135,8 @@ def test_a_server_that_goes_or_a_stable_engine_that_comes_back_is_nobodys_fault(
         del prompt
         return [str(Unavailable("not now", reason=reason))] if name == model else text("yes")
 
+    gc.collect()  # what other tests have left is told of now
+    caplog.clear()
     with KServeServer(says(answer)) as server, pytest.raises(Unavailable, match="not now"):
         asked(server)
     gc.collect()
