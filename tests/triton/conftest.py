@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rollout_site import Site, Texts, said_by_engine, serving
+from rollout_site import HARD, HARD_TOKENS, Site, Texts, said_by_engine, serving
 from running_server import RunningServer, deployment_text
 
 # A job in the background of a shell ignores Ctrl-C, and so would every server that these tests start and interrupt.
@@ -60,6 +60,19 @@ def texts() -> Texts:
     return {seed: said_by_engine(seed) for seed in (1, 2, 3)}
 
 
+@pytest.fixture
+def hard_site(tmp_path: Path) -> Iterator[Site]:
+    """`site` as `make soak` has it."""
+    with serving(tmp_path, **HARD) as server:
+        yield Site(server)
+
+
+@pytest.fixture(scope="session")
+def hard_texts() -> Texts:
+    """`texts` as `make soak` has them."""
+    return {seed: said_by_engine(seed, max_tokens=HARD_TOKENS) for seed in (1, 2, 3)}
+
+
 @pytest.fixture(scope="session", autouse=True)
 def none_is_left() -> Iterator[None]:
     """The last servers have ended when the tests have."""
@@ -87,7 +100,8 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
 
     yield start
     for server in started:
-        server.__exit__()
+        server.hurry()
+        server.leave()
 
 
 @pytest.fixture(params=["ensemble", "ensemble_graph", "tensorrt_llm_bls"])

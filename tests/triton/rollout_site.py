@@ -35,6 +35,9 @@ GATE = {
     | {"slow": 0.2},
 }
 PATIENCE_S = 120.0
+STEPS = "20,50,100"
+HARD: dict[str, Any] = {"step_ms": 4.0}  # with 40 tokens an answer, 32 streams are more than two cores can do
+HARD_TOKENS = 40
 
 Texts = Mapping[int, Mapping[str, str]]  # what releases say to each prompt
 DEMO_MODEL = PROJECT / "examples/demo_model/openvino/target"
@@ -62,7 +65,7 @@ class Site:
             cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
-    def start(self, *candidates: str, steps: str = "20,50,100", options: Sequence[str] = ()) -> subprocess.Popen[str]:
+    def start(self, *candidates: str, steps: str = STEPS, options: Sequence[str] = ()) -> subprocess.Popen[str]:
         return self.rollout(
             "start", *candidates, "--port", str(self.port), "--gate", "gate.yaml",
             "--lease-s", "1", *(("--steps", steps, "--step-requests", "20") if steps else ()), *options,

@@ -46,6 +46,7 @@ class RunningServer:
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         (folder / "deployment.yaml").write_text(deployment)
         self._options = options
+        self._is_spoiled = False
         self.url = f"127.0.0.1:{self.grpc_port}"
 
     def __enter__(self) -> Self:
@@ -67,7 +68,12 @@ class RunningServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.hurry()
+        if self.process.poll() is None:
+            self.interrupt()
+        self.leave()
+
+    def leave(self) -> None:
+        """Let it end, as it has been told to."""
         self._ending.append(self)
         self.wait_for_ends(MOST_ENDING)
 
@@ -136,17 +142,20 @@ class RunningServer:
         return status
 
     def hurry(self) -> None:
-        """Ask it to end without waiting for its streams; it takes another 2 s, for Triton unloads."""
+        """Ask one that a test may have spoiled to end without waiting for its streams; 2 s more, for Triton unloads."""
+        self._is_spoiled = True
         for _ in range(2):
             if self.process.poll() is None:
                 self.interrupt(signal.SIGINT)
                 time.sleep(0.1)
 
     def discard(self) -> None:
-        """Wait for its end, by force if need be; leave nothing behind."""
+        """Wait for its end, by force if need be; leave nothing behind. Only one that is spoiled may need force."""
+        was_forced = False
         try:
-            self.process.wait(30)
+            self.process.wait(30 if self._is_spoiled else 60)
         except subprocess.TimeoutExpired:
+            was_forced = True
             for process in self.descendants():
                 process.kill()
             self.process.kill()
@@ -154,3 +163,4 @@ class RunningServer:
         for region in self.shared_memory():
             (SHARED_MEMORY / region).unlink()
         self._log.close()
+        assert self._is_spoiled or not was_forced, f"did not end: {self.log()[-2000:]}"

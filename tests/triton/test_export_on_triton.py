@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import yaml
 from argo_analysis import run_phase
-from rollout_site import PATIENCE_S, Site, Texts
+from rollout_site import PATIENCE_S, STEPS, Site, Texts
 from streams_under_change import RoutedLoad
 
-STEPS = ("--steps", "5,50,100")  # as `Site.start` has them
 LOOK_S = 0.3
 
 
@@ -57,8 +56,8 @@ def test_argo_and_envoy_go_where_the_rollout_goes(
     site: Site, tmp_path: Path, engine: dict[str, Any], end: str, share: str, texts: Texts
 ) -> None:
     by_release = {1: texts[1]}
-    template = export(site, "--format", "analysis-template", *STEPS, "--url", site.split_url)
-    patch = export(site, "--format", "argo-rollout", *STEPS)
+    template = export(site, "--format", "analysis-template", "--steps", STEPS, "--url", site.split_url)
+    patch = export(site, "--format", "argo-rollout", "--steps", STEPS)
     [metric] = template["spec"]["metrics"]
     args = {each["name"]: each["value"] for each in template["spec"]["args"]}
     steps = [step["analysis"] for step in patch["spec"]["strategy"]["canary"]["steps"] if "analysis" in step]

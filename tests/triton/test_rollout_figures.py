@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollout_site import PATIENCE_S, Site, Texts, said_by_engine, serving
+from rollout_site import HARD, HARD_TOKENS, PATIENCE_S, Site, Texts, serving
 from streams_under_change import PROMPTS, RoutedLoad, request
 
 from benchmarks.report import environment, ratio_of_quantiles, write_result
@@ -25,7 +25,6 @@ from clients.rollout.store import Store
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
-STEP_MS, MAX_TOKENS = 4.0, 40  # 32 such streams are more than two cores can do
 WINDOW_S = 8.0
 NUM_WINDOWS = 24
 FOUND: dict[str, Any] = {"benchmark": "rollouts", "rollouts": []}
@@ -39,19 +38,8 @@ def result() -> Iterator[None]:
     write_result("rollouts", {**FOUND, "environment": environment()})
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    with serving(tmp_path, step_ms=STEP_MS) as server:
-        yield Site(server)
-
-
-@pytest.fixture(scope="module")
-def texts() -> Texts:
-    return {seed: said_by_engine(seed, max_tokens=MAX_TOKENS) for seed in (1, 2, 3)}
-
-
 def streams(site: Site, by_release: Texts) -> RoutedLoad:
-    return RoutedLoad(site.server.url, site.split_url, by_release, max_tokens=MAX_TOKENS)
+    return RoutedLoad(site.server.url, site.split_url, by_release, max_tokens=HARD_TOKENS)
 
 
 def run_out(running: subprocess.Popen[str], load: RoutedLoad, *, code: int = 0) -> None:
@@ -73,60 +61,64 @@ def note(name: str, load: RoutedLoad, begun_s: float) -> None:
     )
 
 
-def test_a_canary_from_1_to_100_percent(site: Site, texts: Texts) -> None:
-    by_release = {seed: texts[seed] for seed in (1, 2)}
-    pid, begun_s = site.served()["engine_pids"]["1"], time.monotonic()
-    with streams(site, by_release) as load:
-        running = site.start(site.candidate(seed=2), steps="1,5,25,50,100")
-        while running.poll() is None and "1" in (pids := site.served()["engine_pids"]):
+def test_a_canary_from_1_to_100_percent(hard_site: Site, hard_texts: Texts) -> None:
+    by_release = {seed: hard_texts[seed] for seed in (1, 2)}
+    pid, begun_s = hard_site.served()["engine_pids"]["1"], time.monotonic()
+    with streams(hard_site, by_release) as load:
+        running = hard_site.start(hard_site.candidate(seed=2), steps="1,5,25,50,100")
+        while running.poll() is None and "1" in (pids := hard_site.served()["engine_pids"]):
             assert pids["1"] == pid
             time.sleep(0.5)
         run_out(running, load)
     note("canary, 1, 5, 25, 50, 100 %", load, begun_s)
 
 
-def test_a_rollback_in_the_middle(site: Site, texts: Texts) -> None:
-    by_release = {seed: texts[seed] for seed in (1, 2)}
-    pid, begun_s = site.served()["engine_pids"]["1"], time.monotonic()
-    with streams(site, by_release) as load:
-        running = site.start(site.candidate(seed=2), steps="25,50,100", options=("--step-requests", "1000000"))
+def test_a_rollback_in_the_middle(hard_site: Site, hard_texts: Texts) -> None:
+    by_release = {seed: hard_texts[seed] for seed in (1, 2)}
+    pid, begun_s = hard_site.served()["engine_pids"]["1"], time.monotonic()
+    with streams(hard_site, by_release) as load:
+        running = hard_site.start(
+            hard_site.candidate(seed=2), steps="25,50,100", options=("--step-requests", "1000000")
+        )
         load.wait_for(2, 200, timeout_s=PATIENCE_S)
-        site.done("abort")
+        hard_site.done("abort")
         run_out(running, load, code=1)
-    assert site.served()["engine_pids"] == {"1": pid}
+    assert hard_site.served()["engine_pids"] == {"1": pid}
     note("canary, aborted in the middle", load, begun_s)
 
 
-def test_a_test_of_three_arms(site: Site, texts: Texts) -> None:
-    by_release = texts
+def test_a_test_of_three_arms(hard_site: Site, hard_texts: Texts) -> None:
+    by_release = hard_texts
     begun_s = time.monotonic()
-    with streams(site, by_release) as load:
+    with streams(hard_site, by_release) as load:
         options = ("--mode", "ab", "--max-requests", "300")
-        running = site.start(*(site.candidate(seed=seed) for seed in (2, 3)), steps="", options=options)
+        running = hard_site.start(*(hard_site.candidate(seed=seed) for seed in (2, 3)), steps="", options=options)
         load.wait_for(3, 10, timeout_s=PATIENCE_S)
-        site.wait_for_phase("held")
-        site.done("promote", "--release", "3")
+        hard_site.wait_for_phase("held")
+        hard_site.done("promote", "--release", "3")
         run_out(running, load)
     note("A/B test of three arms, the third promoted", load, begun_s)
 
 
-def test_two_servers(site: Site, tmp_path: Path, texts: Texts) -> None:
-    by_release = {seed: texts[seed] for seed in (1, 2)}
-    with serving(tmp_path / "second", step_ms=STEP_MS) as second:
+def test_two_servers(hard_site: Site, tmp_path: Path, hard_texts: Texts) -> None:
+    by_release = {seed: hard_texts[seed] for seed in (1, 2)}
+    with serving(tmp_path / "second", **HARD) as second:
         begun_s = time.monotonic()
-        with streams(site, by_release) as load:
+        with streams(hard_site, by_release) as load:
             folder = str(second.folder / "build" / "live")
-            running = site.start(site.candidate(seed=2), options=("--second-server", folder, "--apart"))
+            running = hard_site.start(
+                hard_site.candidate(seed=2), steps="5,50,100", options=("--second-server", folder, "--apart")
+            )
             run_out(running, load)
     note("canary, two servers, the first loaded anew", load, begun_s)
 
 
-def test_a_shadow(site: Site, texts: Texts) -> None:
-    by_release = {1: texts[1]}
+def test_a_shadow(hard_site: Site, hard_texts: Texts) -> None:
+    by_release = {1: hard_texts[1]}
     begun_s = time.monotonic()
-    with streams(site, by_release) as load:
+    with streams(hard_site, by_release) as load:
         options = ("--mode", "shadow", "--max-copies", "8")
-        running = site.start(site.candidate(seed=2), steps="10,100", options=options)
+        running = hard_site.start(hard_site.candidate(seed=2), steps="10,100", options=options)
         run_out(running, load)
     note("shadow, copies of 10, 100 %", load, begun_s)
 
@@ -173,7 +165,7 @@ async def one_stream(client: RoutedClient, rng: random.Random, until_s: float) -
     found = []
     while time.monotonic() < until_s:
         sent_s, first_s = time.monotonic(), None
-        async for chunk in client.generate(request(rng.choice(PROMPTS), max_tokens=MAX_TOKENS)):
+        async for chunk in client.generate(request(rng.choice(PROMPTS), max_tokens=HARD_TOKENS)):
             first_s = first_s or (time.monotonic() if chunk.text else None)
         assert first_s is not None
         found.append(1000 * (first_s - sent_s))
@@ -181,12 +173,12 @@ async def one_stream(client: RoutedClient, rng: random.Random, until_s: float) -
     return found
 
 
-@pytest.mark.parametrize("engine", [{}, {"step_ms": 10 * STEP_MS}], ids=["as fast", "ten times as slow"])
-def test_what_a_shadow_costs_its_users(site: Site, tmp_path: Path, engine: dict[str, Any]) -> None:
-    stable = next(each for each in site.served()["releases"] if each["release"] == 1)
-    site.control.ask("add", release={**stable, "release": 2, "engine": {**stable["engine"], **engine}})
+@pytest.mark.parametrize("engine", [{}, {"step_ms": 10 * HARD["step_ms"]}], ids=["as fast", "ten times as slow"])
+def test_what_a_shadow_costs_its_users(hard_site: Site, tmp_path: Path, engine: dict[str, Any]) -> None:
+    stable = next(each for each in hard_site.served()["releases"] if each["release"] == 1)
+    hard_site.control.ask("add", release={**stable, "release": 2, "engine": {**stable["engine"], **engine}})
     shadow = Switched(tmp_path / "switched.sqlite")
-    found = asyncio.run(ttfts_by_window(site.server.url, shadow))
+    found = asyncio.run(ttfts_by_window(hard_site.server.url, shadow))
     assert shadow.num_pairs > 50
     FOUND.setdefault("shadow_cost", []).append(
         {

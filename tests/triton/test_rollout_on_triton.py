@@ -13,14 +13,14 @@ from typing import Any
 
 import psutil
 import pytest
-from rollout_site import DEMO_MODEL, PATIENCE_S, Site, Texts
+from rollout_site import DEMO_MODEL, HARD_TOKENS, PATIENCE_S, Site, Texts
 from running_server import RunningServer, deployment_text
 from streams_under_change import RoutedLoad, answers
 
 from benchmarks.report import environment, write_result
 
 
-def test_a_canary_from_5_to_100_percent_under_32_streams(site: Site, texts: Texts) -> None:
+def test_a_canary_up_to_100_percent_under_32_streams(site: Site, texts: Texts) -> None:
     by_release = {seed: texts[seed] for seed in (1, 2)}
     stable_pid = site.served()["engine_pids"]["1"]
     with RoutedLoad(site.server.url, site.split_url, by_release) as load:
@@ -154,21 +154,21 @@ def test_triton_killed_while_a_rollout_runs(site: Site, texts: Texts) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_thirty_kills_of_the_rollout_and_ten_of_triton(site: Site, texts: Texts) -> None:
-    by_seed = {seed: texts[seed] for seed in (1, 2)}
+def test_thirty_kills_of_the_rollout_and_ten_of_triton(hard_site: Site, hard_texts: Texts) -> None:
+    by_seed = {seed: hard_texts[seed] for seed in (1, 2)}
     ends: dict[str, Counter[str]] = {"rollout": Counter(), "triton": Counter()}
-    with RoutedLoad(site.server.url, site.split_url, by_seed) as load:
+    with RoutedLoad(hard_site.server.url, hard_site.split_url, by_seed, max_tokens=HARD_TOKENS) as load:
         for number in range(10):
-            text = kill_the_rollout(site, kills=3, seed=10 + number, engine_seed=2 - number % 2)
-            one_release_serves_all(site)
+            text = kill_the_rollout(hard_site, kills=3, seed=10 + number, engine_seed=2 - number % 2)
+            one_release_serves_all(hard_site)
             assert (load.wrong, load.refused) == ([], []), text
-            ends["rollout"][site.status()["phase"]] += 1
-    with RoutedLoad(site.server.url, site.split_url, by_seed, num_streams=8):
+            ends["rollout"][hard_site.status()["phase"]] += 1
+    with RoutedLoad(hard_site.server.url, hard_site.split_url, by_seed, num_streams=8, max_tokens=HARD_TOKENS):
         for number in range(5):
-            kill_triton(site, kills=2, seed=30 + number, engine_seed=2 - number % 2)
-            one_release_serves_all(site)
-            ends["triton"][site.status()["phase"]] += 1
-    assert answers(site.server.url, "ensemble")
+            kill_triton(hard_site, kills=2, seed=30 + number, engine_seed=2 - number % 2)
+            one_release_serves_all(hard_site)
+            ends["triton"][hard_site.status()["phase"]] += 1
+    assert answers(hard_site.server.url, "ensemble")
     kills = [
         {"what": "the rollout's process, 30 times", "ends": ends["rollout"], "failed": "0"},
         {"what": "Triton, 10 times", "ends": ends["triton"], "failed": "those that ran on it"},

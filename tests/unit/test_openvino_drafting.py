@@ -160,7 +160,7 @@ def sample(
     return found
 
 
-@pytest.mark.parametrize("count", [800, pytest.param(20_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("count", [2_000, pytest.param(20_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_what_is_sampled_with_prompt_lookup_has_the_models_distribution(count: int) -> None:
     drafted, num_accepted = sample("prompt lookup", REPEATING, count, first_seed=1_000_000, temperature=2.0)
     alone, _ = sample(None, REPEATING, count, first_seed=5_000_000, temperature=2.0)
@@ -171,8 +171,8 @@ def test_what_is_sampled_with_prompt_lookup_has_the_models_distribution(count: i
 
 def test_openvino_samples_from_another_distribution_with_a_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openvino_engine, "refuse_undraftable", lambda *_: None)
-    drafted, _ = sample("draft model", TEXTS[3], 600, first_seed=None, temperature=1.0)
-    alone, _ = sample(None, TEXTS[3], 600, first_seed=None, temperature=1.0)
+    drafted, _ = sample("draft model", TEXTS[3], 1_000, first_seed=None, temperature=1.0)
+    alone, _ = sample(None, TEXTS[3], 1_000, first_seed=None, temperature=1.0)
     assert deviation([ids[:1] for ids in drafted], [ids[:1] for ids in alone]) < UNLIKELY, "comes from the prefill"
     assert deviation([ids[1:3] for ids in drafted], [ids[1:3] for ids in alone]) > 3 * UNLIKELY
 
