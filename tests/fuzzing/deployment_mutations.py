@@ -234,7 +234,7 @@ def mutations(count: int, *, seed: int = 5) -> Iterator[Mutation]:
             except NothingToMutate:
                 continue
         keys = dict.fromkeys(part for path in draw.touched for part in reversed(path) if isinstance(part, str))
-        text = yaml.safe_dump(draw.data, sort_keys=False, allow_unicode=True)
+        text = yaml.dump(draw.data, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True)
         yield Mutation(number, base, kind, tuple(keys), tuple(draw.fields), text.replace(_AGAIN, ""))
         number += 1
 

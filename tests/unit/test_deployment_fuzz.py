@@ -39,7 +39,8 @@ def render(spec: DeploymentSpec, folder: Path) -> None:
     for path, text in configs.items():
         assert parse(text).name in (path.parts[0], "")  # the user's own may leave its name to its folder
     assert all("\n" not in value for _, value in launch_flags(spec))
-    assert yaml.safe_load(render_helm_values(spec, source="d.yaml"))["deployment"]["name"] == spec.name
+    values = yaml.load(render_helm_values(spec, source="d.yaml"), yaml.CSafeLoader)
+    assert values["deployment"]["name"] == spec.name
 
 
 def names(message: str, key: str) -> bool:
