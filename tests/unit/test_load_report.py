@@ -38,7 +38,11 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
-    """Three runs: at 50, 100 and 200 requests a second; the last one with refusals, and bound by its client."""
+    return three_runs(tmp_path)
+
+
+def three_runs(folder: Path) -> list[Path]:
+    """At 50, 100 and 200 requests a second; the last one with refusals, and bound by its client."""
     made = []
     of = '{model="tensorrt_llm",version="1"}'
     for gap_ms, ttft_ms in ((20.0, 40.0), (10.0, 50.0), (5.0, 400.0)):
@@ -54,7 +58,7 @@ def folders(tmp_path: Path) -> list[Path]:
             ServerSample(at * 100_000_000, {f"trireme_requests_running{of}": 3.0, f"trireme_requests_waiting{of}": 0.0})
             for at in range(10)
         ]
-        path = tmp_path / f"rate-{1000 / gap_ms:.0f}"
+        path = folder / f"rate-{1000 / gap_ms:.0f}"
         info = RunInfo(
             tool="trireme 1", commands=["trireme bench run --rate <&> |"], url="here:1", model="ensemble", is_open=True,
             rate_per_s=1000 / gap_ms, arrivals="constant", workload={"kind": "fixed"}, seed=1, warmup_requests=8,
@@ -70,9 +74,16 @@ def report(*args: object) -> None:
     assert ended.value.code in (0, None)
 
 
-def test_the_page_holds_everything_and_loads_nothing(folders: list[Path], tmp_path: Path) -> None:
-    report(*folders, "--slo", "ttft=45,tpot=15", "--out", tmp_path / "r.html", "--title", "Is <this> safe?")
-    text = (tmp_path / "r.html").read_text()
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    path = folder / "r.html"
+    report(*three_runs(folder), "--slo", "ttft=45,tpot=15", "--out", path, "--title", "Is <this> safe?")
+    return path
+
+
+def test_the_page_holds_everything_and_loads_nothing(page_file: Path) -> None:
+    text = page_file.read_text()
     page = Page(text)
     assert [link for link in page.links if not link.startswith("#")] == []
     assert not re.search(r"@import|url\((?!#)|<script", text)
@@ -110,9 +121,8 @@ MEASURE = """(() => {
     not headless_browser.is_there(),
     reason="no Chromium: `scripts/bootstrap.py --only chromium` unpacks Debian's, or have one on PATH",
 )
-def test_a_real_browser_shows_all_of_it_in_a_window_of_1280_pixels(folders: list[Path], tmp_path: Path) -> None:
-    report(*folders, "--slo", "ttft=45,tpot=15", "--out", tmp_path / "r.html")
-    page = (tmp_path / "r.html").as_uri()
+def test_a_real_browser_shows_all_of_it_in_a_window_of_1280_pixels(page_file: Path, tmp_path: Path) -> None:
+    page = page_file.as_uri()
     opened = headless_browser.open_page(page, script=MEASURE, width=1280, profile=tmp_path / "profile")
     assert opened.requests == [page]
     assert opened.complaints == []
