@@ -113,9 +113,13 @@ class GenerationService:
             return
         sequences, group = self._asked.sequences(prompts, sink, request_id, trace=trace, on_failure=self._left.orphan)
         with self._lock:
-            if self._refusal is not None:
-                raise self._refusal
-            self._running.update((request.key, running) for request, running in sequences)
+            refusal = self._refusal
+            if refusal is None:
+                self._running.update((request.key, running) for request, running in sequences)
+        if refusal is not None:
+            for _, running in sequences:
+                running.times.note_refusal()
+            raise refusal
         self._submit_all(sequences, group)
 
     @property
@@ -150,8 +154,9 @@ class GenerationService:
         except Exception as exc:
             if group is None:
                 raise
-            for request, _ in sequences:
-                self._pop(request.key)
+            for request, running in sequences:
+                if self._pop(request.key) is not None:
+                    running.times.note_refusal()
             group.fail(_told(exc))  # not raised: another sequence may have replied
 
     def _submit(self, request: GenerationRequest, running: RunningRequest) -> None:
@@ -159,6 +164,7 @@ class GenerationService:
             self._engine.submit(request, request_id=running.request_id)
         except Exception:
             if self._pop(request.key) is not None:  # else the engine's death has already been told to the sink
+                running.times.note_refusal()
                 running.disown()
                 raise
         if running.is_ending:  # somebody asked for its end before the engine knew of it

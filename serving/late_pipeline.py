@@ -94,7 +94,8 @@ class LatePipeline:
                 try:
                     pipeline.start(tensors, sink, request_id=request_id, timeout_us=timeout_us, trace=trace)
                 except Exception as exc:  # one bad request must not end those behind it
-                    _fail(sink, _told(exc))
+                    of_request = {**(trace.told if trace is not None else {}), "request_id": request_id}
+                    _fail(sink, _told(exc, **of_request, is_of_request=True))
             self._waiting.clear()
 
     def _fail_waiting(self, error: ServingError) -> None:
@@ -103,11 +104,12 @@ class LatePipeline:
         self._waiting.clear()
 
 
-def _told(exc: Exception) -> ServingError:
+def _told(exc: Exception, **of_request: object) -> ServingError:
     """What a client is told of it."""
     if isinstance(exc, ServingError):
         return exc
-    _log.exception("unexpected error while a release was opened")
+    what = "in a request that had waited for a release" if of_request else "while a release was opened"
+    _log.exception("unexpected error %s", what, extra=of_request)
     return ServerError("unexpected error; the server's log has the traceback")
 
 
@@ -115,4 +117,4 @@ def _fail(sink: TensorSink, error: ServingError) -> None:
     try:
         sink.fail(error)
     except Exception:  # one client's broken pipe is no matter of the others
-        _log.exception("an error could not be sent; its request ends without one")
+        _log.exception("an error could not be sent; its request ends without one", extra={"is_of_request": True})

@@ -23,7 +23,10 @@ _REQUEST_S = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.
 _LENGTHS = (10.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 50000.0, 100000.0)  # tokens
 
 _HISTOGRAMS = {
-    "trireme_time_to_first_token_seconds": ("From a request's arrival to its first token", FIRST_TOKEN_BUCKETS_S),
+    "trireme_time_to_first_token_seconds": (
+        "From a request's arrival to its first token, or to its client's leaving before that",
+        FIRST_TOKEN_BUCKETS_S,
+    ),
     "trireme_inter_token_latency_seconds": ("Between two responses' tokens of a request", _TOKEN_S),
     "trireme_time_per_output_token_seconds": ("Per request: mean time of a token after the first", _TOKEN_S),
     "trireme_e2e_request_latency_seconds": ("From a request's arrival to its last token", _REQUEST_S),
@@ -117,6 +120,10 @@ class RequestTimes:
         if self.trace is not None:
             self.trace.note_end(chunk, self._life(chunk.perf))
 
+    def note_refusal(self) -> None:
+        """The engine never had it: an error as any, or an outage would be over as soon as nothing ran any more."""
+        self.metrics.count_end(_ERROR)
+
     def _life(self, perf: PerfMetrics | None) -> SequenceLife:
         num_blocks = None if perf is None else perf.kv_cache_reused_blocks
         return SequenceLife(
@@ -151,6 +158,9 @@ class RequestTimes:
         metrics.observe("nv_llm_output_token_len", self.num_tokens)
         if self.num_tokens:
             metrics.observe("trireme_e2e_request_latency_seconds", self.last_s - self.arrival_s)
+        elif reason == FinishReason.CANCELLED:
+            # It waited so long at least. Of those who stay alone, a queue that outlasts all patience would look fast.
+            metrics.observe("trireme_time_to_first_token_seconds", time.monotonic() - self.arrival_s)
         if self.num_tokens > 1:
             tpot_s = (self.last_s - self.first_s) / (self.num_tokens - 1)
             metrics.observe("trireme_time_per_output_token_seconds", tpot_s)

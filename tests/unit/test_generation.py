@@ -46,10 +46,11 @@ class Bench:
         self.censuses: list[Census] = []
         self.unread: Callable[[Census], Iterable[int]] = lambda _: []
         release_dir = write_release(folder, engine, **responses)
+        self.metrics = RequestMetrics(pb_utils.MetricFamily, model="tensorrt_llm", version="1")
         self.service = GenerationService(
             load_release(release_dir),
             OwnedEngine(release_dir),
-            metrics=RequestMetrics(pb_utils.MetricFamily, model="tensorrt_llm", version="1"),
+            metrics=self.metrics,
             on_stats=lambda stats: self.on_stats(stats),  # noqa: PLW0108  a test may change it
             take_census=self._count,
         )
@@ -78,6 +79,12 @@ class Bench:
         pid = self.service._engine.pid
         assert pid is not None
         return pid
+
+    @property
+    def num_errors(self) -> int:
+        """Requests that the metrics say failed, each sequence by itself."""
+        self.metrics.flush()
+        return int(self.metrics._ends["error"].value())
 
     def kill_engine(self) -> None:
         with contextlib.suppress(ProcessLookupError):  # it is dead, and its successor is not there yet
@@ -265,6 +272,7 @@ def test_new_requests_are_refused_and_running_ones_go_on(make: Make) -> None:
     bench.service.refuse_new(Unavailable("going down", reason="draining"))
     with pytest.raises(Unavailable, match="reason=draining"):
         bench.start()
+    assert bench.num_errors == 1
     assert len(running.wait().token_ids) == 5
     assert bench.service.num_running == 0
 
@@ -769,6 +777,10 @@ def test_a_request_with_several_sequences_that_finds_no_engine_gets_one_error(
     sink = bench.start(num_return_sequences=3).wait()
     assert isinstance(sink.error, Unavailable)
     assert (sink.replies, sink.violations, bench.service.num_running) == ([], [], 0)
+    for _ in range(20):
+        with pytest.raises(Unavailable):
+            bench.start()
+    assert bench.num_errors == 1 + 3 + 20, "an outage is errors as long as it lasts"
 
 
 def test_a_refusal_by_the_engine_is_told_once_and_stops_the_other_sequences(echo: Bench) -> None:

@@ -127,3 +127,24 @@ def test_every_request_is_counted_by_how_it_ended(
 ) -> None:
     begin(metrics, clock).note(chunk)
     assert counted(metrics)["trireme_requests_total" + reason] == 1
+
+
+def test_a_client_that_leaves_without_a_token_has_waited_so_long_at_least(
+    clock: Clock, metrics: RequestMetrics
+) -> None:
+    times = begin(metrics, clock)
+    clock.now_s += 30
+    times.note(TokenChunk(1, [], FinishReason.CANCELLED))
+    assert observed(metrics)["trireme_time_to_first_token_seconds"] == [30]
+    times = begin(metrics, clock)
+    clock.now_s += 1
+    times.note(TokenChunk(1, [5]))
+    clock.now_s += 8
+    times.note(TokenChunk(1, [], FinishReason.CANCELLED))
+    assert observed(metrics)["trireme_time_to_first_token_seconds"] == [30, 1], "one that left later has its own"
+
+
+def test_what_the_engine_never_had_is_an_error_and_no_tokens(clock: Clock, metrics: RequestMetrics) -> None:
+    begin(metrics, clock).note_refusal()
+    assert counted(metrics) == {"trireme_requests_totalerror": 1}
+    assert observed(metrics) == {}
