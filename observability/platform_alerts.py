@@ -2,6 +2,7 @@
 """Alerts about what requests run on: engines, queues, KV cache, GPUs, certificates, disks, and whether all is seen."""
 
 from observability.objectives import Objectives
+from observability.promql import AUTOSCALER
 from observability.rules import Alert
 
 _OF_ENGINE = "{{ $labels.model }} version {{ $labels.version }} on {{ $labels.instance }}"
@@ -50,21 +51,27 @@ def _capacity(targets: Objectives) -> tuple[Alert, ...]:
     return (
         Alert(
             name="TriremeQueueGrowing",
-            # A bounded queue that is full does not grow; it does not become shorter either.
-            expr=f"{waiting} > {targets.max_waiting}\nand\n{waiting} >= 0.9 * avg_over_time({waiting}[5m])",
+            # A bounded queue that is full does not grow; it does not become shorter either. Means, for a queue goes up
+            # and down by itself, and one scrape below any limit would begin the time anew.
+            expr=f"""
+                avg_over_time({waiting}[5m]) > {targets.max_waiting}
+                and
+                avg_over_time({waiting}[5m])
+                >= 0.9 * (avg_over_time({waiting}[5m] offset 5m) or 0 * avg_over_time({waiting}[5m]))
+            """,
             lasts="5m",
             severity="ticket",
             summary=f"{_OF_MODEL}: the queue does not become shorter",
-            description="{{ $value | humanize }} requests wait, as many as before or more, for five minutes.",
+            description="{{ $value | humanize }} requests wait, mean of five minutes, and it does not become fewer.",
         ),
         Alert(
             name="TriremeKvCacheFull",
-            expr=f"trireme_kv_cache_usage_fraction > {targets.kv_cache_share:g}",
+            expr=f"avg_over_time(trireme_kv_cache_usage_fraction[5m]) > {targets.kv_cache_share:g}",
             lasts="5m",
             severity="ticket",
             summary=f"{_OF_ENGINE}: the KV cache is full",
-            description="{{ $value | humanizePercentage }} of the blocks are in use, for five minutes. New requests "
-            "wait, or running ones are preempted.",
+            description="{{ $value | humanizePercentage }} of the blocks are in use, mean of five minutes. New "
+            "requests wait, or running ones are preempted.",
         ),
         Alert(
             name="TriremePreemptions",
@@ -78,15 +85,21 @@ def _capacity(targets: Objectives) -> tuple[Alert, ...]:
 
 
 def _idle_gpus(targets: Objectives) -> Alert:
-    hpa = "kube_horizontalpodautoscaler"
+    # In `by`, so that two exporters of the same cluster are one; a label that nothing has is the same everywhere.
+    of_hpa = "max by (cluster, namespace, horizontalpodautoscaler)"
+    current, least = (
+        f"{of_hpa} (kube_horizontalpodautoscaler_{name}_replicas{{{AUTOSCALER}}})"
+        for name in ("status_current", "spec_min")
+    )
     return Alert(
         name="TriremeGpuIdle",
         # DCGM's share of time in which any kernel ran: of a GPU below half of that, half is paid for nothing. It says
         # nothing of how well the time is used; that is MBU and MFU. One replica that is kept off hours does not count.
         expr=f"""
-            avg by (namespace) (avg_over_time(DCGM_FI_PROF_GR_ENGINE_ACTIVE[30m])) < {targets.gpu_active_share:g}
-            and on (namespace)
-            {hpa}_status_current_replicas > on (namespace, horizontalpodautoscaler) {hpa}_spec_min_replicas
+            avg by (cluster, namespace) (avg_over_time(DCGM_FI_PROF_GR_ENGINE_ACTIVE[30m]))
+            < {targets.gpu_active_share:g}
+            and on (cluster, namespace)
+            ({current} > {least})
         """,
         lasts="30m",
         severity="ticket",

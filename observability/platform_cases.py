@@ -8,7 +8,8 @@ _LABELS = {"model": "tensorrt_llm", "version": "1", "instance": "a:8002"}
 _OF_MODEL = {"model": "tensorrt_llm", "version": "1"}
 _UP = f"trireme_engine_up{{{_ENGINE}}}"
 _WAITING = f"trireme_requests_waiting{{{_ENGINE}}}"
-_HPA = 'namespace="llm",horizontalpodautoscaler="chat"'
+_HPA = 'namespace="llm",horizontalpodautoscaler="trireme-chat"'
+_HPAS = "kube_horizontalpodautoscaler"
 _DISK = 'instance="node-1",device="/dev/nvme0n1p1",mountpoint="/data",fstype="ext4"'
 _DAY = 86400
 
@@ -47,7 +48,15 @@ PLATFORM_CASES = (
         series={_WAITING: "200-9x19 5+5x29 0x70"},
         labels=_OF_MODEL,
         summary="tensorrt_llm version 1: the queue does not become shorter",
-        description="130 requests wait, as many as before or more, for five minutes.",
+        description="117.5 requests wait, mean of five minutes, and it does not become fewer.",
+    ),
+    Case(
+        alert="TriremeQueueGrowing",
+        # It is far from steady, and empty now and then.
+        series={_WAITING: f"{gauge((4, 20))} {' '.join(['2', '60', '30', '0', '45'] * 6)} {gauge((0, 70))}"},
+        labels=_OF_MODEL,
+        summary="tensorrt_llm version 1: the queue does not become shorter",
+        description="23.17 requests wait, mean of five minutes, and it does not become fewer.",
     ),
     Case(
         alert="TriremeQueueGrowing",
@@ -55,14 +64,26 @@ PLATFORM_CASES = (
         series={_WAITING: gauge((4, 20), (64, 30), (0, 70)), _WAITING.replace("a:", "b:"): gauge((2, 120))},
         labels=_OF_MODEL,
         summary="tensorrt_llm version 1: the queue does not become shorter",
-        description="66 requests wait, as many as before or more, for five minutes.",
+        description="66 requests wait, mean of five minutes, and it does not become fewer.",
     ),
     Case(
         alert="TriremeKvCacheFull",
         series={f"trireme_kv_cache_usage_fraction{{{_ENGINE}}}": gauge((0.94, 20), (0.97, 30), (0.5, 70))},
         labels=_LABELS,
         summary="tensorrt_llm version 1 on a:8002: the KV cache is full",
-        description="97% of the blocks are in use, for five minutes. New requests wait, or running ones are preempted.",
+        description="97% of the blocks are in use, mean of five minutes. New requests wait, or running ones are "
+        "preempted.",
+    ),
+    Case(
+        alert="TriremeKvCacheFull",
+        # It is below the limit every other minute.
+        series={
+            f"trireme_kv_cache_usage_fraction{{{_ENGINE}}}": f"{gauge((0.9, 20))} {'0.94 1 ' * 15}{gauge((0.5, 70))}"
+        },
+        labels=_LABELS,
+        summary="tensorrt_llm version 1 on a:8002: the KV cache is full",
+        description="97% of the blocks are in use, mean of five minutes. New requests wait, or running ones are "
+        "preempted.",
     ),
     Case(
         alert="TriremePreemptions",
@@ -80,10 +101,39 @@ PLATFORM_CASES = (
         # As idle with one replica, which is the minimum: nobody can do anything about that.
         series={
             'DCGM_FI_PROF_GR_ENGINE_ACTIVE{namespace="llm",pod="chat-1",gpu="0"}': gauge((0.3, 80), (0.8, 70)),
-            f"kube_horizontalpodautoscaler_status_current_replicas{{{_HPA}}}": gauge((1, 40), (3, 110)),
-            f"kube_horizontalpodautoscaler_spec_min_replicas{{{_HPA}}}": gauge((1, 150)),
+            f"{_HPAS}_status_current_replicas{{{_HPA}}}": gauge((1, 40), (3, 110)),
+            f"{_HPAS}_spec_min_replicas{{{_HPA}}}": gauge((1, 150)),
         },
         labels={"namespace": "llm"},
+        summary="llm: GPUs are idle, and there are more replicas than the minimum",
+        description="The GPUs were active for 30% of half an hour; 50% is expected.",
+        silent_at=39,
+        fires_at=75,
+        resolved_at=120,
+    ),
+    Case(
+        alert="TriremeGpuIdle",
+        # A gateway beside the engines has more replicas than its minimum, for reasons of its own. Of two clusters with
+        # the same names one is as busy as it should be; the other's autoscaler is told of by two exporters.
+        series={
+            'DCGM_FI_PROF_GR_ENGINE_ACTIVE{cluster="a",namespace="llm",gpu="0"}': gauge((0.3, 80), (0.8, 70)),
+            'DCGM_FI_PROF_GR_ENGINE_ACTIVE{cluster="b",namespace="llm",gpu="0"}': gauge((0.9, 150)),
+            **{
+                f'{_HPAS}_{name}_replicas{{cluster="{cluster}",instance="{exporter}",{_HPA}}}': values
+                for cluster, exporter in (("a", "x"), ("a", "y"), ("b", "x"))
+                for name, values in (
+                    ("status_current", gauge((1, 40), (3, 110))),
+                    ("spec_min", gauge((1, 150))),
+                )
+            },
+            f'{_HPAS}_status_current_replicas{{cluster="a",namespace="llm",horizontalpodautoscaler="gateway"}}': gauge(
+                (3, 150)
+            ),
+            f'{_HPAS}_spec_min_replicas{{cluster="a",namespace="llm",horizontalpodautoscaler="gateway"}}': gauge(
+                (1, 150)
+            ),
+        },
+        labels={"cluster": "a", "namespace": "llm"},
         summary="llm: GPUs are idle, and there are more replicas than the minimum",
         description="The GPUs were active for 30% of half an hour; 50% is expected.",
         silent_at=39,

@@ -8,6 +8,8 @@ named. A ratio without a denominator is left out: 0 / 0 is NaN, which no compari
 REPLICA = "instance, pod, node"  # as Kubernetes' service discovery calls them
 CANARY = 'model=~".*ensemble_canary"'
 STABLE = 'model=~".*ensemble"'
+# Autoscalers of ours: a gateway's in the same namespace has replicas above its minimum for reasons of its own.
+AUTOSCALER = 'horizontalpodautoscaler=~".*trireme.*"'
 
 
 def rate(metric: str, window: str, *, without: str = "") -> str:
@@ -24,6 +26,12 @@ def quantile(q: float, histogram: str, window: str) -> str:
     """Of a histogram's observations in a window; none where nothing was observed."""
     buckets = rate(f"{histogram}_bucket", window)
     return f"histogram_quantile({q:g}, {buckets})\nand\n{rate(f'{histogram}_count', window)} > 0"
+
+
+def bucket(bound_s: float) -> str:
+    """The selector of a histogram's bound. Prometheus 3 writes a whole one as 1.0, those before as it was told: 1."""
+    text = f"{bound_s:g}"
+    return f'{{le=~"{text}([.]0)?"}}' if text.isdigit() else f'{{le="{text}"}}'
 
 
 def as_stable(series: str) -> str:

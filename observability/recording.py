@@ -5,7 +5,7 @@
 """
 
 from observability.objectives import Objectives
-from observability.promql import REPLICA, quantile, rate, ratio
+from observability.promql import REPLICA, bucket, quantile, rate, ratio
 from observability.rules import Group, Record
 
 TTFT = "trireme_time_to_first_token_seconds"
@@ -83,7 +83,7 @@ def _engine() -> tuple[Record, ...]:
 
 def _budget(objectives: Objectives) -> tuple[Record, ...]:
     rules = []
-    bound = f'{{le="{objectives.ttft_bucket_s:g}"}}'
+    bound = bucket(objectives.ttft_bucket_s)
     for window in BUDGET_WINDOWS:
         errors, requests = (rate(metric, window, without="version, finish_reason") for metric in (ERRORS, REQUESTS))
         in_time = rate(f"{TTFT}_bucket{bound}", window, without="version, le")
@@ -91,4 +91,6 @@ def _budget(objectives: Objectives) -> tuple[Record, ...]:
         name = f"slo:trireme_bad_requests:ratio_rate{window}"
         rules.append(Record(record=name, expr=ratio(errors, requests), labels=(("slo", "availability"),)))
         rules.append(Record(record=name, expr=f"1 - {ratio(in_time, answered)}", labels=(("slo", "ttft"),)))
+        increase = f"sum without ({REPLICA}, version, finish_reason) (increase({REQUESTS}[{window}]))"
+        rules.append(Record(record=f"slo:trireme_requests:increase{window}", expr=increase))
     return tuple(rules)

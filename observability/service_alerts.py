@@ -8,6 +8,7 @@ from observability.rules import Alert
 
 _ERROR_RATIO = "model:trireme_requests:error_ratio_rate5m"
 _BAD = "slo:trireme_bad_requests:ratio_rate"
+_MOST_BAD = 0.9  # no share is above 1: a budget of a tenth could not burn 14.4 times as fast
 _OF_MODEL = "{{ $labels.model }} version {{ $labels.version }}"
 
 
@@ -53,10 +54,16 @@ def _of_budget(targets: Objectives) -> tuple[Alert, ...]:
     """Two windows each: the long one says that it matters, the short one that it still goes on."""
 
     def burns(speed: float, windows: tuple[str, str]) -> str:
-        # The budget of a target is what it leaves: the labels say which one a series is of.
+        # The budget of a target is what it leaves: the labels say which one a series is of. Of fewer requests than are
+        # judged, one that fails would be all of the budget.
+        enough = f"ignoring (slo) slo:trireme_requests:increase{windows[0]} >= {targets.min_requests}"
         budgets = {"availability": targets.error_share, "ttft": round(1 - targets.ttft_share, 6)}
         return "\nor\n".join(
-            "(" + "\nand\n".join(f'{_BAD}{window}{{slo="{slo}"}} > {speed * budget:g}' for window in windows) + ")"
+            "("
+            + "\nand\n".join(
+                f'{_BAD}{window}{{slo="{slo}"}} > {min(speed * budget, _MOST_BAD):g}' for window in windows
+            )
+            + f"\nand {enough})"
             for slo, budget in budgets.items()
         )
 
@@ -67,7 +74,7 @@ def _of_budget(targets: Objectives) -> tuple[Alert, ...]:
             expr=burns(targets.fast_burn, ("1h", "5m")),
             lasts="2m",
             severity="page",
-            summary="{{ $labels.model }}: the error budget of {{ $labels.slo }} is gone in two days at this rate",
+            summary="{{ $labels.model }}: the error budget of {{ $labels.slo }} burns fast",
             description=described % "an hour",
         ),
         Alert(
@@ -75,7 +82,7 @@ def _of_budget(targets: Objectives) -> tuple[Alert, ...]:
             expr=burns(targets.slow_burn, ("6h", "30m")),
             lasts="15m",
             severity="ticket",
-            summary="{{ $labels.model }}: the error budget of {{ $labels.slo }} is gone in five days at this rate",
+            summary="{{ $labels.model }}: the error budget of {{ $labels.slo }} burns steadily",
             description=described % "six hours",
         ),
     )

@@ -13,6 +13,9 @@ _GOOD: Phases = ((200, 20), (0, 30), (200, 70))
 _STARTS_BAD: Phases = ((200, 20), (200, 30), (0, 70))  # and only then becomes good
 _STARTS_GOOD: Phases = ((0, 20), (0, 30), (200, 70))
 _ALL_GOOD = requests(good=_STEADY, bad=_NONE)
+_LATE_FOR_A_WHILE = histogram(
+    TTFT, (1.0, 2.5), fast=((100, 20), (60, 21), (100, 20)), slow=((0, 20), (40, 21), (0, 20))
+)
 
 SERVICE_CASES = (
     Case(
@@ -42,19 +45,40 @@ SERVICE_CASES = (
         # Half of the time until the 40th minute went wrong; ten minutes later the last five are clean.
         series=requests(good=((100, 20), (0, 21), (100, 20)), bad=((0, 20), (100, 21), (0, 20))),
         labels={"model": "ensemble", "slo": "availability"},
-        summary="ensemble: the error budget of availability is gone in two days at this rate",
+        summary="ensemble: the error budget of availability burns fast",
         description="52.5% of the requests of an hour missed the target of availability.",
         fires_at=40,
         resolved_at=50,
     ),
     Case(
         alert="TriremeBudgetBurnFast",
-        series=histogram(
-            TTFT, (1.0, 2.5), fast=((100, 20), (60, 21), (100, 20)), slow=((0, 20), (40, 21), (0, 20))
-        ),
+        series={**_LATE_FOR_A_WHILE, **_ALL_GOOD},
         labels={"model": "ensemble", "slo": "ttft"},
-        summary="ensemble: the error budget of ttft is gone in two days at this rate",
+        summary="ensemble: the error budget of ttft burns fast",
         description="21% of the requests of an hour missed the target of ttft.",
+        fires_at=40,
+        resolved_at=50,
+    ),
+    Case(
+        alert="TriremeBudgetBurnFast",
+        # As Prometheus 3 writes the bound of one second.
+        series={
+            **{name.replace('le="1"', 'le="1.0"'): values for name, values in _LATE_FOR_A_WHILE.items()},
+            **_ALL_GOOD,
+        },
+        labels={"model": "ensemble", "slo": "ttft"},
+        summary="ensemble: the error budget of ttft burns fast",
+        description="21% of the requests of an hour missed the target of ttft.",
+        fires_at=40,
+        resolved_at=50,
+    ),
+    Case(
+        alert="TriremeBudgetBurnFast",
+        # One request in ten minutes, and each fails: of so few nothing is judged.
+        series=requests(good=((0, 20), (0, 21), (100, 20)), bad=((0.1, 20), (100, 21), (0, 20))),
+        labels={"model": "ensemble", "slo": "availability"},
+        summary="ensemble: the error budget of availability burns fast",
+        description="100% of the requests of an hour missed the target of availability.",
         fires_at=40,
         resolved_at=50,
     ),
@@ -63,7 +87,7 @@ SERVICE_CASES = (
         # One in ten, which is too few for the fast alert, for most of the time that there is.
         series=requests(good=((100, 60), (90, 201), (100, 60)), bad=((0, 60), (10, 201), (0, 60))),
         labels={"model": "ensemble", "slo": "availability"},
-        summary="ensemble: the error budget of availability is gone in five days at this rate",
+        summary="ensemble: the error budget of availability burns steadily",
         description="7.731% of the requests of six hours missed the target of availability.",
         silent_at=70,
         fires_at=260,

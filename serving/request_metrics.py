@@ -18,7 +18,7 @@ FIRST_TOKEN_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
 )
-_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _REQUEST_S = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 240.0, 480.0)
 _LENGTHS = (10.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 50000.0, 100000.0)  # tokens
 
@@ -27,8 +27,8 @@ _HISTOGRAMS = {
         "From a request's arrival to its first token, or to its client's leaving before that",
         FIRST_TOKEN_BUCKETS_S,
     ),
-    "trireme_inter_token_latency_seconds": ("Between two responses' tokens of a request", _TOKEN_S),
-    "trireme_time_per_output_token_seconds": ("Per request: mean time of a token after the first", _TOKEN_S),
+    "trireme_inter_token_latency_seconds": ("Between two responses' tokens of a request", TOKEN_BUCKETS_S),
+    "trireme_time_per_output_token_seconds": ("Per request: mean time of a token after the first", TOKEN_BUCKETS_S),
     "trireme_e2e_request_latency_seconds": ("From a request's arrival to its last token", _REQUEST_S),
     "trireme_request_queue_time_seconds": ("From a request's arrival to its first step", FIRST_TOKEN_BUCKETS_S),
     "nv_llm_input_token_len": ("Prompt tokens of a request", _LENGTHS),

@@ -3,7 +3,8 @@
 
 from observability.dashboards.panels import MODEL, RATE, Dashboard, Panel, panel
 
-_OUT = f"sum(rate(trireme_engine_output_tokens_total{{{MODEL}}}{RATE}))"
+# Over all models, as the GPUs are: which of them are a model's, their metrics do not say.
+_OUT = f"sum(rate(trireme_engine_output_tokens_total{RATE}))"
 _GPUS = "count(DCGM_FI_PROF_GR_ENGINE_ACTIVE)"
 _HPA = "kube_horizontalpodautoscaler"
 
@@ -57,14 +58,14 @@ def _cost() -> tuple[Panel, ...]:
             "Output tokens a second and GPU",
             "none",
             (f"{_OUT} / {_GPUS}", "tokens/s/GPU"),
-            description="Over all GPUs that dcgm-exporter tells of.",
+            description="All models, over all GPUs that dcgm-exporter tells of.",
             is_number=True,
         ),
         panel(
             "Price of a million output tokens",
             "none",
             (f"$gpu_hour_price * {_GPUS} / 3600 / ({_OUT} > 0) * 1e6", "at this load"),
-            description="GPU hours alone, at the price typed in above; idle hours count. docs/observability.md",
+            description="All models on all GPUs that are told of, at the price typed in above; idle hours count.",
         ),
         panel(
             "Output tokens of the last day",
@@ -83,6 +84,7 @@ def _cost() -> tuple[Panel, ...]:
             "Energy of an output token",
             "joule",
             (f"sum(rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{RATE})) / 1000 / ({_OUT} > 0)", "all GPUs"),
+            description="All models.",
         ),
         panel(
             "Prompt tokens saved",

@@ -11,6 +11,7 @@ import yaml
 from prometheus_here import FILES, ROOT, needs_prometheus, run
 
 from ensemble_configs.admission_spec import SloSpec
+from ensemble_configs.errors import SpecError
 from observability.alerts import alert_groups
 from observability.command import generated_files
 from observability.files import ALERT_RULES, ALERT_TESTS, RECORDING_RULES, rule_files
@@ -97,6 +98,25 @@ def test_a_deployments_slo_sets_the_thresholds() -> None:
     assert ALERT_TESTS not in files, "its data is for the default thresholds"
 
 
+def test_a_budget_that_could_not_burn_so_fast_is_burnt_when_nearly_all_fails() -> None:
+    rules = rule_files(objectives_of(SloSpec(availability=0.9)))[ALERT_RULES]
+    assert 'ratio_rate1h{slo="availability"} > 0.9\n' in rules
+    assert 'ratio_rate6h{slo="availability"} > 0.6\n' in rules
+
+
+@pytest.mark.parametrize(
+    ("slo", "said"),
+    [
+        (SloSpec(ttft_ms=60_000), r"slo\.ttft_ms is 60000.*below 40000, where its histogram ends"),
+        (SloSpec(tpot_ms=2500), r"slo\.tpot_ms is 2500.*below 2500, where its histogram ends"),
+        (SloSpec(availability=0.9999999), r"slo\.availability is 0\.9999999.*below 0\.99999,"),
+    ],
+)
+def test_a_target_that_no_alert_could_judge_is_refused(slo: SloSpec, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        objectives_of(slo)
+
+
 def test_a_minute_of_the_rules_becomes_a_second_and_nothing_else_changes() -> None:
     text = (FILES / ALERT_RULES).read_text(encoding="utf-8") + (FILES / RECORDING_RULES).read_text(
         encoding="utf-8"
@@ -109,7 +129,8 @@ def test_a_minute_of_the_rules_becomes_a_second_and_nothing_else_changes() -> No
     assert "rate(trireme_requests_total[360000ms])" in str(
         after["slo:trireme_bad_requests:ratio_rate6h{'slo': 'availability'}"]
     )
-    assert not re.search(r"\[\d+[mhd]\]", shortened(text))
+    assert not re.search(r"\[\d+[mhd]\]|offset \d+[mhd]\b", shortened(text))
+    assert "offset 5000ms" in after["TriremeQueueGrowing"]["expr"]
 
 
 def rules_of(text: str) -> list[dict[str, Any]]:
