@@ -155,6 +155,27 @@ def test_a_closed_loop_ends_where_its_first_user_has_nothing_left() -> None:
     assert window.start_ns >= 100 * 1_000_000
 
 
+@pytest.mark.parametrize("num_rounds", [1.0, 2.0, 2.5])
+def test_a_closed_loop_of_less_than_three_rounds_is_measured_whole_and_not_called_steady(num_rounds: float) -> None:
+    # 32 users, 100 ms each: in the first wave nothing has ended yet, and in the last one nothing begins any more.
+    count = round(32 * num_rounds)
+    records = [record(n // 32 * 100, [(n // 32 * 100 + 60, 1), (n // 32 * 100 + 100, 1)]) for n in range(count)]
+    figures = figures_of(run(records, num_users=32), targets=parse_targets("ttft=70", of_percentiles=False))
+    assert figures.num_requests == count
+    assert figures.latencies["e2e"].mean == pytest.approx(100)
+    assert figures.goodput_share == 1
+    assert not figures.window.is_steady
+    assert f"{count} requests of 32 users are less than 3 rounds" in figures.window.why
+
+
+def test_three_rounds_of_a_closed_loop_have_a_steady_part() -> None:
+    records = [record(n // 32 * 100, [(n // 32 * 100 + 60, 1), (n // 32 * 100 + 100, 1)]) for n in range(96)]
+    figures = figures_of(run(records, num_users=32))
+    assert figures.window.is_steady
+    assert figures.num_requests == 64  # without the first round
+    assert figures.requests.per_s == pytest.approx(320)
+
+
 def test_the_clients_cpu_and_lag_make_a_run_client_bound() -> None:
     late = [
         record(number * 10, [(number * 10 + 50, 1)], sent_ns=(number * 10 + 30) * 1_000_000) for number in range(100)

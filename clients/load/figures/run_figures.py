@@ -124,7 +124,7 @@ def figures_of(run: Run, *, targets: tuple[Target, ...] = ()) -> RunFigures:
         },
         targets=targets,
         goodput=_rate([one for record in good for one in _progress(record)], window) if targets else None,
-        goodput_share=sum(window.holds(record.due_ns) for record in good) / len(measured) if targets else None,
+        goodput_share=sum(window.holds(record.due_ns) for record in good) / max(1, len(measured)) if targets else None,
         client=_client(run, window),
         server=server_figures(run.samples, window, model=run.info.model),
     )

@@ -11,6 +11,7 @@ from clients.load.load_record import LoadRecord
 
 _NUM_BINS = 120
 _MIN_RECORDS = 20
+_MIN_ROUNDS = 3  # of all users: without the first, fewer leave no more than one
 _DRIFT_SHARE = 0.25  # of the mean number in flight, from the first third of the window to the last
 _DRIFT_ERRORS = 3.0  # and that many standard errors
 
@@ -48,18 +49,22 @@ def steady_window(records: Sequence[LoadRecord], *, num_users: int | None) -> Wi
     mean over the second half (the crossing-of-the-mean rule of simulation), and as many requests have ended as are in
     flight at a time, so that the wave of those that began together is over; at most half is cut. In a closed loop it
     is then the next moment from which whole rounds are measured: users go in waves, and part of one would be counted
-    with its tokens and without its ends.
+    with its tokens and without its ends. Where there are too few requests for all that, it is the whole run, unsteady.
 
     Args:
         records: at least one.
         num_users: of a closed loop; None: an open one.
     """
-    last_ns = max(record.end_ns for record in records)
     if len(records) < _MIN_RECORDS:
-        why = f"the whole run: {len(records)} requests are too few to tell its beginning from the rest"
-        return Window(start_ns=0, end_ns=last_ns + 1, is_steady=False, why=why)
+        return _whole_run(records, f"{len(records)} requests are too few to tell its beginning from the rest")
+    if num_users and len(records) < _MIN_ROUNDS * num_users:
+        return _whole_run(
+            records,
+            f"{len(records)} requests of {num_users} users are less than {_MIN_ROUNDS} rounds, too few to leave out "
+            "the first",
+        )
     ends_ns = sorted(record.end_ns for record in records)
-    end_ns = ends_ns[-min(num_users, len(ends_ns))] if num_users else max(record.due_ns for record in records) + 1
+    end_ns = ends_ns[-num_users] if num_users else max(record.due_ns for record in records) + 1
     end_ns = max(_NUM_BINS, end_ns)
     in_flight = _in_flight(records, end_ns)
     level = float(in_flight[_NUM_BINS // 2 :].mean())
@@ -69,6 +74,8 @@ def steady_window(records: Sequence[LoadRecord], *, num_users: int | None) -> Wi
     start_ns = end_ns * cut // _NUM_BINS
     if num_users:
         start_ns = _round_ns(ends_ns, num_users, from_ns=start_ns)
+    if not any(start_ns <= record.due_ns < end_ns for record in records):
+        return _whole_run(records, "no request was due in its steady part")
     drift = _drift(in_flight[cut:], seconds_per_bin=end_ns / _NUM_BINS / 1e9, turnover_s=_mean_s(records))
     span = f"from {start_ns / 1e9:.1f} s to {end_ns / 1e9:.1f} s"
     if drift is None:
@@ -79,6 +86,12 @@ def steady_window(records: Sequence[LoadRecord], *, num_users: int | None) -> Wi
         "last, so a longer run would have other figures"
     )
     return Window(start_ns=start_ns, end_ns=end_ns, is_steady=False, why=why)
+
+
+def _whole_run(records: Sequence[LoadRecord], why: str) -> Window:
+    """Where no part of it can be told from the rest. Args: `why`: in words."""
+    end_ns = max(record.end_ns for record in records) + 1
+    return Window(start_ns=0, end_ns=end_ns, is_steady=False, why=f"the whole run: {why}")
 
 
 def _round_ns(ends_ns: Sequence[int], num_users: int, *, from_ns: int) -> int:
