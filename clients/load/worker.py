@@ -121,6 +121,20 @@ def _tell(pipe: Connection, message: Message) -> None:
     pipe.send_bytes(msgspec.msgpack.encode(message))
 
 
+def num_users_of(load: Load, number: int) -> int:
+    """Of a closed loop, in one process: user u is in process u modulo their number."""
+    return len(range(number, load.num_users or 0, load.num_processes))
+
+
+def sessions_of(load: Load, number: int) -> Iterator[Session]:
+    """Those of one process: by turns of the users, where there are some.
+
+    A process that has a user more has that user's sessions more: with as many as the others it would be done earlier.
+    """
+    num_turns = load.num_users or load.num_processes
+    return (session for index, session in enumerate(load.plan()) if index % num_turns % load.num_processes == number)
+
+
 class _Worker:
     def __init__(self, load: Load, number: int, pipe: Connection) -> None:
         self._load = load
@@ -158,15 +172,14 @@ class _Worker:
         if load.num_users is None:
             await open_loop(asker, sessions, start_ns=start_ns, note=note)
             return
-        share, more = divmod(load.num_users, load.num_processes)
         end_ns = None if load.duration_s is None else start_ns + round(load.duration_s * 1e9)
         await asyncio.sleep((start_ns - time.monotonic_ns()) / 1e9)
-        await closed_loop(asker, sessions, num_users=share + (self._number < more), end_ns=end_ns, note=note)
+        await closed_loop(asker, sessions, num_users=num_users_of(load, self._number), end_ns=end_ns, note=note)
 
     def _prepared(self) -> tuple[list[Session], bool]:
-        """Its sessions, of all by turns; and whether those are all."""
+        """Its sessions; and whether those are all."""
         load = self._load
-        self._rest: Iterator[Session] = itertools.islice(load.plan(), self._number, None, load.num_processes)
+        self._rest = sessions_of(load, self._number)
         is_whole = load.is_open or load.num_requests is not None
         end_s = math.inf if is_whole else time.monotonic() + _PREPARE_S
         tell_s = time.monotonic() + _TELL_S

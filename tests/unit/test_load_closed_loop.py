@@ -5,13 +5,36 @@ from pathlib import Path
 
 import pytest
 from kserve_server import KServeServer, Step, response
+from load_records import record, run
 
 from clients.load.figures.run_figures import figures_of
 from clients.load.load_options import Load
 from clients.load.run_command import put_on
 from clients.load.run_folder import Run
+from clients.load.worker import num_users_of, sessions_of
 
 NUM_USERS, NUM_TOKENS = 8, 12
+
+
+@pytest.mark.parametrize(("num_users", "num_processes"), [(16, 3), (16, 4), (5, 4), (3, 3), (2, 5)])
+def test_processes_are_done_together_though_their_users_are_not_equally_many(
+    num_users: int, num_processes: int
+) -> None:
+    # A second a request: so many users, as many requests a second, whatever process each of them is in.
+    load = Load(
+        url="here:1", workload={"kind": "fixed", "prompts": ["a"], "max_tokens": 1}, num_users=num_users,
+        num_requests=60 * num_users, num_processes=num_processes,
+    )  # fmt: skip
+    records, asked = [], []
+    for process in range(num_processes):
+        users, sessions = num_users_of(load, process), list(sessions_of(load, process))
+        asked += [session.index for session in sessions]
+        for number in range(len(sessions)):
+            begun_ms = number // users * 1000
+            records.append(record(begun_ms, [(begun_ms + 1000, 1)]))
+    assert sorted(asked) == list(range(60 * num_users))
+    figures = figures_of(run(sorted(records, key=lambda one: one.due_ns), num_users=num_users))
+    assert figures.requests.per_s == pytest.approx(num_users)
 
 
 def test_both_rates_are_littles_law_and_agree(tmp_path: Path) -> None:
