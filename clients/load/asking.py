@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import time
 
-from clients.infer_messages import GenerateChunk
+from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.load.load_record import DONE, UNANSWERED, LoadRecord
 from clients.load.openai_client import AsyncOpenAIClient
 from clients.load.openai_stream import is_openai_url
@@ -38,6 +38,7 @@ class Asker:
 
     Attributes:
         outage: of the server. stop: once it is set nothing is sent any more.
+        unended_ns: when requests were due that we ended ourselves.
     """
 
     def __init__(self, client: Client, *, model: str, start_ns: int, timeout_s: float | None, num_retries: int) -> None:
@@ -48,6 +49,7 @@ class Asker:
         self._num_retries = num_retries
         self.outage = Outage()
         self.stop = asyncio.Event()
+        self.unended_ns: list[int] = []
 
     async def ask(self, session: Session, turn: int, history: str, *, due_ns: int | None) -> tuple[LoadRecord, str]:
         """A request and its answer. Args: `due_ns`: None: now."""
@@ -63,7 +65,14 @@ class Asker:
             times_ns=[],
             tokens=[],
         )
-        request = session.request(turn, history)
+        try:
+            return record, await self._answer(session.request(turn, history), record)
+        except asyncio.CancelledError:
+            self.note_unended(record)
+            raise
+
+    async def _answer(self, request: GenerateRequest, record: LoadRecord) -> str:
+        """Its text, whatever its end; the record says that."""
         answer = ""
         while True:
             record.sent_ns = self._now_ns()
@@ -79,7 +88,11 @@ class Asker:
                     continue
                 record.end, record.error = exc.code, exc.message[:_ERROR_LENGTH]
             record.end_ns = self._now_ns()
-            return record, answer
+            return answer
+
+    def note_unended(self, record: LoadRecord) -> None:
+        """The load was stopped while this one ran; what its record says is not the server's doing."""
+        self.unended_ns.append(record.due_ns)
 
     async def is_stopped_within(self, seconds: float) -> bool:
         """Wait so long, or until `stop` is set."""

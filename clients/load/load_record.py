@@ -71,6 +71,27 @@ class LoadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         return RequestRecord(self.due_ns, tuple(map(Arrival, self.times_ns, self.tokens)))
 
 
+class Unended(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that still ran when their load was stopped, in nanoseconds from the start; they have no record.
+
+    Attributes:
+        since_ns: when the oldest of them was due. stopped_ns: when they were given up.
+    """
+
+    count: int
+    since_ns: int
+    stopped_ns: int
+
+    @property
+    def warning(self) -> str:
+        """What a reader has to know: whoever stops a load because the server stalls has no record of the stall."""
+        return (
+            f"{self.count} request{'s' if self.count > 1 else ''}, due from {self.since_ns / 1e9:.1f} s on, had not "
+            f"ended when the load was stopped at {self.stopped_ns / 1e9:.1f} s: they are in no figure, however long "
+            "they waited"
+        )
+
+
 def check_record(record: LoadRecord) -> None:
     """Raises: ValueError: its numbers cannot be those of a request, by the field's name."""
     times_ns, tokens = record.times_ns, record.tokens

@@ -60,6 +60,7 @@ async def _converse(asker: Asker, session: Session, *, due_ns: int | None, note:
             break
         record, answer = await asker.ask(session, number, history, due_ns=None if number else due_ns)
         if asker.stop.is_set() and not record.is_done:  # we ended it ourselves
+            asker.note_unended(record)
             break
         note(record)
         if not record.is_done:

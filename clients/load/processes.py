@@ -13,7 +13,7 @@ import msgspec
 
 from clients.error_tokens import parse_error
 from clients.load.load_options import Load
-from clients.load.load_record import LoadRecord
+from clients.load.load_record import LoadRecord, Unended
 from clients.load.worker import (
     GIVE_UP_S,
     START,
@@ -43,6 +43,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         cpu: of each process.
         was_interrupted: by a signal.
         unanswered_s: how long nobody had answered when it ended, of the process for which that was longest.
+        unended: what ran when it was stopped; None: nothing did.
     """
 
     start_ns: int
@@ -50,6 +51,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     cpu: list[list[CpuSample]]
     was_interrupted: bool
     unanswered_s: float
+    unended: Unended | None
 
 
 PlannedSoFar = Callable[[int], None]
@@ -96,6 +98,7 @@ def run_processes(
         cpu=[one.cpu for one in found],
         was_interrupted=bool(signals),
         unanswered_s=max(one.unanswered_s for one in found),
+        unended=_unended(found),
     )
 
 
@@ -182,6 +185,13 @@ def _gathered(pipes: list[Connection], take: Told, signals: list[int]) -> list[F
                     with contextlib.suppress(ConnectionError):  # it was done at this moment
                         pipe.send_bytes(STOP)
     return [found[number] for number in range(len(pipes))]
+
+
+def _unended(found: list[Found]) -> Unended | None:
+    due_ns = [at_ns for one in found for at_ns in one.unended_ns]
+    if not due_ns:
+        return None
+    return Unended(count=len(due_ns), since_ns=min(due_ns), stopped_ns=max(one.cpu[-1].at_ns for one in found))
 
 
 def _messages(pipes: list[Connection], done: Container[int]) -> Iterator[tuple[int, Message]]:

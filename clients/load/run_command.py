@@ -177,6 +177,7 @@ class _Keeper:
         info = self._info
         info.cpu = outcome.cpu
         info.was_interrupted = outcome.was_interrupted or outcome.unanswered_s >= GIVE_UP_S
+        info.unended = outcome.unended
         info.metrics_failure = self._watch.failure if self._watch else "not read"
         if outcome.unanswered_s >= _GONE_S:
             info.note = f"No server answered for the last {outcome.unanswered_s:.0f} s."

@@ -17,7 +17,7 @@ import msgspec
 import psutil
 
 from clients.load.json_lines import Lines, LinesFile, cannot_write, read_lines
-from clients.load.load_record import LoadRecord, check_record
+from clients.load.load_record import LoadRecord, Unended, check_record
 from clients.load.server_samples import ServerSample
 from clients.load.worker import CpuSample
 from ensemble_configs.errors import SpecError
@@ -39,6 +39,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
         cpu: what each process of the client had used by when; none: not known.
         note: what a reader has to know to compare it.
         was_interrupted: it did not come to its end; what had ended by then is there.
+        unended: requests that ran when it was stopped; None: there were none, or it is not known.
         tool_says: figures that the tool itself prints, by its own names.
     """
 
@@ -60,6 +61,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
     note: str = ""
     metrics_failure: str | None = None
     was_interrupted: bool = False
+    unended: Unended | None = None
     tool_says: dict[str, str] = {}
 
 

@@ -57,6 +57,8 @@ def summary_lines(run: Run, figures: RunFigures) -> list[str]:
         + (f", {figures.input_tokens.per_s:.1f} input tokens/s" if figures.input_tokens else ""),
         f"{figures.num_requests} of {figures.num_all} requests measured ({ends}); {window.why}",
     ]
+    if run.info.unended is not None:
+        lines.append(f"STOPPED: {run.info.unended.warning}")
     if failed is not None:
         lines.append(f"failed, such as: {failed.error}")
     if run.info.metrics_failure and not run.samples:

@@ -71,12 +71,15 @@ class Found(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         records: since it told last.
+        cpu: the last at its end.
         unanswered_s: how long nobody had answered at its end; it ends by itself at `GIVE_UP_S`.
+        unended_ns: when requests were due that ran when it was stopped.
     """
 
     records: list[LoadRecord]
     cpu: list[CpuSample]
     unanswered_s: float
+    unended_ns: list[int]
 
 
 Message = Planned | Progress | Ready | Failed | Found
@@ -165,7 +168,7 @@ class _Worker:
             self._sample(start_ns)
             is_over.set()
             await telling
-        return Found(self._taken(), self._cpu, asker.outage.seconds)
+        return Found(self._taken(), self._cpu, asker.outage.seconds, asker.unended_ns)
 
     async def _put_on(self, asker: Asker, sessions: Iterable[Session], *, start_ns: int) -> None:
         load, note = self._load, self._note

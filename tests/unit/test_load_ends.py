@@ -120,9 +120,14 @@ def test_ctrl_c_cancels_what_runs_and_counts_it_nowhere(start: Start, tmp_path: 
         running = start(server)
         wait_for(lambda: num_kept(tmp_path / "run") == 3 and len(asked) == 5)
         running.send_signal(signal.SIGINT)
-        running.communicate(timeout=START_S)
+        out, _ = running.communicate(timeout=START_S)
     assert running.returncode == 130
-    assert [one.end for one in read_run(tmp_path / "run").records] == ["done"] * 3
+    run = read_run(tmp_path / "run")
+    assert [one.end for one in run.records] == ["done"] * 3
+    assert run.info.unended is not None
+    assert run.info.unended.count == 2, "one for each user"
+    assert run.records[0].end_ns <= run.info.unended.since_ns < run.info.unended.stopped_ns
+    assert "2 requests, due from" in out, "who stopped a server that stalls sees that it did"
 
 
 def dying(after: int) -> Callable[[Any], list[Step]]:

@@ -14,7 +14,10 @@ from clients.load.figures.run_figures import figures_of
 from clients.load.figures.server_figures import engine_model, server_figures
 from clients.load.figures.slo import Target, is_met, parse_targets
 from clients.load.figures.steady_state import Window, steady_window
+from clients.load.load_record import Unended
+from clients.load.report.document import document_of
 from clients.load.server_samples import ServerSample
+from clients.load.summary import summary_lines
 from clients.load.worker import CpuSample
 from ensemble_configs.errors import RequestError, SpecError
 
@@ -165,7 +168,7 @@ def test_a_closed_loop_of_less_than_three_rounds_is_measured_whole_and_not_calle
     assert figures.latencies["e2e"].mean == pytest.approx(100)
     assert figures.goodput_share == 1
     assert not figures.window.is_steady
-    assert f"{count} requests of 32 users are less than 3 rounds" in figures.window.why
+    assert f"{count} requests, of 32 users, are less than 3 rounds" in figures.window.why
 
 
 def test_three_rounds_of_a_closed_loop_have_a_steady_part() -> None:
@@ -174,6 +177,31 @@ def test_three_rounds_of_a_closed_loop_have_a_steady_part() -> None:
     assert figures.window.is_steady
     assert figures.num_requests == 64  # without the first round
     assert figures.requests.per_s == pytest.approx(320)
+
+
+def test_of_a_stall_that_was_stopped_nothing_is_measured_and_the_report_says_what_ran() -> None:
+    # 10 requests/s of 50 ms each; from 20 s on every other one is stuck, and at 60 s somebody stops it.
+    records = [record(n * 100, [(n * 100 + 50, 1)]) for n in range(600) if n < 200 or n % 2]
+    stopped = run(records, unended=Unended(count=200, since_ns=20 * 10**9, stopped_ns=60 * 10**9))
+    figures = figures_of(stopped)
+    assert figures.window.end_ns <= 20 * 10**9
+    assert figures.requests.per_s == pytest.approx(10, rel=0.02)
+    assert figures_of(run(records)).window.end_ns > 59 * 10**9
+    said = "200 requests, due from 20.0 s on, had not ended when the load was stopped at 60.0 s: they are in no figure"
+    assert any(said in line for line in summary_lines(stopped, figures))
+    [part] = document_of([stopped], title="", targets=(), num_gpus=None).runs
+    assert any(said in warning for warning in part.warnings)
+
+
+def test_users_who_go_on_beside_a_stuck_one_are_measured_up_to_where_it_was_due() -> None:
+    # 8 users, 100 ms each; one of them is stuck from its 61st request on, at 6 s.
+    records = [record(n * 100, [(n * 100 + 100, 1)]) for n in range(200) for user in range(8) if user or n < 60]
+    since_ns = 6 * 10**9
+    figures = figures_of(run(records, num_users=8, unended=Unended(count=1, since_ns=since_ns, stopped_ns=20 * 10**9)))
+    assert figures.window.end_ns <= since_ns
+    assert figures.requests.per_s == pytest.approx(80)
+    early = run(records, num_users=8, unended=Unended(count=1, since_ns=10**8, stopped_ns=20 * 10**9))
+    assert "the whole run: 8 requests due before 0.1 s are too few" in figures_of(early).window.why
 
 
 def test_the_clients_cpu_and_lag_make_a_run_client_bound() -> None:

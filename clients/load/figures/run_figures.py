@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All figures of one run."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -97,7 +98,11 @@ def figures_of(run: Run, *, targets: tuple[Target, ...] = ()) -> RunFigures:
     """
     if not run.records:
         raise SpecError(f"{run.path} has no request that ended; was the load stopped at once?", field="run")
-    window = steady_window(run.records, num_users=None if run.info.is_open else run.info.num_users)
+    window = steady_window(
+        run.records,
+        num_users=None if run.info.is_open else run.info.num_users,
+        before_ns=run.info.unended.since_ns if run.info.unended else math.inf,
+    )
     measured = [record for record in run.records if window.holds(record.due_ns)]
     done = [record for record in measured if record.is_done]
     good = [record for record in run.records if is_met(record, targets)]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which part of a run is measured: not the beginning, while the batch fills, nor the end, while it empties."""
 
+import bisect
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -41,7 +43,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
         return self.start_ns <= at_ns < self.end_ns
 
 
-def steady_window(records: Sequence[LoadRecord], *, num_users: int | None) -> Window:
+def steady_window(records: Sequence[LoadRecord], *, num_users: int | None, before_ns: float = math.inf) -> Window:
     """The part of a run in which the number of requests in flight only wavers.
 
     Its end is where requests stop coming: the last one's moment in an open loop, and in a closed one the moment from
@@ -54,17 +56,22 @@ def steady_window(records: Sequence[LoadRecord], *, num_users: int | None) -> Wi
     Args:
         records: at least one.
         num_users: of a closed loop; None: an open one.
+        before_ns: when the oldest request was due that has no record, because the load was stopped; nothing from there
+            on is measured, for only those that were fast have one.
     """
-    if len(records) < _MIN_RECORDS:
-        return _whole_run(records, f"{len(records)} requests are too few to tell its beginning from the rest")
-    if num_users and len(records) < _MIN_ROUNDS * num_users:
-        return _whole_run(
-            records,
-            f"{len(records)} requests of {num_users} users are less than {_MIN_ROUNDS} rounds, too few to leave out "
-            "the first",
-        )
+    known = [record for record in records if record.due_ns < before_ns]
+    what = f"{len(known)} requests" + ("" if before_ns == math.inf else f" due before {before_ns / 1e9:.1f} s")
+    if len(known) < _MIN_RECORDS:
+        return _whole_run(records, f"{what} are too few to tell its beginning from the rest")
+    if num_users and len(known) < _MIN_ROUNDS * num_users:
+        why = f"{what}, of {num_users} users, are less than {_MIN_ROUNDS} rounds, too few to leave out the first"
+        return _whole_run(records, why)
     ends_ns = sorted(record.end_ns for record in records)
-    end_ns = ends_ns[-num_users] if num_users else max(record.due_ns for record in records) + 1
+    if num_users:
+        last = min(len(ends_ns) - num_users, bisect.bisect_right(ends_ns, before_ns) - 1)
+        end_ns = ends_ns[last]
+    else:
+        end_ns = max(record.due_ns for record in known) + 1
     end_ns = max(_NUM_BINS, end_ns)
     in_flight = _in_flight(records, end_ns)
     level = float(in_flight[_NUM_BINS // 2 :].mean())
@@ -73,7 +80,7 @@ def steady_window(records: Sequence[LoadRecord], *, num_users: int | None) -> Wi
     cut = min(_NUM_BINS // 2, max(crossing, -(-turnover_ns * _NUM_BINS // end_ns)))
     start_ns = end_ns * cut // _NUM_BINS
     if num_users:
-        start_ns = _round_ns(ends_ns, num_users, from_ns=start_ns)
+        start_ns = _round_ns(ends_ns, num_users, last=last, from_ns=start_ns)
     if not any(start_ns <= record.due_ns < end_ns for record in records):
         return _whole_run(records, "no request was due in its steady part")
     drift = _drift(in_flight[cut:], seconds_per_bin=end_ns / _NUM_BINS / 1e9, turnover_s=_mean_s(records))
@@ -94,10 +101,9 @@ def _whole_run(records: Sequence[LoadRecord], why: str) -> Window:
     return Window(start_ns=0, end_ns=end_ns, is_steady=False, why=f"the whole run: {why}")
 
 
-def _round_ns(ends_ns: Sequence[int], num_users: int, *, from_ns: int) -> int:
-    """The first end from `from_ns` on from which to that of the window a multiple of `num_users` requests end."""
-    last = len(ends_ns) - num_users
-    return next((at_ns for at_ns in ends_ns[last % num_users : max(0, last) : num_users] if at_ns >= from_ns), from_ns)
+def _round_ns(ends_ns: Sequence[int], num_users: int, *, last: int, from_ns: int) -> int:
+    """The first end from `from_ns` on from which to the `last` one a multiple of `num_users` requests end."""
+    return next((at_ns for at_ns in ends_ns[last % num_users : last : num_users] if at_ns >= from_ns), from_ns)
 
 
 def _drift(in_flight: Series, *, seconds_per_bin: float, turnover_s: float) -> float | None:

@@ -13,7 +13,9 @@ DEFINITIONS = {
     "ISL, OSL": "Prompt and output tokens of a request, as the server counted them.",
     "measured": "Requests that were due in the steady part of the run: from where the number in flight first reaches "
     "its later mean, and as many have ended as are in flight at a time, to where requests stop coming; in a closed "
-    "loop a whole number of rounds of all users. Warm-up requests were sent before the run and are nowhere in it.",
+    "loop a whole number of rounds of all users; in a load that was stopped, up to where the oldest request was due "
+    "that had not ended. Where that leaves too few, the whole run, marked as not steady. Warm-up requests were sent "
+    "before the run and are nowhere in it.",
     "throughput": "Tokens that came in the measured part, a second of it, and requests that ended well: each counts by "
     "the share of its tokens that came in the measured part (one without a token where it ended), so that where all "
     "end well, requests/s times OSL is output tokens/s. Tokens of requests that ended badly are counted as tokens.",

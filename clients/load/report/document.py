@@ -115,6 +115,8 @@ def _warnings(run: Run, figures: RunFigures) -> list[str]:
             found.append(f"What failed said most often: {said}")
     if run.info.was_interrupted:
         found.append("Interrupted: what had ended by then is here.")
+    if run.info.unended is not None:
+        found.append(f"Stopped: {run.info.unended.warning}.")
     if run.info.note:
         found.append(run.info.note)
     if run.info.metrics_failure and not run.samples:
