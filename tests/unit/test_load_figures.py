@@ -6,16 +6,20 @@ import random
 import numpy as np
 import pytest
 from load_records import record, run, steady
+from scipy.stats import t
 
+from clients.load.figures import rates
 from clients.load.figures.comparison import compare
-from clients.load.figures.intervals import spread_of
+from clients.load.figures.intervals import Interval, spread_of
 from clients.load.figures.knee import knee_of
+from clients.load.figures.rates import rate_of
 from clients.load.figures.run_figures import figures_of
 from clients.load.figures.server_figures import engine_model, server_figures
 from clients.load.figures.slo import Target, is_met, parse_targets
 from clients.load.figures.steady_state import Window, steady_window
 from clients.load.load_record import Unended
 from clients.load.report.document import document_of
+from clients.load.run_folder import Run
 from clients.load.server_samples import ServerSample
 from clients.load.summary import summary_lines
 from clients.load.worker import CpuSample
@@ -114,6 +118,45 @@ def test_an_interval_holds_the_truth_about_as_often_as_it_says_though_neighbours
         assert spread is not None
         held += spread.intervals["mean"].low <= 100 <= spread.intervals["mean"].high
     assert 86 <= held <= 100
+
+
+def poisson_run(seed: int, *, seconds: float) -> Run:
+    """Two requests a second, each with ten tokens over 5 s: 20 tokens a second."""
+    rng, at_ms, records = random.Random(seed), 0.0, []
+    while (at_ms := at_ms + rng.expovariate(1 / 500)) < 1000 * seconds:
+        records.append(record(at_ms, [(at_ms + 500 * token, 1) for token in range(1, 11)]))
+    return run(records)
+
+
+def rate_interval(of_run: Run) -> tuple[Window, Interval | None]:
+    window = steady_window(of_run.records, num_users=None)
+    done = [one for one in of_run.records if window.holds(one.due_ns)]
+    counts = [one for each in of_run.records for one in zip(each.times_ns, each.tokens, strict=True)]
+    return window, rate_of(counts, window, done).interval
+
+
+def test_the_interval_of_a_rate_holds_the_truth_as_often_as_it_says_though_a_request_spans_many_tokens() -> None:
+    # With stretches shorter than a request, twentieths of the run, it holds it in 80 of 100.
+    intervals = [rate_interval(poisson_run(seed, seconds=70))[1] for seed in range(200)]
+    found = [interval for interval in intervals if interval is not None]
+    assert len(found) >= 180, "a few have a short measured part"
+    assert sum(interval.low <= 20 <= interval.high for interval in found) >= 0.88 * len(found)
+
+
+def test_a_rate_of_few_requests_or_of_a_window_not_much_longer_than_one_has_no_interval() -> None:
+    window, interval = rate_interval(poisson_run(1, seconds=40))
+    assert 25 < window.seconds < 50
+    assert interval is None
+    few = figures_of(run(steady(39)))
+    assert (few.requests.interval, few.output_tokens.interval) == (None, None)
+    many = figures_of(run(steady(200)))
+    assert many.requests.interval is not None
+    assert many.output_tokens.interval is not None
+
+
+def test_the_table_of_students_t_is_right() -> None:
+    for degrees, value in rates._STUDENT_T.items():
+        assert value == pytest.approx(t.ppf(0.975, degrees), abs=0.0005)
 
 
 def test_few_requests_have_no_interval() -> None:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from clients.load.figures.intervals import NAMES, Blocks, Interval, Values, bounds
+from clients.load.figures.intervals import MIN_REQUESTS, NAMES, Blocks, Interval, Values, bounds
 from clients.load.figures.run_figures import LATENCIES, RunFigures, values_of
 from clients.load.run_folder import Run
 
-_MIN_REQUESTS = 40  # below it no interval is stated
 _SHOWN = ("50", "99")
 
 
@@ -54,7 +53,7 @@ def compare(run: Run, figures: RunFigures, base: Run, base_figures: RunFigures) 
 def _of_latencies(name: str, over: Sequence[Sequence[float]], under: Sequence[Sequence[float]]) -> list[Ratio]:
     one, other = Blocks(over), Blocks(under)
     ratio = one.figures(np.ones(one.count, dtype=np.int64)) / other.figures(np.ones(other.count, dtype=np.int64))
-    is_enough = min(len(over), len(under)) >= _MIN_REQUESTS
+    is_enough = min(len(over), len(under)) >= MIN_REQUESTS
     drawn: Values | None = one.resampled(0) / other.resampled(1) if is_enough else None
     low, high = bounds(drawn) if drawn is not None else (None, None)
     return [

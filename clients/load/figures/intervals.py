@@ -14,11 +14,11 @@ PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 NUM_BLOCKS = 20
 NUM_RESAMPLES = 400
 _LEVEL = 0.95
-_MIN_REQUESTS = 2 * NUM_BLOCKS
+MIN_REQUESTS = 2 * NUM_BLOCKS  # below it no interval is stated
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """95 %, by the block bootstrap."""
+    """95 %: of a latency by the block bootstrap, of a rate by its stretches (`rates`)."""
 
     low: float
     high: float
@@ -52,7 +52,7 @@ def spread_of(values_ms: Sequence[Sequence[float]], *, seed: int = 0) -> Spread 
     pooled = blocks.values
     figures = blocks.figures(np.ones(blocks.count, dtype=np.int64))
     intervals = {}
-    if len(kept) >= _MIN_REQUESTS:
+    if len(kept) >= MIN_REQUESTS:
         low, high = bounds(blocks.resampled(seed))
         intervals = {
             name: Interval(float(one), float(other)) for name, one, other in zip(NAMES, low, high, strict=True)
@@ -109,12 +109,3 @@ def bounds(resampled: Values) -> tuple[Values, Values]:
     tail = 100 * (1 - _LEVEL) / 2
     low, high = np.percentile(resampled, [tail, 100 - tail], axis=0)
     return low, high
-
-
-def mean_interval(values: Sequence[float], *, seed: int = 0) -> Interval | None:
-    """Of the mean of stretches that are alike, such as tokens a second over twentieths of a run."""
-    if len(values) < NUM_BLOCKS // 2:
-        return None
-    drawn = np.random.default_rng(seed).choice(np.asarray(values), size=(NUM_RESAMPLES, len(values))).mean(axis=1)
-    low, high = bounds(drawn[:, np.newaxis])
-    return Interval(float(low[0]), float(high[0]))

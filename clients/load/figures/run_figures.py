@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from clients.latency import MetricUndefined, RequestRecord, e2e_ms, itl_ms, tpot_ms, ttft_ms
-from clients.load.figures.intervals import NUM_BLOCKS, Interval, Spread, mean_interval, spread_of
+from clients.load.figures.intervals import Spread, spread_of
+from clients.load.figures.rates import Rate, rate_of
 from clients.load.figures.server_figures import ServerFigures, server_figures
 from clients.load.figures.slo import Target, is_met
 from clients.load.figures.steady_state import Window, steady_window
@@ -26,13 +27,6 @@ LATENCIES: dict[str, Callable[[RequestRecord], float | list[float]]] = {
     "tpot": tpot_ms,
     "e2e": e2e_ms,
 }
-
-
-class Rate(msgspec.Struct, frozen=True):
-    """Of so many a second over the window; the interval is of its twentieths."""
-
-    per_s: float
-    interval: Interval | None
 
 
 class ClientFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,18 +111,18 @@ def figures_of(run: Run, *, targets: tuple[Target, ...] = ()) -> RunFigures:
         ends=dict(Counter(record.end for record in measured)),
         num_empty=sum(not record.output_tokens for record in done),
         num_retried=sum(record.num_attempts > 1 for record in measured),
-        requests=_rate([one for record in run.records if record.is_done for one in _progress(record)], window),
-        output_tokens=_rate(
-            [one for record in run.records for one in zip(record.times_ns, record.tokens, strict=True)], window
+        requests=rate_of([one for record in run.records if record.is_done for one in _progress(record)], window, done),
+        output_tokens=rate_of(
+            [one for record in run.records for one in zip(record.times_ns, record.tokens, strict=True)], window, done
         ),
-        input_tokens=_rate(inputs, window) if inputs else None,
+        input_tokens=rate_of(inputs, window, done) if inputs else None,
         isl=spread_of([[float(record.input_tokens)] for record in done if record.input_tokens is not None]),
         osl=spread_of([[float(record.output_tokens)] for record in done]),
         latencies={
             name: spread for name, metric in LATENCIES.items() if (spread := spread_of(values_of(done, metric)))
         },
         targets=targets,
-        goodput=_rate([one for record in good for one in _progress(record)], window) if targets else None,
+        goodput=rate_of([one for record in good for one in _progress(record)], window, done) if targets else None,
         goodput_share=sum(window.holds(record.due_ns) for record in good) / max(1, len(measured)) if targets else None,
         client=_client(run, window),
         server=server_figures(run.samples, window, model=run.info.model),
@@ -155,15 +149,6 @@ def _progress(record: LoadRecord) -> list[tuple[int, float]]:
     if not record.output_tokens:
         return [(record.end_ns, 1.0)]
     return [(at_ns, count / record.output_tokens) for at_ns, count in zip(record.times_ns, record.tokens, strict=True)]
-
-
-def _rate(counts: Sequence[tuple[int, float | None]], window: Window) -> Rate:
-    """Args: `counts`: when, and how many."""
-    within = [(at_ns, count or 0) for at_ns, count in counts if window.holds(at_ns)]
-    edges = np.linspace(window.start_ns, window.end_ns, NUM_BLOCKS + 1)
-    totals, _ = np.histogram([at for at, _ in within], bins=edges, weights=[count for _, count in within])
-    per_s = totals / (window.seconds / NUM_BLOCKS)
-    return Rate(float(totals.sum() / window.seconds), mean_interval(per_s.tolist()))
 
 
 def _client(run: Run, window: Window) -> ClientFigures:

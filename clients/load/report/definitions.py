@@ -21,8 +21,10 @@ DEFINITIONS = {
     "end well, requests/s times OSL is output tokens/s. Tokens of requests that ended badly are counted as tokens.",
     "goodput": "Requests that ended well and met every target, counted as for throughput, a second. A refused or "
     "failed request is not good; one without a token or with one has no TPOT to miss.",
-    "interval": "95 %, by the block bootstrap: twentieths of the measured part are drawn again, because requests that "
-    "are near in time are alike. None below 40 requests.",
+    "interval": "95 %, from stretches of the measured part, because requests that are near in time are alike. Of "
+    "latencies by the block bootstrap, which draws twentieths of the requests again; of rates by Student's t over at "
+    "most twenty stretches that are twice as long as a mean request, or longer. None below 40 requests that ended "
+    "well; of rates none where there are not five such stretches.",
     "client": "CPU time of the busiest process of the load client over wall time. Above 70 % of a core, or with one "
     "request in a hundred more than 10 ms late, the run is marked as bound by the client.",
     "knee": "Of runs at different loads the one with the greatest power, throughput over mean E2E (Kleinrock 1979).",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from clients.load.figures.intervals import Interval, Spread
-from clients.load.figures.run_figures import Rate
+from clients.load.figures.rates import Rate
 from clients.load.figures.server_figures import ServerFigures
 from clients.load.report.document import Document, RunPart
 
