@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from clients.error_tokens import parse_error
-from clients.load.load_record import DONE, LoadRecord
+from clients.load.load_record import DONE, LoadRecord, reason_of
 from clients.load.openai_errors import http_error
 from clients.load.openai_stream import CompletionStream
 from ensemble_configs.errors import ServerError, ServingError
@@ -91,7 +91,7 @@ def _record(raw: _Raw, start_epoch_ns: int, *, is_openai: bool, is_open: bool) -
             raise http_error(raw.error.code or 500, raw.error.message.encode())
         record.end = DONE
     except ServingError as exc:
-        record.end, record.error = exc.code, exc.message
+        record.end, record.error, record.reason = exc.code, exc.message, reason_of(exc)
     return record
 
 

@@ -6,7 +6,7 @@ import contextlib
 import time
 
 from clients.infer_messages import GenerateChunk, GenerateRequest
-from clients.load.load_record import DONE, UNANSWERED, LoadRecord
+from clients.load.load_record import DONE, UNANSWERED, LoadRecord, reason_of
 from clients.load.openai_client import AsyncOpenAIClient
 from clients.load.openai_stream import is_openai_url
 from clients.load.outage import Outage
@@ -110,8 +110,7 @@ class Asker:
         record.finish_reason = chunk.finish_reason or record.finish_reason
 
     def _note_failure(self, exc: ServingError, record: LoadRecord) -> None:
-        reason = exc.facts.get("reason")
-        record.reason = None if reason is None else str(reason)
+        record.reason = reason_of(exc)
         if record.reason in UNANSWERED:
             self.outage.note_loss(time.monotonic_ns())
         else:

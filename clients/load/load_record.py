@@ -6,10 +6,12 @@ from itertools import pairwise
 import msgspec
 
 from clients.latency import Arrival, RequestRecord
+from ensemble_configs.errors import ServingError
 
 DONE = "done"
-REFUSED = "UNAVAILABLE"
+REFUSED = "UNAVAILABLE"  # the code of a refusal, and of what follows
 UNANSWERED = frozenset({"unreachable", "connection_lost"})  # reasons: nobody was there, or not to the end
+_LOST = UNANSWERED | {"silent"}  # reasons that the client gives itself: the server said nothing
 
 
 class LoadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -50,6 +52,11 @@ class LoadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         return self.end == DONE
 
     @property
+    def is_refused(self) -> bool:
+        """The server said that it does not take it; a tool that tells no reason is believed."""
+        return self.end == REFUSED and self.reason not in _LOST
+
+    @property
     def output_tokens(self) -> int:
         """In all chunks."""
         return sum(self.tokens)
@@ -69,6 +76,12 @@ class LoadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     def latencies(self) -> RequestRecord:
         """For `clients.latency`: from when it was due, whoever was late with it."""
         return RequestRecord(self.due_ns, tuple(map(Arrival, self.times_ns, self.tokens)))
+
+
+def reason_of(exc: ServingError) -> str | None:
+    """Of an error, for its record."""
+    reason = exc.facts.get("reason")
+    return None if reason is None else str(reason)
 
 
 class Unended(msgspec.Struct, frozen=True, kw_only=True):

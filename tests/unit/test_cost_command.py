@@ -87,6 +87,7 @@ def benched(name: str, server: ServerFigures | None = None, *, has_inputs: bool 
         num_requests=9,
         ends={"done": 9},
         num_empty=0,
+        num_refused=0,
         num_retried=0,
         requests=Rate(10, None),
         output_tokens=Rate(1000, None),

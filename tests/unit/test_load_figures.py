@@ -61,6 +61,20 @@ def test_what_has_no_token_one_token_or_an_error_is_in_no_latency_that_it_does_n
     assert figures.latencies["tpot"].mean == pytest.approx((10 + 15) / 2)
 
 
+@pytest.mark.parametrize(
+    ("reason", "is_refusal"),
+    [("queue_full", True), ("stopping", True), (None, True)]
+    + [(reason, False) for reason in ("connection_lost", "unreachable", "silent")],
+)
+def test_refused_is_what_the_server_does_not_take_and_not_what_nobody_answered(
+    reason: str | None, is_refusal: bool
+) -> None:
+    figures = figures_of(run([record(0, [(40, 1)]), record(0, end="UNAVAILABLE", reason=reason)]))
+    assert figures.ends == {"done": 1, "UNAVAILABLE": 1}
+    assert figures.error_share == 0.5
+    assert figures.refused_share == (0.5 if is_refusal else 0)
+
+
 def test_throughput_is_of_the_measured_part() -> None:
     # One request every 10 ms, of five tokens: 100 requests and 500 tokens a second.
     figures = figures_of(run(steady(400)))

@@ -14,7 +14,7 @@ from clients.load.figures.rates import Rate, rate_of
 from clients.load.figures.server_figures import ServerFigures, server_figures
 from clients.load.figures.slo import Target, is_met
 from clients.load.figures.steady_state import Window, steady_window
-from clients.load.load_record import REFUSED, LoadRecord
+from clients.load.load_record import LoadRecord
 from clients.load.run_folder import Run
 from ensemble_configs.errors import SpecError
 
@@ -49,6 +49,7 @@ class RunFigures(msgspec.Struct, kw_only=True):
 
     Attributes:
         num_requests: in the window; ends: by code, "done" among them. num_all: of the whole run.
+        num_refused: by the server; a connection that broke, or a server that said nothing, is none.
         num_empty: that ended well without a token; num_retried: that were sent more than once.
         goodput: requests that met `targets`, a second; None: there are no targets.
         goodput_share: of the requests of the window.
@@ -59,6 +60,7 @@ class RunFigures(msgspec.Struct, kw_only=True):
     num_all: int
     num_requests: int
     ends: dict[str, int]
+    num_refused: int
     num_empty: int
     num_retried: int
     requests: Rate
@@ -81,7 +83,7 @@ class RunFigures(msgspec.Struct, kw_only=True):
     @property
     def refused_share(self) -> float:
         """Of the requests of the window."""
-        return self.ends.get(REFUSED, 0) / self.num_requests if self.num_requests else 0.0
+        return self.num_refused / self.num_requests if self.num_requests else 0.0
 
 
 def figures_of(run: Run, *, targets: tuple[Target, ...] = ()) -> RunFigures:
@@ -109,6 +111,7 @@ def figures_of(run: Run, *, targets: tuple[Target, ...] = ()) -> RunFigures:
         num_all=len(run.records),
         num_requests=len(measured),
         ends=dict(Counter(record.end for record in measured)),
+        num_refused=sum(record.is_refused for record in measured),
         num_empty=sum(not record.output_tokens for record in done),
         num_retried=sum(record.num_attempts > 1 for record in measured),
         requests=rate_of([one for record in run.records if record.is_done for one in _progress(record)], window, done),

@@ -87,6 +87,7 @@ def requests(part: RunPart) -> Table:
     rows = [
         ["measured, of all", f"{figures.num_requests} of {figures.num_all}"],
         *[[f"ended: {end}", str(count)] for end, count in sorted(figures.ends.items())],
+        ["refused by the server", str(figures.num_refused)],
         ["ended well without a token", str(figures.num_empty)],
         ["sent more than once", str(figures.num_retried)],
         ["ISL, mean and p99", _length(figures.isl)],
