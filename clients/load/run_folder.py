@@ -77,6 +77,14 @@ class Run(msgspec.Struct, kw_only=True):
     def __post_init__(self) -> None:
         self.name = self.name or self.path.resolve().name
 
+    @property
+    def metrics_gap(self) -> str:
+        """What is missing of the server's metrics, in words; "": nothing is."""
+        if not self.info.metrics_failure:
+            return ""
+        what = "not of the whole run" if self.samples else "not in it"
+        return f"The server's metrics are {what}: {self.info.metrics_failure}"
+
 
 class RunFiles:
     """A run's folder while its load runs, inside a `with`: what has ended is in it, whatever becomes of this process.

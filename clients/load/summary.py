@@ -61,8 +61,8 @@ def summary_lines(run: Run, figures: RunFigures) -> list[str]:
         lines.append(f"STOPPED: {run.info.unended.warning}")
     if failed is not None:
         lines.append(f"failed, such as: {failed.error}")
-    if run.info.metrics_failure and not run.samples:
-        lines.append(f"the server's metrics are not in it: {run.info.metrics_failure}")
+    if run.metrics_gap:
+        lines.append(run.metrics_gap)
     if client.cpu_share is not None:
         lines.append(f"client: {client.cpu_share:.0%} of a core in its busiest process of {client.num_processes}")
     if client.why_bound:

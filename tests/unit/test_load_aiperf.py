@@ -80,6 +80,12 @@ def test_a_request_that_failed_says_why(line: dict[str, Any], end: str, said: st
     assert said in record.error
 
 
+def test_a_lost_connection_is_no_refusal(tmp_path: Path) -> None:
+    [full] = read(tmp_path, raw((10, '{"error": "[UNAVAILABLE reason=queue_full] full"}')))
+    [lost] = read(tmp_path, raw((10, '{"error": "[UNAVAILABLE reason=connection_lost] gone"}')))
+    assert (full.is_refused, lost.is_refused) == (True, False)
+
+
 def test_what_it_does_not_write_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="no raw records"):
         records_of(tmp_path / "none", START_NS, is_openai=False, is_open=False)

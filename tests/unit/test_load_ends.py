@@ -168,6 +168,7 @@ def test_an_open_loop_whose_server_is_gone_at_its_end_has_failed(tmp_path: Path)
         )  # fmt: skip
     run = read_run(tmp_path / "run")
     assert len(run.records) == 30
+    assert not any(one.is_refused for one in run.records)
     assert not run.info.was_interrupted
 
 

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import headless_browser
 import pytest
-from load_records import record, steady
+from load_records import record, run, steady
 
+from clients.load.figures.run_figures import figures_of
 from clients.load.report.definitions import DEFINITIONS
+from clients.load.report.document import document_of
 from clients.load.report.labels import place
 from clients.load.run_folder import RunInfo, write_run
 from clients.load.server_samples import ServerSample, read_metrics
+from clients.load.summary import summary_lines
 from trireme.commands import run_command
 
 
@@ -219,6 +222,16 @@ def test_of_a_run_in_which_all_failed_the_errors_come_first(tmp_path: Path) -> N
     words = Page((tmp_path / "r.html").read_text()).words
     assert words.index("did not end well") < words.index("9999 tokens") < words.index("requests/s")
     assert "No measured request ended well" in words
+
+
+@pytest.mark.parametrize(("num_samples", "said"), [(0, "not in it"), (10, "not of the whole run")])
+def test_metrics_that_failed_at_once_or_half_way_are_told(num_samples: int, said: str) -> None:
+    seen = run(steady(), metrics_failure="http://here:2/metrics: timed out")
+    seen.samples = [ServerSample(at * 10**8, {}) for at in range(num_samples)]
+    words = f"The server's metrics are {said}: http://here:2/metrics: timed out"
+    assert words in summary_lines(seen, figures_of(seen))
+    [part] = document_of([seen], title="", targets=(), num_gpus=None).runs
+    assert f"{words}." in part.warnings
 
 
 def test_runs_of_one_name_are_told_apart(folders: list[Path], tmp_path: Path) -> None:

@@ -119,6 +119,6 @@ def _warnings(run: Run, figures: RunFigures) -> list[str]:
         found.append(f"Stopped: {run.info.unended.warning}.")
     if run.info.note:
         found.append(run.info.note)
-    if run.info.metrics_failure and not run.samples:
-        found.append(f"The server's metrics are not here: {run.info.metrics_failure}.")
+    if run.metrics_gap:
+        found.append(f"{run.metrics_gap}.")
     return found
