@@ -9,7 +9,7 @@ from load_records import record, run, steady
 from scipy.stats import t
 
 from clients.load.figures import rates
-from clients.load.figures.comparison import compare
+from clients.load.figures.comparison import Ratio, compare
 from clients.load.figures.intervals import Interval, spread_of
 from clients.load.figures.knee import knee_of
 from clients.load.figures.rates import rate_of
@@ -330,6 +330,28 @@ def test_a_run_against_another_has_the_ratio_and_its_interval() -> None:
     assert ratios["TTFT p50"].is_different
     assert ratios["E2E p50"].value == pytest.approx(1.2, rel=0.01)
     assert not ratios["requests/s"].is_different
+
+
+def test_a_figure_that_is_0_in_the_first_run_has_no_ratio() -> None:
+    def paired(share: int, name: str) -> Run:
+        """Tokens by twos, each two in one TCP segment; but every so many requests have theirs 10 ms apart."""
+        return run(
+            [
+                record(n * 10, [(n * 10 + 20 + 10 * token * (not n % share), 1) for token in range(2)])
+                for n in range(600)
+            ],
+            name=name,
+        )
+
+    def ratios(other: Run, base: Run) -> dict[str, Ratio]:
+        return {one.figure: one for one in compare(other, figures_of(other), base, figures_of(base))}
+
+    apart, some, together = paired(1, "apart"), paired(50, "some"), paired(10**9, "together")
+    assert "ITL p99" in ratios(some, apart)
+    assert {"ITL p50", "ITL p99"}.isdisjoint(ratios(apart, together))
+    found = ratios(apart, some)  # 2 % of its gaps are 10 ms: p99 is, but not in each draw
+    assert "ITL p50" not in found
+    assert (found["ITL p99"].value, found["ITL p99"].interval) == (1, None)
 
 
 def test_the_knee_is_where_throughput_over_latency_is_greatest() -> None:

@@ -52,19 +52,26 @@ def compare(run: Run, figures: RunFigures, base: Run, base_figures: RunFigures) 
 
 def _of_latencies(name: str, over: Sequence[Sequence[float]], under: Sequence[Sequence[float]]) -> list[Ratio]:
     one, other = Blocks(over), Blocks(under)
-    ratio = one.figures(np.ones(one.count, dtype=np.int64)) / other.figures(np.ones(other.count, dtype=np.int64))
+    values, base = (each.figures(np.ones(each.count, dtype=np.int64)) for each in (one, other))
     is_enough = min(len(over), len(under)) >= MIN_REQUESTS
-    drawn: Values | None = one.resampled(0) / other.resampled(1) if is_enough else None
-    low, high = bounds(drawn) if drawn is not None else (None, None)
+    drawn = (one.resampled(0), other.resampled(1)) if is_enough else None
     return [
         Ratio(
             figure=f"{name.upper()} p{percentile}",
-            value=float(ratio[column]),
-            interval=None if low is None or high is None else Interval(float(low[column]), float(high[column])),
+            value=float(values[column] / base[column]),
+            interval=_of_draws(drawn[0][:, column], drawn[1][:, column]) if drawn is not None else None,
         )
         for percentile in _SHOWN
         for column in [NAMES.index(percentile)]
+        if base[column]  # chunks that came in one TCP segment have one stamp: half of the gaps may be 0
     ]
+
+
+def _of_draws(over: Values, under: Values) -> Interval | None:
+    if not under.all():
+        return None
+    low, high = bounds((over / under)[:, np.newaxis])
+    return Interval(float(low[0]), float(high[0]))
 
 
 def _of_rates(one: Interval | None, other: Interval | None) -> Interval | None:
