@@ -14,6 +14,7 @@ from clients.load.asking import Asker
 from clients.load.load_record import UNANSWERED, LoadRecord
 from clients.load.outage import next_pause_s
 from clients.load.plan import Session
+from clients.load.sessions_ahead import SessionsAhead
 
 Note = Callable[[LoadRecord], None]
 
@@ -29,19 +30,16 @@ async def open_loop(asker: Asker, sessions: Iterable[Session], *, start_ns: int,
             running.create_task(_converse(asker, session, due_ns=due_ns, note=note))
 
 
-async def closed_loop(
-    asker: Asker, sessions: Iterable[Session], *, num_users: int, end_ns: int | None, note: Note
-) -> None:
+async def closed_loop(asker: Asker, sessions: SessionsAhead, *, num_users: int, end_ns: int | None, note: Note) -> None:
     """So many users, each with the next session when theirs is over; who found no server waits a little before it.
 
     Args:
         end_ns: on the monotonic clock: no session begins after it; None: until `sessions` end.
     """
-    left = iter(sessions)
 
     async def user() -> None:
         pause_s = 0.0
-        for session in left:
+        while (session := await sessions.take()) is not None:
             if await asker.is_stopped_within(pause_s) or (end_ns is not None and time.monotonic_ns() >= end_ns):
                 return
             was_answered = await _converse(asker, session, due_ns=None, note=note)

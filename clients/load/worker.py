@@ -8,7 +8,6 @@ CPU measures itself: each says how much it used.
 import asyncio
 import contextlib
 import gc
-import itertools
 import math
 import multiprocessing
 import os
@@ -16,7 +15,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -28,9 +27,11 @@ from clients.load.load_record import LoadRecord
 from clients.load.loops import closed_loop, open_loop
 from clients.load.openai_client import not_ready
 from clients.load.plan import Session
+from clients.load.sessions_ahead import SessionsAhead
 from ensemble_configs.errors import ServerError, ServingError
 
 _PREPARE_S = 5.0  # of a closed loop without an end, so long; the rest is written while it runs
+_AHEAD_OF_USER = 2  # sessions: users who go in waves want a new one all at once
 _TELL_S = 0.5
 GIVE_UP_S = 10.0  # nobody has answered for so long: the server is gone
 
@@ -160,8 +161,7 @@ class _Worker:
                 client, model=load.model, start_ns=start_ns, timeout_s=load.timeout_s, num_retries=load.num_retries
             )
             is_over = asyncio.Event()
-            sessions = planned if is_whole else itertools.chain(planned, self._rest)
-            asking = asyncio.create_task(self._put_on(asker, sessions, start_ns=start_ns))
+            asking = asyncio.create_task(self._put_on(asker, planned, start_ns=start_ns))
             telling = asyncio.create_task(self._report(asker, asking, start_ns, is_over))
             with contextlib.suppress(asyncio.CancelledError):  # it was stopped
                 await asking
@@ -170,14 +170,16 @@ class _Worker:
             await telling
         return Found(self._taken(), self._cpu, asker.outage.seconds, asker.unended_ns)
 
-    async def _put_on(self, asker: Asker, sessions: Iterable[Session], *, start_ns: int) -> None:
+    async def _put_on(self, asker: Asker, planned: list[Session], *, start_ns: int) -> None:
         load, note = self._load, self._note
         if load.num_users is None:
-            await open_loop(asker, sessions, start_ns=start_ns, note=note)
+            await open_loop(asker, planned, start_ns=start_ns, note=note)
             return
+        num_users = num_users_of(load, self._number)
         end_ns = None if load.duration_s is None else start_ns + round(load.duration_s * 1e9)
-        await asyncio.sleep((start_ns - time.monotonic_ns()) / 1e9)
-        await closed_loop(asker, sessions, num_users=num_users_of(load, self._number), end_ns=end_ns, note=note)
+        with SessionsAhead(planned, self._rest, num_ahead=_AHEAD_OF_USER * num_users) as sessions:
+            await asyncio.sleep((start_ns - time.monotonic_ns()) / 1e9)
+            await closed_loop(asker, sessions, num_users=num_users, end_ns=end_ns, note=note)
 
     def _prepared(self) -> tuple[list[Session], bool]:
         """Its sessions; and whether those are all."""

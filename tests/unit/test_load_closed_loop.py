@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rates of a closed loop whose users go in waves, against a server that plays a script."""
 
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from kserve_server import KServeServer, Step, response
 from load_records import record, run
 
+from clients.infer_messages import GenerateChunk
+from clients.load.asking import Asker
 from clients.load.figures.run_figures import figures_of
 from clients.load.load_options import Load
+from clients.load.load_record import LoadRecord
+from clients.load.loops import closed_loop
+from clients.load.plan import Session, Turn
 from clients.load.run_command import put_on
 from clients.load.run_folder import Run
+from clients.load.sessions_ahead import SessionsAhead
 from clients.load.worker import num_users_of, sessions_of
 
 NUM_USERS, NUM_TOKENS = 8, 12
@@ -35,6 +45,30 @@ def test_processes_are_done_together_though_their_users_are_not_equally_many(
     assert sorted(asked) == list(range(60 * num_users))
     figures = figures_of(run(sorted(records, key=lambda one: one.due_ns), num_users=num_users))
     assert figures.requests.per_s == pytest.approx(num_users)
+
+
+def test_a_prompt_that_takes_long_to_write_holds_no_answer_up() -> None:
+    was_answered, records = threading.Event(), list[LoadRecord]()
+    first, *others = (Session(index=index, turns=(Turn("a", 1),)) for index in range(4))
+
+    def rest() -> Iterator[Session]:
+        assert was_answered.wait(10), "the first user's answer was not read while the second one's prompt was written"
+        yield from others
+
+    class Client:
+        async def generate(self, *_: object, **__: object) -> AsyncIterator[GenerateChunk]:
+            await asyncio.sleep(0.05)
+            was_answered.set()
+            for chunk in list[GenerateChunk]():
+                yield chunk
+
+    async def load() -> None:
+        asker = Asker(Client(), model="m", start_ns=time.monotonic_ns(), timeout_s=None, num_retries=0)  # type: ignore[arg-type]
+        with SessionsAhead([first], rest(), num_ahead=2) as sessions:
+            await closed_loop(asker, sessions, num_users=2, end_ns=None, note=records.append)
+
+    asyncio.run(load())
+    assert sorted(record.session for record in records) == [0, 1, 2, 3]
 
 
 def test_both_rates_are_littles_law_and_agree(tmp_path: Path) -> None:
