@@ -159,7 +159,9 @@ def scenario_of(spec: CostSpec) -> Scenario:
     if spec.tier is not None:
         small = scaled(spec.traffic, spec.tier.request_fraction)
         engine = spec.tier.engine
-        pools.append(Pool(engine.model, rates_of(engine, small), spec.tier.prices or spec.prices, small))
+        # What is reserved is so many of the large model's replicas, no price.
+        prices = spec.tier.prices or spec.prices.model_copy(update={"reserved_replicas": 0})
+        pools.append(Pool(engine.model, rates_of(engine, small), prices, small))
     return Scenario(tuple(pools), spec.fleet, spec.other)
 
 

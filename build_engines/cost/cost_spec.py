@@ -153,7 +153,9 @@ class Tier(Spec):
 
     engine: Engine
     request_fraction: Annotated[Number, Field(gt=0, lt=1)]
-    prices: GpuPrices | None = Field(default=None, description="of its GPUs; else those of the large one's")
+    prices: GpuPrices | None = Field(
+        default=None, description="of its GPUs; else those of the large one's, with nothing reserved"
+    )
 
 
 class Quantized(Spec):

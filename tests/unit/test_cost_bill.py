@@ -2,6 +2,7 @@
 """A bill is arithmetic: worked out by hand, and what must hold for any fleet."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -297,20 +298,30 @@ def test_the_price_moves_with_an_assumption_as_the_arithmetic_says() -> None:
     assert swings == sorted(swings, reverse=True)
 
 
-def test_a_tier_takes_its_requests_and_has_its_own_price() -> None:
+def tiered(prices: Mapping[str, float], tier_prices: Mapping[str, float] | None) -> CostSpec:
     engine = {"kind": "rates", "model": "large", "gpus": 4, "prefill_tokens_per_s": 1e4, "decode_tokens_per_s": 1e3}
     small = {**engine, "model": "small", "gpus": 1, "prefill_tokens_per_s": 1e5, "decode_tokens_per_s": 1e4}
-    spec = CostSpec.model_validate(
+    return CostSpec.model_validate(
         {
             "engine": engine,
-            "prices": {"on_demand_usd_per_gpu_hour": 4},
+            "prices": prices,
             "traffic": {"requests_per_s": 100, "isl": 1000, "osl": 100},
             "fleet": {"spare_replicas": 0, "target_utilisation": 1.0},
-            "tier": {"engine": small, "request_fraction": 0.25, "prices": {"on_demand_usd_per_gpu_hour": 2}},
+            "tier": {"engine": small, "request_fraction": 0.25, "prices": tier_prices},
         }
     )
-    found = bill(scenario_of(spec))
+
+
+def test_a_tier_takes_its_requests_and_has_its_own_price() -> None:
+    found = bill(scenario_of(tiered({"on_demand_usd_per_gpu_hour": 4}, {"on_demand_usd_per_gpu_hour": 2})))
     # 75 and 25 requests/s of 0.2 and 0.02 s.
     assert [one.replicas[0] for one in found.pools] == [15, 1]
     assert found.gpu_usd == pytest.approx(730 * (15 * 4 * 4 + 1 * 1 * 2))
     assert math.isclose(found.input_usd + found.output_usd, found.total_usd)
+
+
+def test_a_tier_without_prices_has_the_large_model_s_and_none_of_its_reserved_replicas() -> None:
+    prices = {"on_demand_usd_per_gpu_hour": 4, "reserved_usd_per_gpu_hour": 2, "reserved_replicas": 12}
+    found = bill(scenario_of(tiered(prices, None)))
+    assert [one.replicas[0] for one in found.pools] == [15, 1]
+    assert found.gpu_usd == pytest.approx(730 * (12 * 4 * 2 + 3 * 4 * 4 + 1 * 1 * 4))
