@@ -3,7 +3,8 @@
 
 Where the server's metrics are in it, prefill and decode are told apart as the planner does it: a prompt's time is what
 it adds to the steps that it shares, so prompts have 1 - (a step without prompts / the mean step) of the engine's time.
-Otherwise the run is one mix of tokens, which `output_weight` has to divide.
+What the engine did not compute of the prompts, it found in its prefix cache. Otherwise the run is one mix of tokens,
+which `output_weight` has to divide.
 """
 
 from collections.abc import Mapping
@@ -57,6 +58,7 @@ class BenchedReplica(NamedTuple):
     engine: Mapping[str, object]  # of a `CostSpec`
     isl: float
     osl: float
+    cached_fraction: float = 0.0  # of the prompts' tokens
 
 
 def load_bench_report(path: Path, run: str | None, *, num_gpus: int | None) -> BenchedReplica:
@@ -87,16 +89,13 @@ def load_bench_report(path: Path, run: str | None, *, num_gpus: int | None) -> B
     gpus = num_gpus or (server.num_gpus if server else None) or 1
     source = "; ".join([f"{path.name}, run {figures.name}", *chosen.warnings])
     engine: dict[str, object] = {"gpus": gpus, "source": source}
-    apart = None if server is None else _apart(server)
+    isl, osl = figures.isl.mean, figures.osl.mean
+    apart = None if server is None else _apart(server, isl=isl, osl=osl)
     if apart is not None:
-        engine |= {"kind": "rates", **apart}
-    else:
-        engine |= {
-            "kind": "measured",
-            "input_tokens_per_s": figures.input_tokens.per_s,
-            "output_tokens_per_s": figures.output_tokens.per_s,
-        }
-    return BenchedReplica(engine, figures.isl.mean, figures.osl.mean)
+        rates = {"prefill_tokens_per_s": apart.prefill_tokens_per_s, "decode_tokens_per_s": apart.decode_tokens_per_s}
+        return BenchedReplica({**engine, "kind": "rates", **rates}, isl, osl, apart.cached_fraction)
+    mix = {"input_tokens_per_s": figures.input_tokens.per_s, "output_tokens_per_s": figures.output_tokens.per_s}
+    return BenchedReplica({**engine, "kind": "measured", **mix}, isl, osl)
 
 
 def _chosen(report: _Report, wanted: str | None, path: Path) -> _Run:
@@ -111,10 +110,18 @@ def _chosen(report: _Report, wanted: str | None, path: Path) -> _Run:
     )
 
 
-def _apart(server: _Server) -> dict[str, object] | None:
-    """Prefill and decode tokens/s, each as if nothing else were done; None: the server does not say."""
+class _Apart(NamedTuple):
+    """Each as if nothing else were done; a prompt's tokens that were in the cache take no time."""
+
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    cached_fraction: float
+
+
+def _apart(server: _Server, *, isl: float, osl: float) -> _Apart | None:
+    """None: the server does not say."""
     step, prefill, decode = server.step_ms, server.prefill_step_ms, server.decode_step_ms
-    if not (step and prefill and decode and server.prefill_tokens_per_s and server.decode_tokens_per_s):
+    if not (step and prefill and decode and server.prefill_tokens_per_s and server.decode_tokens_per_s and isl and osl):
         return None
     if not decode < step <= prefill:  # prompts that add nothing: too few of them to tell
         return None
@@ -122,8 +129,14 @@ def _apart(server: _Server) -> dict[str, object] | None:
     # Of all steps, those with a prompt; of the engine's time, theirs.
     steps_with_prompts = (step - decode) / (prefill - decode)
     time_with_prompts = steps_with_prompts * prefill / step
-    prompt_tokens_per_busy_s = server.prefill_tokens_per_s * time_with_prompts
-    return {
-        "prefill_tokens_per_s": prompt_tokens_per_busy_s / prompt_share,
-        "decode_tokens_per_s": server.decode_tokens_per_s / (1 - prompt_share),
-    }
+    # The engine counts what it computed of the prompts, requests have all of it: the rest was in the prefix cache.
+    asked_tokens_per_busy_s = isl * server.decode_tokens_per_s / osl
+    computed = server.prefill_tokens_per_s * time_with_prompts / asked_tokens_per_busy_s
+    # Whole percents: the two are counted apart, over spans that begin and end a little apart.
+    cached_fraction = min(0.99, max(0.0, round(1 - computed, 2)))
+    # So isl (1 - cached) / prefill + osl / decode is what a request took of the engine's time.
+    return _Apart(
+        prefill_tokens_per_s=asked_tokens_per_busy_s * (1 - cached_fraction) / prompt_share,
+        decode_tokens_per_s=server.decode_tokens_per_s / (1 - prompt_share),
+        cached_fraction=cached_fraction,
+    )

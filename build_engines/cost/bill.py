@@ -199,7 +199,7 @@ def replicas_needed(busy: float, fleet: Fleet) -> int:
 
 def _pool_bill(pool: Pool, fleet: Fleet) -> PoolBill:
     traffic, rates = pool.traffic, pool.rates
-    prefilled, output = traffic.isl * (1 - traffic.cached_fraction), traffic.osl
+    prefilled, output = traffic.prefilled, traffic.osl
     request_s = rates.seconds(prefilled, output)
     busy = [requests_per_s * request_s for requests_per_s in hourly_requests_per_s(traffic)]
     needed = [replicas_needed(hour, fleet) for hour in busy]

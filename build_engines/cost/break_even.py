@@ -66,7 +66,7 @@ def limit_usd_per_token(scenario: Scenario) -> float:
 
 def _busy(pool: Pool) -> float:
     traffic = pool.traffic
-    return traffic.requests_per_s * pool.rates.seconds(traffic.isl * (1 - traffic.cached_fraction), traffic.osl)
+    return traffic.requests_per_s * pool.rates.seconds(traffic.prefilled, traffic.osl)
 
 
 def _paid_over_busy(pool: Pool, *, follows_traffic: bool) -> float:

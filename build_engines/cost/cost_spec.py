@@ -124,6 +124,11 @@ class Traffic(Spec):
             )
         return self
 
+    @property
+    def prefilled(self) -> float:
+        """Tokens of a prompt that are not cached."""
+        return self.isl * (1 - self.cached_fraction)
+
 
 class Fleet(Spec):
     """How many replicas are kept."""

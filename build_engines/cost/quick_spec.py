@@ -54,11 +54,16 @@ def quick_spec(quick: Quick) -> CostSpec:
         raise SpecError("give --usd-per-gpu-hour, or a file with all assumptions", field="usd-per-gpu-hour")
     if quick.rate is not None and quick.utilisation is not None:
         raise SpecError("--rate sizes a fleet and --utilisation is of one replica; give one", field="utilisation")
-    engine, isl, osl = _replica(quick)
-    traffic = {"requests_per_s": 1.0, "isl": isl, "osl": osl}
+    replica = _replica(quick)
+    traffic = {
+        "requests_per_s": 1.0,
+        "isl": replica.isl,
+        "osl": replica.osl,
+        "cached_fraction": replica.cached_fraction,
+    }
     data = {
         "name": quick.model or "one replica",
-        "engine": engine,
+        "engine": replica.engine,
         "prices": {"on_demand_usd_per_gpu_hour": quick.usd_per_gpu_hour},
         "traffic": traffic,
     }
@@ -66,7 +71,7 @@ def quick_spec(quick: Quick) -> CostSpec:
         data["traffic"] = {**traffic, "requests_per_s": quick.rate}
         return validate(CostSpec, data, source=_COMMAND_LINE)
     spec = validate(CostSpec, data, source=_COMMAND_LINE)
-    request_s = rates_of(spec.engine, spec.traffic).seconds(spec.traffic.isl, spec.traffic.osl)
+    request_s = rates_of(spec.engine, spec.traffic).seconds(spec.traffic.prefilled, spec.traffic.osl)
     utilisation = 1.0 if quick.utilisation is None else quick.utilisation
     data["traffic"] = {**traffic, "requests_per_s": utilisation / request_s}
     data["fleet"] = {"target_utilisation": 1.0, "spare_replicas": 0}

@@ -141,6 +141,33 @@ def test_a_benchmark_with_the_server_s_steps_tells_prefill_from_decode(
     assert pool["rates"]["source"] == "bench.json, run rate-5; Not steady: it grew."
 
 
+def test_prompts_that_a_benchmark_found_in_the_cache_are_not_paid_for_twice(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    # The same steps and 100 requests of 600 tokens and 100, but 480 tokens of each prompt were never computed.
+    reused = msgspec.structs.replace(STEPS, prefill_tokens_per_s=12_000 / 4)
+    report = report_of(tmp_path / "bench.json", benched("rate-5", reused))
+    found = data_of(capsys, "--usd-per-gpu-hour", "3.6", "--report", report, "--rate", "20")
+    (pool,) = found["bill"]["pools"]
+    assert pool["rates"]["prefill_tokens_per_s"] == pytest.approx(6000)  # of those that are computed
+    assert pool["rates"]["decode_tokens_per_s"] == pytest.approx(1250)
+    assert found["assumptions"]["traffic"]["cached_fraction"] == 0.8
+    assert pool["tokens"]["cached"] == pytest.approx(4 * pool["tokens"]["prefilled"])
+    # 0.1 s a request, as measured: 2 of the 4 replicas (3 at 0.7, a spare) are at work.
+    assert pool["replicas_by_hour"] == [4] * 24
+    assert pool["utilisation"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("computed", [58_000, 59_900, 60_000, 61_000])
+def test_a_request_of_a_benchmark_takes_the_time_that_was_measured(
+    computed: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    counted = msgspec.structs.replace(STEPS, prefill_tokens_per_s=computed / 4)
+    report = report_of(tmp_path / "bench.json", benched("rate-5", counted))
+    found = data_of(capsys, "--usd-per-gpu-hour", "3.6", "--report", report)
+    assert found["assumptions"]["traffic"]["requests_per_s"] == pytest.approx(10)  # of a replica that is never idle
+
+
 def test_of_several_runs_the_knee_is_taken_or_the_one_that_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
