@@ -15,6 +15,8 @@ import msgspec
 
 from ensemble_configs.errors import SpecError
 
+_TAKEN_FOR_SATURATION = "taken for all that a replica can do: too little where its load was limited"
+
 
 class _Rate(msgspec.Struct):
     per_s: float
@@ -62,7 +64,10 @@ class BenchedReplica(NamedTuple):
 
 
 def load_bench_report(path: Path, run: str | None, *, num_gpus: int | None) -> BenchedReplica:
-    """Of the run with that name; without a name the only one, or the knee of several.
+    """Of the run with that name; without a name the only one, or of several the knee.
+
+    Where the knee's steps do not tell prefill from decode, the run with the most output tokens/s: one mix of tokens is
+    taken for all that a replica can do, and at the knee that is about half of it.
 
     Raises:
         SpecError: it is not such a report, has no such run, or the run does not say how many tokens went in.
@@ -87,23 +92,28 @@ def load_bench_report(path: Path, run: str | None, *, num_gpus: int | None) -> B
             file=path,
         )
     gpus = num_gpus or (server.num_gpus if server else None) or 1
-    source = "; ".join([f"{path.name}, run {figures.name}", *chosen.warnings])
-    engine: dict[str, object] = {"gpus": gpus, "source": source}
+    says = [f"{path.name}, run {figures.name}", *chosen.warnings]
     isl, osl = figures.isl.mean, figures.osl.mean
-    apart = None if server is None else _apart(server, isl=isl, osl=osl)
+    apart = _apart(figures)
     if apart is not None:
         rates = {"prefill_tokens_per_s": apart.prefill_tokens_per_s, "decode_tokens_per_s": apart.decode_tokens_per_s}
-        return BenchedReplica({**engine, "kind": "rates", **rates}, isl, osl, apart.cached_fraction)
+        engine = {"kind": "rates", "gpus": gpus, "source": "; ".join(says), **rates}
+        return BenchedReplica(engine, isl, osl, apart.cached_fraction)
     mix = {"input_tokens_per_s": figures.input_tokens.per_s, "output_tokens_per_s": figures.output_tokens.per_s}
-    return BenchedReplica({**engine, "kind": "measured", **mix}, isl, osl)
+    engine = {"kind": "measured", "gpus": gpus, "source": "; ".join([*says, _TAKEN_FOR_SATURATION]), **mix}
+    return BenchedReplica(engine, isl, osl)
 
 
 def _chosen(report: _Report, wanted: str | None, path: Path) -> _Run:
     names = [one.figures.name for one in report.runs]
     name = wanted or report.knee or (names[0] if len(names) == 1 else None)
-    for one in report.runs:
-        if one.figures.name == name:
-            return one
+    found = next((one for one in report.runs if one.figures.name == name), None)
+    if wanted is None and report.runs:
+        candidates = [found] if found is not None else report.runs
+        if all(_apart(one.figures) is None for one in candidates):
+            return max(report.runs, key=lambda one: one.figures.output_tokens.per_s)
+    if found is not None:
+        return found
     what = "it has several runs" if name is None else f"it has no run {name!r}"
     raise SpecError(
         f"--report {path}: {what}; name one with --run: {', '.join(names)}", field="run", value=name, file=path
@@ -118,10 +128,13 @@ class _Apart(NamedTuple):
     cached_fraction: float
 
 
-def _apart(server: _Server, *, isl: float, osl: float) -> _Apart | None:
+def _apart(figures: _Figures) -> _Apart | None:
     """None: the server does not say."""
+    server, isl, osl = figures.server, figures.isl, figures.osl
+    if not (server and isl and osl and isl.mean and osl.mean):
+        return None
     step, prefill, decode = server.step_ms, server.prefill_step_ms, server.decode_step_ms
-    if not (step and prefill and decode and server.prefill_tokens_per_s and server.decode_tokens_per_s and isl and osl):
+    if not (step and prefill and decode and server.prefill_tokens_per_s and server.decode_tokens_per_s):
         return None
     if not decode < step <= prefill:  # prompts that add nothing: too few of them to tell
         return None
@@ -130,7 +143,7 @@ def _apart(server: _Server, *, isl: float, osl: float) -> _Apart | None:
     steps_with_prompts = (step - decode) / (prefill - decode)
     time_with_prompts = steps_with_prompts * prefill / step
     # The engine counts what it computed of the prompts, requests have all of it: the rest was in the prefix cache.
-    asked_tokens_per_busy_s = isl * server.decode_tokens_per_s / osl
+    asked_tokens_per_busy_s = isl.mean * server.decode_tokens_per_s / osl.mean
     computed = server.prefill_tokens_per_s * time_with_prompts / asked_tokens_per_busy_s
     # Whole percents: the two are counted apart, over spans that begin and end a little apart.
     cached_fraction = min(0.99, max(0.0, round(1 - computed, 2)))

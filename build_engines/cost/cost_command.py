@@ -46,7 +46,10 @@ def cost(
     report: Annotated[
         Path | None, typer.Option(help="JSON of trireme bench report: the throughput of one of its runs.")
     ] = None,
-    run: Annotated[str | None, typer.Option(help="Which run of the report.", show_default="the knee")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(help="Which run of the report.", show_default="the knee, or without step metrics the fastest"),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Plan it: a name or checkpoint, as trireme plan takes it.")] = None,
     gpu: Annotated[str | None, typer.Option(help="With --model.", show_default="h100")] = None,
     weight_format: Annotated[str | None, typer.Option("--format", help="With --model.", show_default="bf16")] = None,

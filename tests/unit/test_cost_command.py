@@ -74,8 +74,10 @@ def test_a_planned_replica_costs_what_the_plan_says(capsys: pytest.CaptureFixtur
     assert whole == pytest.approx(planned["usd_per_million_tokens"], rel=1e-6)
 
 
-def benched(name: str, server: ServerFigures | None = None, *, has_inputs: bool = True) -> dict[str, object]:
-    """A run of a report as `trireme bench report` writes it: 6,000 tokens/s in, 1,000 out."""
+def benched(
+    name: str, server: ServerFigures | None = None, *, has_inputs: bool = True, load: float = 1
+) -> dict[str, object]:
+    """A run of a report as `trireme bench report` writes it: 6,000 tokens/s in, 1,000 out, or `load` times that."""
 
     def tokens(mean: float) -> Spread:
         return Spread(count=9, num_requests=9, mean=mean, stddev=0, min=1, max=999, percentiles={}, intervals={})
@@ -89,9 +91,9 @@ def benched(name: str, server: ServerFigures | None = None, *, has_inputs: bool 
         num_empty=0,
         num_refused=0,
         num_retried=0,
-        requests=Rate(10, None),
-        output_tokens=Rate(1000, None),
-        input_tokens=Rate(6000, None) if has_inputs else None,
+        requests=Rate(10 * load, None),
+        output_tokens=Rate(1000 * load, None),
+        input_tokens=Rate(6000 * load, None) if has_inputs else None,
         isl=tokens(600) if has_inputs else None,
         osl=tokens(100),
         latencies={},
@@ -112,6 +114,9 @@ STEPS = ServerFigures(
 )  # fmt: skip
 
 
+SATURATED = "taken for all that a replica can do: too little where its load was limited"
+
+
 def report_of(path: Path, *runs: dict[str, object], knee: str | None = None) -> str:
     assert {"runs", "knee"} <= set(Document.__struct_fields__)
     assert {"figures", "warnings"} <= set(RunPart.__struct_fields__)
@@ -125,7 +130,7 @@ def test_a_benchmark_s_mix_of_tokens_is_divided_by_a_weight(capsys: pytest.Captu
     # 10,000 shares of a second for 0.001 $: 0.1 $ for a million of them.
     assert found["usd_per_million_input_tokens"] == pytest.approx(0.1)
     assert found["usd_per_million_output_tokens"] == pytest.approx(0.4)
-    assert found["pools"][0]["rates"]["source"] == "bench.json, run rate-5"
+    assert found["pools"][0]["rates"]["source"] == f"bench.json, run rate-5; {SATURATED}"
     assert "does not tell prefill from decode" in run(capsys, *args, code=2)
 
 
@@ -171,22 +176,46 @@ def test_a_request_of_a_benchmark_takes_the_time_that_was_measured(
 def test_of_several_runs_the_knee_is_taken_or_the_one_that_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    def source(*args: str, knee: str | None) -> str:
-        report = report_of(tmp_path / "bench.json", benched("one"), benched("two"), knee=knee)
-        found = data_of(capsys, "--usd-per-gpu-hour", "1", "--output-weight", "4", "--report", report, *args)
+    several = benched("one", STEPS), benched("two", STEPS), benched("three", STEPS, load=2)
+
+    def source(*args: str) -> str:
+        report = report_of(tmp_path / "bench.json", *several, knee="two")
+        found = data_of(capsys, "--usd-per-gpu-hour", "1", "--report", report, *args)
         return str(found["bill"]["pools"][0]["rates"]["source"])
 
-    assert source(knee="two") == "bench.json, run two"
-    assert source("--run", "one", knee="two") == "bench.json, run one"
-    report = report_of(tmp_path / "bench.json", benched("one"), benched("two"))
+    assert source() == "bench.json, run two; Not steady: it grew."
+    assert source("--run", "one") == "bench.json, run one; Not steady: it grew."
+    report = report_of(tmp_path / "bench.json", *several)
     said = run(capsys, "--usd-per-gpu-hour", "1", "--report", report, code=2)
-    assert "it has several runs; name one with --run: one, two" in said
+    assert "it has several runs; name one with --run: one, two, three" in said
     said = run(capsys, "--usd-per-gpu-hour", "1", "--report", report, "--run", "six", code=2)
     assert "it has no run 'six'" in said
     report = report_of(tmp_path / "bench.json", benched("one", has_inputs=False))
     assert "does not say how many tokens went in" in run(capsys, "--usd-per-gpu-hour", "1", "--report", report, code=2)
     (tmp_path / "bench.json").write_text("{}")
     assert "give the JSON of trireme bench report" in run(capsys, "--usd-per-gpu-hour", "1", "--report", report, code=2)
+
+
+@pytest.mark.parametrize("knee", ["two", None])
+@pytest.mark.parametrize("server", [None, ServerFigures(num_samples=9, step_ms=100)], ids=["no metrics", "no decoding"])
+def test_one_mix_is_that_of_the_run_with_the_most_tokens_and_not_of_the_knee(
+    server: ServerFigures | None, knee: str | None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    loads = {"one": 0.5, "two": 1.0, "three": 2.0, "four": 1.9}
+    runs = [benched(name, server, load=load) for name, load in loads.items()]
+    report = report_of(tmp_path / "bench.json", *runs, knee=knee)
+    args = ("--usd-per-gpu-hour", "3.6", "--output-weight", "4", "--report", report)
+
+    def rates(*more: str) -> Any:
+        return data_of(capsys, *args, *more)["bill"]["pools"][0]["rates"]
+
+    fastest = rates()
+    assert fastest["source"].startswith("bench.json, run three; ")
+    assert fastest["source"].endswith(SATURATED)
+    assert fastest["prefill_tokens_per_s"] == pytest.approx(2 * 10_000)
+    named = rates("--run", "two")
+    assert named["source"].startswith("bench.json, run two; ")
+    assert named["prefill_tokens_per_s"] == pytest.approx(10_000)
 
 
 def test_a_rate_sizes_the_fleet(capsys: pytest.CaptureFixture[str]) -> None:
