@@ -109,7 +109,7 @@ def cost(
 
 
 def with_traffic_of(spec: CostSpec, usage: Usage) -> CostSpec:
-    """The fleet's traffic as it was recorded.
+    """The fleet's traffic as it was recorded; the shape of a day stays the file's where less than a day was.
 
     Raises:
         SpecError: the fleet has two tiers, or the records are not of its one model.
@@ -125,7 +125,11 @@ def with_traffic_of(spec: CostSpec, usage: Usage) -> CostSpec:
             "the others out, or name the model so (--set engine.model=NAME)",
             field="engine.model",
         )
-    return spec.model_copy(update={"traffic": usage.traffic(spec.engine.model)})
+    found = usage.traffic(spec.engine.model)
+    if found.hourly is None:
+        day = {"peak_over_mean": spec.traffic.peak_over_mean, "hourly": spec.traffic.hourly}
+        found = found.model_copy(update=day)
+    return spec.model_copy(update={"traffic": found})
 
 
 def _write(found: Findings, folder: Path) -> None:

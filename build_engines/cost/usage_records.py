@@ -16,6 +16,7 @@ from build_engines.cost.cost_spec import Traffic
 from ensemble_configs.errors import SpecError
 
 _HOUR_S = 3600.0
+_LEAST_SEEN = 0.5  # of an hour: one request in its last second is no peak of 3,600
 _MOST_TOKENS = 10**12  # of a request: a number beyond is no count
 
 
@@ -44,7 +45,7 @@ class Usage:
 
     requests: dict[tuple[str, str], int] = field(default_factory=dict)
     tokens: dict[tuple[str, str], Tokens] = field(default_factory=dict)
-    hourly: list[int] = field(default_factory=lambda: [0] * 24)  # requests by hour of the day, UTC
+    by_hour: dict[int, int] = field(default_factory=dict)  # requests by hour since 1970 began, UTC
     first_s: float = float("inf")
     last_s: float = float("-inf")
 
@@ -56,9 +57,10 @@ class Usage:
         self.requests[who] = self.requests.get(who, 0) + 1
         self.tokens[who] = self.tokens.get(who, Tokens(0, 0, 0)) + tokens
         time = record.time if record.time.tzinfo else record.time.replace(tzinfo=datetime.UTC)
-        time = time.astimezone(datetime.UTC)
-        self.hourly[time.hour] += 1
-        self.first_s, self.last_s = min(self.first_s, time.timestamp()), max(self.last_s, time.timestamp())
+        at_s = time.timestamp()
+        hour = int(at_s // _HOUR_S)
+        self.by_hour[hour] = self.by_hour.get(hour, 0) + 1
+        self.first_s, self.last_s = min(self.first_s, at_s), max(self.last_s, at_s)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -69,6 +71,25 @@ class Usage:
     def seconds(self) -> float:
         """From the beginning of the first hour to the end of the last."""
         return (self.last_s // _HOUR_S + 1) * _HOUR_S - self.first_s // _HOUR_S * _HOUR_S
+
+    @property
+    def hourly(self) -> tuple[float, ...] | None:
+        """Requests an hour of all models, by hour of the day, UTC; None: less than a day, or next to nothing."""
+        if self.seconds < 24 * _HOUR_S:
+            return None
+        found = tuple(map(self._requests_an_hour, range(24)))
+        return found if any(found) else None
+
+    def _requests_an_hour(self, hour_of_day: int) -> float:
+        """Of the hours that were seen from end to end; where none was, of what was seen of the first and the last."""
+        first, last = int(self.first_s // _HOUR_S), int(self.last_s // _HOUR_S)
+        whole = range(first + 1 + (hour_of_day - first - 1) % 24, last, 24)
+        if whole:
+            return sum(count for hour, count in self.by_hour.items() if hour in whole) / len(whole)
+        parts = [hour for hour in (first, last) if hour % 24 == hour_of_day]
+        ends = [(max(self.first_s, hour * _HOUR_S), min(self.last_s, (hour + 1) * _HOUR_S)) for hour in parts]
+        seen = sum(end - start for start, end in ends) / _HOUR_S
+        return sum(self.by_hour[hour] for hour in parts) / max(_LEAST_SEEN, seen)
 
     def traffic(self, model: str) -> Traffic:
         """Of one model, as means; the day's shape is that of all models, where a whole day was seen.
@@ -81,12 +102,15 @@ class Usage:
         if not tokens.output:
             raise SpecError(f"usage has no output token of the model {model!r}; it has {', '.join(self.models)}")
         prompts = tokens.prefilled + tokens.cached
+        everything, hourly = sum(self.requests.values()), self.hourly
+        # Of a day and a half, the hours that were seen twice count once.
+        per_s = everything / self.seconds if hourly is None else sum(hourly) / 24 / _HOUR_S
         return Traffic(
-            requests_per_s=requests / self.seconds,
+            requests_per_s=per_s * requests / everything,
             isl=prompts / requests,
             osl=tokens.output / requests,
             cached_fraction=min(tokens.cached / prompts, 1 - 1e-9) if prompts else 0.0,
-            hourly=tuple(map(float, self.hourly)) if self.seconds >= 24 * _HOUR_S else None,
+            hourly=hourly,
         )
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from build_engines.cost.bill import bill, scenario_of
 from build_engines.cost.cases_page import PAGE, page, scaled_to
-from build_engines.cost.cost_command import cost
-from build_engines.cost.cost_spec import CostSpec, load_cost_spec
+from build_engines.cost.cost_command import cost, with_traffic_of
+from build_engines.cost.cost_spec import CostSpec, Traffic, load_cost_spec
 from build_engines.cost.managed_prices import EXAMPLE as MANAGED
 from build_engines.cost.managed_prices import load_managed_prices
 from build_engines.cost.usage_records import Usage, UsageRecord, load_usage, tenant_shares
@@ -351,7 +351,61 @@ def test_traffic_is_that_of_the_records() -> None:
     traffic = usage.traffic("m")
     assert traffic.requests_per_s == pytest.approx(96 / (48 * 3600))
     assert (traffic.isl, traffic.osl, traffic.cached_fraction) == (1000, 100, 0.25)
-    assert traffic.hourly == (6.0,) * 12 + (2.0,) * 12
+    assert traffic.hourly == (3.0,) * 12 + (1.0,) * 12  # requests an hour
+
+
+def every_minute(first_minute: int, minutes: int) -> Usage:
+    usage = Usage()
+    for minute in range(first_minute, first_minute + minutes):
+        usage.add(record("a", 1000, 100, hour=minute / 60))
+    return usage
+
+
+@pytest.mark.parametrize(
+    ("first_minute", "minutes"),
+    [(0, 24 * 60), (0, 36 * 60), (530, 24 * 60), (530, 24 * 60 + 20), (550, 25 * 60), (59, 49 * 60)],
+)
+def test_the_same_load_every_minute_has_no_peak_whenever_the_records_begin_and_end(
+    first_minute: int, minutes: int
+) -> None:
+    traffic = every_minute(first_minute, minutes).traffic("m")
+    assert traffic.hourly == pytest.approx((60,) * 24, rel=0.02)  # a minute at an end may count or not
+    assert traffic.requests_per_s == pytest.approx(1 / 60, rel=0.002)
+
+
+def test_hours_that_were_seen_twice_count_once() -> None:
+    usage = Usage()
+    for hour in range(36):  # 8 requests in each hour before noon, 2 in the others
+        for quarter in range(8 if hour % 24 < 12 else 2):
+            usage.add(record("a", 1000, 100, hour=hour + quarter / 8))
+    traffic = usage.traffic("m")
+    assert traffic.hourly == (8.0,) * 12 + (2.0,) * 12
+    assert traffic.requests_per_s == pytest.approx(5 / 3600)  # not 6, the mean of 36 hours
+
+
+def test_a_few_records_are_no_peak() -> None:
+    usage = Usage()
+    for hour in (8.9999, 12.5, 32.0001):  # a day but for 59 minutes
+        usage.add(record("a", 1000, 100, hour=hour))
+    found = usage.traffic("m").hourly
+    assert found is not None
+    assert max(found) == 4.0  # two in what is taken for half an hour
+    usage = Usage()
+    for hour in (0.5, 40.5):  # nothing in any whole hour
+        usage.add(record("a", 1000, 100, hour=hour))
+    assert usage.traffic("m").hourly is None
+    assert usage.traffic("m").requests_per_s == pytest.approx(2 / (41 * 3600))
+
+
+def test_less_than_a_day_of_records_keeps_the_shape_of_the_file_s_day() -> None:
+    half_a_day = every_minute(0, 12 * 60)
+    for day in ({"peak_over_mean": 1.8}, {"hourly": [1] * 12 + [3] * 12}):
+        spec = spec_for()
+        spec = spec.model_copy(update={"traffic": Traffic.model_validate({**spec.traffic.model_dump(), **day})})
+        found = with_traffic_of(spec, half_a_day).traffic
+        assert (found.peak_over_mean, found.hourly) == (spec.traffic.peak_over_mean, spec.traffic.hourly)
+        assert found.isl == 1000
+        assert with_traffic_of(spec, every_minute(0, 24 * 60)).traffic.hourly == pytest.approx((60,) * 24, rel=0.02)
 
 
 def test_less_than_a_day_of_records_has_no_shape_of_a_day() -> None:
@@ -423,7 +477,8 @@ def test_a_million_records_would_not_be_kept(tmp_path: Path) -> None:
     file.write_text("\n".join(lines(5000)))
     usage = load_usage(file)
     assert len(usage.requests) == len(usage.tokens) == 3
-    assert sum(usage.requests.values()) == sum(usage.hourly) == 5000
+    assert sum(usage.requests.values()) == sum(usage.by_hour.values()) == 5000
+    assert len(usage.by_hour) <= 7 * 24
 
 
 # What is committed.
