@@ -34,6 +34,8 @@ def break_even(scenario: Scenario, price: ManagedPrice) -> BreakEven:
     tokens = bill(scenario).tokens
     managed_usd = price.usd(tokens)
     managed, limit = managed_usd / tokens.total, limit_usd_per_token(scenario)
+    if not managed:  # nothing is cheaper than a free tier
+        return BreakEven(price, managed_usd, managed, limit * 1e6, None, None)
     always = None
     if managed > limit:
         # C(T) <= fixed + limit T, whatever is rounded up: from here on the fleet is cheaper.

@@ -131,15 +131,17 @@ def _break_evens(found: Findings) -> TextTable:
 
 
 def _break_even_row(one: BreakEven, own_usd: float) -> tuple[str, ...]:
-    times = own_usd / one.managed_usd if one.managed_usd else float("inf")
+    times = f"{own_usd / one.managed_usd:.2f}x" if one.managed_usd else ""
     return (
-        one.price.name, price(one.managed_usd_per_million), usd(one.managed_usd), f"{times:.2f}x",
+        one.price.name, price(one.managed_usd_per_million), usd(one.managed_usd), times,
         cheaper_from(one), price(one.limit_usd_per_million),
     )  # fmt: skip
 
 
 def cheaper_from(one: BreakEven) -> str:
     """In words."""
+    if not one.managed_usd:
+        return "never, it is free"
     if one.tokens is None and one.first_tokens is not None:  # reserved replicas alone are cheap enough
         return f"{count(one.first_tokens)}, not for good"
     return count(one.tokens)

@@ -218,6 +218,20 @@ def test_one_mix_is_that_of_the_run_with_the_most_tokens_and_not_of_the_knee(
     assert named["prefill_tokens_per_s"] == pytest.approx(10_000)
 
 
+def test_a_free_tier_is_never_dearer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    offers = tmp_path / "offers.yaml"
+    free = "{name: a free tier, input_usd_per_million: 0, output_usd_per_million: 0, source: a test}"
+    paid = "{name: another, input_usd_per_million: 0, output_usd_per_million: 1, source: a test}"
+    offers.write_text(f"collected: 2026-11-01\nprices:\n- {free}\n- {paid}\n")
+    args = (MEASURED, "--managed", str(offers))
+    shown = run(capsys, *args, "--out", str(tmp_path / "report"))
+    assert re.search(r"a free tier +0\.000 +\$0\.00 +never, it is free +\d", shown)
+    assert re.search(r"another +0\.217 +\$\S+ +\S+x +\S+[MB] +\d", shown)
+    never, found = json.loads((tmp_path / "report" / "cost.json").read_text())["break_even"]
+    assert (never["managed_usd"], never["first_tokens"], never["tokens"]) == (0, None, None)
+    assert found["tokens"] > 0
+
+
 def test_a_rate_sizes_the_fleet(capsys: pytest.CaptureFixture[str]) -> None:
     args = ("--usd-per-gpu-hour", "2", "--output-tokens-per-s", "1000", "--osl", "100", "--rate", "20")
     found = data_of(capsys, *args)
