@@ -40,11 +40,19 @@ def rates_of(engine: PlannedEngine | RatedEngine | MeasuredEngine, traffic: Traf
     """Of one replica under this traffic's mix of tokens.
 
     Raises:
-        SpecError: the planner knows no such model, GPU or format, nothing fits, or nothing meets the targets.
+        SpecError: the planner knows no such model, GPU or format, nothing fits, or nothing meets the targets; only
+            output was measured, and the traffic has prompts.
     """
     if isinstance(engine, RatedEngine):
         return Rates(engine.gpus, 1 / engine.prefill_tokens_per_s, 1 / engine.decode_tokens_per_s, engine.source)
     if isinstance(engine, MeasuredEngine):
+        if engine.output_weight is None and traffic.prefilled:
+            raise SpecError(
+                f"engine: {engine.model} was measured without input tokens, and traffic.isl is {traffic.isl:g}; give "
+                "input_tokens_per_s and output_weight (GPU time of an output token over that of an input token), or "
+                "isl: 0 where output_tokens_per_s has the prompts' time in it",
+                field="engine.output_weight",
+            )
         weight = engine.output_weight or 1.0  # without input tokens any will do
         prefill_s = 1 / (engine.input_tokens_per_s + weight * engine.output_tokens_per_s)
         return Rates(engine.gpus, prefill_s, weight * prefill_s, engine.source)

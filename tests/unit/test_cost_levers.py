@@ -107,6 +107,15 @@ def test_a_measured_mix_is_divided_by_its_weight() -> None:
     assert found.seconds(6000, 1000) == pytest.approx(1)
 
 
+def test_prompts_have_no_price_where_only_output_was_measured() -> None:
+    engine = MeasuredEngine(kind="measured", output_tokens_per_s=1000)
+    with pytest.raises(SpecError, match=r"measured without input tokens, and traffic\.isl is 600; give input_"):
+        rates_of(engine, Traffic(requests_per_s=1, isl=600, osl=100))
+    assert rates_of(engine, Traffic(requests_per_s=1, isl=0, osl=100)).seconds(0, 1000) == pytest.approx(1)
+    weighed = engine.model_copy(update={"output_weight": 4})
+    assert rates_of(weighed, Traffic(requests_per_s=1, isl=600, osl=100)).seconds(4000, 0) == pytest.approx(1)
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
