@@ -80,8 +80,10 @@ def quick_spec(quick: Quick) -> CostSpec:
 
 def _replica(quick: Quick) -> BenchedReplica:
     """The engine, and the tokens of a request: measured ones are those of the measurement."""
+    if quick.run is not None and quick.report is None:
+        raise SpecError(f"--run {quick.run} is of a report; give --report, too", field="run", value=quick.run)
     if quick.model is not None:
-        for name in ("--output-tokens-per-s", "--report", "--output-weight", "--gpus"):
+        for name in ("--input-tokens-per-s", "--output-tokens-per-s", "--report", "--output-weight", "--gpus"):
             if name in quick.given:
                 raise SpecError(f"{name} is measured and --model is planned; give one of the two", field=name[2:])
         formats = {} if quick.weight_format is None else {"weight_format": quick.weight_format}

@@ -272,6 +272,8 @@ def test_a_report_has_pictures_and_needs_no_other_file(capsys: pytest.CaptureFix
             "--isl: what was measured has its mix",
         ),
         (("--usd-per-gpu-hour", "2", "--model", "llama-3.1-8b", "--output-tokens-per-s", "9"), "give one of the two"),
+        (("--usd-per-gpu-hour", "2", "--model", "llama-3.1-8b", "--input-tokens-per-s", "9"), "give one of the two"),
+        (("--usd-per-gpu-hour", "2", "--output-tokens-per-s", "9", "--run", "one"), "--run one is of a report; give"),
         (("--usd-per-gpu-hour", "2", "--output-tokens-per-s", "9", "--rate", "1", "--utilisation", "1"), "give one"),
         ((MEASURED, "--usd-per-gpu-hour", "2"), "--usd-per-gpu-hour stands in measured.yaml too; change it with --set"),
         ((MEASURED, "--set", "prices.spot_fraction"), "write KEY=VALUE"),
