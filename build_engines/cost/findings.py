@@ -50,7 +50,8 @@ def find(
         break_evens=tuple(break_even(scenario, price) for price in managed.of(spec.engine.model)),
         sensitivity_fraction=sensitivity_fraction,
         sensitivities=() if sensitivity_fraction is None else sensitivities(scenario, fraction=sensitivity_fraction),
-        levers=plan_levers(spec) if spec.levers != Levers() else None,
+        # Of hardware that costs nothing, nothing can be saved.
+        levers=plan_levers(spec) if spec.levers != Levers() and found.total_usd else None,
     )
 
 

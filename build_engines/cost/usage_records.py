@@ -17,7 +17,7 @@ from ensemble_configs.errors import SpecError
 
 _HOUR_S = 3600.0
 _LEAST_SEEN = 0.5  # of an hour: one request in its last second is no peak of 3,600
-_MOST_TOKENS = 10**12  # of a request: a number beyond is no count
+_MOST_TOKENS = 10**8  # of a request, as of `Traffic`: a number beyond is no count
 
 
 class UsageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -232,6 +232,14 @@ def test_a_free_tier_is_never_dearer(capsys: pytest.CaptureFixture[str], tmp_pat
     assert found["tokens"] > 0
 
 
+def test_a_fleet_that_costs_nothing_has_nothing_to_save(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    free = ("prices.on_demand_usd_per_gpu_hour=0", "prices.spot_usd_per_gpu_hour=0", "other.engineers=0")
+    args = (MEASURED, *(part for change in free for part in ("--set", change)), "--out", str(tmp_path))
+    assert "Levers" not in run(capsys, *args)
+    found = json.loads((tmp_path / "cost.json").read_text())
+    assert (found["bill"]["total_usd"], found["levers"]) == (0, None)
+
+
 def test_a_rate_sizes_the_fleet(capsys: pytest.CaptureFixture[str]) -> None:
     args = ("--usd-per-gpu-hour", "2", "--output-tokens-per-s", "1000", "--osl", "100", "--rate", "20")
     found = data_of(capsys, *args)
@@ -464,12 +472,13 @@ def test_records_price_tenants(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     [
         ({"input_tokens": -1}, "line 2: .*input_tokens is -1; it is 0 or more"),
         ({"input_tokens": 10**26}, "line 2: .*input_tokens is 1000.*at most"),
+        ({"input_tokens": 10**9}, "line 2: .*input_tokens is 1000000000; it is 0 or more, and at most 100,000,000"),
         ({"cached_tokens": 11}, r"line 2: .*cached_tokens \(11\) > input_tokens \(10\)"),
         ({"output_tokens": "7"}, "line 2: Expected `int`, got `str`"),
         ({"tennant": "x"}, "line 2: .*tennant.*a line is an object of tenant, model"),
         ({"time": "yesterday"}, "line 2: Invalid RFC3339"),
     ],
-    ids=["negative", "huge", "cached", "text", "unknown", "time"],
+    ids=["negative", "huge", "large", "cached", "text", "unknown", "time"],
 )
 def test_a_wrong_record_is_refused_by_its_line(
     change: dict[str, object], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
