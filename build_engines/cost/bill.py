@@ -104,7 +104,7 @@ class Bill:
 
     @property
     def idle_usd(self) -> float:
-        """Of the GPUs: paid, and not at work (reserve for bursts, spare replicas, quiet hours, what spot loses)."""
+        """Of the GPUs: paid, and not at work (reserve for bursts, spare replicas, quiet hours)."""
         return sum(one.gpu_usd * (1 - one.utilisation) for one in self.pools)
 
     @property
@@ -152,7 +152,7 @@ def scenario_of(spec: CostSpec) -> Scenario:
     """Ask the planner, or take what was measured.
 
     Raises:
-        SpecError: as `engine_rates.rates_of`; both tiers have one model's name.
+        SpecError: as `engine_rates.rates_of`.
     """
     traffic = spec.traffic if spec.tier is None else scaled(spec.traffic, 1 - spec.tier.request_fraction)
     pools = [Pool(spec.engine.model, rates_of(spec.engine, traffic), spec.prices, traffic)]

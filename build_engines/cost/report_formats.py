@@ -40,7 +40,8 @@ def markdown(one: TextTable, *, level: int = 2) -> str:
     """A heading, the table, its notes."""
     align = [":---" if header in one.left or not number else "---:" for number, header in enumerate(one.headers)]
     lines = [one.headers, tuple(align), *one.rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    # A tenant's or a model's name may have a bar, which would begin a column.
+    table = "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
     return "\n\n".join([f"{'#' * level} {one.title}", table, *one.notes])
 
 

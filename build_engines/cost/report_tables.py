@@ -13,7 +13,7 @@ _BAR = 24
 
 
 class TextTable(NamedTuple):
-    """The first column and those in `left` are text, the others numbers; no cell has a `|`."""
+    """The first column and those in `left` are text, the others numbers."""
 
     title: str
     headers: tuple[str, ...]
@@ -50,6 +50,7 @@ def count(number: float | None) -> str:
     """With M, B or T, three digits; None: never."""
     if number is None:
         return "never"
+    number = float(f"{number:.3g}")  # before the letter: 999,900 is 1M, not 1e+03K
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if number >= size:
             return f"{number / size:.3g}{letter}"

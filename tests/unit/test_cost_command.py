@@ -21,6 +21,7 @@ from build_engines.cost.cost_command import cost, with_traffic_of
 from build_engines.cost.cost_spec import CostSpec, Traffic, load_cost_spec
 from build_engines.cost.managed_prices import EXAMPLE as MANAGED
 from build_engines.cost.managed_prices import load_managed_prices
+from build_engines.cost.report_tables import count
 from build_engines.cost.usage_records import Usage, UsageRecord, load_usage, tenant_shares
 from clients.load.figures.intervals import Spread
 from clients.load.figures.rates import Rate
@@ -465,6 +466,23 @@ def test_records_price_tenants(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert "initech" in shown
     refused = run(capsys, MEASURED, "--usage", str(file), "--set", "engine.model=other", code=2)
     assert "--usage has requests of my-8b, and the engine serves 'other'" in refused
+
+
+def test_a_tenant_s_name_with_a_bar_stays_in_its_column(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "usage.jsonl"
+    who = {"tenant": "acme | eu", "model": "my-8b", "input_tokens": 10, "output_tokens": 5}
+    file.write_text(json.dumps({**who, "time": "2026-11-02T08:00:00Z"}) + "\n")
+    assert "acme | eu" in run(capsys, MEASURED, "--usage", str(file), "--out", str(tmp_path))
+    (row,) = re.findall("^.*acme.*$", (tmp_path / "cost.md").read_text(), re.MULTILINE)
+    assert row.startswith("| acme &#124; eu | 1 | 10 |")
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(None, "never"), (12.0, "12"), (999.4, "999"), (999.6, "1K"), (999_499, "999K"), (999_600, "1M"), (5e12, "5T")],
+)
+def test_a_count_has_three_digits_and_a_letter(number: float | None, shown: str) -> None:
+    assert count(number) == shown
 
 
 @pytest.mark.parametrize(
