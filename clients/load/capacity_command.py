@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`trireme bench capacity`: how much a server takes within its targets, and what happens at 2 and 3 times that."""
 
+import importlib.util
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,8 @@ import msgspec
 import typer
 from rich.console import Console
 
-from clients.load.capacity_trials import LEAST_REQUESTS, Bench, Capacity
+from clients.load.capacity_found import FILE, Capacity
+from clients.load.capacity_trials import LEAST_REQUESTS, Bench
 from clients.load.figures.slo import Target, parse_targets
 from clients.load.load_arguments import (
     IslOption,
@@ -63,7 +65,8 @@ def capacity(
     First one user is alone: what that user does not get, none does at any load. Then rates are doubled until one does
     not hold, and the gap is bisected. A rate at which requests in flight keep rising does not hold, whatever its
     latencies. A near miss (less than twice a target) counts when it comes in two of three trials. Then once, twice and
-    three times the rate are put on. Every trial is a run's folder of its own, so that nothing is lost by Ctrl-C.
+    three times the rate are put on. Every trial is a run's folder of its own, and capacity.json is written after each:
+    nothing is lost by Ctrl-C.
 
     \b
     Examples:
@@ -90,34 +93,45 @@ def capacity(
     bench = Bench(
         with_lengths(load, tokenizer), targets, out, max_error_share=max_errors, metrics=metrics_url(metrics, url)
     )
-    found = bench.search(start=start, precision=precision, has_users=not without_users)
-    (out / "capacity.json").write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-    _write_report(out, bench.shown, targets)
-    if is_json:
-        typer.echo(msgspec.json.encode(found).decode())
-    else:
-        _print(found, out)
+    try:
+        bench.search(start=start, precision=precision, has_users=not without_users)
+    finally:  # also of a search that Ctrl-C or an error ended
+        if bench.found.is_whole or bench.found.rate_trials:
+            _show(bench.found, out, is_json=is_json)
+    kept = [FILE, *(["report.html"] if _write_report(out, bench.shown, targets) else []), "a folder for each run"]
+    if not is_json:
+        typer.echo(f"kept in {out}: {', '.join(kept[:-1])} and {kept[-1]}")
 
 
 def _refuse_searched(out: Path) -> None:
     """Raises: SpecError: the folder holds a run, or those of a search, maybe of one that was ended."""
     refuse_used(out)
-    if (out / "capacity.json").exists() or any(out.glob("*/run.json")):
+    if (out / FILE).exists() or any(out.glob("*/run.json")):
         raise SpecError(
             f"{out} holds the runs of a search already; name another folder with --out, or remove it", field="out"
         )
 
 
-def _write_report(out: Path, runs: list[Run], targets: tuple[Target, ...]) -> None:
+def _write_report(out: Path, runs: list[Run], targets: tuple[Target, ...]) -> bool:
+    """Whether there is anything to report. Pictures are in it where what draws them is installed."""
     if not runs:
-        return
+        return False
+    has_plots = importlib.util.find_spec("matplotlib") is not None
+    if not has_plots:
+        typer.echo("report.html has no pictures: they need matplotlib (pip install 'trireme[plot]')", err=True)
     each = tuple(msgspec.structs.replace(target, percentile=None) for target in targets)
     document = document_of(runs, title="Once, twice and three times the capacity", targets=each, num_gpus=None)
-    (out / "report.html").write_text(html_page(document, runs, has_plots=True), encoding="utf-8")
+    (out / "report.html").write_text(html_page(document, runs, has_plots=has_plots), encoding="utf-8")
+    return True
 
 
-def _print(found: Capacity, out: Path) -> None:
+def _show(found: Capacity, out: Path, *, is_json: bool) -> None:
+    if is_json:
+        typer.echo(msgspec.json.encode(found).decode())
+        return
     console = Console(highlight=False, soft_wrap=True)
+    if not found.is_whole:
+        console.print(f"the search did not come to its end; {out / FILE} has what was found so far:", markup=False)
     if found.why_none:
         console.print(f"no load can hold the targets: one user alone gets {found.why_none}", markup=False)
     elif found.rate_per_s is None:
@@ -136,12 +150,11 @@ def _print(found: Capacity, out: Path) -> None:
         of = f"of {each.num_requests} requests"
         if each.goodput_interval is not None:
             of = f"95 % {each.goodput_interval.low:.2f} to {each.goodput_interval.high:.2f}, {of}"
+        holds = f"does not hold: {each.why_not}" if each.why_not else "holds"
         console.print(
-            f"{each.factor:g}x ({each.rate_per_s:.4g}/s): {'does not hold' if each.why_not else 'holds'}; goodput "
+            f"{each.factor:g}x ({each.rate_per_s:.4g}/s): {holds}; goodput "
             f"{each.goodput_per_s:.2f}/s ({of}), {each.over_peak:.0%} of its peak; {each.failed_share:.1%} failed "
             f"({each.refused_share:.1%} refused); {figures}"
             + (f"; CLIENT-BOUND: {each.client_bound}" if each.client_bound else ""),
             markup=False,
         )
-    report = "report.html and " if found.degradation else ""
-    console.print(f"kept in {out}: capacity.json, {report}a folder for each run", markup=False)

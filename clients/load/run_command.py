@@ -114,12 +114,30 @@ def run(
         raise KeyboardInterrupt
 
 
+class ServerGone(ServerError):
+    """Nobody answered any more at the end of a load.
+
+    Attributes:
+        run: what had ended by then, in its folder.
+        was_interrupted: by a signal, at last.
+    """
+
+    def __init__(self, run: Run, outcome: Outcome) -> None:
+        self.run = run
+        self.was_interrupted = outcome.was_interrupted
+        super().__init__(
+            f"no server answers at {run.info.url} since {outcome.unanswered_s:.0f} s; what had ended by then is kept: "
+            f"trireme bench report {run.path}"
+        )
+
+
 def put_on(load: Load, out: Path, *, warmup: int, metrics: str | None, is_quiet: bool = False) -> Run:
     """Warm the server up, put the load on it, and keep what ends in the run's folder, as it ends.
 
     Raises:
         Unavailable: no server takes requests there.
-        ServerError: nobody answered any more at the end, or a process of the client died; what had ended is kept.
+        ServerGone: nobody answered any more at the end; what had ended is kept.
+        ServerError: a process of the client died; what had ended is kept.
         ServingError: the folder cannot be written.
     """
     origin = Origin.here()
@@ -129,12 +147,10 @@ def put_on(load: Load, out: Path, *, warmup: int, metrics: str | None, is_quiet:
     with LoadProgress(load, is_quiet=is_quiet) as progress, _Keeper(out, info, metrics, progress) as keeper:
         outcome = run_processes(load, planned=progress.plan, began=keeper.began, told=keeper.told)
         keeper.end(outcome)
+    found = Run(path=out, info=info, records=outcome.records, samples=keeper.samples)
     if outcome.unanswered_s >= _GONE_S:
-        raise ServerError(
-            f"no server answers at {load.url} since {outcome.unanswered_s:.0f} s; what had ended by then is kept: "
-            f"trireme bench report {out}"
-        )
-    return Run(path=out, info=info, records=outcome.records, samples=keeper.samples)
+        raise ServerGone(found, outcome)
+    return found
 
 
 class _Keeper:

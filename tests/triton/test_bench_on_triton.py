@@ -95,7 +95,9 @@ def test_the_capacity_of_an_engine_whose_capacity_is_known(server: RunningServer
     assert max(each["over_peak"] for each in found["degradation"]) == 1
     assert all(each["num_requests"] for each in found["degradation"])
     assert 0 < found["alone"]["ttft_p50"] < 400
-    assert {"capacity.json", "report.html", "1x", "3x"} <= {path.name for path in (tmp_path / "c").iterdir()}
+    names = {path.name for path in (tmp_path / "c").iterdir()}
+    assert {"capacity.json", "report.html", "01-alone"} <= names
+    assert {"1x", "2x", "3x"} <= {name.partition("-")[2] for name in names}
 
 
 @pytest.mark.parametrize(

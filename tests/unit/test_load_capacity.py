@@ -2,21 +2,28 @@
 """The search for the highest load that holds its targets, on servers whose limit is known."""
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from kserve_server import KServeServer, Step, response
 from load_records import record, run, steady
 
 from clients.load import capacity_trials
 from clients.load.capacity import MAX_TRIALS, Trial, best_of_three, highest, judge, refuse_failing, search
-from clients.load.capacity_trials import Bench, Capacity, Degradation, doubts_of
+from clients.load.capacity_found import Capacity, Degradation, doubts_of
+from clients.load.capacity_trials import Bench
 from clients.load.figures.run_figures import figures_of
 from clients.load.figures.slo import parse_targets
 from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
+from clients.load.processes import Outcome
+from clients.load.run_command import ServerGone
 from clients.load.run_folder import Run, RunInfo, write_run
-from ensemble_configs.errors import RequestError, ServerError
+from ensemble_configs.errors import RequestError, ServerError, Unavailable
 from trireme.commands import run_command
 
 TARGETS = parse_targets("ttft_p99=60,e2e_p50=95", of_percentiles=True)
@@ -161,32 +168,58 @@ def test_requests_that_are_wrong_at_any_load_end_the_search_from_the_share_that_
 
 
 class Played:
-    """Runs made by hand in place of a server: up to 10 requests/s hold, but those named so, whose client was late."""
+    """Runs made by hand in place of a server: up to 10 requests/s hold, but those named so, whose client was late.
 
-    def __init__(self, *late: str) -> None:
+    Attributes:
+        happens: in place of a run, by its name.
+        kept: what `capacity.json` held when each run began.
+    """
+
+    def __init__(self, *late: str, **happens: Callable[[Run], BaseException]) -> None:
         self.late = late
+        self.happens = happens
         self.seeds: list[int] = []
+        self.names: list[str] = []
+        self.kept: list[Any] = []
 
     def put_on(self, load: Load, out: Path, **_: object) -> Run:
         self.seeds.append(load.seed)
-        is_late = out.name in self.late
+        number, name = out.name.split("-", 1)
+        assert int(number) == len(self.seeds)
+        self.names.append(out.name)
+        file = out.parent / "capacity.json"
+        self.kept.append(json.loads(file.read_text()) if file.exists() else None)
+        is_late = name in self.late
         slow = is_late or (load.rate_per_s or 0.0) > 10
         records = steady(60, ttft_ms=300 if slow else 50)
         for one in records:
             one.sent_ns += 200_000_000 * is_late
-        return run(records, num_users=load.num_users, name=out.name)
+        made = run(records, num_users=load.num_users, name=out.name)
+        if happened := self.happens.get(f"at_{name}".replace("-", "_")):
+            raise happened(made)
+        return made
 
-    def search(self, monkeypatch: pytest.MonkeyPatch) -> Capacity:
+    def instead(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(capacity_trials, "put_on", self.put_on)
         monkeypatch.setattr(capacity_trials, "warm_up", lambda *_: None)
+
+    def search(self, monkeypatch: pytest.MonkeyPatch, out: Path, *, precision: float = 0.3) -> Capacity:
+        self.instead(monkeypatch)
         load = Load(url="here:1", workload={"kind": "fixed", "prompts": ["a"], "max_tokens": 5}, duration_s=1.0)
-        bench = Bench(load, TARGETS, Path("out"), max_error_share=0.01, metrics=None)
-        return bench.search(start=8.0, precision=0.3, has_users=False)
+        bench = Bench(load, TARGETS, out, max_error_share=0.01, metrics=None)
+        return bench.search(start=8.0, precision=precision, has_users=False)
 
 
-def test_a_client_that_was_late_for_once_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def gone(made: Run) -> ServerGone:
+    outcome = Outcome(start_ns=0, records=made.records, cpu=[], was_interrupted=False, unanswered_s=5.0)
+    return ServerGone(made, outcome)
+
+
+def test_a_client_that_was_late_for_once_does_not_end_the_search(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     played = Played("rate-8")
-    found = played.search(monkeypatch)
+    found = played.search(monkeypatch, tmp_path)
     assert found.rate_trials[0].num_runs == 3
     assert found.rate_per_s is not None
     assert 10 / 1.3 <= found.rate_per_s <= 10
@@ -195,18 +228,86 @@ def test_a_client_that_was_late_for_once_does_not_end_the_search(monkeypatch: py
     assert len(set(played.seeds)) == len(played.seeds), "prompts that come again are in the prefix cache"
 
 
-def test_a_client_that_is_late_again_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ServerError, match=r"rate-8-again-2 did not hold.*the client was the bottleneck"):
-        Played("rate-8", "rate-8-again-2").search(monkeypatch)
+def test_a_client_that_is_late_again_ends_the_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match=r"03-rate-8-again-2 did not hold.*the client was the bottleneck"):
+        Played("rate-8", "rate-8-again-2").search(monkeypatch, tmp_path)
 
 
-def test_a_rate_that_does_not_hold_again_is_doubtful(monkeypatch: pytest.MonkeyPatch) -> None:
-    [doubt] = Played("1x").search(monkeypatch).doubts
+def test_a_rate_that_does_not_hold_again_is_doubtful(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    [doubt] = Played("1x").search(monkeypatch, tmp_path).doubts
     assert "held in the search, but not when it was put on again: ttft_p99 300.0 ms > 60 ms" in doubt
 
 
-def capacity(url: str, out: Path, *args: object) -> int:
-    given = ["--url", url, "--out", out, "--isl", 3, "--osl", 2, "--metrics", "none", *args]
+def test_what_was_found_is_in_its_file_after_every_trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    played = Played()
+    found = played.search(monkeypatch, tmp_path)
+    first, *later = played.kept
+    assert first is None
+    assert [len(each["rate_trials"]) + len(each["degradation"]) for each in later] == list(range(len(later)))
+    assert not any(each["is_whole"] for each in later)
+    assert [each["rate_per_s"] for each in later[:2]] == [None, 8.0]
+    assert msgspec.json.decode((tmp_path / "capacity.json").read_bytes(), type=Capacity) == found
+    assert found.is_whole
+
+
+def test_near_rates_have_a_folder_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    played = Played()
+    played.search(monkeypatch, tmp_path, precision=0.0002)
+    assert len({name.partition("-")[2] for name in played.names}) < len(played.names)
+    assert len(set(played.names)) == len(played.names)
+
+
+def test_a_server_that_is_lost_at_a_multiple_does_not_hold_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    played = Played(at_2x=gone, at_3x=lambda _: Unavailable("no server takes requests"))
+    found = played.search(monkeypatch, tmp_path)
+    assert found.rate_per_s == pytest.approx(9.5, abs=1.0)
+    once, twice, thrice = found.degradation
+    assert not once.why_not
+    assert twice.why_not.startswith("no server answers at here:1 since 5 s")
+    assert twice.num_requests > 0
+    assert (thrice.why_not, thrice.num_requests, thrice.run) == ("no server takes requests", 0, "")
+
+
+PLAYED = ("--slo", "ttft_p99=60,e2e_p50=95", "--start", 8, "--precision", 0.3, "--without-users")
+
+
+def fixed(tmp_path: Path) -> Path:
+    path = tmp_path / "w.yaml"
+    path.write_text("kind: fixed\nprompts: [a]\nmax_tokens: 5\n")
+    return path
+
+
+def test_a_search_that_is_interrupted_says_what_it_had_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Played(at_3x=lambda _: KeyboardInterrupt()).instead(monkeypatch)
+    assert capacity("here:1", tmp_path / "c", *PLAYED, workload=fixed(tmp_path)) == 130
+    said = capsys.readouterr().out
+    assert "did not come to its end" in said
+    assert "requests/s hold the targets" in said
+    assert "2x (" in said
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_without_matplotlib_the_result_and_a_report_without_pictures_are_there(
+    form: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as where it is not installed
+    Played().instead(monkeypatch)
+    assert capacity("here:1", tmp_path / "c", *PLAYED, *form, workload=fixed(tmp_path)) == 0
+    said = capsys.readouterr()
+    if form:
+        assert json.loads(said.out)["rate_per_s"] > 8
+    else:
+        assert "requests/s hold the targets" in said.out
+        assert "capacity.json, report.html and a folder for each run" in said.out
+    assert "trireme[plot]" in said.err
+    assert "<svg" not in (tmp_path / "c" / "report.html").read_text()
+
+
+def capacity(url: str, out: Path, *args: object, workload: Path | None = None) -> int:
+    asked = ["--workload", workload] if workload else ["--isl", 3, "--osl", 2]
+    given = ["--url", url, "--out", out, *asked, "--metrics", "none", *args]
     with pytest.raises(SystemExit) as ended:
         run_command("bench", ["capacity", *map(str, given)])
     return int(ended.value.code or 0)
