@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from clients.load.capacity_found import FILE, Capacity
-from clients.load.capacity_trials import LEAST_REQUESTS, Bench
+from clients.load.capacity_trials import LEAST_REQUESTS, LEAST_ROUNDS, Bench
 from clients.load.figures.slo import Target, parse_targets
 from clients.load.load_arguments import (
     IslOption,
@@ -49,7 +49,10 @@ def capacity(
     arrivals: Annotated[str, typer.Option(help="constant, poisson, gamma, bursty or diurnal.")] = "poisson",
     start: Annotated[float, typer.Option(help="The first rate that is tried.")] = 1.0,
     trial: Annotated[
-        float, typer.Option(help=f"Seconds of each trial, or as many as {LEAST_REQUESTS} requests take.")
+        float,
+        typer.Option(
+            help=f"Seconds of each trial, or as many as {LEAST_REQUESTS} requests take, or {LEAST_ROUNDS} of each user."
+        ),
     ] = 30.0,
     precision: Annotated[float, typer.Option(help="How near the bounds come, as a share.")] = 0.05,
     max_errors: Annotated[float, typer.Option(help="Share of requests that may fail.")] = 0.01,

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a capacity search puts on a server: one user alone, each load that it tries, and multiples of what held."""
 
+import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 
+from clients.latency import e2e_ms
 from clients.load.capacity import Trial, Verdict, best_of_three, highest, judge, refuse_failing, search
 from clients.load.capacity_found import Capacity, Degradation, doubts_of, over_peak
-from clients.load.figures.run_figures import CLIENT_BOUND_SHARE, RunFigures, figures_of
+from clients.load.figures.run_figures import CLIENT_BOUND_SHARE, RunFigures, figures_of, values_of
 from clients.load.figures.slo import Target
 from clients.load.load_options import Load
 from clients.load.run_command import ServerGone, put_on, warm_up
@@ -18,6 +21,7 @@ from ensemble_configs.errors import ServerError, Unavailable
 
 FACTORS = (1.0, 2.0, 3.0)
 LEAST_REQUESTS = 30
+LEAST_ROUNDS = 5  # of a closed loop: requests that each user sends
 _NUM_ALONE = 3
 _LATE_SHARE = 0.2
 _SEED_STEP = 101
@@ -41,6 +45,7 @@ class Bench:
         self._metrics = metrics
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._num_runs = 0
+        self._round_s = 0.0  # what a request of a user takes, as far as it is known
         self.found = Capacity(targets=targets)
         self.shown: list[Run] = []
 
@@ -77,12 +82,13 @@ class Bench:
             msgspec.structs.replace(target, percentile=min(50.0, target.percentile or 50.0)) for target in self._targets
         )
         verdict = judge(run, figures, targets, max_error_share=1.0)
+        self._note_round(run)
         said = ", ".join(f"{name} {value:.1f} ms" for name, value in verdict.measured.items())
         self._console.print(f"one user alone: {said or verdict.why_not}", markup=False)
         return verdict
 
     def _try_rate(self, rate_per_s: float) -> Trial:
-        trial = self._try(self._at(rate_per_s), rate_per_s, "requests/s", "rate")
+        trial = self._try(self._at, rate_per_s, "requests/s", "rate")
         trials = [*self.found.rate_trials, trial]
         best = highest(trials)
         self._keep(rate_trials=trials, rate_per_s=best.load if best else None)
@@ -94,20 +100,28 @@ class Bench:
         return msgspec.structs.replace(self._load, rate_per_s=rate_per_s, duration_s=duration_s)
 
     def _try_users(self, users: float) -> Trial:
-        num_users = round(users)
-        num_processes = min(self._load.num_processes, num_users)
-        load = msgspec.structs.replace(self._load, rate_per_s=None, num_users=num_users, num_processes=num_processes)
-        trial = self._try(load, users, "users", "users")
+        trial = self._try(self._of_users, users, "users", "users")
         trials = [*self.found.user_trials, trial]
         most = highest(trials)
         self._keep(user_trials=trials, users=round(most.load) if most else None)
         return trial
 
-    def _try(self, load: Load, amount: float, unit: str, kind: str) -> Trial:
+    def _of_users(self, users: float) -> Load:
+        """Long answers take longer: of users who send one request each nothing is measured."""
+        num_users = round(users)
+        return msgspec.structs.replace(
+            self._load, rate_per_s=None, num_users=num_users, num_processes=min(self._load.num_processes, num_users),
+            duration_s=max(self._load.duration_s or 0.0, LEAST_ROUNDS * self._round_s),
+        )  # fmt: skip
+
+    def _try(self, load_of: Callable[[float], Load], amount: float, unit: str, kind: str) -> Trial:
         def once(number: int) -> Trial:
-            run, figures = self._run(load, f"{kind}-{amount:.4g}" + (f"-again-{number}" if number > 1 else ""))
+            name = f"{kind}-{amount:.4g}" + (f"-again-{number}" if number > 1 else "")
+            run, figures = self._run(load_of(amount), name)
             refuse_failing(run, max_error_share=self._max_error_share)
             verdict = judge(run, figures, self._targets, max_error_share=self._max_error_share)
+            if verdict.holds or not verdict.measured:
+                self._note_round(run)
             if verdict.why_not and _is_clients_fault(figures, self._targets):
                 if number > 1:
                     raise ServerError(
@@ -119,6 +133,11 @@ class Bench:
             return Trial(**msgspec.structs.asdict(verdict), load=amount, run=run.name, num_runs=number)
 
         return best_of_three(once)
+
+    def _note_round(self, run: Run) -> None:
+        e2es_ms = [one for values in values_of([one for one in run.records if one.is_done], e2e_ms) for one in values]
+        if e2es_ms:
+            self._round_s = max(self._round_s, statistics.median(e2es_ms) / 1e3)
 
     def _degrade(self, rate_per_s: float) -> None:
         for factor in FACTORS:

@@ -2,6 +2,7 @@
 """The search for the highest load that holds its targets, on servers whose limit is known."""
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from kserve_server import KServeServer, Step, response
 from load_records import record, run, steady
 
-from clients.load import capacity_trials
+from clients.load import capacity, capacity_trials
 from clients.load.capacity import MAX_TRIALS, Trial, best_of_three, highest, judge, refuse_failing, search
 from clients.load.capacity_found import Capacity, Degradation, doubts_of
 from clients.load.capacity_trials import Bench
@@ -99,7 +100,9 @@ def test_failures_and_a_growing_queue_do_not_hold_whatever_the_latencies() -> No
 def test_a_target_that_no_request_can_be_held_to_is_not_held() -> None:
     single = run([record(number * 10, [(number * 10 + 50, 1)]) for number in range(100)])
     targets = parse_targets("tpot_p99=50", of_percentiles=True)
-    assert judge(single, figures_of(single), targets, max_error_share=0.01).why_not == "no request has a tpot"
+    verdict = judge(single, figures_of(single), targets, max_error_share=0.01)
+    assert verdict.why_not == "no request has a tpot"
+    assert not verdict.is_clear, "what was not measured is not missed"
 
 
 @pytest.mark.parametrize(
@@ -210,6 +213,37 @@ class Played:
         return bench.search(start=8.0, precision=precision, has_users=False)
 
 
+class LongAnswers(Played):
+    """Of 30 s at the first token after 50 ms, and of twice that where eight or more users ask; no load is too high."""
+
+    def put_on(self, load: Load, out: Path, **_: object) -> Run:
+        self.names.append(out.name)
+        assert load.num_users is not None
+        e2e_s = 60 if load.num_users >= 8 else 30
+        num_rounds = 3 if load.duration_s is None else math.ceil(load.duration_s / e2e_s)
+        records = [
+            record(begun_ms, [(begun_ms + 50, 1), (begun_ms + 1000 * e2e_s, 1)], session=user)
+            for begun_ms in range(0, num_rounds * e2e_s * 1000, e2e_s * 1000)
+            for user in range(load.num_users)
+        ]
+        return run(records, num_users=load.num_users, name=out.name)
+
+
+def test_users_of_long_answers_are_tried_until_each_has_asked_some_times(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    played = LongAnswers()
+    played.instead(monkeypatch)
+    load = Load(url="here:1", workload={"kind": "fixed", "prompts": ["a"], "max_tokens": 2}, duration_s=30.0)
+    targets = parse_targets("ttft_p99=500", of_percentiles=True)
+    bench = Bench(load, targets, tmp_path, max_error_share=0.01, metrics=None)
+    monkeypatch.setattr(bench, "_try_rate", lambda rate: trial("none here", load=rate))
+    monkeypatch.setattr(capacity, "MAX_TRIALS", 6)
+    found = bench.search(start=1.0, precision=0.3, has_users=True)
+    assert found.users == 4 * 2**5
+    assert all(each.holds and each.num_runs == 1 for each in found.user_trials)
+
+
 def gone(made: Run) -> ServerGone:
     outcome = Outcome(start_ns=0, records=made.records, cpu=[], was_interrupted=False, unanswered_s=5.0)
     return ServerGone(made, outcome)
@@ -281,7 +315,7 @@ def test_a_search_that_is_interrupted_says_what_it_had_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Played(at_3x=lambda _: KeyboardInterrupt()).instead(monkeypatch)
-    assert capacity("here:1", tmp_path / "c", *PLAYED, workload=fixed(tmp_path)) == 130
+    assert ask_capacity("here:1", tmp_path / "c", *PLAYED, workload=fixed(tmp_path)) == 130
     said = capsys.readouterr().out
     assert "did not come to its end" in said
     assert "requests/s hold the targets" in said
@@ -294,7 +328,7 @@ def test_without_matplotlib_the_result_and_a_report_without_pictures_are_there(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as where it is not installed
     Played().instead(monkeypatch)
-    assert capacity("here:1", tmp_path / "c", *PLAYED, *form, workload=fixed(tmp_path)) == 0
+    assert ask_capacity("here:1", tmp_path / "c", *PLAYED, *form, workload=fixed(tmp_path)) == 0
     said = capsys.readouterr()
     if form:
         assert json.loads(said.out)["rate_per_s"] > 8
@@ -305,7 +339,7 @@ def test_without_matplotlib_the_result_and_a_report_without_pictures_are_there(
     assert "<svg" not in (tmp_path / "c" / "report.html").read_text()
 
 
-def capacity(url: str, out: Path, *args: object, workload: Path | None = None) -> int:
+def ask_capacity(url: str, out: Path, *args: object, workload: Path | None = None) -> int:
     asked = ["--workload", workload] if workload else ["--isl", 3, "--osl", 2]
     given = ["--url", url, "--out", out, *asked, "--metrics", "none", *args]
     with pytest.raises(SystemExit) as ended:
@@ -329,7 +363,7 @@ def test_the_servers_words_end_a_search_in_which_every_request_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with counting("[INVALID_ARG field=text_input] 9999 tokens, at most 512") as server:
-        assert capacity(server.url, tmp_path / "c", "--slo", "ttft_p99=500") == 2
+        assert ask_capacity(server.url, tmp_path / "c", "--slo", "ttft_p99=500") == 2
         assert len(server.requests) <= 1 + 8 + 3, "no trial of 30 s"
     said = capsys.readouterr().err
     assert "9999 tokens, at most 512" in said
@@ -339,7 +373,7 @@ def test_the_servers_words_end_a_search_in_which_every_request_is_wrong(
 def test_targets_that_one_user_alone_misses_end_the_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokens = [0.05, response("x", num_output_tokens=1), response("y", num_output_tokens=1, final=True)]
     with counting(*tokens) as server:
-        assert capacity(server.url, tmp_path / "c", "--slo", "ttft_p99=10,tpot_p99=500") == 0
+        assert ask_capacity(server.url, tmp_path / "c", "--slo", "ttft_p99=10,tpot_p99=500") == 0
         assert len(server.requests) <= 1 + 8 + 3
     assert "one user alone gets ttft_p50 " in capsys.readouterr().out
     found = json.loads((tmp_path / "c" / "capacity.json").read_text())
@@ -352,7 +386,7 @@ def test_the_runs_of_an_earlier_search_are_not_written_over(tmp_path: Path, caps
     info = RunInfo(tool="by hand", commands=[], url="here:1", model="ensemble", is_open=True)
     write_run(tmp_path / "c" / "rate-1", info, steady(1), [])  # of one that was ended by Ctrl-C
     before = (tmp_path / "c" / "rate-1" / "run.json").read_bytes()
-    assert capacity("127.0.0.1:9", tmp_path / "c", "--slo", "ttft_p99=500") == 2
+    assert ask_capacity("127.0.0.1:9", tmp_path / "c", "--slo", "ttft_p99=500") == 2
     said = capsys.readouterr().err
     assert str(tmp_path / "c") in said
     assert "name another folder with --out" in said
@@ -372,5 +406,5 @@ def test_the_runs_of_an_earlier_search_are_not_written_over(tmp_path: Path, caps
 def test_what_has_no_meaning_is_refused(
     tmp_path: Path, args: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert capacity("127.0.0.1:9", tmp_path / "c", "--slo", "ttft_p99=500", *args) == 2
+    assert ask_capacity("127.0.0.1:9", tmp_path / "c", "--slo", "ttft_p99=500", *args) == 2
     assert said in capsys.readouterr().err
