@@ -9,7 +9,7 @@ import numpy as np
 
 from clients.load.figures.run_figures import RunFigures, values_of
 from clients.load.figures.slo import METRICS, Target
-from clients.load.load_record import REFUSED
+from clients.load.load_record import REFUSED, LoadRecord
 from clients.load.run_folder import Run
 from ensemble_configs.errors import RequestError, RequestTimeout, ServerError
 
@@ -84,15 +84,34 @@ def refuse_failing(run: Run, *, max_error_share: float) -> None:
     failed = [record for record in run.records if not record.is_done and record.end not in _OF_OVERLOAD]
     if not failed:
         return
-    [(end, _)] = Counter(record.end for record in failed).most_common(1)
+    end, error = _most_frequent(failed)
     share = len(failed) / len(run.records)
     is_wrong = end == RequestError.code
     if share == 1 or (is_wrong and share > max_error_share):
-        error = next(record.error for record in failed if record.end == end)
         raise (RequestError if is_wrong else ServerError)(
             f"{len(failed)} of {len(run.records)} requests of the run {run.name!r} failed as they would at any load; "
             f"{end}: {error}"
         )
+
+
+def refuse_unanswered(run: Run) -> None:
+    """One user alone is no overload: a server that is too busy for that user is so at any load.
+
+    Raises:
+        ServerError: no request ended well; with what the server said.
+    """
+    if not any(record.is_done for record in run.records):
+        end, error = _most_frequent(run.records)
+        raise ServerError(
+            f"none of {len(run.records)} requests of one user who was alone ended well; {end}: {error}; is the server "
+            "ready, and without other load?"
+        )
+
+
+def _most_frequent(failed: list[LoadRecord]) -> tuple[str, str]:
+    """The end that most of them had, and what was said of the first."""
+    [(end, _)] = Counter(record.end for record in failed).most_common(1)
+    return end, next(record.error for record in failed if record.end == end)
 
 
 def best_of_three(once: Callable[[int], Trial]) -> Trial:

@@ -10,7 +10,16 @@ import msgspec
 from rich.console import Console
 
 from clients.latency import e2e_ms
-from clients.load.capacity import Trial, Verdict, best_of_three, highest, judge, refuse_failing, search
+from clients.load.capacity import (
+    Trial,
+    Verdict,
+    best_of_three,
+    highest,
+    judge,
+    refuse_failing,
+    refuse_unanswered,
+    search,
+)
 from clients.load.capacity_found import Capacity, Degradation, doubts_of, over_peak
 from clients.load.figures.run_figures import CLIENT_BOUND_SHARE, RunFigures, figures_of, values_of
 from clients.load.figures.slo import Target
@@ -78,6 +87,7 @@ class Bench:
         )
         run, figures = self._run(load, "alone")
         refuse_failing(run, max_error_share=1.0)
+        refuse_unanswered(run)
         targets = tuple(
             msgspec.structs.replace(target, percentile=min(50.0, target.percentile or 50.0)) for target in self._targets
         )

@@ -370,6 +370,17 @@ def test_the_servers_words_end_a_search_in_which_every_request_is_wrong(
     assert "INVALID_ARG" in said
 
 
+def test_the_servers_words_end_a_search_in_which_one_user_alone_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with counting("[UNAVAILABLE reason=engine_restarting] an engine is loaded") as server:
+        assert ask_capacity(server.url, tmp_path / "c", "--slo", "ttft_p99=500") == 1
+    said = capsys.readouterr()
+    assert "none of 3 requests of one user who was alone ended well" in said.err
+    assert "an engine is loaded" in said.err
+    assert said.out == ""
+
+
 def test_targets_that_one_user_alone_misses_end_the_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokens = [0.05, response("x", num_output_tokens=1), response("y", num_output_tokens=1, final=True)]
     with counting(*tokens) as server:
