@@ -27,7 +27,7 @@ from clients.load.load_arguments import (
     with_lengths,
     workload_data,
 )
-from clients.load.load_options import Load
+from clients.load.load_options import MOST_PLANNED, Load
 from clients.load.report.document import document_of
 from clients.load.report.page import html_page
 from clients.load.run_folder import Run, refuse_used
@@ -86,6 +86,13 @@ def capacity(
     ):
         if not is_allowed:
             raise RequestError(f"--{name} must be {allowed}, got {value:g}", field=name, value=value)
+    if start * trial > MOST_PLANNED:
+        raise RequestError(
+            f"--start {start:g} for --trial {trial:g} s is more than {MOST_PLANNED} requests, which are planned before "
+            "a trial: give a lower one of them",
+            field="start",
+            value=start,
+        )
     load = Load(
         url=url, model=model, workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), rate_per_s=start,
         arrivals=arrivals, duration_s=trial, num_processes=processes, seed=seed,

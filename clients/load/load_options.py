@@ -97,11 +97,13 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_size(self) -> None:
         by_rate = self.rate_per_s * self.duration_s if self.rate_per_s and self.duration_s else math.inf
-        planned = min(by_rate, self.num_requests or math.inf)
+        bounds = {"fewer --requests": self.num_requests or math.inf, "a lower --rate or --duration": by_rate}
+        planned = min(bounds.values())
         if MOST_PLANNED < planned < math.inf:
+            given = [option for option, bound in bounds.items() if bound < math.inf]  # a verb may not have the others
             raise RequestError(
                 f"a load is planned before its first request, of at most {MOST_PLANNED} requests, got {planned:.4g}: "
-                "give fewer --requests, or a lower --rate or --duration",
+                f"give {', or '.join(given)}",
                 field="requests",
                 value=planned,
             )

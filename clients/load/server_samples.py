@@ -4,6 +4,7 @@
 import threading
 import time
 import urllib.request
+from http.client import HTTPException, InvalidURL
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,9 +27,19 @@ class ServerSample(msgspec.Struct, frozen=True):
 
 
 def read_metrics(url: str) -> dict[str, float]:
-    """Those of a Triton with our models. Raises: OSError: nobody answers; ValueError: it is not Prometheus's text."""
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
-        text = response.read().decode()
+    """Those of a Triton with our models.
+
+    Raises:
+        OSError: nobody answers, or not in HTTP.
+        ValueError: it is no address, or what is there is not Prometheus's text.
+    """
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+            text = response.read().decode()
+    except InvalidURL as exc:
+        raise ValueError(f"is no address: {exc}") from exc
+    except HTTPException as exc:  # is no OSError; its text may be bytes of gRPC
+        raise OSError(f"what answers does not speak HTTP ({exc!r})") from exc
     found = {}
     for family in text_string_to_metric_families(text):
         if not family.name.startswith(_PREFIXES):

@@ -412,6 +412,7 @@ def test_the_runs_of_an_earlier_search_are_not_written_over(tmp_path: Path, caps
         (["--max-errors", "2"], "--max-errors must be a share from 0"),
         (["--trial", "inf"], "--trial must be above 0 and at most 86,400 s"),
         (["--start", "0"], "--start must be above 0"),
+        (["--start", "500000"], "--start 500000 for --trial 30 s is more than 10000000 requests"),
     ],
 )
 def test_what_has_no_meaning_is_refused(

@@ -293,6 +293,9 @@ def test_goodput_counts_what_met_every_target() -> None:
         ("ttft=500", True),
         ("itl_p99=5", True),
         ("ttft_p100=5", True),
+        ("ttft=1.2.3", False),
+        ("ttft=.", False),
+        ("ttft_p9.9.9=5", True),
         ("ttft_p99=0", True),
     ],
 )

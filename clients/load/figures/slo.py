@@ -11,7 +11,8 @@ from clients.load.load_record import LoadRecord
 from ensemble_configs.errors import RequestError
 
 METRICS: dict[str, Callable[..., float]] = {"ttft": ttft_ms, "tpot": tpot_ms, "e2e": e2e_ms}
-_TARGET = re.compile(r"(?P<metric>[a-z0-9]+)(?:_p(?P<percentile>[0-9.]+))?=(?P<limit>[0-9.]+)(?P<unit>ms|s)?")
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+_TARGET = re.compile(rf"(?P<metric>[a-z0-9]+)(?:_p(?P<percentile>{_NUMBER}))?=(?P<limit>{_NUMBER})(?P<unit>ms|s)?")
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
