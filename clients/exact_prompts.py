@@ -5,6 +5,9 @@ import random
 from collections.abc import Sized
 from typing import Protocol
 
+from ensemble_configs.errors import SpecError
+
+_MOST_DRAWS = 1000  # where one word alone of all has the length that is asked for, one draw in twenty hits
 WORDS = (
     "the",
     "fox",
@@ -37,6 +40,11 @@ class Tokenizer(Protocol):
         """A prompt's tokens, special ones included."""
 
 
+def least_tokens(tokenizer: Tokenizer) -> int:
+    """Of a prompt that has a word, special tokens included."""
+    return min(len(tokenizer.encode(word)) for word in WORDS)
+
+
 class PromptMaker:
     """Seeded prompts of `input_tokens` tokens, special tokens included."""
 
@@ -46,13 +54,19 @@ class PromptMaker:
         self._rng = random.Random(seed)
 
     def prompts(self, count: int) -> list[str]:
-        """New prompts."""
+        """New prompts. Raises: SpecError: none of so many tokens can be made of words."""
         return [self._prompt() for _ in range(count)]
 
     def _prompt(self) -> str:
-        while True:
+        for _ in range(_MOST_DRAWS):
             words = self._rng.choices(WORDS, k=self._input_tokens)
-            while (extra := len(self._tokenizer.encode(" ".join(words))) - self._input_tokens) > 0:
+            while words and (extra := len(self._tokenizer.encode(" ".join(words))) - self._input_tokens) > 0:
                 del words[-max(1, extra // 4) :]  # a word has up to four tokens: none too many at a time
-            if extra == 0:
+            if words and extra == 0:
                 return " ".join(words)
+        raise SpecError(
+            f"no prompt of {self._input_tokens} tokens can be made of words: with this tokenizer the shortest has "
+            f"{least_tokens(self._tokenizer)}, special tokens included; ask for a longer one (--isl, or the lengths of "
+            "the workload)",
+            field="isl",
+        )

@@ -114,7 +114,10 @@ def _single(turn: Turn) -> Session:
 
 
 def _turn(isl: Lengths, osl: Lengths, writer: Writer, rng: random.Random, think_s: float = 0.0) -> Turn:
-    return Turn(writer.write(draw(isl, rng)), draw(osl, rng), think_s)
+    num_tokens = draw(isl, rng)
+    if isl.mean >= writer.least_tokens:  # otherwise it is refused
+        num_tokens = max(num_tokens, writer.least_tokens)
+    return Turn(writer.write(num_tokens), draw(osl, rng), think_s)
 
 
 def _conversation(workload: ConversationWorkload, system: str, writer: Writer, rng: random.Random) -> Session:
@@ -127,7 +130,7 @@ def _conversation(workload: ConversationWorkload, system: str, writer: Writer, r
 
 
 def _of_row(row: TraceRow, writer: Writer) -> Session:
-    prompt = row.prompt if row.prompt is not None else writer.write(row.input_tokens)
+    prompt = row.prompt if row.prompt is not None else writer.write(max(row.input_tokens, writer.least_tokens))
     turn = Turn(prompt, row.output_tokens)
     return Session(index=0, turns=(turn,), due_s=row.at_s, priority=row.priority, tenant=row.tenant)
 

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 from typing import Protocol
 
-from clients.exact_prompts import WORDS, PromptMaker
+from clients.exact_prompts import WORDS, PromptMaker, least_tokens
 from clients.infer_messages import GenerateRequest
 from clients.streaming import TritonClient
 from ensemble_configs.errors import SpecError
@@ -17,9 +17,10 @@ class Writer(Protocol):
     """Writes texts; each is another one."""
 
     how: str  # lengths come out, for the report
+    least_tokens: int  # of a text that has a word
 
     def write(self, num_tokens: int) -> str:
-        """A text of so many tokens."""
+        """A text of so many tokens. Raises: SpecError: it would have no word."""
 
 
 class ExactWriter:
@@ -31,6 +32,7 @@ class ExactWriter:
         """Args: `folder`: that holds `tokenizer.json`. Raises: SpecError: it does not, or it is no tokenizer."""
         path = folder / "tokenizer.json" if folder.is_dir() else folder
         self._tokenizer = _read(path)
+        self.least_tokens = least_tokens(self._tokenizer)
         self._seed = seed
         self._makers: dict[int, PromptMaker] = {}
 
@@ -47,6 +49,7 @@ class ProportionalWriter:
     """By so many tokens a word, which the server counted; a few in a hundred off."""
 
     how = "about, by the tokens of a word that the server counted"
+    least_tokens = 1  # special tokens are in the tokens of a word
 
     def __init__(self, tokens_per_word: float, *, seed: int) -> None:
         self.tokens_per_word = tokens_per_word

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from clients.exact_prompts import PromptMaker
 from clients.load.arrivals import SHAPES, arrivals_s
 from clients.load.load_options import Load
 from clients.load.plan import Session, draw, sessions
@@ -47,6 +48,57 @@ def test_an_exact_writer_writes_exactly_so_many_tokens() -> None:
     texts = [writer.write(count) for count in (5, 64, 64, 300)]
     assert [len(tokenizer.encode(text).ids) for text in texts] == [5, 64, 64, 300]
     assert len(set(texts)) == 4
+
+
+class TwoSpecial:
+    """A token for each word, and one in front and behind."""
+
+    def encode(self, text: str) -> list[str]:
+        return ["<s>", *text.split(), "</s>"]
+
+
+class Pairs:
+    """Two tokens for each word."""
+
+    def encode(self, text: str) -> str:
+        return "ab" * len(text.split())
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "length", "least"), [(TwoSpecial(), 1, 3), (TwoSpecial(), 2, 3), (Pairs(), 5, 2)]
+)
+def test_a_length_that_no_words_have_is_refused(tokenizer: Any, length: int, least: int) -> None:
+    with pytest.raises(SpecError, match=f"no prompt of {length} tokens .* the shortest has {least},") as caught:
+        PromptMaker(tokenizer, input_tokens=length, seed=1).prompts(1)
+    assert caught.value.facts["field"] == "isl"
+
+
+def test_a_prompt_has_a_word_whatever_its_tokenizer_adds() -> None:
+    [prompt] = PromptMaker(TwoSpecial(), input_tokens=3, seed=1).prompts(1)
+    assert len(prompt.split()) == 1
+    with pytest.raises(SpecError, match=r"no prompt of 1 tokens .* the shortest has 2,"):
+        ExactWriter(TOKENIZER, seed=1).write(1)  # of <s> alone
+
+
+def test_draws_that_are_too_short_for_a_word_are_raised_and_a_mean_that_is_refused(tmp_path: Path) -> None:
+    def planned(isl: Any) -> list[Session]:
+        workload = WORKLOAD.validate_python({"kind": "synthetic", "isl": isl, "osl": 4})
+        return list(itertools.islice(sessions(workload, ExactWriter(TOKENIZER, seed=1), seed=1), 200))
+
+    tokenizer = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    wide: dict[str, Any] = {"mean": 5, "stddev": 5}
+    lengths = [len(tokenizer.encode(session.turns[0].text).ids) for session in planned(wide)]
+    rng = random.Random(1)
+    drawn = []
+    for _ in lengths:
+        drawn.append(draw(Lengths(**wide), rng))
+        draw(Lengths(mean=4), rng)  # of the answer
+    assert drawn.count(1) > 10
+    assert lengths == [max(2, length) for length in drawn]
+    with pytest.raises(SpecError, match="no prompt of 1 tokens"):
+        planned(1)
+    row = next(sessions(trace(tmp_path, f"{HEADER}2023-11-16 18:15:46,1,4\n"), ExactWriter(TOKENIZER, seed=1), seed=1))
+    assert len(tokenizer.encode(row.turns[0].text).ids) == 2
 
 
 def test_without_a_tokenizer_folder_it_says_what_is_missing(tmp_path: Path) -> None:
