@@ -40,7 +40,10 @@ TokenizerOption = Annotated[
     typer.Option(help="Folder of the model's tokenizer.json, for prompts of exact lengths; otherwise about so long."),
 ]
 SeedOption = Annotated[int, typer.Option(help="Of prompts, lengths and arrivals.")]
-TimeoutOption = Annotated[float | None, typer.Option(help="A request that takes longer has failed.")]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(help="Seconds. A request that takes longer has failed; of one that is sent again, each attempt."),
+]
 MetricsOption = Annotated[
     str | None,
     typer.Option(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from http.client import HTTPException
 from urllib.parse import urlsplit
 
+import gevent
 import grpc
 from geventhttpclient import HTTPClient
 from tritonclient.grpc import service_pb2_grpc
@@ -18,9 +19,9 @@ from clients.infer_messages import GenerateChunk, GenerateRequest, decode_chunk,
 from clients.load.locust_messages import LocustLoad
 from clients.load.openai_errors import http_error
 from clients.load.openai_stream import OK, CompletionStream, completion_body, completions_url, headers, is_openai_url
-from ensemble_configs.errors import Unavailable
+from ensemble_configs.errors import RequestTimeout, Unavailable
 
-_PATIENCE_S = 600.0  # with an HTTP server that says nothing, where no timeout is asked for
+_PATIENCE_S = 600.0  # with an HTTP server that says nothing
 
 Clock = Callable[[], int]
 
@@ -60,8 +61,12 @@ class OpenAIStreams:
     def __init__(self, told: LocustLoad, now_ns: Clock) -> None:
         self._told = told
         self._now_ns = now_ns
-        self._http = HTTPClient.from_url(told.load.url, network_timeout=told.load.timeout_s or _PATIENCE_S)
+        self._http = self._connection()
         self._path = urlsplit(completions_url(told.load.url)).path
+
+    def _connection(self) -> HTTPClient:
+        patience_s = max(_PATIENCE_S, self._told.load.timeout_s or 0.0)  # with each read, not with the request
+        return HTTPClient.from_url(self._told.load.url, network_timeout=patience_s)
 
     def close(self) -> None:
         """Disconnect."""
@@ -71,15 +76,25 @@ class OpenAIStreams:
         """Its chunks, each when the one behind it came. Raises: ServingError: it ended badly."""
         told, stream = self._told, CompletionStream()
         body = completion_body(request, model=told.load.model, counts_each=told.counts_each)
+        limit = gevent.Timeout.start_new(told.load.timeout_s)
         try:
             response = self._http.post(self._path, body, headers())
             if response.status_code != OK:
                 raise http_error(response.status_code, response.read(), str(response.get("Retry-After", "")))
             while line := response.readline(b"\n"):
                 yield from stream.feed(line, self._now_ns())
+        except gevent.Timeout as exc:
+            if exc is not limit:
+                raise
+            self.close()  # a request that was being sent would keep its place on it
+            self._http = self._connection()
+            yield from stream.release()
+            raise RequestTimeout("the request was not done within its timeout") from exc
         except (OSError, HTTPException) as exc:
             yield from stream.release()
             raise Unavailable(f"{told.load.url}: {exc}", reason="connection_lost") from exc
+        finally:
+            limit.close()
         yield from stream.release()
         stream.check_end()
 

@@ -75,6 +75,21 @@ def test_it_asks_for_the_tokens_of_every_chunk_where_the_server_tells_them(tmp_p
     assert [record["tokens"] for record in records(tmp_path)] == [[2, 3]] * 4
 
 
+def test_a_timeout_is_of_the_whole_request_however_often_a_token_comes(tmp_path: Path) -> None:
+    def steps(_: Asked) -> list[Step]:
+        if len(server.asked) > 2:
+            return [event("one"), event(None, usage=(7, 1)), DONE]
+        return [step for _ in range(40) for step in (event("on"), 0.5)]
+
+    with CompletionsServer(steps) as server:
+        bench("--url", server.url, "--users", 1, "--requests", 4, "--timeout", 2, folder=tmp_path)
+    found = records(tmp_path)
+    assert [record["end"] for record in found] == ["DEADLINE", "DEADLINE", "done", "done"]
+    for record in found[:2]:
+        assert 2.0 <= (record["end_ns"] - record["sent_ns"]) / 1e9 < 4.0
+        assert len(record["times_ns"]) >= 2, "what came in time is kept"
+
+
 def test_ctrl_c_keeps_what_has_ended(tmp_path: Path) -> None:
     with (
         CompletionsServer(event("one"), 0.05, event(None, usage=(7, 1)), DONE) as server,
