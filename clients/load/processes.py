@@ -88,7 +88,7 @@ def run_processes(
             records.extend(more)
             told(more)
 
-        with _noted_signals() as signals:
+        with noted_signals() as signals:
             for pipe in pipes:
                 pipe.send_bytes(START + str(start_ns).encode())
             found = _gathered(pipes, take, signals)
@@ -130,8 +130,8 @@ def _started(load: Load) -> Iterator[list[Connection]]:
 
 
 @contextlib.contextmanager
-def _noted_signals() -> Iterator[list[int]]:
-    """Signals that end a load, noted: an exception in the middle of a message would lose it. The second is raised."""
+def noted_signals() -> Iterator[list[int]]:
+    """Ctrl-C, SIGTERM, SIGHUP, noted: an exception in the middle of a message would lose it. The second is raised."""
     noted: list[int] = []
 
     def note(number: int, _frame: object) -> None:

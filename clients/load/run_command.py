@@ -122,11 +122,11 @@ class ServerGone(ServerError):
         was_interrupted: by a signal, at last.
     """
 
-    def __init__(self, run: Run, outcome: Outcome) -> None:
+    def __init__(self, run: Run, seconds: float, *, was_interrupted: bool) -> None:
         self.run = run
-        self.was_interrupted = outcome.was_interrupted
+        self.was_interrupted = was_interrupted
         super().__init__(
-            f"no server answers at {run.info.url} since {outcome.unanswered_s:.0f} s; what had ended by then is kept: "
+            f"no server answers at {run.info.url} since {seconds:.0f} s; what had ended by then is kept: "
             f"trireme bench report {run.path}"
         )
 
@@ -149,7 +149,7 @@ def put_on(load: Load, out: Path, *, warmup: int, metrics: str | None, is_quiet:
         keeper.end(outcome)
     found = Run(path=out, info=info, records=outcome.records, samples=keeper.samples)
     if outcome.unanswered_s >= _GONE_S:
-        raise ServerGone(found, outcome)
+        raise ServerGone(found, outcome.unanswered_s, was_interrupted=outcome.was_interrupted)
     return found
 
 

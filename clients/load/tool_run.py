@@ -4,6 +4,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -14,12 +15,15 @@ import psutil
 from rich.console import Console
 
 from clients.load.load_record import LoadRecord
+from clients.load.processes import noted_signals
 from clients.load.server_samples import ServerSample, ServerWatch
 from clients.load.worker import CpuSample
 from ensemble_configs.errors import ServerError, SpecError
 
 _TOOLS = Path(__file__).resolve().parents[2] / ".tools"  # of a checkout
 _POLL_S = 0.5
+_STOP_S = 5.0  # from SIGTERM to SIGKILL
+_KEEP_S = 180.0  # the same, of a tool that waits for the answers that it has asked for
 _SHOWN_LINES = 15  # of a program that failed
 
 
@@ -67,14 +71,17 @@ def run_tool(
     is_shown: bool = False,
     keeps_what_it_has: bool = False,
 ) -> ToolRun:
-    """Run a program to its end, reading the server's metrics meanwhile; Ctrl-C ends it as well.
+    """Run a program to its end, reading the server's metrics meanwhile.
+
+    Ctrl-C, SIGTERM or SIGHUP end it with every process that it started; a second one does so at once.
 
     Args:
         what: it is, for messages.
         is_shown: its output goes to the terminal as it comes; `output` is empty then.
-        keeps_what_it_has: it leaves its results on SIGTERM as well, so that Ctrl-C is its end and not ours.
+        keeps_what_it_has: it leaves its results on SIGTERM, and ends its own processes; that is its end and not ours.
 
     Raises:
+        KeyboardInterrupt: a signal ended it.
         ServerError: it failed; with the end of what it said.
     """
     start_epoch_ns, start_ns = time.time_ns(), time.monotonic_ns()
@@ -88,16 +95,23 @@ def run_tool(
         if console.is_terminal and not is_shown:
             held.enter_context(console.status(f"{what} is running"))
         stdout = None if is_shown else file
-        process = subprocess.Popen(command, cwd=cwd, env={**os.environ, **(env or {})}, stdout=stdout, stderr=stdout)
-        was_interrupted, cpu = False, list[CpuSample]()
+        signals = held.enter_context(noted_signals())
+        # In a session of its own: what it starts, such as genai-perf's perf_analyzer, is ended with it.
+        process = subprocess.Popen(
+            command, cwd=cwd, env={**os.environ, **(env or {})}, stdout=stdout, stderr=stdout, start_new_session=True
+        )
+        cpu: list[CpuSample] = []
         try:
-            _watch(process, start_ns, cpu)
-        except BaseException as exc:
-            process.terminate()
+            _watch(process, start_ns, cpu, signals)
+            was_interrupted = process.poll() is None
+            if was_interrupted:
+                _stop(process, keeps_what_it_has=keeps_what_it_has)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            if not (keeps_what_it_has and isinstance(exc, KeyboardInterrupt)):
-                raise
-            was_interrupted = True
+        if was_interrupted and not keeps_what_it_has:
+            raise KeyboardInterrupt
     text = output.read_text(errors="replace")
     output.unlink()
     if process.returncode and not was_interrupted:
@@ -125,12 +139,23 @@ def from_first_request(found: ToolRun, records: Sequence[LoadRecord]) -> ToolRun
     )
 
 
-def _watch(process: "subprocess.Popen[bytes]", start_ns: int, samples: list[CpuSample]) -> None:
-    """Wait for its end; note the CPU time that it and its children had used by when."""
+def _watch(process: "subprocess.Popen[bytes]", start_ns: int, samples: list[CpuSample], signals: Sequence[int]) -> None:
+    """Wait for its end, or a signal; note the CPU time that it and its children had used by when."""
     seen = psutil.Process(process.pid)
-    while process.poll() is None:
+    while process.poll() is None and not signals:
         with contextlib.suppress(psutil.Error):
             used_s = sum(sum(each.cpu_times()[:2]) for each in [seen, *seen.children(recursive=True)])
             samples.append(CpuSample(time.monotonic_ns() - start_ns, used_s))
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_POLL_S)
+
+
+def _stop(process: "subprocess.Popen[bytes]", *, keeps_what_it_has: bool) -> None:
+    """Ask it to end, and wait for that as long as it may take."""
+    with contextlib.suppress(subprocess.TimeoutExpired, ProcessLookupError):
+        if keeps_what_it_has:  # its own processes have to tell it what they have
+            process.terminate()
+            process.wait(_KEEP_S)
+        else:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(_STOP_S)

@@ -21,7 +21,6 @@ from clients.load.figures.run_figures import figures_of
 from clients.load.figures.slo import parse_targets
 from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
-from clients.load.processes import Outcome
 from clients.load.run_command import ServerGone
 from clients.load.run_folder import Run, RunInfo, write_run
 from ensemble_configs.errors import RequestError, ServerError, Unavailable
@@ -245,8 +244,7 @@ def test_users_of_long_answers_are_tried_until_each_has_asked_some_times(
 
 
 def gone(made: Run) -> ServerGone:
-    outcome = Outcome(start_ns=0, records=made.records, cpu=[], was_interrupted=False, unanswered_s=5.0)
-    return ServerGone(made, outcome)
+    return ServerGone(made, 5.0, was_interrupted=False)
 
 
 def test_a_client_that_was_late_for_once_does_not_end_the_search(
