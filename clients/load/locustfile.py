@@ -14,6 +14,7 @@ grpc_gevent.init_gevent()  # before the first channel
 import itertools
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from locust.exception import StopUser
 from locust.runners import STATE_RUNNING, STATE_STOPPED, STATE_STOPPING, MasterRunner, WorkerRunner
 
 from clients.latency import MetricUndefined, e2e_ms, tpot_ms, ttft_ms
-from clients.load.load_record import DONE, LoadRecord
+from clients.load.load_record import DONE, LoadRecord, reason_of
 from clients.load.locust_messages import LOAD_VARIABLE, RECORDS_VARIABLE, LocustFound, LocustLoad, LocustShare
 from clients.load.locust_streams import OpenAIStreams, TritonStreams, open_streams
 from clients.load.plan import Session
@@ -35,6 +36,7 @@ from ensemble_configs.errors import ServingError
 
 _METRICS = {"TTFT": ttft_ms, "TPOT": tpot_ms, "E2E": e2e_ms}
 _SHARE = "trireme_share"  # the message from the master to a worker
+_REPORT_PATIENCE_S = 15.0  # reports come every 3 s
 
 
 class _Shared:
@@ -45,6 +47,7 @@ class _Shared:
         self.epoch_ns = time.time_ns() - time.monotonic_ns()
         self.records: list[LoadRecord] = []  # on a worker: since its last report
         self.cpu: dict[str, list[CpuSample]] = {}  # of each process that asks
+        self.num_reports: Counter[str] = Counter()  # of each worker
         self.plan: Iterator[Session] = iter(())
         self.failure = ""
 
@@ -107,7 +110,7 @@ class LoadUser(User):
                 history += turn.text + self._ask(session, number, history, record)
                 record.end = DONE
             except ServingError as exc:
-                record.end, record.error = exc.code, exc.message
+                record.end, record.error, record.reason = exc.code, exc.message, reason_of(exc)
             shared.note(self.environment, record)
             if not record.is_done:
                 return
@@ -181,7 +184,19 @@ def _quit_when_all_is_asked(runner: Any) -> None:
         if runner.state in (STATE_STOPPING, STATE_STOPPED):
             return
         gevent.sleep(0.1)
+    if isinstance(runner, MasterRunner):
+        _await_reports(runner)
     runner.quit()
+
+
+def _await_reports(master: MasterRunner) -> None:
+    """One more of each worker: users may end before the first, and Locust itself waits half a second for the last."""
+    before = shared.num_reports.copy()
+    deadline_s = time.monotonic() + _REPORT_PATIENCE_S
+    while time.monotonic() < deadline_s and any(
+        shared.num_reports[worker.id] == before[worker.id] for worker in master.clients.all
+    ):
+        gevent.sleep(0.1)
 
 
 def _note_cpu() -> None:
@@ -202,6 +217,7 @@ def _report(client_id: str, data: dict[str, Any], **_: Any) -> None:
 def _collect(client_id: str, data: dict[str, Any], **_: Any) -> None:
     left = msgspec.json.decode(data.pop("trireme"), type=LocustFound)
     shared.records += left.records
+    shared.num_reports[client_id] += 1
     shared.failure = left.failure or shared.failure
     for samples in left.cpu:  # all since it began
         shared.cpu[client_id] = samples

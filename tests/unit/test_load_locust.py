@@ -62,7 +62,8 @@ def test_its_users_ask_and_keep_what_became_of_it(tmp_path: Path) -> None:
     }
     found = records(tmp_path)
     assert sorted(record.get("error", "")[:40] for record in found if record["end"] != "done")[0] == "HTTP 503: full"
-    assert [record["tokens"] for record in found if record["end"] == "UNAVAILABLE" and record.get("tokens")] == [[1]]
+    [cut] = [record for record in found if record["end"] == "UNAVAILABLE" and record.get("tokens")]
+    assert (cut["tokens"], cut["reason"]) == ([1], "connection_lost"), "that is no refusal"
     assert [record["tokens"] for record in found if record["end"] == "done"] == [[1, 1, 3]] * 22
     assert figures["osl"]["mean"] == 5, "the server's own count, though it came in three events"
     assert figures["isl"]["mean"] == 7
