@@ -35,7 +35,7 @@ triton-test: setup ## Only the tests on the real Triton
 	@$(SETUP) --only perf-analyzer envoy bench prometheus
 	$(TRITON) $(ARGS)
 
-soak: setup bench-tools aisimulate ## The full counts of the long checks; most of an hour
+soak: setup bench-tools aisimulate ## The full counts of the long checks; two hours on two idle cores
 	@$(SETUP) --only build-cpu
 	$(RUN) pytest -m soak --timeout 7200 $(ARGS)
 

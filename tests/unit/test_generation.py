@@ -156,9 +156,10 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    threads = set(threading.enumerate())
+    threads, children = set(threading.enumerate()), set(psutil.Process().children())
     yield
-    assert [child for child in psutil.Process().children() if "serving.engine_process" in child.cmdline()] == []
+    left = set(psutil.Process().children()) - children  # those of other files are not this one's
+    assert [child for child in left if "serving.engine_process" in child.cmdline()] == []
     wait_until(lambda: set(threading.enumerate()) <= threads)
 
 
