@@ -111,7 +111,7 @@ class AsyncTritonClient:
             RequestError: the request is wrong, or names a model that is not there.
             RequestTimeout: `timeout_s` passed, or the server's own deadline.
             Unavailable: nothing answers, the connection was lost, or nothing came for `idle_timeout_s`.
-            RequestCancelled: the client was closed, or the server stopped the request.
+            RequestCancelled: the client was closed, or the server cancelled this request alone.
             ServerError: anything else.
         """
         request_id = request_id or uuid.uuid4().hex
@@ -145,7 +145,11 @@ class AsyncTritonClient:
                 early_end = f"{self._url} ended the stream before its final response"
                 failure = Unavailable(early_end, reason="connection_lost")
         except grpc.aio.AioRpcError as exc:
-            failure = parse_error(f"[{exc.code()}] {exc.details()}", address=self._url)
+            if exc.code() is grpc.StatusCode.CANCELLED:  # by a server that stops; our own is asyncio's, below
+                lost = f"the connection to {self._url} was lost: the server ended the call"
+                failure = Unavailable(lost, reason="connection_lost")
+            else:
+                failure = parse_error(f"[{exc.code()}] {exc.details()}", address=self._url)
         except asyncio.CancelledError:
             if _is_task_cancelled():
                 raise

@@ -16,8 +16,8 @@ WAIT_S = 10.0  # a test that waits this long has failed
 HANG = object()  # send nothing until the client is gone
 DIE = object()  # break the connection
 
-# A response, an error text, a pause in seconds, an event to wait for, HANG, DIE, or what makes such steps of the
-# request. The stream ends after the last step.
+# A response, an error text, a pause in seconds, an event to wait for, HANG, DIE, a gRPC status to end the call with, or
+# what makes such steps of the request. The stream ends after the last step.
 Step = Any
 
 
@@ -93,10 +93,10 @@ class KServeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
             self.requests.append(request)
             for step in self.script:
                 for one in step(request) if callable(step) else [step]:
-                    yield from self._play(one, is_over)
+                    yield from self._play(one, is_over, context)
         has_played.set()
 
-    def _play(self, step: Step, is_over: threading.Event) -> Iterator[Any]:
+    def _play(self, step: Step, is_over: threading.Event, context: grpc.ServicerContext) -> Iterator[Any]:
         if isinstance(step, str):
             yield service_pb2.ModelStreamInferResponse(error_message=step)
         elif isinstance(step, float):
@@ -108,5 +108,7 @@ class KServeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         elif step is DIE:
             self._server.stop(grace=0)
             is_over.wait(WAIT_S)
+        elif isinstance(step, grpc.StatusCode):
+            context.abort(step, "as scripted")
         else:
             yield step

@@ -182,7 +182,11 @@ def test_an_error_in_the_stream_is_the_typed_exception_of_its_token() -> None:
     assert caught.value.message == "top_p must be within 0 and 1"
 
 
-@pytest.mark.parametrize("end", [[DIE], []], ids=["connection broken", "stream ended"])
+@pytest.mark.parametrize(
+    "end",
+    [[DIE], [], [grpc.StatusCode.CANCELLED]],  # the last is what a grpc server's stop() says, where it says anything
+    ids=["connection broken", "stream ended", "call cancelled by the server"],
+)
 def test_a_stream_that_ends_before_its_final_response_is_unavailable(end: list[object]) -> None:
     with KServeServer(response("Once"), *end) as server, pytest.raises(Unavailable) as caught:
         read_all(server)

@@ -159,10 +159,7 @@ def test_a_server_that_is_gone_ends_the_run_and_users_do_not_storm_its_address(t
     run = read_run(tmp_path / "run")
     lost = [one for one in run.records if not one.is_done]
     assert "No server answered for the last 1" in run.info.note
-    # What ran when it died may have had a last word of the server's; whoever asked afterwards found nobody.
-    answered = [one for one in lost if one.reason not in UNANSWERED]
-    assert len({one.session for one in answered}) <= 8, answered
-    assert {one.reason for one in lost if one.due_ns > min(one.end_ns for one in lost) + 1e9} <= UNANSWERED
+    assert {one.reason for one in lost} <= UNANSWERED
     # Each of 8 users after 0.1, 0.2, 0.4, 0.8 s and then every second: some 14 in 11 s.
     assert 8 * 6 < len(lost) < 8 * 20
 
