@@ -55,7 +55,7 @@ render: setup ## Write the generated files of the default deployment again (ARGS
 bench: setup ## Measure what the ensemble costs over the engine alone
 	$(RUN) benchmarks.ensemble_overhead $(ARGS)
 
-bench-check: setup ## Run the benchmarks again and print which ratios got worse than those committed; some minutes (ARGS="--only detokenizer")
+bench-check: setup ## Run the benchmarks again and print which ratios got worse than those committed; four minutes (ARGS="--only detokenizer")
 	$(RUN) benchmarks.check $(ARGS)
 
 bench-tools: setup ## Install perf_analyzer and genai-perf, NVIDIA's load generators (0.9 GB) in .tools

@@ -60,7 +60,7 @@ def environment(*, triton_http: str | None = None) -> dict[str, object]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD")
         + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else ""),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "num_cpus": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "load_1min": os.getloadavg()[0],
@@ -112,7 +112,8 @@ def triton_version(triton_http: str) -> str:
         return str(json.load(response)["version"])
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """As Linux names the processor."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of the alerts about what users get."""
 
+from collections.abc import Mapping
+
 from observability.alert_cases import Case, Phases, histogram, requests
 from observability.recording import TPOT, TTFT
 
@@ -16,6 +18,19 @@ _ALL_GOOD = requests(good=_STEADY, bad=_NONE)
 _LATE_FOR_A_WHILE = histogram(
     TTFT, (1.0, 2.5), fast=((100, 20), (60, 21), (100, 20)), slow=((0, 20), (40, 21), (0, 20))
 )
+
+
+def _burns_fast(series: Mapping[str, str], *, slo: str, missed: str) -> Case:
+    return Case(
+        alert="TriremeBudgetBurnFast",
+        series=series,
+        labels={"model": "ensemble", "slo": slo},
+        summary=f"ensemble: the error budget of {slo} burns fast",
+        description=f"{missed} of the requests of an hour missed the target of {slo}.",
+        fires_at=40,
+        resolved_at=50,
+    )
+
 
 SERVICE_CASES = (
     Case(
@@ -40,47 +55,27 @@ SERVICE_CASES = (
         summary="ensemble version 1: requests fail",
         description="5% of the requests of five minutes ended in an error; 1.00% may.",
     ),
-    Case(
-        alert="TriremeBudgetBurnFast",
+    _burns_fast(
         # Half of the time until the 40th minute went wrong; ten minutes later the last five are clean.
-        series=requests(good=((100, 20), (0, 21), (100, 20)), bad=((0, 20), (100, 21), (0, 20))),
-        labels={"model": "ensemble", "slo": "availability"},
-        summary="ensemble: the error budget of availability burns fast",
-        description="52.5% of the requests of an hour missed the target of availability.",
-        fires_at=40,
-        resolved_at=50,
+        requests(good=((100, 20), (0, 21), (100, 20)), bad=((0, 20), (100, 21), (0, 20))),
+        slo="availability",
+        missed="52.5%",
     ),
-    Case(
-        alert="TriremeBudgetBurnFast",
-        series={**_LATE_FOR_A_WHILE, **_ALL_GOOD},
-        labels={"model": "ensemble", "slo": "ttft"},
-        summary="ensemble: the error budget of ttft burns fast",
-        description="21% of the requests of an hour missed the target of ttft.",
-        fires_at=40,
-        resolved_at=50,
-    ),
-    Case(
-        alert="TriremeBudgetBurnFast",
+    _burns_fast({**_LATE_FOR_A_WHILE, **_ALL_GOOD}, slo="ttft", missed="21%"),
+    _burns_fast(
         # As Prometheus 3 writes the bound of one second.
-        series={
+        {
             **{name.replace('le="1"', 'le="1.0"'): values for name, values in _LATE_FOR_A_WHILE.items()},
             **_ALL_GOOD,
         },
-        labels={"model": "ensemble", "slo": "ttft"},
-        summary="ensemble: the error budget of ttft burns fast",
-        description="21% of the requests of an hour missed the target of ttft.",
-        fires_at=40,
-        resolved_at=50,
+        slo="ttft",
+        missed="21%",
     ),
-    Case(
-        alert="TriremeBudgetBurnFast",
+    _burns_fast(
         # One request in ten minutes, and each fails: of so few nothing is judged.
-        series=requests(good=((0, 20), (0, 21), (100, 20)), bad=((0.1, 20), (100, 21), (0, 20))),
-        labels={"model": "ensemble", "slo": "availability"},
-        summary="ensemble: the error budget of availability burns fast",
-        description="100% of the requests of an hour missed the target of availability.",
-        fires_at=40,
-        resolved_at=50,
+        requests(good=((0, 20), (0, 21), (100, 20)), bad=((0.1, 20), (100, 21), (0, 20))),
+        slo="availability",
+        missed="100%",
     ),
     Case(
         alert="TriremeBudgetBurnSlow",
