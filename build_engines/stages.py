@@ -140,10 +140,10 @@ def check_disk(stages: Sequence[Stage], folder: Path) -> None:
 def _run(stage: Stage, key: str, work: WorkFolder, place: tuple[int, int], watcher: StageWatcher) -> Stamp:
     number, total = place
     log = work.log(number, stage.name)
-    partial = work.begin(stage.name)
     start = time.monotonic()
     tail: Sequence[str] = ()
     try:
+        partial = work.begin(stage.name)
         if isinstance(stage.work, Command):
             run_command(stage.work.argv, cwd=work.path, log=log, lock=work.lock, env=stage.work.env)
         else:

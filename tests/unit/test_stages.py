@@ -244,6 +244,21 @@ def test_an_interrupt_ends_the_tool_with_its_workers_and_keeps_what_is_finished(
     assert run(two_stages(), tmp_path)[0] == ("reused", "first")
 
 
+def test_an_interrupt_while_a_stage_begins_leaves_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = WorkFolder.begin
+
+    def interrupted(work: WorkFolder, stage: str) -> Path:
+        assert begin(work, stage).is_dir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(WorkFolder, "begin", interrupted)
+    with work_in(tmp_path) as work, pytest.raises(KeyboardInterrupt):
+        run_stages(two_stages(), work, Recorder())
+    assert not list(work.path.glob("*.partial"))
+
+
 def test_a_killed_build_takes_its_tool_with_it_and_is_waited_for(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
