@@ -113,7 +113,8 @@ def _workload(
         for model in models
     )
     extras = spec.extra_models if has_extras else ()
-    needed = {need.name for one in (*served, *extras) if one.rate_limiter for need in one.rate_limiter.resources}
+    limiters = [*(model.rate_limiter for model in served), *(extra.rate_limiter for extra in extras)]
+    needed = {need.name for limiter in limiters if limiter is not None for need in limiter.resources}
     return Workload(
         name=name,
         release=release,
