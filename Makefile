@@ -84,7 +84,7 @@ observe: setup ## Start Prometheus and Alertmanager beside a running server unti
 	@$(SETUP) --only prometheus
 	.venv/bin/trireme observe run $(ARGS)
 
-observe-files: setup ## Write the rules, their tests and the dashboards in helm/files again
+observe-files: setup ## Write the rules, their tests and the dashboards in helm/trireme/files again
 	.venv/bin/trireme observe files
 
 docs: setup ## Write the tables of the documents again and check every link between the documents

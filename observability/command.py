@@ -65,7 +65,7 @@ def files(
     deployment: Annotated[
         Path | None, typer.Option(help="Its slo sets the targets. [none: the project's defaults]")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write to. [none: helm/files of this checkout]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to. [none: the chart's]")] = None,
     runbooks_url: Annotated[str, typer.Option(help="Where docs/runbooks.md can be read.")] = RUNBOOKS,
 ) -> None:
     """Write rules, their tests and dashboards.
@@ -81,7 +81,7 @@ def files(
       trireme observe files --out build/observability --runbooks-url https://wiki.example/runbooks
     """
     if deployment is not None and out is None:
-        raise SpecError("--deployment needs --out: helm/files has the defaults", field="out")
+        raise SpecError("--deployment needs --out: helm/trireme/files has the defaults", field="out")
     folder = out or FILES
     check_folder_to_write("--out", folder)
     for name, text in generated_files(_objectives(deployment), runbooks=runbooks_url).items():
@@ -113,7 +113,7 @@ def bandwidth(
 
 
 def generated_files(objectives: Objectives, *, runbooks: str = RUNBOOKS) -> dict[str, str]:
-    """Every generated file, by its path below helm/files.
+    """Every generated file, by its path below helm/trireme/files.
 
     Raises:
         SpecError: the library that writes dashboards is not installed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generated files under helm/files, by their path there."""
+"""The generated files under helm/trireme/files, by their path there."""
 
 import dataclasses
 from pathlib import Path

@@ -22,7 +22,7 @@ from ensemble_configs.errors import SpecError, Unavailable
 from observability.shortened import INTERVAL_MS, shortened
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = ROOT / "helm" / "files"
+FILES = ROOT / "helm" / "trireme" / "files"
 _UNPACKED = ROOT / ".tools" / "prometheus" / "usr"  # by scripts/prometheus.py
 _READY_S = 30.0
 _END_S = 10.0

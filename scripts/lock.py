@@ -39,6 +39,7 @@ LOCKS: dict[str, list[str]] = {
         *[*PROJECT, "--extra", "build-cpu", "--excludes", "requirements/build-cpu-excludes.txt"],
         *["--no-emit-package", "torch"],
     ],
+    "chart": ["requirements/chart.in"],
     "triton": ["requirements/triton.in", "--no-deps"],
     "build-numpy": ["requirements/build-numpy.in"],
     "lock": ["requirements/lock.in"],

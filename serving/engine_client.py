@@ -88,6 +88,11 @@ class EngineClient:
         """The engine's process id, where it is known."""
         return self._source.pid
 
+    @property
+    def is_up(self) -> bool:
+        """Whether there is an engine to ask; not while a dead one is being started again."""
+        return self._channel is not None
+
     def _send_if_possible(self, message: Cancel | Stop) -> None:
         try:
             self._send(message)

@@ -128,6 +128,11 @@ class GenerationService:
         return self._engine.info
 
     @property
+    def is_engine_up(self) -> bool:
+        """Whether there is an engine to ask; not while a dead one is being started again."""
+        return self._engine.is_up
+
+    @property
     def num_running(self) -> int:
         """Requests that have not had their last reply."""
         return len(self._running)

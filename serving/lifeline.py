@@ -24,6 +24,7 @@ _log = logging.getLogger("trireme.lifeline")
 
 _QUESTION_S = 1.0  # from the connection to the whole question
 _ANSWER_S = 2.0
+_IS_ENGINE_UP = "is_engine_up"
 
 Handler = Callable[[], Mapping[str, object]]
 
@@ -42,11 +43,12 @@ class Streams(Protocol):
         """End every running request; each fails with `because`."""
 
 
-def generation_handlers(service: Streams) -> dict[str, Handler]:
-    """What can be asked of an adapter that generates."""
+def generation_handlers(service: Streams, *, is_engine_up: Callable[[], bool] | None = None) -> dict[str, Handler]:
+    """What can be asked of an adapter that generates. Args: `is_engine_up`: of the engine that it owns, if any."""
 
     def status() -> Mapping[str, object]:
-        return {"num_streams": service.num_running}
+        answer: dict[str, object] = {"num_streams": service.num_running}
+        return answer if is_engine_up is None else answer | {_IS_ENGINE_UP: is_engine_up()}
 
     def leave() -> Mapping[str, object]:
         service.refuse_new(
@@ -128,6 +130,7 @@ class Pulse(enum.Enum):
     """What an adapter's line says about its process."""
 
     ALIVE = "alive"
+    ENGINE_DEAD = "engine dead"  # it lives, and starts its engine again
     SILENT = "silent"  # stopped, stuck, or slow
     DEAD = "dead"  # its socket file is there and nobody listens
     CLOSED = "closed"  # unloaded as it should be
@@ -139,14 +142,14 @@ def feel_pulse(path: Path, *, timeout_s: float) -> Pulse:
     One that is being loaded seems dead for the moment between its bind() and its listen(): ask twice.
     """
     try:
-        _exchange(path, "status", timeout_s)
+        answer = _exchange(path, "status", timeout_s)
     except FileNotFoundError:
         return Pulse.CLOSED
     except ConnectionRefusedError:
         return Pulse.DEAD
     except (OSError, ValueError):
         return Pulse.SILENT
-    return Pulse.ALIVE
+    return Pulse.ALIVE if answer.get(_IS_ENGINE_UP, True) else Pulse.ENGINE_DEAD
 
 
 def _ask(path: Path, operation: str) -> Mapping[str, object]:

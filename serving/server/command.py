@@ -16,6 +16,7 @@ from ensemble_configs.deployment import DeploymentSpec, load_deployment, overrid
 from ensemble_configs.errors import ServerError
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
 from serving.server.control import ControlSocket
+from serving.server.health import Health, HealthServer
 from serving.server.installation import find_triton
 from serving.server.kept_deployment import KeptDeployment
 from serving.server.live_deployment import LiveDeployment
@@ -41,6 +42,12 @@ def serve(
     http_port: Annotated[int | None, typer.Option(help="KServe HTTP port.", show_default="the deployment's")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="KServe gRPC port.", show_default="the deployment's")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Prometheus port.", show_default="the deployment's")] = None,
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Of /live, /started and /ready over HTTP, for probes.", min=0, max=65535, show_default="none"
+        ),
+    ] = None,
     exit_timeout_s: Annotated[
         float, typer.Option(help="How long running streams may go on at shutdown.", min=0)
     ] = 30.0,
@@ -89,12 +96,17 @@ def serve(
         for prefix in remove_dead_regions():
             _tell(f"removed the shared memory of a server that is gone ({prefix}*)")
         _tell(f"loading {spec.name} ({_shown(live.spec)}) ...")
+        health = Health()
+        if health_port is not None:
+            held.enter_context(contextlib.closing(HealthServer(health, spec.triton.host, health_port)))
         held.enter_context(contextlib.closing(ControlSocket(folder / CONTROL_SOCKET, release_handlers(live))))
         try:
             Supervision(
                 start=live.start,
                 lose=live.lose,
                 give_up_candidate=live.give_up_candidate,
+                health=health,
+                is_needed=live.is_stable,
                 triton=spec.triton,
                 stop=StopSignal(),
                 ready_timeout_s=ready_timeout_s,

@@ -33,6 +33,7 @@ class HealthWatch:
         self._clock = clock
         self._heard_s: dict[str, float] = {}  # when each was last known to be well
         self._refused: set[str] = set()  # of the adapters, at the last question
+        self.dead_engines: set[tuple[str, int]] = set()  # models and versions, at the last question
         self._next_http_s = clock()
 
     def failure(self) -> str | None:
@@ -43,7 +44,7 @@ class HealthWatch:
         return self._dead_adapter() or self._silent_server()
 
     def _dead_adapter(self) -> str | None:
-        refused = set()
+        refused, dead_engines = set(), set()
         for path in sorted(self._server.run_dir.glob("*.sock")):
             if path.stem in self._lost:
                 continue
@@ -59,12 +60,15 @@ class HealthWatch:
                         failure = f"the process of model {name} has not answered for {self._hang_timeout_s:g} s"
                 case Pulse.ALIVE | Pulse.CLOSED:
                     self._heard_s[path.stem] = self._clock()
+                case Pulse.ENGINE_DEAD:
+                    self._heard_s[path.stem] = self._clock()
+                    dead_engines.add((name, int(version)))
             if failure is None:
                 continue
             if not self._lose(name, int(version), failure):
                 return failure
             self._lost.add(path.stem)
-        self._refused = refused
+        self._refused, self.dead_engines = refused, dead_engines
         return None
 
     def _silent_server(self) -> str | None:

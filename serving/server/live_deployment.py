@@ -124,6 +124,10 @@ class LiveDeployment:
             ],
         }
 
+    def is_stable(self, adapter: str, version: int) -> bool:
+        """Whether it answers users who name no release; a candidate's does not."""
+        return any(adapter in model.triton_names and version == model.release for model in self.spec.models)
+
     def lose(self, adapter: str, version: int, reason: str) -> bool:
         """An adapter's process died or hangs: whether the server can go on without it, which it does then.
 

@@ -4,12 +4,13 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ensemble_configs.errors import ServerError
 from ensemble_configs.triton_spec import TritonSpec
 from serving.server.drain import drain
+from serving.server.health import Health
 from serving.server.health_watch import HealthWatch
 from serving.server.stop_signal import StopSignal
 from serving.server.triton_process import TritonProcess
@@ -63,6 +64,9 @@ class Supervision:
     lose: Callable[[str, int, str], bool] = lambda *_: False  # as `HealthWatch` has it
     # Told why a start failed: whether another would leave out what may be to blame.
     give_up_candidate: Callable[[str], bool] = lambda _: False
+    health: Health = field(default_factory=Health)
+    # Whether a model's version is asked by users who name none; without its engine the server is not ready.
+    is_needed: Callable[[str, int], bool] = lambda *_: True
 
     def run(self) -> None:
         """Serve until `stop`, then drain.
@@ -77,6 +81,7 @@ class Supervision:
             was_ready |= end.was_ready
             num_crashed = num_crashed + 1 if end.is_crashed_start else 0
             delay_s = _next_delay_s(budget, failure)
+            self.health.enter("restarting" if was_ready else "loading")
             self.tell(f"{failure.message}; starting it again" + (f" in {delay_s:g} s" if delay_s else ""))
             if self.stop.wait(delay_s):
                 break
@@ -92,11 +97,13 @@ class Supervision:
         server = self.start()
         is_loaded = False
         try:
-            if _wait_ready(server, self.stop, self.ready_timeout_s):
+            if self._wait_ready(server):
                 is_loaded = True
+                self.health.enter("serving")
                 seconds = time.monotonic() - started_s
                 self.tell(f"ready again after {seconds:.1f} s" if was_ready else self.on_ready(seconds))
-                _watch(server, self.stop, self.triton.hang_timeout_s, self.lose)
+                self._watch(server)
+                self.health.enter("draining")
                 self.tell("draining; Ctrl-C again stops at once")
                 drain(server, timeout_s=self.exit_timeout_s, is_hurried=lambda: self.stop.count > 1, tell=self.tell)
                 self.tell("stopped")
@@ -117,6 +124,32 @@ class Supervision:
             server.clean_up()
         return _End(None, is_loaded, is_crashed_start=False)
 
+    def _wait_ready(self, server: TritonProcess) -> bool:
+        """Whether it is ready; False: we are asked to stop."""
+        deadline_s = time.monotonic() + self.ready_timeout_s
+        while not server.is_ready():
+            self.health.beat()
+            if server.exit_status is not None:
+                raise ServerFailed(f"tritonserver ended with status {server.exit_status} while loading")
+            if time.monotonic() > deadline_s:
+                raise ServerFailed(
+                    f"tritonserver is not ready after {self.ready_timeout_s:g} s; --ready-timeout-s gives it more"
+                )
+            if self.stop.wait(0.05):
+                return False
+        return True
+
+    def _watch(self, server: TritonProcess) -> None:
+        """Returns when asked to stop. Raises: ServerFailed."""
+        watch = HealthWatch(server, hang_timeout_s=self.triton.hang_timeout_s, lose=self.lose)
+        while not self.stop.wait(_WATCH_PERIOD_S):
+            if failure := watch.failure():
+                raise ServerFailed(failure)
+            self.health.note_dead_engines(
+                [name for name, version in watch.dead_engines if self.is_needed(name, version)]
+            )
+            self.health.beat()
+
 
 class _End(NamedTuple):
     failure: ServerFailed | None  # None: it was asked for
@@ -134,26 +167,3 @@ def _next_delay_s(budget: RestartBudget, failure: ServerFailed) -> float:
         return budget.spend()
     except ServerError as exc:
         raise ServerError(f"{failure.message}; {exc.message}") from failure
-
-
-def _wait_ready(server: TritonProcess, stop: StopSignal, timeout_s: float) -> bool:
-    """Whether it is ready; False: we are asked to stop."""
-    deadline_s = time.monotonic() + timeout_s
-    while not server.is_ready():
-        if server.exit_status is not None:
-            raise ServerFailed(f"tritonserver ended with status {server.exit_status} while loading")
-        if time.monotonic() > deadline_s:
-            raise ServerFailed(f"tritonserver is not ready after {timeout_s:g} s; --ready-timeout-s gives it more")
-        if stop.wait(0.05):
-            return False
-    return True
-
-
-def _watch(
-    server: TritonProcess, stop: StopSignal, hang_timeout_s: float, lose: Callable[[str, int, str], bool]
-) -> None:
-    """Returns when asked to stop. Raises: ServerFailed."""
-    health = HealthWatch(server, hang_timeout_s=hang_timeout_s, lose=lose)
-    while not stop.wait(_WATCH_PERIOD_S):
-        if failure := health.failure():
-            raise ServerFailed(failure)

@@ -9,7 +9,7 @@ import pytest
 from scripts import prometheus
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = ROOT / "helm/files"
+FILES = ROOT / "helm/trireme/files"
 needs_prometheus = pytest.mark.skipif(
     not all(prometheus.program(ROOT, name).is_file() for name in prometheus.PROGRAMS),
     reason="Prometheus is not installed: python3 scripts/bootstrap.py --only prometheus",

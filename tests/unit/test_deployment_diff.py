@@ -143,9 +143,23 @@ def test_helm_gets_the_deployment_and_what_follows_from_it(
 ) -> None:
     values = yaml.safe_load(ask(capsys, "--deployment", files[1], "--helm"))
     assert values["ports"] == {"http": 8000, "grpc": 8001, "metrics": 8002}
-    assert [each["prefix"] for each in values["models"]] == ["a_", "b_"]
-    assert "--grpc-port=8001" in values["tritonArgs"]
-    (tmp_path / "again.yaml").write_text(yaml.safe_dump(values["deployment"]))
-    again = override_triton(load_deployment(tmp_path / "again.yaml"), host="127.0.0.1")
-    assert again == load_deployment(Path(files[1]))
-    assert "--grpc-address=0.0.0.0" in values["tritonArgs"], "nobody could reach a pod's loopback"
+    assert list(values["servers"]) == ["a", "b"]
+    whole = load_deployment(Path(files[1]))
+    for server, model in zip(values["servers"].values(), whole.models, strict=True):
+        assert [each["prefix"] for each in server["models"]] == [model.triton_prefix]
+        assert (server["replicas"], server["nodes"], server["gpus"]) == (1, 1, 0)
+        (tmp_path / "again.yaml").write_text(yaml.safe_dump(server["deployment"]))
+        again = load_deployment(tmp_path / "again.yaml")
+        assert again.triton.host == "0.0.0.0", "nobody could reach a pod's loopback"
+        assert override_triton(again, host="127.0.0.1") == whole.model_copy(update={"models": (model,)})
+
+
+def test_names_that_kubernetes_would_not_tell_apart_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model = {"tokenizer": {"dir": "/t"}, "engine": {"provider": "simulated"}}
+    path = tmp_path / "d.yaml"
+    path.write_text(yaml.safe_dump({"name": "d", "models": [{"name": "a_b", **model}, {"name": "a_b_", **model}]}))
+    with pytest.raises(SystemExit):
+        run_command("render", ["--deployment", str(path), "--helm"])
+    assert "two servers would be called a-b in Kubernetes" in capsys.readouterr().err

@@ -39,8 +39,18 @@ def render(spec: DeploymentSpec, folder: Path) -> None:
     for path, text in configs.items():
         assert parse(text).name in (path.parts[0], "")  # the user's own may leave its name to its folder
     assert all("\n" not in value for _, value in launch_flags(spec))
-    values = yaml.load(render_helm_values(spec, source="d.yaml"), yaml.CSafeLoader)
-    assert values["deployment"]["name"] == spec.name
+    render_for_a_cluster(spec)
+
+
+def render_for_a_cluster(spec: DeploymentSpec) -> None:
+    """Each server's part can be read again; or it is refused, for something that holds only on one machine."""
+    try:
+        text, refusal = render_helm_values(spec, source="d.yaml"), None
+    except SpecError as exc:
+        text, refusal = "servers: {}", exc.message
+    assert refusal is None or re.match(r"\w+: (placement|the engine's)|\w+ is on \d+ nodes|two servers", refusal)
+    for server in yaml.load(text, yaml.CSafeLoader)["servers"].values():
+        assert DeploymentSpec.model_validate(server["deployment"]).name == spec.name
 
 
 def names(message: str, key: str) -> bool:

@@ -131,3 +131,13 @@ def test_what_the_server_can_do_without_is_lost_once(server: Server) -> None:
     assert lost == [("preprocessing", 1, "the process of model preprocessing died")]
     server.pulses["tensorrt_llm"] = Pulse.DEAD
     assert findings(health, clock, 2) == [None, "the process of model tensorrt_llm died"]
+
+
+def test_an_engine_that_is_started_again_is_told_and_is_no_failure(server: Server) -> None:
+    health = watch(server, Clock())
+    server.pulses["tensorrt_llm"] = Pulse.ENGINE_DEAD
+    assert health.failure() is None
+    assert health.dead_engines == {("tensorrt_llm", 1)}
+    server.pulses["tensorrt_llm"] = Pulse.ALIVE
+    assert health.failure() is None
+    assert health.dead_engines == set()

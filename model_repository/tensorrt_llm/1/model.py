@@ -58,7 +58,8 @@ class TritonPythonModel:
         engine = OwnedEngine(folder, guests, watchdog_s=release.engine.watchdog_s)
         self.service = GenerationService(release, engine, metrics=metrics, on_stats=gauges.update, take_census=census)
         gauges.describe(self.service.info)
-        self.lifeline = Lifeline(args, generation_handlers(self.service))
+        handlers = generation_handlers(self.service, is_engine_up=lambda: self.service.is_engine_up)
+        self.lifeline = Lifeline(args, handlers)
 
     def execute(self, requests: list) -> None:
         start_each(self._start, requests, self.tracer)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which servers a cluster runs for a deployment: models that share a device or a budget stay on one server, all others
+have their own, and so has each release beside the stable one; a router splits the requests between them.
+
+On one machine a release and its candidate are versions on one server. In a cluster they are pods: an engine fills its
+GPUs, and what is to be judged should not take its memory from what it is compared with.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.errors import SpecError
+from ensemble_configs.model_spec import ModelSpec
+from ensemble_configs.release_spec import ReleaseSpec
+
+
+class Workload(NamedTuple):
+    """Servers that are alike.
+
+    Attributes:
+        name: among those of the deployment.
+        release: of its only model, where it is one beside the stable one; None: it serves the stable releases.
+        spec: what each of its servers serves; GPUs by number are those of its pod, from 0.
+        num_nodes: pods that are one server together.
+        gpus_per_node: of each of these pods.
+    """
+
+    name: str
+    release: int | None
+    spec: DeploymentSpec
+    num_nodes: int
+    gpus_per_node: int
+
+
+def workloads(spec: DeploymentSpec) -> tuple[Workload, ...]:
+    """Stable ones first, in the order of the models; then the other releases.
+
+    Raises:
+        SpecError: something holds only on one machine, or the ranks of an engine do not divide into nodes.
+    """
+    for model in spec.models:
+        for release in model.releases:
+            _check_portable(model, release)
+    groups = list(_groups(spec.models))
+    stable = [
+        _workload(spec, models, name=models[0].name, release=None, has_extras=number == 0)
+        for number, models in enumerate(groups)
+    ]
+    others = [
+        _workload(spec, [_only(model, other)], name=f"{model.name}-{other.release}", release=other.release)
+        for model in spec.models
+        for other in model.other_releases
+    ]
+    return (*stable, *others)
+
+
+def _check_portable(model: ModelSpec, release: ReleaseSpec) -> None:
+    placement = release.placement
+    if slices := [gpu for gpu in placement.gpus or () if isinstance(gpu, str)]:
+        raise SpecError(
+            f"{model.name}: placement.gpus names {slices[0]}, a device of one machine; in a cluster its plugin hands "
+            "devices out: number them from 0, or leave placement out",
+            field="placement.gpus",
+            value=slices[0],
+        )
+    if placement.cpus is not None:
+        raise SpecError(
+            f"{model.name}: placement.cpus are cores of one machine; in a cluster a pod asks for a number of them: "
+            "leave placement.cpus out",
+            field="placement.cpus",
+            value=list(placement.cpus),
+        )
+
+
+def _groups(models: Sequence[ModelSpec]) -> Iterator[list[ModelSpec]]:
+    """Models that share something, over any number of others, in their own order."""
+    groups: list[tuple[list[ModelSpec], set[tuple[str, object]]]] = []
+    for model in models:
+        found, shared = [model], set(_shares(model))
+        for other in [group for group in groups if group[1] & shared]:
+            groups.remove(other)
+            found, shared = other[0] + found, other[1] | shared
+        groups.append((found, shared))
+    order = {model.name: number for number, model in enumerate(models)}
+    sorted_groups = [sorted(found, key=lambda model: order[model.name]) for found, _ in groups]
+    yield from sorted(sorted_groups, key=lambda found: order[found[0].name])
+
+
+def _shares(model: ModelSpec) -> Iterator[tuple[str, object]]:
+    """What two models of one server may have in common, of the stable release."""
+    yield from (("gpu", gpu) for gpu in model.gpus)
+    if model.on_demand is not None:
+        yield "pool", model.on_demand.pool
+    if model.admission is not None and model.admission.budget.shared is not None:
+        yield from (("budget", resource.name) for resource in model.admission.budget.shared.resources)
+    if model.rate_limiter is not None:
+        yield from (("resource", need.name) for need in model.rate_limiter.resources)
+
+
+def _only(model: ModelSpec, release: ReleaseSpec) -> ModelSpec:
+    """The model with another release in the place of its stable one."""
+    return model.model_copy(update={name: getattr(release, name) for name in ReleaseSpec.model_fields})
+
+
+def _workload(
+    spec: DeploymentSpec, models: Sequence[ModelSpec], *, name: str, release: int | None, has_extras: bool = False
+) -> Workload:
+    alone = {"other_releases": (), "canary": None, "on_trial": ()}
+    gpus = sorted({int(gpu) for model in models for gpu in model.gpus})
+    served = tuple(
+        model.model_copy(update={**alone, "placement": _renumbered(model, gpus, is_alone=len(models) == 1)})
+        for model in models
+    )
+    extras = spec.extra_models if has_extras else ()
+    limiters = [*(model.rate_limiter for model in served), *(extra.rate_limiter for extra in extras)]
+    needed = {need.name for limiter in limiters if limiter is not None for need in limiter.resources}
+    return Workload(
+        name=name,
+        release=release,
+        spec=spec.model_copy(
+            update={
+                "models": served,
+                "extra_models": extras,
+                "rate_limiter": tuple(pool for pool in spec.rate_limiter if pool.name in needed),
+            }
+        ),
+        num_nodes=_num_nodes(models),
+        gpus_per_node=len(gpus),
+    )
+
+
+def _renumbered(model: ModelSpec, gpus: Sequence[int], *, is_alone: bool) -> object:
+    """Its placement on the GPUs of its pod; one that has them all needs none."""
+    numbers = None if is_alone or not model.gpus else tuple(gpus.index(int(gpu)) for gpu in model.gpus)
+    return model.placement.model_copy(update={"gpus": numbers})
+
+
+def _num_nodes(models: Iterable[ModelSpec]) -> int:
+    models = list(models)
+    nodes = {model.name: _nodes_of(model) for model in models}
+    several = [name for name, number in nodes.items() if number > 1]
+    if several and len(models) > 1:
+        raise SpecError(
+            f"{several[0]} is on {nodes[several[0]]} nodes and shares GPUs or a budget with "
+            f"{', '.join(name for name in nodes if name != several[0])}; a server of several nodes has one model: "
+            "place them apart",
+            field="placement",
+        )
+    return max(nodes.values())
+
+
+def _nodes_of(model: ModelSpec) -> int:
+    world_size = int(getattr(model.engine, "world_size", 0))
+    if not world_size:
+        return 1
+    if world_size % model.num_gpus:
+        raise SpecError(
+            f"{model.name}: the engine's {world_size} ranks do not divide into nodes of {model.num_gpus} GPUs; change "
+            "engine.gpus_per_node, engine.tp_size or engine.pp_size",
+            field="engine.gpus_per_node",
+            value=model.num_gpus,
+        )
+    return world_size // model.num_gpus
