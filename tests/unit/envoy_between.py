@@ -4,7 +4,6 @@
 import asyncio
 import contextlib
 import json
-import socket
 import subprocess
 import urllib.request
 from collections import Counter
@@ -16,6 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from benchmarks.free_ports import free_ports
 from clients.rollout.export.envoy_routes import RELEASE_HEADER
 from scripts import envoy
 
@@ -40,21 +40,14 @@ def validate(config: Path) -> str:
     return done.stdout
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 class Release:
     """A server that says its name: once, or in chunks."""
 
-    def __init__(self, name: str, chunk_pause_s: float) -> None:
+    def __init__(self, name: str, chunk_pause_s: float, port: int) -> None:
         self.name = name
         self.num_requests = 0
         self._chunk_pause_s = chunk_pause_s
-        self.port = free_port()
+        self.port = port
 
     async def __aenter__(self) -> Self:
         self._server = grpc.aio.server()  # belongs to the loop in which it is made
@@ -124,8 +117,11 @@ class Between:
 
     def __init__(self, folder: Path, *, chunk_pause_s: float = 0.05) -> None:
         self._folder = folder
-        self.stable, self.candidate = Release("stable", chunk_pause_s), Release("candidate", chunk_pause_s)
-        self.listen, self.admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        # Four that differ: gRPC and Envoy both let another listen on their port, and would share it without a word.
+        stable, candidate, listen, admin = free_ports(4)
+        self.stable = Release("stable", chunk_pause_s, stable)
+        self.candidate = Release("candidate", chunk_pause_s, candidate)
+        self.listen, self.admin = f"127.0.0.1:{listen}", f"127.0.0.1:{admin}"
         self.options = [
             *["--stable-url", f"127.0.0.1:{self.stable.port}", "--candidate-url", f"127.0.0.1:{self.candidate.port}"],
             *["--listen", self.listen, "--admin", self.admin],
