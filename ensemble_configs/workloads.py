@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.errors import SpecError
-from ensemble_configs.model_spec import ModelSpec
+from ensemble_configs.model_spec import ExtraModelSpec, ModelSpec
 from ensemble_configs.release_spec import ReleaseSpec
 
 
@@ -42,13 +42,10 @@ def workloads(spec: DeploymentSpec) -> tuple[Workload, ...]:
     for model in spec.models:
         for release in model.releases:
             _check_portable(model, release)
-    groups = list(_groups(spec.models))
-    stable = [
-        _workload(spec, models, name=models[0].name, release=None, has_extras=number == 0)
-        for number, models in enumerate(groups)
-    ]
+    groups = _groups(spec.models, spec.extra_models)
+    stable = [_workload(spec, models, extras, name=models[0].name, release=None) for models, extras in groups]
     others = [
-        _workload(spec, [_only(model, other)], name=f"{model.name}-{other.release}", release=other.release)
+        _workload(spec, [_only(model, other)], (), name=f"{model.name}-{other.release}", release=other.release)
         for model in spec.models
         for other in model.other_releases
     ]
@@ -73,29 +70,43 @@ def _check_portable(model: ModelSpec, release: ReleaseSpec) -> None:
         )
 
 
-def _groups(models: Sequence[ModelSpec]) -> Iterator[list[ModelSpec]]:
-    """Models that share something, over any number of others, in their own order."""
-    groups: list[tuple[list[ModelSpec], set[tuple[str, object]]]] = []
-    for model in models:
-        found, shared = [model], set(_shares(model))
+def _groups(
+    models: Sequence[ModelSpec], extras: Sequence[ExtraModelSpec]
+) -> list[tuple[list[ModelSpec], list[ExtraModelSpec]]]:
+    """Models that share something, over any number of others, in their own order; an extra that shares nothing with a
+    model is with the first.
+    """
+    all_of_them: tuple[ModelSpec | ExtraModelSpec, ...] = (*models, *extras)
+    groups: list[tuple[set[int], set[tuple[str, object]]]] = []
+    for number, one in enumerate(all_of_them):
+        numbers, shared = {number}, set(_shares(one))
+        if isinstance(one, ExtraModelSpec) and not any(group[1] & shared for group in groups):
+            shared.add(("model", models[0].name))
         for other in [group for group in groups if group[1] & shared]:
             groups.remove(other)
-            found, shared = other[0] + found, other[1] | shared
-        groups.append((found, shared))
-    order = {model.name: number for number, model in enumerate(models)}
-    sorted_groups = [sorted(found, key=lambda model: order[model.name]) for found, _ in groups]
-    yield from sorted(sorted_groups, key=lambda found: order[found[0].name])
+            numbers, shared = other[0] | numbers, other[1] | shared
+        groups.append((numbers, shared))
+    return [
+        (
+            [model for number, model in enumerate(models) if number in numbers],
+            [extra for number, extra in enumerate(extras, len(models)) if number in numbers],
+        )
+        for numbers, _ in sorted(groups, key=lambda group: min(group[0]))
+    ]
 
 
-def _shares(model: ModelSpec) -> Iterator[tuple[str, object]]:
+def _shares(one: ModelSpec | ExtraModelSpec) -> Iterator[tuple[str, object]]:
     """What two models of one server may have in common, of the stable release."""
-    yield from (("gpu", gpu) for gpu in model.gpus)
-    if model.on_demand is not None:
-        yield "pool", model.on_demand.pool
-    if model.admission is not None and model.admission.budget.shared is not None:
-        yield from (("budget", resource.name) for resource in model.admission.budget.shared.resources)
-    if model.rate_limiter is not None:
-        yield from (("resource", need.name) for need in model.rate_limiter.resources)
+    if one.rate_limiter is not None:
+        yield from (("resource", need.name) for need in one.rate_limiter.resources)
+    if isinstance(one, ExtraModelSpec):
+        return
+    yield "model", one.name
+    yield from (("gpu", gpu) for gpu in one.gpus)
+    if one.on_demand is not None:
+        yield "pool", one.on_demand.pool
+    if one.admission is not None and one.admission.budget.shared is not None:
+        yield from (("budget", resource.name) for resource in one.admission.budget.shared.resources)
 
 
 def _only(model: ModelSpec, release: ReleaseSpec) -> ModelSpec:
@@ -104,7 +115,12 @@ def _only(model: ModelSpec, release: ReleaseSpec) -> ModelSpec:
 
 
 def _workload(
-    spec: DeploymentSpec, models: Sequence[ModelSpec], *, name: str, release: int | None, has_extras: bool = False
+    spec: DeploymentSpec,
+    models: Sequence[ModelSpec],
+    extras: Sequence[ExtraModelSpec],
+    *,
+    name: str,
+    release: int | None,
 ) -> Workload:
     alone = {"other_releases": (), "canary": None, "on_trial": ()}
     gpus = sorted({int(gpu) for model in models for gpu in model.gpus})
@@ -112,7 +128,6 @@ def _workload(
         model.model_copy(update={**alone, "placement": _renumbered(model, gpus, is_alone=len(models) == 1)})
         for model in models
     )
-    extras = spec.extra_models if has_extras else ()
     limiters = [*(model.rate_limiter for model in served), *(extra.rate_limiter for extra in extras)]
     needed = {need.name for limiter in limiters if limiter is not None for need in limiter.resources}
     return Workload(
@@ -121,7 +136,7 @@ def _workload(
         spec=spec.model_copy(
             update={
                 "models": served,
-                "extra_models": extras,
+                "extra_models": tuple(extras),
                 "rate_limiter": tuple(pool for pool in spec.rate_limiter if pool.name in needed),
             }
         ),

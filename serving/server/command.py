@@ -13,7 +13,7 @@ import typer
 
 from ensemble_configs.control_socket import CONTROL_SOCKET
 from ensemble_configs.deployment import DeploymentSpec, load_deployment, override_triton
-from ensemble_configs.errors import ServerError
+from ensemble_configs.errors import ServerError, SpecError
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
 from serving.server.control import ControlSocket
 from serving.server.health import Health, HealthServer
@@ -45,7 +45,7 @@ def serve(
     health_port: Annotated[
         int | None,
         typer.Option(
-            help="Of /live, /started and /ready over HTTP, for probes.", min=0, max=65535, show_default="none"
+            help="Of /live, /started and /ready over HTTP, for probes.", min=1, max=65535, show_default="none"
         ),
     ] = None,
     exit_timeout_s: Annotated[
@@ -72,6 +72,13 @@ def serve(
     folder = Path("build").resolve() / file.name
     kept = KeptDeployment(folder / "served.json", file)
     spec = override_triton(kept.load(), host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port)
+    if health_port in (ports := (spec.triton.http_port, spec.triton.grpc_port, spec.triton.metrics_port)):
+        taken = ", ".join(map(str, ports))
+        raise SpecError(
+            f"--health-port {health_port} is one of Triton's ({taken}); name another",
+            field="health_port",
+            value=health_port,
+        )
     if log_format is not None:
         spec = spec.model_copy(update={"logs": spec.logs.model_copy(update={"format": log_format})})
     set_up_log(spec.logs.format, deployment=spec.name)

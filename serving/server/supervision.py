@@ -81,7 +81,7 @@ class Supervision:
             was_ready |= end.was_ready
             num_crashed = num_crashed + 1 if end.is_crashed_start else 0
             delay_s = _next_delay_s(budget, failure)
-            self.health.enter("restarting" if was_ready else "loading")
+            self.health.beat()
             self.tell(f"{failure.message}; starting it again" + (f" in {delay_s:g} s" if delay_s else ""))
             if self.stop.wait(delay_s):
                 break
@@ -144,6 +144,7 @@ class Supervision:
         watch = HealthWatch(server, hang_timeout_s=self.triton.hang_timeout_s, lose=self.lose)
         while not self.stop.wait(_WATCH_PERIOD_S):
             if failure := watch.failure():
+                self.health.enter("restarting")  # before it is killed, which takes seconds where it hangs
                 raise ServerFailed(failure)
             self.health.note_dead_engines(
                 [name for name, version in watch.dead_engines if self.is_needed(name, version)]

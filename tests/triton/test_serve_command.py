@@ -44,6 +44,12 @@ def test_a_port_that_is_taken_is_named_with_the_option_that_changes_it(tmp_path:
     assert not (tmp_path / "build").exists()
 
 
+def test_a_health_port_that_is_one_of_triton_s_is_refused(tmp_path: Path) -> None:
+    result = serve(tmp_path, deployment_text("x", engine=SIMULATED), "--http-port=18000", "--health-port=18000")
+    assert_refused(result, "--health-port 18000 is one of Triton's", "name another")
+    assert not (tmp_path / "build").exists()
+
+
 def test_a_missing_engine_is_named_with_the_command_that_builds_it(tmp_path: Path) -> None:
     result = serve(tmp_path, deployment_text("x", engine={"provider": "openvino", "dir": "/nowhere"}))
     assert_refused(result, "/nowhere/openvino_model.xml", "make demo-model")

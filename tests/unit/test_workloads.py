@@ -84,7 +84,26 @@ def test_a_release_beside_the_stable_one_is_a_server_of_its_own_under_the_same_n
     assert candidate.spec.models[0].triton_names == stable.spec.models[0].triton_names
 
 
-def test_extra_models_are_on_the_first_server() -> None:
+def test_extra_models_are_where_they_share_a_resource_and_keep_together_who_shares_it_with_them() -> None:
+    cores, threads = {"resources": [{"name": "cores"}]}, {"resources": [{"name": "threads"}]}
+    both = {"resources": [*cores["resources"], *threads["resources"]]}
+    found = made(
+        simulated("a"),
+        simulated("b", rate_limiter=cores),
+        simulated("c", rate_limiter=threads),
+        extra_models=[
+            {"name": "plain", "dir": "/models/plain"},
+            {"name": "limited", "dir": "/models/limited", "rate_limiter": both},
+        ],
+        rate_limiter=[{"name": "cores", "count": 2}, {"name": "threads", "count": 2}],
+    )
+
+    assert served(found) == {"a": ["a"], "b": ["b", "c"]}
+    assert [[extra.name for extra in one.spec.extra_models] for one in found] == [["plain"], ["limited"]]
+    assert [len(one.spec.rate_limiter) for one in found] == [0, 2]
+
+
+def test_extra_models_are_otherwise_on_the_first_server() -> None:
     found = made(simulated("a"), simulated("b"), extra_models=[{"name": "embedding", "dir": "/models/embedding"}])
     assert [[extra.name for extra in one.spec.extra_models] for one in found] == [["embedding"], []]
 
