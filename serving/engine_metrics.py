@@ -62,7 +62,8 @@ class EngineMetrics:
         now_s = time.monotonic()
         if now_s < self._next_update_s and not is_idle:
             return
-        self._next_update_s = now_s + _UPDATE_S
+        if not is_idle:  # else an engine whose requests are shorter would be seen idle alone
+            self._next_update_s = now_s + _UPDATE_S
         self._engine.show(stats)
         self._steps.show(stats.steps, is_up=stats.is_up)
         if self._draft is None and stats.draft is not None:

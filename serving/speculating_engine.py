@@ -51,7 +51,10 @@ class SpeculatingEngine(Engine):
         self._drafting: dict[int, Speculation] = {}  # by the round's, as below
         self._verifying: dict[int, Speculation] = {}
         self._round_keys = itertools.count(_FIRST_ROUND_KEY)
-        self._num_used_blocks = 0  # of the target, before the rounds that were over with the last step gave theirs back
+        # What each held in its last step, before the rounds that were over with it gave theirs back: the engines take
+        # turns, and who looks every tenth of a second would see one of them idle for ever.
+        self._num_target_blocks = 0
+        self._num_draft_blocks = 0
         self.info = _info_of_pair(target.info, draft.info)
 
     def add(self, request: GenerationRequest) -> None:
@@ -83,9 +86,14 @@ class SpeculatingEngine(Engine):
 
     def step(self) -> list[TokenChunk]:
         """One iteration of each engine."""
-        chunks = [self._take_draft(chunk) for chunk in self._draft.step()]
-        verified = self._target.step()
-        self._num_used_blocks = self._target.stats().num_used_kv_blocks
+        drafts, verified = [], []
+        if self._draft.has_work:
+            drafts = self._draft.step()
+            self._num_draft_blocks = self._draft.stats().num_used_kv_blocks or self._num_draft_blocks
+        chunks = [self._take_draft(chunk) for chunk in drafts]
+        if self._target.has_work:
+            verified = self._target.step()
+            self._num_target_blocks = self._target.stats().num_used_kv_blocks
         chunks += [self._take(chunk) for chunk in verified]
         return [chunk for chunk in chunks if chunk is not None]
 
@@ -95,13 +103,18 @@ class SpeculatingEngine(Engine):
         return self._target.has_work or self._draft.has_work
 
     def stats(self) -> EngineStats:
-        """The target's, where a request that is being drafted for runs too; and the draft engine's."""
-        stats = self._target.stats()
+        """The target's, where a request that is being drafted for runs too; and the draft engine's.
+
+        Blocks are those of the engine's last step in which it had any, while it is the other's turn.
+        """
+        stats, draft = self._target.stats(), self._draft.stats()
+        if self._drafting or any(speculation.draft_ids for speculation in self._verifying.values()):
+            draft = msgspec.structs.replace(draft, num_used_kv_blocks=self._num_draft_blocks)
         return msgspec.structs.replace(
             stats,
             num_running=stats.num_running + len(self._drafting),
-            num_used_kv_blocks=self._num_used_blocks if self.has_work else stats.num_used_kv_blocks,
-            draft=self._draft.stats(),
+            num_used_kv_blocks=self._num_target_blocks if self.has_work else stats.num_used_kv_blocks,
+            draft=draft,
         )
 
     def close(self) -> None:

@@ -85,6 +85,16 @@ def test_an_engine_that_has_become_idle_is_shown_at_once(clock: Clock, metrics: 
     assert used(metrics) == 0
 
 
+def test_an_engine_of_short_requests_is_seen_at_work(clock: Clock, metrics: EngineMetrics) -> None:
+    seen = []
+    for _ in range(20):
+        for stats in (BUSY, IDLE):
+            metrics.update(stats)
+            seen.append(used(metrics))
+            clock.now_s += 0.04
+    assert seen[::4] == [7] * 10, "a request of 40 ms and a pause of 40 ms: every other one"
+
+
 def test_a_gauge_that_has_not_changed_costs_no_message(
     clock: Clock, metrics: EngineMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:

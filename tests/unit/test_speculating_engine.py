@@ -169,6 +169,19 @@ def test_the_draft_engines_kv_blocks_are_told_beside_the_targets() -> None:
     assert engine.stats().num_used_kv_blocks == _draft_stats(engine).num_used_kv_blocks == 0
 
 
+def test_no_engine_of_the_two_looks_idle_while_it_is_the_others_turn() -> None:
+    engine = pair()
+    engine.add(request())
+    used = []
+    while engine.has_work:
+        engine.step()
+        used.append((engine.stats().num_used_kv_blocks > 0, _draft_stats(engine).num_used_kv_blocks > 0))
+    first = used.index((True, True))
+    assert set(used[:first]) == {(False, True)}, "the first drafts"
+    assert set(used[first:-2]) == {(True, True)}
+    assert used[-2:] == [(True, False), (False, False)], "the last token needs no draft"
+
+
 def test_a_request_that_is_drafted_for_counts_as_running() -> None:
     engine = pair()
     engine.add(request())
