@@ -12,8 +12,9 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,10 +66,11 @@ class ReleaseCache:
         """Copy a release into the cache; one that is there already is read and compared.
 
         Raises:
-            SpecError: the source is no release or not what it lists, there is no room, or the disk fails. There is no
-                release in the cache then that was not there before; the next pull goes on.
+            SpecError: the source is no release or not what it lists, there is no room, the disk fails, or what is in
+                the cache is another user's. There is no release in the cache then that was not there before; the next
+                pull goes on.
         """
-        with in_use(source):  # it may lie in a cache itself
+        with self._named_refusals(), in_use(source):  # it may lie in a cache itself
             name, copies = _copies(source, self._folder / _STAGING)
             target = self._folder / name
             lock = lock_file(target)
@@ -84,6 +86,17 @@ class ReleaseCache:
                         return self._check(target, copies)
                     evicted = self._make_room(target, copies)
                     return self._copy(target, copies, evicted, num_jobs=num_jobs, on_bytes=on_bytes)
+
+    @contextlib.contextmanager
+    def _named_refusals(self) -> Iterator[None]:
+        """Folders of a cache that another user has made, and does not let us write into."""
+        try:
+            yield
+        except PermissionError as exc:
+            path = Path(exc.filename or self._folder)
+            if not path.is_relative_to(self._folder):
+                raise
+            raise SpecError(f"cannot write {path}: {exc.strerror}; {_whose(path)}", file=path) from exc
 
     def _check(self, target: Path, copies: list[FileCopy]) -> Pulled:
         started_s = time.monotonic()
@@ -180,6 +193,16 @@ class ReleaseCache:
         for folder in self._folders(name):
             if folder.exists():  # at one stroke, so that nobody loads half of it
                 shutil.rmtree(folder.rename(trash / name))
+
+
+def _whose(path: Path) -> str:
+    there = next(each for each in (path, *path.parents) if os.access(each, os.F_OK))
+    status = there.stat()
+    owner = f"user {status.st_uid} and group {status.st_gid} ({stat.filemode(status.st_mode)})"
+    return (
+        f"{there} belongs to {owner}, and this is user {os.geteuid()}; let all who share a cache run as one user, or "
+        "name another folder"
+    )
 
 
 def _size(lock: Path) -> int:

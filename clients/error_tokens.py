@@ -90,8 +90,9 @@ _KNOWN_TEXTS = (
     _known(r"StatusCode\.DEADLINE_EXCEEDED", RequestTimeout, "the request was not done within its timeout"),
     _known(r"StatusCode\.CANCELLED", RequestCancelled),
     _known(
-        # grpc.aio's word for a request that could not be written any more.
-        r"StatusCode\.UNAVAILABLE|StatusCode\.INTERNAL\] Internal error from Core",
+        # grpc.aio's words for a request that could not be written any more, and for a stream that a proxy ended as its
+        # server had died.
+        r"StatusCode\.UNAVAILABLE|StatusCode\.INTERNAL\] (?:Internal error from Core|.*RST_STREAM)",
         Unavailable,
         "the connection to {address} was lost: {text}",
         reason="connection_lost",

@@ -20,6 +20,7 @@ StreamResponse = Any
 
 # The one model that serves a request on the release that it names.
 PINNING_MODEL = "tensorrt_llm_bls"
+MODEL_HEADER = "x-trireme-model"
 
 _FORMATS = {BOOL: "<?", INT32: "<i", INT64: "<q", UINT64: "<Q", FP32: "<f"}
 _FINAL = "triton_final_response"
@@ -87,6 +88,11 @@ class GenerateChunk(msgspec.Struct, frozen=True, gc=False):
 
 
 _ROWS = tuple((name, row) for name, row in inputs_of("tensorrt_llm_bls") if name in GenerateRequest.__struct_fields__)
+
+
+def model_metadata(model: str) -> tuple[tuple[str, str], ...]:
+    """Who is asked, for a router in between, which does not look into messages."""
+    return ((MODEL_HEADER, model),)
 
 
 def encode_request(

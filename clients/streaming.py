@@ -20,7 +20,14 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from clients.client_span import ClientSpan, NoSpan
 from clients.error_tokens import parse_error
-from clients.infer_messages import GenerateChunk, GenerateRequest, decode_chunk, encode_request, is_final_response
+from clients.infer_messages import (
+    GenerateChunk,
+    GenerateRequest,
+    decode_chunk,
+    encode_request,
+    is_final_response,
+    model_metadata,
+)
 from clients.silence_watch import SilenceWatch
 from ensemble_configs.errors import RequestCancelled, RequestError, ServingError, Unavailable
 
@@ -78,7 +85,10 @@ class AsyncTritonClient:
         asked = service_pb2.ModelReadyRequest(name=model, version=model_version)
         try:
             live = await self._stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=timeout_s)
-            return bool(live.ready and (await self._stub.ModelReady(asked, timeout=timeout_s)).ready)
+            if not live.ready:
+                return False
+            answer = await self._stub.ModelReady(asked, timeout=timeout_s, metadata=model_metadata(model))
+            return bool(answer.ready)
         except grpc.aio.AioRpcError:
             return False
 
@@ -119,7 +129,7 @@ class AsyncTritonClient:
             request, model=model, model_version=model_version, request_id=request_id, release=release
         )
         span = self._span(traceparent, model, request_id)
-        call = self._stub.ModelStreamInfer(timeout=timeout_s, metadata=span.metadata)
+        call = self._stub.ModelStreamInfer(timeout=timeout_s, metadata=(*model_metadata(model), *span.metadata))
         silence = SilenceWatch(call, idle_timeout_s)
         is_complete = False
         failure: ServingError | None = None

@@ -22,7 +22,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scripts import chromium, environments, envoy, llama_server, perf_analyzer, prometheus, triton_installation
+from scripts import (
+    chromium,
+    environments,
+    envoy,
+    llama_server,
+    openssh,
+    perf_analyzer,
+    prometheus,
+    triton_installation,
+)
 from scripts.commands import LOG, SetupError, describe_os_error, say
 
 DEFAULT = ("venv", "triton")
@@ -32,6 +41,7 @@ PROGRAMS = {  # others: environments
     "envoy": envoy,
     "prometheus": prometheus,
     "chromium": chromium,
+    "openssh": openssh,
     "llama-server": llama_server,
 }
 NEEDS = {

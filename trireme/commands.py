@@ -31,6 +31,12 @@ class Command(NamedTuple):
 COMMANDS = {
     "serve": Command("serving.server.command", "serve", "Serve a deployment on Triton, and drain it when it stops"),
     "render": Command("build_engines.render_command", "render", "Write the model repository of a deployment"),
+    "group": Command(
+        "serving.server.group_command",
+        "",
+        "Serve over several nodes: the pods of a LeaderWorkerSet",
+        ("leader", "worker", "server"),
+    ),
     "plan": Command(
         "build_engines.planner.plan_command", "plan", "Say what a model needs and how fast it will be on which GPUs"
     ),
@@ -39,7 +45,7 @@ COMMANDS = {
     ),
     "doctor": Command("serving.server.doctor_command", "doctor", "Check that a built release can be served here"),
     "build": Command("build_engines.build_command", "build", "Build a release from a checkpoint and a recipe"),
-    "pull": Command("build_engines.pull_command", "pull", "Copy a built release to a local disk, whole or not at all"),
+    "pull": Command("build_engines.pull_command", "pull", "Copy built releases to a local disk, whole or not at all"),
     "prove": Command(
         "build_engines.prove.prove_command", "prove", "Try everything on this machine's GPU, and write what came of it"
     ),
@@ -52,6 +58,7 @@ COMMANDS = {
         "build_engines.evaluation.command", "evaluate_release", "Compare a release with the one that it was made from"
     ),
     "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
+    "drain": Command("clients.drain_command", "drain", "Have a running server finish its streams before it is ended"),
     "observe": Command(
         "observability.command",
         "",

@@ -15,7 +15,14 @@ from geventhttpclient import HTTPClient
 from tritonclient.grpc import service_pb2_grpc
 
 from clients.error_tokens import parse_error
-from clients.infer_messages import GenerateChunk, GenerateRequest, decode_chunk, encode_request, is_final_response
+from clients.infer_messages import (
+    GenerateChunk,
+    GenerateRequest,
+    decode_chunk,
+    encode_request,
+    is_final_response,
+    model_metadata,
+)
 from clients.load.locust_messages import LocustLoad
 from clients.load.openai_errors import http_error
 from clients.load.openai_stream import OK, CompletionStream, completion_body, completions_url, headers, is_openai_url
@@ -44,7 +51,8 @@ class TritonStreams:
         load = self._load
         message = encode_request(request, model=load.model, model_version="", request_id=uuid.uuid4().hex)
         try:
-            for response in self._stub.ModelStreamInfer(iter([message]), timeout=load.timeout_s):
+            metadata = model_metadata(load.model)
+            for response in self._stub.ModelStreamInfer(iter([message]), timeout=load.timeout_s, metadata=metadata):
                 at_ns = self._now_ns()
                 if response.error_message:
                     raise parse_error(response.error_message, address=load.url)

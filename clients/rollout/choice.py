@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which server and which rollout a command means, and that one process alone drives it."""
+"""Which rollout a command means, of which server, and that one process alone drives it."""
 
 import contextlib
 import fcntl
@@ -13,16 +13,12 @@ import typer
 
 from clients.rollout.state import Rollout
 from clients.rollout.store import Store
-from ensemble_configs.control_socket import CONTROL_SOCKET
+from clients.server_folder import server_folder
 from ensemble_configs.errors import RequestError, SpecError
 
 _STORE = "rollouts.sqlite"
 _GLANCE_S = 0.5
 
-ServerOption = Annotated[
-    Path | None,
-    typer.Option("--server", help="The server's folder, build/NAME where it was started; none: the only one here."),
-]
 StoreOption = Annotated[Path | None, typer.Option(help="Where rollouts are kept; none: rollouts.sqlite beside it.")]
 WhyOption = Annotated[str, typer.Option(help="For the log.")]
 NumberOption = Annotated[int | None, typer.Option("--rollout", help="Its number; none: the one that goes on.")]
@@ -32,24 +28,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard
 def store_of(server: Path | None, store: Path | None) -> Path:
     """The store that was named, or the server's own. Raises: as `server_folder`."""
     return store if store is not None else server_folder(server) / _STORE
-
-
-def server_folder(server: Path | None) -> Path:
-    """The folder of the server that is meant: what was named, or the only one that was started here.
-
-    Raises:
-        SpecError: there is none, or there are several.
-    """
-    if server is not None:
-        return server
-    found = sorted(path.parent for path in Path("build").glob(f"*/{CONTROL_SOCKET}"))
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise SpecError("no server was started in this folder (there is no build/NAME/control.sock); name its folder "
-                        "with --server", field="server")  # fmt: skip
-    names = ", ".join(str(path) for path in found)
-    raise SpecError(f"several servers were started in this folder: {names}; name one with --server", field="server")
 
 
 def open_rollout(kept: Store, number: int | None) -> Rollout:

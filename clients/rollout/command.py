@@ -11,7 +11,6 @@ import typer
 from clients.rollout.choice import (
     JsonOption,
     NumberOption,
-    ServerOption,
     StoreOption,
     WhyOption,
     any_rollout,
@@ -28,6 +27,7 @@ from clients.rollout.state import Rollout, Wish
 from clients.rollout.store import Store
 from clients.rollout.traffic import share_now
 from clients.rollout.wishes import phase_after
+from clients.server_folder import ServerOption
 
 _UNDRIVEN = "  nobody drives it now, and clients go to the stable release: `trireme rollout run`\n"
 

@@ -13,10 +13,10 @@ from clients.rollout.front import RolloutFront
 from clients.rollout.judges import judge_of
 from clients.rollout.local_server import LocalServer
 from clients.rollout.plan import Plan, read_plan
-from clients.rollout.server_control import ServerControl
 from clients.rollout.state import Phase, Rollout
 from clients.rollout.store import Store
 from clients.rollout.two_servers import TwoServers
+from clients.server_control import ServerControl
 from ensemble_configs.control_socket import CONTROL_SOCKET
 from ensemble_configs.errors import SpecError, Unavailable
 

@@ -8,7 +8,7 @@ from typing import Any
 from clients.infer_messages import PINNING_MODEL
 from clients.rollout.held_out import HeldOut, prompts_of
 from clients.rollout.replay import PromptScores, Target, replay
-from clients.rollout.server_control import ServerControl
+from clients.server_control import ServerControl
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.errors import ServerError, ServingError, Unavailable
 from ensemble_configs.model_names import CANARY

@@ -9,20 +9,14 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from clients.rollout.choice import (
-    JsonOption,
-    NumberOption,
-    ServerOption,
-    StoreOption,
-    any_rollout,
-    existing_store,
-)
+from clients.rollout.choice import JsonOption, NumberOption, StoreOption, any_rollout, existing_store
 from clients.rollout.gate.report_text import markdown, metric_table
 from clients.rollout.judges import judge_of
 from clients.rollout.plan import Mode, Plan, read_plan
 from clients.rollout.sample_ratio import mismatch
 from clients.rollout.state import Assignment
 from clients.rollout.store import Store
+from clients.server_folder import ServerOption
 from ensemble_configs.errors import RequestError, SpecError
 
 Report = dict[str, Any]

@@ -7,21 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from clients.rollout.apart import check_second, plan_apart, refuse_without_room, why_apart
-from clients.rollout.choice import (
-    ServerOption,
-    StoreOption,
-    WhyOption,
-    alone_on,
-    open_rollout,
-    server_folder,
-    store_of,
-)
+from clients.rollout.choice import StoreOption, WhyOption, alone_on, open_rollout, store_of
 from clients.rollout.drive import check_port, drive, local_server, tell
 from clients.rollout.held_out import held_out_in
 from clients.rollout.plan import Mode, Plan, check_plan, read_plan, read_shares, read_steps
 from clients.rollout.planning import candidates, gate_settings, gpus_per_seat
 from clients.rollout.salt import best_salt, new_salt, read_keys
 from clients.rollout.store import Store
+from clients.server_folder import ServerOption, server_folder
 from ensemble_configs.errors import RequestError, SpecError
 
 _TICK_S = 0.5

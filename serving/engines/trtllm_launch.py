@@ -13,10 +13,16 @@ from ensemble_configs.errors import SpecError
 from serving.engines.trtllm_arguments import TrtLlmSpec
 
 Launcher = Literal["srun", "mpirun"]
+LAUNCH_SCRIPT = "trtllm-llmapi-launch"
 
 
 def render_launch(
-    spec: TrtLlmSpec, command: Sequence[str], *, num_nodes: int = 1, launcher: Launcher | None = None
+    spec: TrtLlmSpec,
+    command: Sequence[str],
+    *,
+    num_nodes: int = 1,
+    launcher: Launcher | None = None,
+    launcher_options: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """The command line for a server.
 
@@ -25,6 +31,7 @@ def render_launch(
         command: the server's own command line.
         num_nodes: machines, each with the same number of GPUs.
         launcher: what starts the ranks; None: the LLM itself, on one node.
+        launcher_options: of it, beside ours.
 
     Raises:
         SpecError: the ranks do not divide into the nodes, or the nodes have no launcher.
@@ -48,7 +55,8 @@ def render_launch(
         )
     if launcher is None:
         return tuple(command)
-    return (*_launcher_command(launcher, num_nodes, ranks_per_node), "trtllm-llmapi-launch", *command)
+    started = (*_launcher_command(launcher, num_nodes, ranks_per_node), *launcher_options)
+    return (*started, LAUNCH_SCRIPT, *command)
 
 
 def _launcher_command(launcher: Launcher, num_nodes: int, ranks_per_node: int) -> tuple[str, ...]:

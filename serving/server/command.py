@@ -5,33 +5,34 @@ to stop.
 
 import contextlib
 import logging
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from ensemble_configs.control_socket import CONTROL_SOCKET
-from ensemble_configs.deployment import DeploymentSpec, load_deployment, override_triton
+from ensemble_configs.deployment import load_deployment, override_triton
 from ensemble_configs.errors import ServerError, SpecError
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
 from serving.server.control import ControlSocket
+from serving.server.control_key import read_control_key
+from serving.server.drain_request import DrainRequest
 from serving.server.health import Health, HealthServer
 from serving.server.installation import find_triton
 from serving.server.kept_deployment import KeptDeployment
+from serving.server.leaving import Leaving
 from serving.server.live_deployment import LiveDeployment
 from serving.server.release_control import release_handlers
 from serving.server.shared_memory import remove_dead_regions
 from serving.server.stop_signal import StopSignal
 from serving.server.supervision import Supervision
+from serving.server.told import cause_in, releases_of, welcome
 from serving.server.triton_process import TritonProcess
 from serving.server_log import log_format as current_log_format
 from serving.server_log import set_up_log
 from serving.tracing.request_tracer import check_installed
 
 _log = logging.getLogger("trireme.serve")
-
-_QUESTION = "What is the capital of France?"
 
 
 def serve(
@@ -48,6 +49,16 @@ def serve(
             help="Of /live, /started and /ready over HTTP, for probes.", min=1, max=65535, show_default="none"
         ),
     ] = None,
+    control_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Holds the key to Triton's restricted APIs.", show_default="a key of each start, known to nobody"
+        ),
+    ] = None,
+    exit_delay_s: Annotated[
+        float,
+        typer.Option(help="How long, asked to stop, it takes requests though it says that it is not ready.", min=0),
+    ] = 0.0,
     exit_timeout_s: Annotated[
         float, typer.Option(help="How long running streams may go on at shutdown.", min=0)
     ] = 30.0,
@@ -79,6 +90,7 @@ def serve(
             field="health_port",
             value=health_port,
         )
+    control_key = None if control_key_file is None else read_control_key(control_key_file)
     if log_format is not None:
         spec = spec.model_copy(update={"logs": spec.logs.model_copy(update={"format": log_format})})
     set_up_log(spec.logs.format, deployment=spec.name)
@@ -89,7 +101,11 @@ def serve(
         repository=folder / "model_repository",
         source=str(deployment),
         start=lambda served: TritonProcess(
-            served, folder / "model_repository", installation, None if is_verbose else log
+            served,
+            folder / "model_repository",
+            installation,
+            None if is_verbose else log,
+            control_key=control_key,
         ),
         keep=kept.keep,
         load_timeout_s=ready_timeout_s,
@@ -102,11 +118,14 @@ def serve(
         log = held.enter_context(log_path.open("wb"))
         for prefix in remove_dead_regions():
             _tell(f"removed the shared memory of a server that is gone ({prefix}*)")
-        _tell(f"loading {spec.name} ({_shown(live.spec)}) ...")
+        _tell(f"loading {spec.name} ({releases_of(live.spec)}) ...")
         health = Health()
         if health_port is not None:
             held.enter_context(contextlib.closing(HealthServer(health, spec.triton.host, health_port)))
-        held.enter_context(contextlib.closing(ControlSocket(folder / CONTROL_SOCKET, release_handlers(live))))
+        stop = StopSignal()
+        drain_request = DrainRequest(stop.ask)
+        handlers = release_handlers(live) | drain_request.handlers()
+        held.enter_context(contextlib.closing(ControlSocket(folder / CONTROL_SOCKET, handlers)))
         try:
             Supervision(
                 start=live.start,
@@ -115,20 +134,14 @@ def serve(
                 health=health,
                 is_needed=live.is_stable,
                 triton=spec.triton,
-                stop=StopSignal(),
+                stop=stop,
+                leaving=Leaving(stop, drain_request, health, exit_delay_s, exit_timeout_s, _tell),
                 ready_timeout_s=ready_timeout_s,
-                exit_timeout_s=exit_timeout_s,
-                on_ready=lambda seconds: _welcome(live.spec, seconds),
+                on_ready=lambda seconds: welcome(live.spec, seconds),
                 tell=_tell,
             ).run()
         except ServerError as exc:
-            raise ServerError(f"{exc.message}; {_cause(log_path, is_verbose=is_verbose)}") from exc
-
-
-def _shown(spec: DeploymentSpec) -> str:
-    if len(spec.models) == 1:
-        return f"release {', '.join(str(release.release) for release in spec.releases)}"
-    return ", ".join(f"{model.name} release {model.release}" for model in spec.models)
+            raise ServerError(f"{exc.message}; {cause_in(log_path, is_verbose=is_verbose)}") from exc
 
 
 def _tell(line: str) -> None:
@@ -136,37 +149,3 @@ def _tell(line: str) -> None:
         _log.info("%s", line)
     else:
         typer.echo(line, err=True)
-
-
-def _welcome(spec: DeploymentSpec, seconds: float) -> str:
-    triton = spec.triton
-    names = [model.triton_prefix + step for model in spec.models for step in model.endpoints or ("tensorrt_llm",)]
-    names += [extra.name for extra in spec.extra_models]
-    models = f"  models   {', '.join(names)}\n" if len(spec.models) > 1 or spec.extra_models else ""
-    texts = [model.triton_prefix + step for model in spec.models for step in model.endpoints]
-    model = "" if texts[:1] == ["ensemble"] else f" --model {(texts or [''])[0]}"
-    program = Path(sys.argv[0])
-    command = program.name
-    if program.is_absolute() and program.is_relative_to(Path.cwd()):
-        command = str(program.relative_to(Path.cwd()))
-    elif not program.is_absolute():
-        command = str(program)
-    host = f"[{triton.host}]" if ":" in triton.host else triton.host
-    host = "localhost" if triton.host in ("127.0.0.1", "0.0.0.0", "::") else host
-    ask = f'ask it:  {command} generate "{_QUESTION}" --url {host}:{triton.grpc_port}{model}' if texts else ""
-    return (
-        f"ready after {seconds:.1f} s\n"
-        f"  gRPC     {host}:{triton.grpc_port}\n"
-        f"  HTTP     http://{host}:{triton.http_port}/v2\n"
-        f"  metrics  http://{host}:{triton.metrics_port}/metrics\n"
-        f"{models}{ask}"
-    ).rstrip()
-
-
-def _cause(log_path: Path, *, is_verbose: bool) -> str:
-    if is_verbose:
-        return "its log is above"
-    lines = log_path.read_text(errors="replace").splitlines()
-    marks = ("Error", "[INVALID", "terminate called", "what():")
-    errors = [line for line in lines if any(mark in line for mark in marks) or line.startswith("error:")]
-    return "\n".join(["its last errors:", *errors[-5:], f"the whole log is in {log_path}"])

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from ensemble_configs.errors import SpecError
 
-Phase = Literal["loading", "serving", "restarting", "draining"]
+Phase = Literal["loading", "serving", "restarting", "draining", "drained"]
 
 # The supervision goes round several times a second, and at its longest kills a server that hangs and waits for its end,
 # or one minute between two starts.
@@ -60,7 +60,8 @@ class Health:
     def live(self) -> Answer:
         """Whether to let it go on: it loads, serves, starts the server again or ends, each in time."""
         silent_s = self._clock() - self._beat_s
-        if self._phase != "draining" and silent_s > MAX_SILENCE_S:  # an end takes as long as its streams
+        is_ending = self._phase in ("draining", "drained")  # which takes as long as its streams, and its caller
+        if not is_ending and silent_s > MAX_SILENCE_S:
             return Answer(False, f"{self._phase}, but the supervision has not gone round for {silent_s:.0f} s")
         return Answer(True, self._phase)
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C and SIGTERM, counted: the first asks for an orderly stop, the second means "now"."""
+"""Who asks the server to stop: Ctrl-C and SIGTERM, counted, of which the second means "now"; or a caller, uncounted."""
 
+import contextlib
+import os
+import select
 import signal
-import threading
 from types import FrameType
 
 
@@ -11,14 +13,44 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.count = 0
-        self._event = threading.Event()
+        self._signal, self._asked = _Latch(), _Latch()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._note)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self.count += 1
-        self._event.set()
+        self._signal.set()
+        self._asked.set()
+
+    def ask(self) -> None:
+        """Ask for a stop without a signal; of any thread."""
+        self._asked.set()
 
     def wait(self, timeout_s: float) -> bool:
+        """Whether a stop is asked for, waiting for it."""
+        return self._asked.wait(timeout_s)
+
+    def wait_for_signal(self, timeout_s: float) -> bool:
         """Whether a signal has come, waiting for it."""
-        return self._event.wait(timeout_s)
+        return self._signal.wait(timeout_s)
+
+
+class _Latch:
+    """As threading.Event, but one that a signal's handler can set: the lock of an Event may be held by the very thread
+    that the handler interrupts.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def set(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it cannot count any further
+            os.eventfd_write(self._descriptor, 1)
+
+    def wait(self, timeout_s: float) -> bool:
+        found = select.poll()
+        found.register(self._descriptor, select.POLLIN)
+        return bool(found.poll(timeout_s * 1000))

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a server is kept running: started, watched, started again when it fails, and given up when that does not help."""
+"""How a server is kept running: started, watched, started again when it fails, and given up when that does not help;
+not any more once it is asked to stop (`serving.server.leaving`).
+"""
 
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ensemble_configs.errors import ServerError
 from ensemble_configs.triton_spec import TritonSpec
-from serving.server.drain import drain
+from serving.server.drain import Outcome
 from serving.server.health import Health
 from serving.server.health_watch import HealthWatch
+from serving.server.leaving import Leaving
 from serving.server.stop_signal import StopSignal
 from serving.server.triton_process import TritonProcess
 
@@ -57,19 +60,19 @@ class Supervision:
     start: Callable[[], TritonProcess]
     triton: TritonSpec
     stop: StopSignal
+    health: Health
+    leaving: Leaving
     ready_timeout_s: float
-    exit_timeout_s: float
     on_ready: Callable[[float], str]  # what to tell when it is ready for the first time, from the seconds that took
     tell: Callable[[str], None]  # progress for a person
     lose: Callable[[str, int, str], bool] = lambda *_: False  # as `HealthWatch` has it
     # Told why a start failed: whether another would leave out what may be to blame.
     give_up_candidate: Callable[[str], bool] = lambda _: False
-    health: Health = field(default_factory=Health)
     # Whether a model's version is asked by users who name none; without its engine the server is not ready.
     is_needed: Callable[[str, int], bool] = lambda *_: True
 
     def run(self) -> None:
-        """Serve until `stop`, then drain.
+        """Serve until `stop`, then leave.
 
         Raises:
             ServerError: the first server did not become ready and had not crashed, or the restarts are used up.
@@ -84,7 +87,10 @@ class Supervision:
             self.health.beat()
             self.tell(f"{failure.message}; starting it again" + (f" in {delay_s:g} s" if delay_s else ""))
             if self.stop.wait(delay_s):
+                self.leaving.finish(Outcome.NOTHING)
                 break
+        self.leaving.wait()
+        self.tell("stopped")
 
     def _serve_once(self, *, was_ready: bool, num_crashed: int) -> "_End":
         """One server from its start to its end.
@@ -102,11 +108,11 @@ class Supervision:
                 self.health.enter("serving")
                 seconds = time.monotonic() - started_s
                 self.tell(f"ready again after {seconds:.1f} s" if was_ready else self.on_ready(seconds))
-                self._watch(server)
-                self.health.enter("draining")
-                self.tell("draining; Ctrl-C again stops at once")
-                drain(server, timeout_s=self.exit_timeout_s, is_hurried=lambda: self.stop.count > 1, tell=self.tell)
-                self.tell("stopped")
+                watch = HealthWatch(server, hang_timeout_s=self.triton.hang_timeout_s, lose=self.lose)
+                self._watch(watch)
+                self.leaving.leave(server, watch.failure)
+            else:
+                self.leaving.finish(Outcome.NOTHING)
             server.stop()
         except ServerFailed as exc:
             # What does not load now will not load in a second either. But Triton 2.51 itself crashes now and then while
@@ -139,9 +145,8 @@ class Supervision:
                 return False
         return True
 
-    def _watch(self, server: TritonProcess) -> None:
+    def _watch(self, watch: HealthWatch) -> None:
         """Returns when asked to stop. Raises: ServerFailed."""
-        watch = HealthWatch(server, hang_timeout_s=self.triton.hang_timeout_s, lose=self.lose)
         while not self.stop.wait(_WATCH_PERIOD_S):
             if failure := watch.failure():
                 self.health.enter("restarting")  # before it is killed, which takes seconds where it hangs

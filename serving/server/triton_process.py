@@ -45,16 +45,23 @@ class TritonProcess:
     """Started by the constructor; `clean_up` must be called once it has ended."""
 
     def __init__(
-        self, spec: DeploymentSpec, repository: Path, installation: TritonInstallation, log: BinaryIO | None
+        self,
+        spec: DeploymentSpec,
+        repository: Path,
+        installation: TritonInstallation,
+        log: BinaryIO | None,
+        *,
+        control_key: str | None = None,
     ) -> None:
         """Start the server.
 
         Args:
             log: where its output goes; None: where ours goes.
+            control_key: that its restricted APIs ask for; None: one that nobody else knows.
         """
         self.run_dir = Path(tempfile.mkdtemp(prefix="trireme-"))  # only its owner can enter it
         self._regions = RegionOwner()
-        self.control_key = secrets.token_urlsafe(24)
+        self.control_key = control_key or secrets.token_urlsafe(24)
         self._base_url = f"http://{reachable(spec.triton.host)}:{spec.triton.http_port}"
         self._process = subprocess.Popen(
             self._command(spec, repository, installation),

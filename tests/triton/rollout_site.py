@@ -15,8 +15,8 @@ from running_server import PROJECT, RunningServer, deployment_text
 from streams_under_change import MAX_TOKENS, PROMPTS
 
 from benchmarks.free_ports import free_ports
-from clients.rollout.server_control import ServerControl
 from clients.rollout.store import Store
+from clients.server_control import ServerControl
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.release_spec import TokenizerSpec
 from serving.detokenization import StreamText, TextDecoder

@@ -40,12 +40,16 @@ class RunningServer:
 
     _ending: ClassVar["deque[RunningServer]"] = deque()
 
-    def __init__(self, deployment: str, folder: Path, *, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, deployment: str, folder: Path, *, options: tuple[str, ...] = (), below: tuple[str, ...] = ()
+    ) -> None:
+        """Args: `options` of `trireme serve`; `below`: a command that starts the one behind it."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         (folder / "deployment.yaml").write_text(deployment)
         self._options = options
+        self._below = below
         self._is_spoiled = False
         self.url = f"127.0.0.1:{self.grpc_port}"
 
@@ -54,7 +58,17 @@ class RunningServer:
         self.log_path = self.folder / "serve.log"
         self._log = self.log_path.open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trireme", "serve", "--deployment", "deployment.yaml", "--verbose", *self._options]
+            [
+                *self._below,
+                sys.executable,
+                "-m",
+                "trireme",
+                "serve",
+                "--deployment",
+                "deployment.yaml",
+                "--verbose",
+                *self._options,
+            ]
             + [argument for name, port in ports.items() for argument in (f"--{name}-port", str(port))],
             cwd=self.folder,
             stdout=self._log,

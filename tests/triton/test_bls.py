@@ -30,8 +30,9 @@ def texts(server: RunningServer, model: str = BLS, **tensors: object) -> list[st
 @pytest.fixture(scope="module")
 def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A draft engine that is wrong with three tokens of ten, and accumulated text."""
-    engine = {"provider": "simulated", "step_ms": 5.0, "num_kv_blocks": 512}
-    draft_engine = engine | {"step_ms": 1.0, "error_rate": 0.3}
+    # Slow, so that the rounds of a busy machine come one by one: what is late is sent together.
+    engine = {"provider": "simulated", "step_ms": 25.0, "num_kv_blocks": 512}
+    draft_engine = engine | {"step_ms": 5.0, "error_rate": 0.3}
     text = deployment_text("drafting", engine=engine, draft_engine=draft_engine, bls={"accumulate_tokens": True})
     with RunningServer(text, tmp_path_factory.mktemp("drafting")) as server:
         yield server

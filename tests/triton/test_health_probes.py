@@ -3,6 +3,8 @@
 draining.
 """
 
+import contextlib
+import http.client
 import json
 import signal
 import threading
@@ -59,10 +61,10 @@ class Probes:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{question}", timeout=5) as response:
                 return bool(json.load(response)["ok"])
         except urllib.error.HTTPError as exc:
-            with exc:
+            with exc, contextlib.suppress(http.client.IncompleteRead):  # its server ends at this moment
                 self.why = json.load(exc)["why"]
             return False
-        except OSError:
+        except (OSError, http.client.IncompleteRead):
             return None
 
 

@@ -14,7 +14,7 @@ from test_cancellation import wait_until
 from tritonclient.grpc import service_pb2_grpc
 
 from clients.infer_messages import encode_request, is_final_response
-from clients.rollout.server_control import ServerControl
+from clients.server_control import ServerControl
 from clients.streaming import AsyncTritonClient
 from ensemble_configs.errors import ServingError, SpecError
 

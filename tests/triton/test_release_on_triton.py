@@ -43,6 +43,24 @@ def test_a_release_is_served_by_its_folder_alone(release: Path, tmp_path: Path) 
         assert is_free
 
 
+def test_a_deployment_whose_releases_were_pulled_is_served_from_the_cache(tmp_path: Path) -> None:
+    deployment = deployment_of(write_demo_release(tmp_path / "share"))
+    (tmp_path / "d.yaml").write_text(deployment)
+    command = [sys.executable, "-m", "trireme", "pull", "--deployment", "d.yaml", "--to", "cache", "--out", "out.yaml"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    (tmp_path / "share").rename(tmp_path / "gone")
+    with (
+        RunningServer((tmp_path / "out.yaml").read_text(), tmp_path / "server") as server,
+        TritonClient(server.url) as client,
+    ):
+        request = GenerateRequest(text_input="What is the capital of France?", max_tokens=20, stream=True)
+        assert "".join(chunk.text for chunk in client.generate(request)) == " The capital of France is Paris."
+        [release] = (tmp_path / "cache").glob("[0-9a-f]*")
+        with locked(lock_file(release), is_shared=False) as is_free:
+            assert not is_free
+        assert server.stop() == 0
+
+
 def test_a_release_that_was_altered_is_not_served(release: Path, tmp_path: Path) -> None:
     alter_a_byte(release / "engine/openvino_model.bin")
     (tmp_path / "d.yaml").write_text(deployment_of(release))

@@ -3,6 +3,7 @@
 
 import json
 import socket
+import string
 import subprocess
 import sys
 import urllib.error
@@ -11,7 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tritonclient.grpc as grpcclient
 from running_server import PROJECT, RunningServer, deployment_text
+from test_cancellation import wait_until
+from tritonclient.utils import InferenceServerException
 
 from benchmarks.free_ports import free_ports
 from serving.server.installation import find_triton
@@ -47,6 +51,15 @@ def test_a_port_that_is_taken_is_named_with_the_option_that_changes_it(tmp_path:
 def test_a_health_port_that_is_one_of_triton_s_is_refused(tmp_path: Path) -> None:
     result = serve(tmp_path, deployment_text("x", engine=SIMULATED), "--http-port=18000", "--health-port=18000")
     assert_refused(result, "--health-port 18000 is one of Triton's", "name another")
+    assert not (tmp_path / "build").exists()
+
+
+def test_a_control_key_that_cannot_be_used_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("too-short\n")
+    result = serve(tmp_path, deployment_text("x", engine=SIMULATED), "--control-key-file=key")
+    assert_refused(result, "--control-key-file key holds 9 characters", "16 to 256")
+    assert "too-short" not in result.stderr
+    assert_refused(serve(tmp_path, deployment_text("x", engine=SIMULATED), "--control-key-file=none"), "no such file")
     assert not (tmp_path / "build").exists()
 
 
@@ -105,3 +118,38 @@ def test_strangers_cannot_control_models(simulated: RunningServer) -> None:
     for path in ("v2/repository/index", "v2/repository/models/ensemble/unload"):
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(f"http://127.0.0.1:{simulated.http_port}/{path}", data=b"{}", timeout=5)
+
+
+def test_who_has_the_key_of_the_file_can_ask_and_nobody_else_and_no_log_has_it(
+    start_server: Callable[..., RunningServer], tmp_path: Path
+) -> None:
+    key = "".join(sorted(set(string.digits + string.ascii_letters + string.punctuation) - set(":=;,")))
+    (tmp_path / "key").write_text(f"{key}\n")
+    server = start_server(options=("--control-key-file", str(tmp_path / "key")))
+    index = f"http://127.0.0.1:{server.http_port}/v2/repository/index"
+    models = {"ensemble", "ensemble_graph", "tensorrt_llm", "tensorrt_llm_bls", "preprocessing", "postprocessing"}
+
+    def asked(**headers: str) -> set[str]:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        with urllib.request.urlopen(urllib.request.Request(index, b"{}", named), timeout=5) as response:
+            return {model["name"] for model in json.load(response)}
+
+    assert asked(trireme_control_key=key) == models
+    for wrong in (key[:-1], key + "x", key.swapcase()):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            asked(trireme_control_key=wrong)
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        asked()
+    with grpcclient.InferenceServerClient(server.url) as client:
+        headers = {"triton-grpc-protocol-trireme-control-key": key}
+        listed = client.get_model_repository_index(headers=headers, as_json=True)
+        assert {model["name"] for model in listed["models"]} == models
+        with pytest.raises(InferenceServerException, match="trireme-control-key"):
+            client.get_model_repository_index(headers={"trireme-control-key": key})
+
+    server.tritonserver().kill()  # the next one has it, too
+    wait_until(lambda: "ready again" in server.log(), 30)
+    assert asked(trireme_control_key=key) == models
+    assert server.stop() == 0
+    assert key not in server.log()
+    assert not [path for path in server.folder.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]

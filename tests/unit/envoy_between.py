@@ -13,17 +13,11 @@ from typing import Any, Self
 
 import grpc
 import grpc.aio
-import pytest
+from envoy_here import ENVOY
 
 from benchmarks.free_ports import free_ports
 from clients.rollout.export.envoy_routes import RELEASE_HEADER
-from scripts import envoy
 
-ROOT = Path(__file__).parents[2]
-ENVOY = envoy.program(ROOT)
-needs_envoy = pytest.mark.skipif(
-    not ENVOY.is_file(), reason="Envoy is not installed: python3 scripts/bootstrap.py --only envoy"
-)
 ASK, STREAM = "/test.Release/Ask", "/test.Release/Stream"
 NUM_CHUNKS = 30
 AT_A_TIME = 64
@@ -43,11 +37,11 @@ def validate(config: Path) -> str:
 class Release:
     """A server that says its name: once, or in chunks."""
 
-    def __init__(self, name: str, chunk_pause_s: float, port: int) -> None:
+    def __init__(self, name: str, chunk_pause_s: float, port: int, *, host: str = "127.0.0.1") -> None:
         self.name = name
         self.num_requests = 0
         self._chunk_pause_s = chunk_pause_s
-        self.port = port
+        self.host, self.port = host, port
 
     async def __aenter__(self) -> Self:
         self._server = grpc.aio.server()  # belongs to the loop in which it is made
@@ -56,7 +50,7 @@ class Release:
             "Stream": grpc.unary_stream_rpc_method_handler(self._stream),
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Release", handlers),))
-        assert self._server.add_insecure_port(f"127.0.0.1:{self.port}") == self.port
+        assert self._server.add_insecure_port(f"{self.host}:{self.port}") == self.port
         await self._server.start()
         return self
 

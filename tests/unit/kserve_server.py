@@ -58,6 +58,7 @@ class KServeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
     def __init__(self, *script: Step) -> None:
         self.script = script
         self.requests: list[Any] = []
+        self.stream_metadata: list[dict[str, str]] = []  # of each stream
         self.was_cancelled = threading.Event()  # a request was left before its script ended
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=32))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
@@ -88,6 +89,7 @@ class KServeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
             if not has_played.is_set():
                 self.was_cancelled.set()
 
+        self.stream_metadata.append(dict(context.invocation_metadata()))
         context.add_callback(note_the_end)
         for request in itertools.islice(requests, 1):  # one request a stream, as the client does
             self.requests.append(request)

@@ -35,6 +35,13 @@ def read_all(
     return asyncio.run(read())
 
 
+def test_a_router_in_between_is_told_the_model() -> None:
+    with KServeServer(*story()) as server:
+        read_all(server)
+    [metadata] = server.stream_metadata
+    assert metadata["x-trireme-model"] == "ensemble"
+
+
 def test_chunks_carry_text_counts_and_the_finish_reason_in_order() -> None:
     with KServeServer(*story()) as server:
         chunks = read_all(server)

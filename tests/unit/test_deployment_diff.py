@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ensemble_configs.deployment import DeploymentSpec, load_deployment, override_triton
+from ensemble_configs.deployment import DeploymentSpec, MachineSpec, load_deployment, override_triton
 from ensemble_configs.deployment_diff import DeploymentDiff, Kind, compare
 from ensemble_configs.model_names import MODELS, PYTHON_MODELS
 from trireme.commands import run_command
@@ -146,12 +146,14 @@ def test_helm_gets_the_deployment_and_what_follows_from_it(
     assert list(values["servers"]) == ["a", "b"]
     whole = load_deployment(Path(files[1]))
     for server, model in zip(values["servers"].values(), whole.models, strict=True):
-        assert [each["prefix"] for each in server["models"]] == [model.triton_prefix]
+        assert [each["tritonNames"] for each in server["models"]] == [list(model.triton_names)]
         assert (server["replicas"], server["nodes"], server["gpus"]) == (1, 1, 0)
-        (tmp_path / "again.yaml").write_text(yaml.safe_dump(server["deployment"]))
+        (tmp_path / "again.yaml").write_text(server["deployment"])
         again = load_deployment(tmp_path / "again.yaml")
         assert again.triton.host == "0.0.0.0", "nobody could reach a pod's loopback"
-        assert override_triton(again, host="127.0.0.1") == whole.model_copy(update={"models": (model,)})
+        assert override_triton(again, host="127.0.0.1") == whole.model_copy(
+            update={"models": (model,), "machine": MachineSpec()}
+        )
 
 
 def test_names_that_kubernetes_would_not_tell_apart_are_refused(

@@ -50,7 +50,7 @@ def render_for_a_cluster(spec: DeploymentSpec) -> None:
         text, refusal = "servers: {}", exc.message
     assert refusal is None or re.match(r"\w+: (placement|the engine's)|\w+ is on \d+ nodes|two servers", refusal)
     for server in yaml.load(text, yaml.CSafeLoader)["servers"].values():
-        assert DeploymentSpec.model_validate(server["deployment"]).name == spec.name
+        assert DeploymentSpec.model_validate(yaml.load(server["deployment"], yaml.CSafeLoader)).name == spec.name
 
 
 def names(message: str, key: str) -> bool:

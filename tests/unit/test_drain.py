@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server is stopped in this order: not ready, admission closed, running streams waited for, the rest ended."""
+"""A server is stopped in this order: not ready, a delay, admission closed, streams waited for, the rest ended."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from ensemble_configs.errors import Unavailable
 from serving.server import drain as module
-from serving.server.drain import drain
+from serving.server.drain import Outcome, drain
 from serving.server.triton_process import TritonProcess
 
 
@@ -20,6 +20,8 @@ class Server:
         self.calls: list[str] = []
         self.now_s = 100.0
         self.is_dead = False
+        self.fails_at_s = self.ends_at_s = float("inf")
+        self.outcome: Outcome | None = None
         self._num_questions = num_questions
         self._ends_when_cancelled = ends_when_cancelled
 
@@ -28,14 +30,24 @@ class Server:
         if self.is_dead:
             raise Unavailable("tritonserver does not answer", reason="no_answer")
 
-    def ask_all(self, run_dir: Path, operation: str) -> int:
+    @property
+    def exit_status(self) -> int | None:
+        return None if self.now_s < self.ends_at_s else -9
+
+    def ask_all(self, run_dir: Path, operation: str, *, is_without_dead: bool) -> int:
         assert run_dir == self.run_dir
+        assert is_without_dead
         if self.calls[-1:] != [operation]:  # a row of questions is one
             self.calls.append(operation)
         if operation == "cancel" and self._ends_when_cancelled:
             self._num_questions = 0
         self._num_questions -= 1
         return int(self._num_questions >= 0)
+
+    def failure(self) -> str | None:
+        if self.calls[-1:] != ["failure"]:
+            self.calls.append("failure")
+        return "the process of model ensemble died" if self.now_s >= self.fails_at_s else None
 
     # The clock of the module: time passes when it sleeps.
 
@@ -53,12 +65,21 @@ Drain = Callable[..., list[str]]
 def drained(monkeypatch: pytest.MonkeyPatch) -> Drain:
     """`drained(server, timeout_s=30)`: what a person is told."""
 
-    def run(server: Server, *, timeout_s: float = 30.0, is_hurried: Callable[[], bool] = lambda: False) -> list[str]:
+    def run(
+        server: Server, *, timeout_s: float = 30.0, delay_s: float = 0.0, is_hurried: Callable[[], bool] = lambda: False
+    ) -> list[str]:
         monkeypatch.setattr(module, "ask_all", server.ask_all)
         monkeypatch.setattr(module, "time", server)
         told: list[str] = []
         triton: TritonProcess = server  # type: ignore[assignment]
-        drain(triton, timeout_s=timeout_s, is_hurried=is_hurried, tell=told.append)
+        server.outcome = drain(
+            triton,
+            timeout_s=timeout_s,
+            delay_s=delay_s,
+            failure=server.failure,
+            is_hurried=is_hurried,
+            tell=told.append,
+        )
         return told
 
     return run
@@ -76,6 +97,7 @@ def test_running_streams_are_waited_for(drained: Drain) -> None:
     assert drained(server) == ["not ready any more; running streams may take another 30 s"]
     assert server.calls == ["turn_unready", "drain", "status"]
     assert server.now_s == pytest.approx(100 + 49 * 0.02 + 0.3, abs=0.1)
+    assert server.outcome is Outcome.FINISHED
 
 
 def test_streams_that_take_too_long_are_ended(drained: Drain) -> None:
@@ -84,6 +106,7 @@ def test_streams_that_take_too_long_are_ended(drained: Drain) -> None:
     assert told[-1] == "ending the streams that are not done"
     assert server.calls == ["turn_unready", "drain", "status", "cancel", "status"]
     assert server.now_s == pytest.approx(102.3, abs=0.1)
+    assert server.outcome is Outcome.CUT
 
 
 def test_streams_that_do_not_end_even_then_are_not_waited_for_forever(drained: Drain) -> None:
@@ -105,3 +128,44 @@ def test_a_server_that_does_not_answer_is_given_up(drained: Drain) -> None:
     assert drained(server) == ["cannot drain: tritonserver does not answer"]
     assert server.calls == ["turn_unready"]
     assert server.now_s == 100.0
+    assert server.outcome is Outcome.LOST
+
+
+def test_a_delay_comes_between_not_ready_and_the_refusal_of_requests(drained: Drain) -> None:
+    server = Server(0)
+    told = drained(server, delay_s=7)
+    assert told == ["not ready any more; new requests are taken for another 7 s"]
+    assert server.calls == ["turn_unready", "failure", "drain", "status"]
+    assert server.now_s == pytest.approx(107.3, abs=0.1)
+
+
+def test_a_hurry_ends_the_delay(drained: Drain) -> None:
+    server = Server(10**9)
+    drained(server, delay_s=600, is_hurried=lambda: server.now_s > 101)
+    assert server.calls == ["turn_unready", "failure", "drain", "status", "cancel", "status"]
+    assert server.now_s < 102
+
+
+def test_a_server_that_fails_during_the_delay_is_given_up(drained: Drain) -> None:
+    server = Server(10**9)
+    server.fails_at_s = 105
+    told = drained(server, delay_s=600)
+    assert told[-1] == "cannot drain: the process of model ensemble died"
+    assert server.calls == ["turn_unready", "failure"]
+    assert server.now_s == pytest.approx(105, abs=0.3)
+    assert server.outcome is Outcome.LOST
+
+
+def test_a_server_that_ends_while_its_streams_are_waited_for_is_given_up(drained: Drain) -> None:
+    server = Server(10**9)
+    server.ends_at_s = 105
+    assert drained(server, timeout_s=600)[-1] == "cannot drain: tritonserver ended with status -9"
+    assert server.now_s == pytest.approx(105, abs=0.1)
+    assert server.outcome is Outcome.LOST
+
+
+def test_a_long_wait_is_told_of_now_and_then(drained: Drain) -> None:
+    server = Server(25 * 50)  # 25 s
+    told = drained(server, timeout_s=60)
+    words = [line for line in told if line.startswith("streams still run")]
+    assert words == ["streams still run, and may for another 50 s", "streams still run, and may for another 40 s"]

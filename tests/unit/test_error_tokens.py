@@ -151,7 +151,12 @@ def test_a_refused_connection_names_the_address_and_the_next_step() -> None:
     assert "gRPC address [::1]:8001;" in parse_error(REFUSED.replace("ipv4:127.0.0.1", "ipv6:%5B::1%5D")).message
 
 
-def test_a_request_that_could_not_be_written_any_more_is_a_lost_connection() -> None:
-    parsed = parse_error("[StatusCode.INTERNAL] Internal error from Core", address="localhost:8001")
+@pytest.mark.parametrize(
+    "text",
+    ["Internal error from Core", "Stream removed (RST_STREAM (Received RST_STREAM with error code 2))"],
+    ids=["could not be written any more", "ended by a proxy whose server died"],
+)
+def test_a_stream_that_ends_without_its_server_is_a_lost_connection(text: str) -> None:
+    parsed = parse_error(f"[StatusCode.INTERNAL] {text}", address="localhost:8001")
     assert type(parsed) is Unavailable
     assert parsed.facts["reason"] == "connection_lost"

@@ -100,6 +100,15 @@ def test_an_adapter_that_is_gone_is_named(run_dir: Path) -> None:
     assert caught.value.facts == {"reason": "no_answer"}
 
 
+def test_the_streams_of_the_others_can_be_counted_without_one_that_is_gone(run_dir: Path, open_line: Open) -> None:
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(run_dir / "ensemble_canary-2-ab12.sock"))
+    open_line(3, name="tensorrt_llm")
+    with pytest.raises(Unavailable, match="ensemble_canary-2"):
+        ask_all(run_dir, "status")
+    assert ask_all(run_dir, "status", is_without_dead=True) == 3
+
+
 def test_a_pulse_tells_the_living_the_dead_the_silent_and_the_unloaded_apart(run_dir: Path, open_line: Open) -> None:
     open_line()
     [alive] = run_dir.glob("*.sock")

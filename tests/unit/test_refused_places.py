@@ -2,6 +2,7 @@
 """Folders and files that cannot be written or read are refused in one line, before any work."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -53,6 +54,34 @@ def test_a_pull_is_refused_a_place_that_cannot_be_written(tmp_path: Path, kind: 
     release = write_demo_release(tmp_path / "release")
     said = refusal("pull", release, "--to", place)
     assert said == f"trireme: --to {place} cannot be written to: {why}; name a folder that you may write to"
+
+
+@pytest.mark.parametrize("folder", [".locks", ".staging", "."])
+def test_a_pull_is_refused_a_cache_that_another_user_has_made(tmp_path: Path, folder: str) -> None:
+    cache = tmp_path / "cache"
+    first = write_demo_release(tmp_path / "first")
+    assert trireme("pull", first, "--to", cache).returncode == 0
+    mine = (cache / folder).stat()
+    (cache / folder).chmod(0o555)
+    second = write_demo_release(tmp_path / "second", name="second")
+    said = refusal("pull", second, "--to", cache)
+    (cache / folder).chmod(0o755)
+    assert "Permission denied" in said
+    if folder == ".":
+        assert said.startswith(f"trireme: --to {cache} cannot be written to")
+    else:
+        assert f"{cache / folder} belongs to user {mine.st_uid} and group {mine.st_gid} (dr-xr-xr-x)" in said
+        assert f"this is user {os.geteuid()}; let all who share a cache run as one user" in said
+    assert trireme("pull", second, "--to", cache).returncode == 0
+
+
+def test_a_deployment_is_refused_a_file_that_cannot_be_written_before_anything_is_pulled(tmp_path: Path) -> None:
+    release = write_demo_release(tmp_path / "release")
+    (tmp_path / "d.yaml").write_text(f"{{name: d, release_dir: {release}, engine: {{provider: openvino}}}}\n")
+    (tmp_path / "folder").mkdir()
+    said = refusal("pull", "--deployment", tmp_path / "d.yaml", "--to", tmp_path / "to", "--out", tmp_path / "folder")
+    assert f"--out {tmp_path / 'folder'} is a folder; name a file in it" in said
+    assert not (tmp_path / "to").exists()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])

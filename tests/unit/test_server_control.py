@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.rollout.server_control import ServerControl
+from clients.server_control import ServerControl
 from ensemble_configs.control_socket import short_address
 from ensemble_configs.errors import RequestError, ServerError, SpecError, Unavailable
 from serving.server.control import ControlSocket, Say

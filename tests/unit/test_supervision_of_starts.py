@@ -9,6 +9,9 @@ import pytest
 
 from ensemble_configs.errors import ServerError
 from ensemble_configs.triton_spec import TritonSpec
+from serving.server.drain_request import DrainRequest
+from serving.server.health import Health
+from serving.server.leaving import Leaving
 from serving.server.stop_signal import StopSignal
 from serving.server.supervision import Supervision
 from serving.server.triton_process import TritonProcess
@@ -47,6 +50,8 @@ class StopsOnceReady(StopSignal):
     def wait(self, timeout_s: float) -> bool:  # noqa: ARG002
         return self.count > 0
 
+    wait_for_signal = wait
+
 
 def supervise(
     folder: Path,
@@ -71,12 +76,14 @@ def supervise(
 
     spec = TritonSpec.model_validate({"restart_backoff_s": 0.0} | triton)
     tell: Callable[[str], None] = told.append
+    health = Health()
     run = Supervision(
         start=start,
         triton=spec,
         stop=stop,
+        health=health,
+        leaving=Leaving(stop, DrainRequest(stop.ask), health, delay_s=0, timeout_s=1, tell=tell),
         ready_timeout_s=5,
-        exit_timeout_s=1,
         on_ready=on_ready,
         tell=tell,
         give_up_candidate=give_up_candidate,

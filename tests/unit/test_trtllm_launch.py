@@ -57,6 +57,13 @@ def test_an_engine_in_leader_mode_has_all_its_ranks_from_the_launcher() -> None:
     )
 
 
+def test_options_of_the_launcher_stand_before_what_it_starts() -> None:
+    command = render_launch(
+        pytorch(4, gpus_per_node=2), SERVE, num_nodes=2, launcher="mpirun", launcher_options=("--hostfile", "h")
+    )
+    assert command[4:] == ("--map-by", "ppr:2:node", "--hostfile", "h", "trtllm-llmapi-launch", *SERVE)
+
+
 @pytest.mark.parametrize(
     ("spec", "num_nodes", "launcher", "message"),
     [

@@ -43,7 +43,7 @@ def histograms(run: Run, figures: RunFigures) -> Chart | None:
             axis.set_title(f"{_TITLES[name]}, ms")
             axis.set_xlabel(_beyond(values, limit))
             axis.set_ylabel("values")
-            axis.legend(fontsize="small")
+            axis.legend(fontsize="small", loc="upper right")  # "best" looks at each bar, and warns if that takes long
 
     text = "; ".join(
         f"{_TITLES[name]}: p50 {figures.latencies[name].percentiles['50']:.1f} ms, "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme rollout export`: a rollout's definition for Argo Rollouts, the Gateway API or Envoy."""
+"""`trireme rollout export`: a rollout's definition for Argo Rollouts, the Gateway API, Envoy or the Helm chart."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,7 +34,9 @@ def export(
     share: Annotated[
         float | None, typer.Option(min=0, max=100, help="Percentage of the candidate; none: what holds now.")
     ] = None,
-    salt: Annotated[str | None, typer.Option(help="Of keys' places, in place of the rollout's; Envoy.")] = None,
+    salt: Annotated[
+        str | None, typer.Option(help="Of keys' places, in place of the rollout's; Envoy, the chart.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="A file, replaced in one step; none: standard output.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Write --out again as the share changes, until the rollout is over.")
@@ -53,8 +55,12 @@ def export(
         bool, typer.Option("--with-gateway-api", help="Argo sets the weights of the routes of `gateway-api`.")
     ] = False,
     gateway: Annotated[str | None, typer.Option(help="The Gateway that the routes belong to.")] = None,
-    stable_service: Annotated[str | None, typer.Option(help="A Service.", show_default="NAME-stable")] = None,
-    candidate_service: Annotated[str | None, typer.Option(help="A Service.", show_default="NAME-candidate")] = None,
+    stable_service: Annotated[
+        str | None, typer.Option(help="A Service; of helm-values, a server.", show_default="NAME-stable; the model")
+    ] = None,
+    candidate_service: Annotated[
+        str | None, typer.Option(help="As --stable-service.", show_default="NAME-candidate; MODEL-RELEASE")
+    ] = None,
     http_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Of both Services.", show_default="8000")
     ] = None,
@@ -77,13 +83,14 @@ def export(
         Path | None, typer.Option(help="Where rollouts are kept; none: rollouts.sqlite beside it.")
     ] = None,
 ) -> None:
-    """Write a rollout down for whatever splits the traffic: Argo Rollouts, the Gateway API or Envoy.
+    """Write a rollout down for whatever splits the traffic: Argo Rollouts, the Gateway API, Envoy or the Helm chart.
 
     \b
     Examples:
       trireme rollout export --format analysis-template --url http://rollout.models.svc:8010
       trireme rollout export --format argo-rollout --steps 5,25,50,100 --name chat --with-gateway-api
       trireme rollout export --format gateway-api --gateway models | kubectl apply -f -
+      trireme rollout export --format helm-values --out traffic.yaml
       trireme rollout export --format envoy --stable-url a:8001 --candidate-url b:8001 --routes-file routes.yaml
       trireme rollout export --format envoy-routes --out routes.yaml --follow
     """

@@ -27,6 +27,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         gate: its settings, as JSON data.
         rollout: its number; None: it is in no store.
         model: by its name in the deployment; None: not said.
+        candidate: the number of its release; None: not said.
     """
 
     source: str
@@ -36,6 +37,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     gate: Mapping[str, Any] = {}
     rollout: int | None = None
     model: str | None = None
+    candidate: int | None = None
 
 
 def definition_of(rollout: Rollout, *, share: float | None = None) -> Definition:
@@ -60,6 +62,7 @@ def definition_of(rollout: Rollout, *, share: float | None = None) -> Definition
         gate=plan.gate,
         rollout=rollout.id,
         model=rollout.model,
+        candidate=plan.candidate,
     )
 
 

@@ -12,11 +12,12 @@ import yaml
 
 from clients.rollout.export.analysis_template import analysis_template
 from clients.rollout.export.argo_rollout import argo_rollout
-from clients.rollout.export.definition import Definition, percent
+from clients.rollout.export.definition import Definition, percent, weights
 from clients.rollout.export.envoy_bootstrap import envoy_bootstrap, read_address
 from clients.rollout.export.envoy_routes import routes_file
 from clients.rollout.export.gateway_api import gateway_routes
 from ensemble_configs.errors import RequestError
+from ensemble_configs.helm_values import dns_label
 
 Options = Mapping[str, Any]  # those of the command line, None where one was not given
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -28,6 +29,7 @@ class Format(StrEnum):
     ANALYSIS_TEMPLATE = "analysis-template"
     ARGO_ROLLOUT = "argo-rollout"
     GATEWAY_API = "gateway-api"
+    HELM_VALUES = "helm-values"
     ENVOY = "envoy"
     ENVOY_ROUTES = "envoy-routes"
 
@@ -180,6 +182,24 @@ def _gateway_api(definition: Definition, options: Options) -> list[dict[str, obj
     )
 
 
+def _helm_values(definition: Definition, options: Options) -> list[dict[str, object]]:
+    model = definition.model
+    stable = _label(options, "stable_service", dns_label(model) if model else "")
+    candidate = _label(options, "candidate_service", dns_label(f"{model}-{definition.candidate}") if model else "")
+    for field, name in (("stable_service", stable), ("candidate_service", candidate)):
+        if not name:
+            raise RequestError(
+                f"{_flag(field)} is missing: of no rollout the names of the servers in the chart's values are not "
+                "known; give both, or name a rollout with --rollout",
+                field=field,
+            )
+    _check_two("stable_service", stable, "candidate_service", candidate)
+    traffic: dict[str, object] = {"candidate": candidate, "candidateWeight": weights(_share(definition))[0]}
+    if definition.salt:
+        traffic["salt"] = definition.salt
+    return [{"traffic": {stable: traffic}}]
+
+
 def _envoy(definition: Definition, options: Options) -> list[dict[str, object]]:
     stable, candidate = (read_address(options[field], field=field) for field in ("stable_url", "candidate_url"))
     _check_two("stable_url", options["stable_url"], "candidate_url", options["candidate_url"])
@@ -235,6 +255,7 @@ KINDS: Mapping[Format, Kind] = {
         frozenset({"gateway"}),
         is_followed=True,
     ),
+    Format.HELM_VALUES: Kind(_helm_values, _SERVICES | {"share", "salt", "follow"}, is_followed=True),
     Format.ENVOY: Kind(_envoy, _ENDPOINTS | {"share", "salt", "listen", "admin", "routes_file"}, _ENDPOINTS),
     Format.ENVOY_ROUTES: Kind(_envoy_routes, frozenset({"share", "salt", "follow"}), is_followed=True),
 }

@@ -14,7 +14,7 @@ _CONNECT_S = 5.0
 
 
 class ServerControl:
-    """One server's releases, from the machine that it runs on.
+    """One server, from the machine that it runs on.
 
     Args:
         path: the socket, `build/NAME/control.sock` of the folder that `trireme serve` was called in.
@@ -57,7 +57,10 @@ class ServerControl:
                 reason="unreachable",
             ) from exc
         except OSError as exc:
-            raise Unavailable(f"the server behind {self._path} does not answer: {exc}", reason="unreachable") from exc
+            raise Unavailable(
+                f"the server behind {self._path} does not answer: {exc}; start it with `trireme serve` if it has ended",
+                reason="unreachable",
+            ) from exc
         # What was asked for may be done; every operation may be asked for again.
         raise Unavailable(f"the server behind {self._path} went away before it was done", reason="restarting")
 

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which server a command means that talks to one through its control socket, on the machine that it runs on."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ensemble_configs.control_socket import CONTROL_SOCKET
+from ensemble_configs.errors import SpecError
+
+ServerOption = Annotated[
+    Path | None,
+    typer.Option("--server", help="The server's folder, build/NAME where it was started; none: the only one here."),
+]
+
+
+def server_folder(server: Path | None) -> Path:
+    """The folder of the server that is meant: what was named, or the only one that was started here.
+
+    Raises:
+        SpecError: there is none, or there are several.
+    """
+    if server is not None:
+        return server
+    found = sorted(path.parent for path in Path("build").glob(f"*/{CONTROL_SOCKET}"))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise SpecError("no server was started in this folder (there is no build/NAME/control.sock); name its folder "
+                        "with --server", field="server")  # fmt: skip
+    names = ", ".join(str(path) for path in found)
+    raise SpecError(f"several servers were started in this folder: {names}; name one with --server", field="server")

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the leader of a node group knows of its server, which is a grandchild of `mpirun`: three small files.
+
+Upstream's script splits its command at white space, and goes on when the server has failed. So the command lies in a
+file, and so does what became of it.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from ensemble_configs.durable_files import write_atomically
+from ensemble_configs.errors import SpecError
+
+
+class GroupRecord:
+    """In the leader's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._command = folder / "server.json"
+        self._process = folder / "server.pid"
+        self._status = folder / "server.status"
+
+    def begin(self, command: Sequence[str]) -> None:
+        """Before `mpirun` starts; nothing is known yet."""
+        for path in (self._process, self._status):
+            path.unlink(missing_ok=True)
+        write_atomically(self._command, json.dumps(list(command)))
+
+    def command(self) -> list[str]:
+        """Of the server; Raises: SpecError: no leader has written one."""
+        try:
+            return [str(part) for part in json.loads(self._command.read_text())]
+        except (OSError, ValueError) as exc:
+            why = f"{self._command} cannot be read: the leader writes it (trireme group leader)"
+            raise SpecError(why, file=self._command) from exc
+
+    def note_start(self, server: int) -> None:
+        """The server runs, kept by this process."""
+        write_atomically(self._process, f"{_name(server)} {_name(os.getpid())}")
+
+    def note_end(self, status: int) -> None:
+        """It has ended."""
+        write_atomically(self._status, str(status))
+
+    @property
+    def status(self) -> int | None:
+        """The server's exit status; None: it runs, or has not begun. -9 where its keeper is gone without a word."""
+        is_kept = not self._process.is_file() or self._found(1) is not None
+        if self._status.is_file():  # looked at last: the keeper writes it before it goes
+            return int(self._status.read_text())
+        return None if is_kept else -signal.SIGKILL
+
+    def send(self, number: int) -> bool:
+        """A signal to the server; False: there is none."""
+        server = self._server()
+        if server is None:
+            return False
+        with contextlib.suppress(psutil.NoSuchProcess):
+            server.send_signal(number)
+        return True
+
+    def kill(self) -> None:
+        """The server with all that it has started."""
+        server = self._server()
+        if server is None:
+            return
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = [*server.children(recursive=True), server]
+            for process in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(family, timeout=5)
+
+    def _server(self) -> psutil.Process | None:
+        return self._found(0)
+
+    def _found(self, place: int) -> psutil.Process | None:
+        """The process that is named there, if it still runs."""
+        try:
+            name = self._process.read_text().split()[place]
+            process = psutil.Process(int(name.partition("@")[0]))
+            is_same = _name(process.pid) == name and process.status() != psutil.STATUS_ZOMBIE
+        except (OSError, psutil.NoSuchProcess):
+            return None
+        return process if is_same else None
+
+
+def _name(pid: int) -> str:
+    """Of a process for ever: numbers are given again."""
+    return f"{pid}@{psutil.Process(pid).create_time()}"
+
+
+def run_server(record: GroupRecord, argv: Sequence[str]) -> int:
+    """Run the server until it ends, and note both; a signal to it is the leader's to send."""
+    with subprocess.Popen(argv) as process:
+        record.note_start(process.pid)
+        status = process.wait()
+    status = 128 - status if status < 0 else status  # of a signal, as shells say it
+    record.note_end(status)
+    return status

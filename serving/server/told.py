@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `trireme serve` tells a person of a server: what it loads, where it is when it is ready, and why it failed."""
+
+import sys
+from pathlib import Path
+
+from ensemble_configs.deployment import DeploymentSpec
+
+_QUESTION = "What is the capital of France?"
+
+
+def releases_of(spec: DeploymentSpec) -> str:
+    """What is served, in a few words."""
+    if len(spec.models) == 1:
+        return f"release {', '.join(str(release.release) for release in spec.releases)}"
+    return ", ".join(f"{model.name} release {model.release}" for model in spec.models)
+
+
+def welcome(spec: DeploymentSpec, seconds: float) -> str:
+    """Its addresses, and how to ask it; `seconds` is what loading took."""
+    triton = spec.triton
+    names = [model.triton_prefix + step for model in spec.models for step in model.endpoints or ("tensorrt_llm",)]
+    names += [extra.name for extra in spec.extra_models]
+    models = f"  models   {', '.join(names)}\n" if len(spec.models) > 1 or spec.extra_models else ""
+    texts = [model.triton_prefix + step for model in spec.models for step in model.endpoints]
+    model = "" if texts[:1] == ["ensemble"] else f" --model {(texts or [''])[0]}"
+    program = Path(sys.argv[0])
+    command = program.name
+    if program.is_absolute() and program.is_relative_to(Path.cwd()):
+        command = str(program.relative_to(Path.cwd()))
+    elif not program.is_absolute():
+        command = str(program)
+    host = f"[{triton.host}]" if ":" in triton.host else triton.host
+    host = "localhost" if triton.host in ("127.0.0.1", "0.0.0.0", "::") else host
+    ask = f'ask it:  {command} generate "{_QUESTION}" --url {host}:{triton.grpc_port}{model}' if texts else ""
+    return (
+        f"ready after {seconds:.1f} s\n"
+        f"  gRPC     {host}:{triton.grpc_port}\n"
+        f"  HTTP     http://{host}:{triton.http_port}/v2\n"
+        f"  metrics  http://{host}:{triton.metrics_port}/metrics\n"
+        f"{models}{ask}"
+    ).rstrip()
+
+
+def cause_in(log_path: Path, *, is_verbose: bool) -> str:
+    """What the log says went wrong, or where that is."""
+    if is_verbose:
+        return "its log is above"
+    lines = log_path.read_text(errors="replace").splitlines()
+    marks = ("Error", "[INVALID", "terminate called", "what():")
+    errors = [line for line in lines if any(mark in line for mark in marks) or line.startswith("error:")]
+    return "\n".join(["its last errors:", *errors[-5:], f"the whole log is in {log_path}"])
