@@ -1,23 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the Helm chart has to be told of a deployment: its servers, what each needs of a cluster and what it serves."""
 
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
 import yaml
 
-from ensemble_configs.deployment import DeploymentSpec, override_triton
+from ensemble_configs.deployment import DeploymentSpec, MachineSpec, override_triton
 from ensemble_configs.errors import SpecError
+from ensemble_configs.model_spec import ModelSpec
 from ensemble_configs.workloads import Workload, workloads
+
+IMAGE_ROOT = Path("/opt/trireme")  # where the Dockerfile puts this project
+_PROJECT_ROOT = Path(__file__).resolve().parent.parent
+_TTFT_MS, _TPOT_MS = 30_000.0, 100.0  # of a deployment that has no target
 
 
 def helm_values(spec: DeploymentSpec) -> dict[str, object]:
     """Plain data, to be written as a values file. In a pod the server listens on all its addresses.
+
+    What a server serves is a text: Helm would merge a mapping with those of other values files, and make 1e+06 of a
+    million.
 
     Raises:
         SpecError: it holds only on one machine (`ensemble_configs.workloads`), or two servers would have one name.
     """
     spec = override_triton(spec, host="0.0.0.0")
     servers: dict[str, object] = {}
-    for workload in workloads(spec):
-        name = _dns_label(workload.name)
+    for workload in (found := workloads(spec)):
+        name = dns_label(workload.name)
         if name in servers:
             raise SpecError(
                 f"two servers would be called {name} in Kubernetes, where _ becomes -; give a model another name",
@@ -26,45 +38,85 @@ def helm_values(spec: DeploymentSpec) -> dict[str, object]:
             )
         servers[name] = _server(workload)
     return {
-        "nameOverride": _dns_label(spec.name),
+        "nameOverride": dns_label(spec.name),
         "ports": {
             "http": spec.triton.http_port,
             "grpc": spec.triton.grpc_port,
             "metrics": spec.triton.metrics_port,
         },
+        "defaultServer": dns_label(found[0].name),
         "servers": servers,
     }
 
 
 def _server(workload: Workload) -> dict[str, object]:
     spec = workload.spec
+    # Neither is of a server: another number of them starts none of them again.
+    served = spec.model_copy(update={"replicas": 1, "machine": MachineSpec()})
+    beside = {} if workload.beside is None else {"release": workload.release, "stable": dns_label(workload.beside)}
     return {
-        **({} if workload.release is None else {"release": workload.release}),
-        "replicas": spec.replicas,
+        **(beside or {"replicas": spec.replicas}),  # the chart gives a candidate its share of them
         "nodes": workload.num_nodes,
         "gpus": workload.gpus_per_node,
+        "longestAnswerSeconds": max(_longest_answer_s(model) for model in spec.models),
+        "releaseDirs": sorted({str(_in_image(model.release_dir)) for model in spec.models if model.release_dir}),
         "models": [
-            {
-                "name": model.name,
-                "prefix": model.triton_prefix,
-                "endpoints": list(model.endpoints),
-                "provider": model.engine.provider,
-                "release": model.release,
-                "slo": model.slo.model_dump(exclude_none=True),
-            }
+            {"name": model.name, "release": model.release, "tritonNames": list(model.triton_names)}
             for model in spec.models
         ],
-        # What the pod gives to `trireme serve`.
-        "deployment": spec.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
+        "extraModels": [extra.name for extra in spec.extra_models],
+        "deployment": yaml.safe_dump(
+            _plain(served.model_dump(exclude_none=True, exclude_defaults=True)), sort_keys=False, width=120
+        ),
     }
 
 
-def _dns_label(name: str) -> str:
+def _longest_answer_s(model: ModelSpec) -> int:
+    """Seconds from the end of admission to the last token: the first token, and as many as a sequence can hold.
+
+    slo.ttft_ms + engine.max_seq_len * slo.tpot_ms
+    """
+    ttft_ms, tpot_ms = model.slo.ttft_ms or _TTFT_MS, model.slo.tpot_ms or _TPOT_MS
+    return math.ceil((ttft_ms + model.engine.max_seq_len * tpot_ms) / 1000)
+
+
+def _plain(value: object) -> object:
+    match value:
+        case Mapping():
+            return {str(key): _plain(each) for key, each in value.items()}
+        case Path():
+            return str(_in_image(value))
+        case str():
+            return value
+        case Sequence():
+            return [_plain(each) for each in value]
+    return value
+
+
+def _in_image(path: Path) -> Path:
+    """What is of this project is where the image has it; all else is where the deployment says."""
+    return IMAGE_ROOT / path.relative_to(_PROJECT_ROOT) if path.is_relative_to(_PROJECT_ROOT) else path
+
+
+def dns_label(name: str) -> str:
+    """What a server is called in the chart's values, by the name of its workload."""
     return name.replace("_", "-").rstrip("-")
 
 
 def render_helm_values(spec: DeploymentSpec, *, source: str) -> str:
     """The text of a values file; `source` is named in its first line. Raises: as `helm_values`."""
-    return f"# Generated from {source} by trireme render --helm\n" + yaml.safe_dump(
-        helm_values(spec), sort_keys=False, width=120
+    return f"# Generated from {source} by trireme render --helm\n" + yaml.dump(
+        helm_values(spec), Dumper=_Blocks, sort_keys=False, width=120
     )
+
+
+class _Blocks(yaml.SafeDumper):
+    """Writes a text of several lines as such."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Blocks.add_representer(str, _text)

@@ -21,6 +21,7 @@ class Workload(NamedTuple):
     Attributes:
         name: among those of the deployment.
         release: of its only model, where it is one beside the stable one; None: it serves the stable releases.
+        beside: the workload that serves the stable release of that model.
         spec: what each of its servers serves; GPUs by number are those of its pod, from 0.
         num_nodes: pods that are one server together.
         gpus_per_node: of each of these pods.
@@ -28,6 +29,7 @@ class Workload(NamedTuple):
 
     name: str
     release: int | None
+    beside: str | None
     spec: DeploymentSpec
     num_nodes: int
     gpus_per_node: int
@@ -43,10 +45,14 @@ def workloads(spec: DeploymentSpec) -> tuple[Workload, ...]:
         for release in model.releases:
             _check_portable(model, release)
     groups = _groups(spec.models, spec.extra_models)
-    stable = [_workload(spec, models, extras, name=models[0].name, release=None) for models, extras in groups]
+    stable = [_workload(spec, models, extras, name=models[0].name) for models, extras in groups]
     others = [
-        _workload(spec, [_only(model, other)], (), name=f"{model.name}-{other.release}", release=other.release)
+        _workload(spec, [_only(model, other)], (), name=f"{model.name}-{other.release}")._replace(
+            release=other.release, beside=home.name
+        )
+        for home in stable
         for model in spec.models
+        if model.name in {served.name for served in home.spec.models}
         for other in model.other_releases
     ]
     return (*stable, *others)
@@ -120,7 +126,6 @@ def _workload(
     extras: Sequence[ExtraModelSpec],
     *,
     name: str,
-    release: int | None,
 ) -> Workload:
     alone = {"other_releases": (), "canary": None, "on_trial": ()}
     gpus = sorted({int(gpu) for model in models for gpu in model.gpus})
@@ -132,7 +137,8 @@ def _workload(
     needed = {need.name for limiter in limiters if limiter is not None for need in limiter.resources}
     return Workload(
         name=name,
-        release=release,
+        release=None,
+        beside=None,
         spec=spec.model_copy(
             update={
                 "models": served,

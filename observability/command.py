@@ -66,7 +66,7 @@ def files(
         Path | None, typer.Option(help="Its slo sets the targets. [none: the project's defaults]")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to. [none: the chart's]")] = None,
-    runbooks_url: Annotated[str, typer.Option(help="Where docs/runbooks.md can be read.")] = RUNBOOKS,
+    runbooks_url: Annotated[str, typer.Option(help="Where docs/runbooks/alerts.md can be read.")] = RUNBOOKS,
 ) -> None:
     """Write rules, their tests and dashboards.
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Alerts about what requests run on: engines, queues, KV cache, GPUs, certificates, disks, and whether all is seen."""
+"""Alerts about what requests run on: engines, queues, KV cache, autoscalers, GPUs, and whether all is seen; upkeep."""
 
 from observability.objectives import Objectives
 from observability.promql import AUTOSCALER
 from observability.rules import Alert
+from observability.scaling import scaling_alert
 
 _OF_ENGINE = "{{ $labels.model }} version {{ $labels.version }} on {{ $labels.instance }}"
 _OF_MODEL = "{{ $labels.model }} version {{ $labels.version }}"
@@ -11,7 +12,7 @@ _OF_MODEL = "{{ $labels.model }} version {{ $labels.version }}"
 
 def platform_alerts(objectives: Objectives) -> tuple[Alert, ...]:
     """All of them."""
-    return (*_presence(), *_capacity(objectives), _idle_gpus(objectives), *_upkeep(objectives))
+    return (*_presence(), *_capacity(objectives), scaling_alert(), _idle_gpus(objectives), *_upkeep(objectives))
 
 
 def _presence() -> tuple[Alert, ...]:

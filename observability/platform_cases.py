@@ -12,6 +12,12 @@ _HPA = 'namespace="llm",horizontalpodautoscaler="trireme-chat"'
 _HPAS = "kube_horizontalpodautoscaler"
 _DISK = 'instance="node-1",device="/dev/nvme0n1p1",mountpoint="/data",fstype="ext4"'
 _DAY = 86400
+_POD = 'model="tensorrt_llm",version="1",namespace="llm",server="chat",service="chat",pod="chat-1"'
+_ONE_SERVER = {f"trireme_engine_max_num_seqs{{{_POD}}}": "8x150", f"trireme_requests_waiting{{{_POD}}}": "0x150"}
+_BLIND = (
+    "servers run, and their number does not follow the load: nothing is recorded of their requests, or the autoscaler "
+    "has no answer from Prometheus."
+)
 
 PLATFORM_CASES = (
     Case(
@@ -95,6 +101,70 @@ PLATFORM_CASES = (
         summary="tensorrt_llm version 1: running requests are preempted",
         description="1 requests a second give up their KV blocks and are computed again.",
         fires_at=49,
+    ),
+    Case(
+        alert="TriremeScalingBlind",
+        # Before, the server still loads and has nothing to tell: that is no reason. Another is heard all the time.
+        series={
+            f"trireme_requests_running{{{_POD}}}": gauge((2, 2), (None, 50), (2, 70)),
+            f"{_HPAS}_status_current_replicas{{{_HPA}}}": gauge((1, 122)),
+            'kube_deployment_status_replicas_ready{namespace="llm",deployment="chat"}': gauge((0, 20), (1, 102)),
+            **{
+                name.replace("chat", "small"): values
+                for name, values in {f"trireme_requests_running{{{_POD}}}": gauge((2, 122)), **_ONE_SERVER}.items()
+            },
+            f"{_HPAS}_status_current_replicas{{{_HPA}}}".replace("chat", "small"): gauge((1, 122)),
+            'kube_deployment_status_replicas_ready{namespace="llm",deployment="small"}': gauge((1, 122)),
+            **_ONE_SERVER,
+        },
+        labels={"namespace": "llm", "service": "chat"},
+        summary="llm/chat: its autoscaler does not see the load",
+        description=f"1 {_BLIND}",
+    ),
+    Case(
+        alert="TriremeScalingBlind",
+        # Of a server on several nodes; a group of two pods is one of its replicas. All that is known has other labels.
+        series={
+            f"trireme_requests_running{{{_POD}}}": gauge((2, 20), (None, 30), (2, 70)),
+            f"trireme_requests_running{{{_POD.replace(',service=', ',svc=')}}}": gauge((2, 120)),
+            f"{_HPAS}_status_current_replicas{{{_HPA}}}": gauge((3, 120)),
+            'kube_statefulset_status_replicas_ready{namespace="llm",statefulset="chat-lws"}': gauge((3, 120)),
+            'kube_statefulset_status_replicas_ready{namespace="llm",statefulset="chat-lws-0"}': gauge((1, 120)),
+            **_ONE_SERVER,
+        },
+        labels={"namespace": "llm", "service": "chat"},
+        summary="llm/chat: its autoscaler does not see the load",
+        description=f"3 {_BLIND}",
+    ),
+    Case(
+        alert="TriremeScalingBlind",
+        # Prometheus knows the load, and the autoscaler does not: the adapter is wrong, or KEDA asks another address.
+        series={
+            f"trireme_requests_running{{{_POD}}}": gauge((2, 120)),
+            f"{_HPAS}_status_current_replicas{{{_HPA}}}": gauge((3, 120)),
+            f'{_HPAS}_status_condition{{{_HPA},condition="ScalingActive",status="false"}}': gauge(
+                (0, 20), (1, 30), (0, 70)
+            ),
+            **_ONE_SERVER,
+        },
+        labels={"namespace": "llm", "service": "chat"},
+        summary="llm/chat: its autoscaler does not see the load",
+        description=f"3 {_BLIND}",
+    ),
+    Case(
+        alert="TriremeScalingBlind",
+        # KEDA tells its errors alone, in the labels of a scraped operator. A single one at first is nothing.
+        series={
+            f"trireme_requests_running{{{_POD}}}": gauge((2, 120)),
+            f"{_HPAS}_status_current_replicas{{{_HPA}}}": gauge((3, 120)),
+            'keda_scaled_object_errors_total{namespace="keda",exported_namespace="llm",scaledObject="trireme-chat"}': (
+                "0x9 1x10 4+4x29 120x70"
+            ),
+            **_ONE_SERVER,
+        },
+        labels={"namespace": "llm", "service": "chat"},
+        summary="llm/chat: its autoscaler does not see the load",
+        description=f"3 {_BLIND}",
     ),
     Case(
         alert="TriremeGpuIdle",

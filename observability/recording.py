@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recording rules: what alerts, dashboards and autoscalers ask for, worked out once.
 
-`model:` is of a model version over all its replicas, `engine:` of one engine, `slo:` of a model over its versions.
+`model:` is of a model version over all its replicas, `engine:` of one engine, `slo:` of a model over its versions; what
+autoscalers ask for is in `scaling`.
 """
 
 from observability.objectives import Objectives
 from observability.promql import REPLICA, bucket, quantile, rate, ratio
 from observability.rules import Group, Record
+from observability.scaling import scaling_records
 
 TTFT = "trireme_time_to_first_token_seconds"
 TPOT = "trireme_time_per_output_token_seconds"
@@ -24,6 +26,7 @@ def recording_groups(objectives: Objectives) -> tuple[Group, ...]:
         Group(name="trireme-requests", rules=_requests()),
         Group(name="trireme-engine", rules=_engine()),
         Group(name="trireme-budget", rules=_budget(objectives)),
+        Group(name="trireme-scaling", rules=scaling_records()),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import yaml
 
 HEADER = "# Generated from observability/ by make observe-files\n"
-RUNBOOKS = "docs/runbooks.md"  # of this repository; `trireme observe files --runbooks-url` puts another in its place
+RUNBOOKS = "docs/runbooks/alerts.md"  # here; `trireme observe files --runbooks-url` puts another in its place
 
 Severity = Literal["page", "ticket"]
 

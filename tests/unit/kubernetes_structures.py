@@ -122,13 +122,29 @@ class RolloutPatch(Strict):
 
 class ParentRef(Strict):
     name: Name
+    namespace: Name | None = None
     section: Annotated[Name, Field(alias="sectionName")]
 
 
 class BackendRef(Strict):
+    """A Service with its port, or an InferencePool, which has its own."""
+
     name: Name
-    port: Port
-    weight: Annotated[int, Field(ge=0, le=1_000_000)]
+    group: Literal["inference.networking.k8s.io"] | None = None
+    kind: Literal["InferencePool"] | None = None
+    port: Port | None = None
+    weight: Annotated[int, Field(ge=0, le=1_000_000)] = 1
+
+    @model_validator(mode="after")
+    def _is_one_or_the_other(self) -> "BackendRef":
+        if (self.kind is None) == (self.port is None) or (self.kind is None) != (self.group is None):
+            raise ValueError("a Service has a port; an InferencePool has a group, and none")
+        return self
+
+
+class HeaderMatch(Strict):
+    name: str
+    value: Annotated[str, Field(min_length=1)]
 
 
 class Path(Strict):
@@ -138,6 +154,26 @@ class Path(Strict):
 
 class HttpMatch(Strict):
     path: Path
+    headers: Annotated[list[HeaderMatch], Field(max_length=16)] = []
+
+
+class Method(Strict):
+    service: str
+
+
+class GrpcMatch(Strict):
+    method: Method
+    headers: Annotated[list[HeaderMatch], Field(max_length=16)] = []
+
+
+class Mirror(Strict):
+    backend: Annotated[BackendRef, Field(alias="backendRef")]
+    percent: Annotated[int, Field(ge=0, le=100)]
+
+
+class RouteFilter(Strict):
+    type: Literal["RequestMirror"]
+    mirror: Annotated[Mirror, Field(alias="requestMirror")]
 
 
 class Timeouts(Strict):
@@ -145,21 +181,26 @@ class Timeouts(Strict):
 
 
 class HttpRule(Strict):
-    matches: list[HttpMatch]
+    matches: Annotated[list[HttpMatch], Field(max_length=64)]
     timeouts: Timeouts
+    filters: list[RouteFilter] = []
     backends: Annotated[list[BackendRef], Field(alias="backendRefs", max_length=16)]
 
 
 class GrpcRule(Strict):
+    matches: Annotated[list[GrpcMatch], Field(max_length=64)] = []
+    filters: list[RouteFilter] = []
     backends: Annotated[list[BackendRef], Field(alias="backendRefs", max_length=16)]
 
 
 class HttpSpec(Strict):
+    hostnames: list[str] = []
     parents: Annotated[list[ParentRef], Field(alias="parentRefs")]
     rules: Annotated[list[HttpRule], Field(max_length=16)]
 
 
 class GrpcSpec(Strict):
+    hostnames: list[str] = []
     parents: Annotated[list[ParentRef], Field(alias="parentRefs")]
     rules: Annotated[list[GrpcRule], Field(max_length=16)]
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from envoy_between import Between, Client, needs_envoy, validate
+from envoy_between import Between, Client, validate
+from envoy_here import needs_envoy
 
 from clients.rollout.choice import alone
 from clients.rollout.plan import Plan

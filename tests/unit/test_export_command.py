@@ -3,6 +3,7 @@
 
 import re
 from pathlib import Path
+from typing import cast
 
 import pytest
 import yaml
@@ -12,6 +13,8 @@ from clients.rollout.export.definition import share_outside
 from clients.rollout.plan import Mode, Plan
 from clients.rollout.state import Phase
 from clients.rollout.store import Store
+from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.helm_values import helm_values
 from trireme.commands import run_command
 
 ENDPOINTS = ("--stable-url", "a:8001", "--candidate-url", "b:8001")
@@ -39,7 +42,7 @@ def export(*args: str) -> int:
         ),
         pytest.param(
             (*TEMPLATE, "--url", "http://a", "--share", "5"),
-            "--share says nothing to analysis-template, but to gateway-api, envoy, envoy-routes; leave it out",
+            "--share says nothing to analysis-template, but to gateway-api, helm-values, envoy, envoy-routes; leave it",
             id="an option of another format",
         ),
         pytest.param(
@@ -92,6 +95,9 @@ def export(*args: str) -> int:
         pytest.param(
             ("--format", "envoy-routes", "--share", "5", "--out", "routes.json"), "must end with .yaml", id="no yaml"
         ),
+        pytest.param(
+            ("--format", "helm-values", "--share", "5"), "--stable-service is missing: .* give both", id="no servers"
+        ),
         pytest.param(("--format", "envoy-routes", "--follow"), "--follow needs a file", id="nothing to write again"),
         pytest.param(
             ("--format", "envoy-routes", "--follow", "--share", "5", "--out", "r.yaml"),
@@ -100,7 +106,7 @@ def export(*args: str) -> int:
         ),
         pytest.param(
             ("--format", "envoy", *ENDPOINTS, "--follow", "--out", "e.yaml"),
-            "--follow says nothing to envoy, but to gateway-api, envoy-routes",
+            "--follow says nothing to envoy, but to gateway-api, helm-values, envoy-routes",
             id="a bootstrap does not change",
         ),
     ],
@@ -232,3 +238,17 @@ def test_after_the_promotion_who_serves_the_candidate_gets_all(tmp_path: Path, s
         number = store.begin("chat", plan.text(), why="").id
         rollout = store.enter(number, Phase.SETTLING, why="")
     assert share_outside(rollout, plan) == share
+
+
+def test_servers_are_called_as_the_charts_values_call_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a model with underscores, also at its end, where Kubernetes would have none."""
+    model = {"tokenizer": {"dir": "/t"}, "engine": {"provider": "simulated"}}
+    spec = DeploymentSpec.of_one(name="a_b_", other_releases=[{"release": 2, **model}], **model)
+    stable, candidate = cast("dict[str, object]", helm_values(spec)["servers"])
+    with Store(tmp_path / "rollouts.sqlite") as kept:
+        plan = Plan(candidate=2, stable=1, release={}, salt="s", shares=(0.05, 1.0))
+        kept.begin("a_b_", plan.text(), why="")
+    store = ("--store", str(tmp_path / "rollouts.sqlite"))
+    assert export("--format", "helm-values", "--share", "5", *store) == 0
+    traffic = yaml.safe_load(capsys.readouterr().out)["traffic"]
+    assert traffic == {stable: {"candidate": candidate, "candidateWeight": 500, "salt": "s"}}

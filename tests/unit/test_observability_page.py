@@ -9,6 +9,7 @@ from prometheus_here import ROOT
 from observability.alerts import alert_groups
 from observability.objectives import Objectives
 from observability.rules import Alert
+from observability.scaling import scaling_records
 from serving import step_metrics
 from serving.engine_metrics import EngineMetrics
 from serving.request_metrics import RequestMetrics
@@ -30,7 +31,7 @@ def families() -> set[str]:
 
 def test_every_metric_is_explained_and_every_explained_metric_exists() -> None:
     explained = set(re.findall(r"\b(?:trireme|nv_trt_llm|nv_llm)_\w+", PAGE.partition("## Metrics of requests")[2]))
-    recorded = set(re.findall(r":(trireme_\w+):", PAGE))
+    recorded = set(re.findall(r":(trireme_\w+):", PAGE)) | {record.record for record in scaling_records()}
     assert explained - recorded == families()
 
 

@@ -42,7 +42,7 @@ def test_a_drill_drives_an_alert_to_alertmanager_and_back(tmp_path: Path) -> Non
     assert status == 0, text
     lines = text.splitlines()
     assert "Alertmanager has TriremeEngineDead: drill version 1" in text
-    assert "docs/runbooks.md#triremeenginedead" in text
+    assert "docs/runbooks/alerts.md#triremeenginedead" in text
     assert lines[-1] == "TriremeEngineDead is resolved"
 
 

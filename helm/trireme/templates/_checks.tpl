@@ -1,0 +1,65 @@
+{{/* What a schema cannot say: names that must be those of servers, numbers that must go together. Makes nothing; every
+template begins with it, for which of them is the first nobody says, and it would stumble over what is wrong. */}}
+{{- define "trireme.checks" -}}
+{{- $servers := .Values.servers -}}
+{{- $names := keys $servers | sortAlpha | join ", " -}}
+{{- if and .Values.defaultServer (not (hasKey $servers .Values.defaultServer)) -}}
+{{- fail (printf "defaultServer is %q, and servers are %s: name one of them" .Values.defaultServer $names) -}}
+{{- end -}}
+{{- with (get $servers (default "" .Values.defaultServer) | default dict).stable -}}
+{{- fail (printf "defaultServer is %q, a candidate itself; name the server of the stable release, %s" $.Values.defaultServer .) -}}
+{{- end -}}
+{{- range $name, $server := $servers -}}
+{{- if and $server.stable (not (hasKey $servers $server.stable)) -}}
+{{- fail (printf "servers.%s.stable is %q, and servers are %s: render the values again" $name $server.stable $names) -}}
+{{- end -}}
+{{- end -}}
+{{- $taken := dict -}}
+{{- if .Values.envoy.enabled -}}
+{{- range $suffix := list "" "-pods" "-routes" }}{{ $_ := set $taken (print (include "trireme.envoyName" $) $suffix) "Envoy" }}{{ end -}}
+{{- end -}}
+{{- range $name, $server := $servers -}}
+{{- $full := include "trireme.serverName" (dict "root" $ "name" $name) -}}
+{{- range $suffix := list "" "-pods" "-lws" -}}
+{{- with get $taken (print $full $suffix) -}}
+{{- fail (printf "servers.%s would have the name %s%s in Kubernetes, which %s has: install with another release name, or give the model another name" $name $full $suffix .) -}}
+{{- end -}}
+{{- $_ := set $taken (print $full $suffix) (print "servers." $name) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $traffic := .Values.traffic -}}
+{{- if not (hasKey $servers $name) -}}
+{{- fail (printf "traffic.%s: there is no such server, but %s: name one of them" $name $names) -}}
+{{- end -}}
+{{- if (get $servers $name).stable -}}
+{{- fail (printf "traffic.%s: it is a candidate itself; name the server of the stable release, %s" $name (get $servers $name).stable) -}}
+{{- end -}}
+{{- $others := dict "candidate" $traffic.candidate "mirror.server" (default dict $traffic.mirror).server -}}
+{{- range $field, $other := $others -}}
+{{- if and $other (ne $name (default "" (default dict (get $servers $other)).stable)) -}}
+{{- fail (printf "traffic.%s.%s is %q, which is no server with `stable: %s`: add the release to other_releases of the deployment, and render the values again" $name $field $other $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $traffic.candidate $traffic.mirror -}}
+{{- $divided := include "trireme.tritonNames" (get $servers $traffic.candidate) -}}
+{{- $copied := include "trireme.tritonNames" (get $servers $traffic.mirror.server) -}}
+{{- if ne $divided $copied -}}
+{{- fail (printf "traffic.%s: candidate %q and mirror.server %q are releases of two models (%s; %s), and each would get what it does not serve: leave one of them out" $name $traffic.candidate $traffic.mirror.server $divided $copied) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $ports := .Values.ports -}}
+{{- if lt (len (uniq (list (int $ports.http) (int $ports.grpc) (int $ports.metrics) (int $ports.health)))) 4 -}}
+{{- fail (printf "ports must differ, got http %v, grpc %v, metrics %v, health %v" $ports.http $ports.grpc $ports.metrics $ports.health) -}}
+{{- end -}}
+{{- if lt (int .Values.scaling.maxReplicas) (int .Values.scaling.minReplicas) -}}
+{{- fail (printf "scaling.maxReplicas (%v) is less than scaling.minReplicas (%v)" .Values.scaling.maxReplicas .Values.scaling.minReplicas) -}}
+{{- end -}}
+{{- if .Values.gatewayApi.inferencePool.enabled -}}
+{{- range $name := keys $servers | sortAlpha -}}
+{{- if not (get $.Values.gatewayApi.inferencePool.endpointPickers $name) -}}
+{{- fail (printf "gatewayApi.inferencePool.endpointPickers.%s is missing: name the Service of the endpoint picker that you run for this server's pool" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chart, rendered by Helm's own engine and held against Kubernetes' schemas, for tests."""
+
+import atexit
+import functools
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ensemble_configs.deployment import load_deployment
+from ensemble_configs.helm_values import render_helm_values
+from scripts.environments import ENVIRONMENTS, python_of
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "helm/trireme"
+SCHEMAS = ROOT / "tests/data/crds"
+PYTHON = python_of(ROOT, ENVIRONMENTS["chart"])
+EXAMPLES = tuple(sorted(path.stem for path in (ROOT / "helm/examples").glob("*.yaml")))
+GOLDEN = ROOT / "tests/golden/helm"
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+IMAGES: dict[str, Any] = {
+    "image": {"repository": "registry.example.com/trireme", "digest": DIGEST},
+    "envoy": {"image": {"digest": DIGEST}},
+}
+NOTES = "NOTES.txt"
+# Custom resources without a schema here: what we write of them is in `kubernetes_structures`, `monitoring_structures`.
+STRUCTURES = ("GRPCRoute", "HTTPRoute", "PodMonitor", "PrometheusRule")
+needs_chart = pytest.mark.skipif(
+    not PYTHON.is_file(), reason="what checks the chart is not installed: python3 scripts/bootstrap.py --only chart"
+)
+
+Values = Mapping[str, Any]
+Documents = list[dict[str, Any]]
+
+
+class ChartRefused(AssertionError):
+    """Helm does not render it; the text is Helm's."""
+
+
+@functools.cache
+def _worker() -> "subprocess.Popen[str]":
+    """One for the process that tests run in."""
+    worker = subprocess.Popen(
+        [PYTHON, Path(__file__).with_name("chart_worker.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    atexit.register(worker.kill)
+    return worker
+
+
+def _ask(operation: str, **question: object) -> Any:
+    worker = _worker()
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    worker.stdin.write(json.dumps({"op": operation, "chart": str(CHART), **question}) + "\n")
+    worker.stdin.flush()
+    answer = json.loads(worker.stdout.readline())
+    if "error" in answer:
+        raise ChartRefused(answer["error"])
+    return answer["done"]
+
+
+def render_texts(values: Values, *, name: str = "chat", namespace: str = "llm") -> dict[str, str]:
+    """What each template makes, by its path; without those that make nothing. Raises: ChartRefused."""
+    made = _ask("render", values=values, name=name, namespace=namespace)
+    return {path: text for path, text in made.items() if path.endswith(NOTES) or yaml_documents(text)}
+
+
+def render(values: Values, *, name: str = "chat", namespace: str = "llm") -> Documents:
+    """All documents. Raises: ChartRefused."""
+    return [
+        document
+        for path, text in render_texts(values, name=name, namespace=namespace).items()
+        if not path.endswith(NOTES)
+        for document in yaml_documents(text)
+    ]
+
+
+def yaml_documents(text: str) -> Documents:
+    """Those that hold something."""
+    return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
+
+
+def lint(values: Values, *, version: str = "1.30") -> Any:
+    """What Helm's strict lint says. Raises: ChartRefused."""
+    return _ask("lint", values=values, version=version)
+
+
+def wrong(documents: Sequence[Mapping[str, Any]], *, version: str) -> dict[str, str]:
+    """What the schemas of a version of Kubernetes, and those of custom resources, refuse; by kind and name."""
+    documents = [document for document in documents if document["kind"] not in STRUCTURES]
+    found = _ask("validate", documents=documents, version=version, schemas=str(SCHEMAS))
+    return {
+        f"{documents[int(number)]['kind']} {documents[int(number)]['metadata']['name']}": text
+        for number, text in found.items()
+    }
+
+
+def of_kind(documents: Documents, kind: str) -> Documents:
+    """In their order."""
+    return [document for document in documents if document["kind"] == kind]
+
+
+def deployment_values(path: Path) -> dict[str, Any]:
+    """What `trireme render --helm` prints of a deployment file, as Helm reads it."""
+    text = render_helm_values(load_deployment(path), source=path.name)
+    values: dict[str, Any] = yaml.load(text, yaml.CSafeLoader)
+    return values
+
+
+def merged(*layers: Values) -> dict[str, Any]:
+    """Values files one over the other, as `helm -f` does it."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            both_are_maps = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+            result[key] = merged(result[key], value) if both_are_maps else value
+    return result
+
+
+def example_values(name: str) -> dict[str, Any]:
+    """Of `helm/examples/NAME.yaml` over `ensemble_configs/deployments/NAME.yaml`."""
+    site = yaml.load((ROOT / f"helm/examples/{name}.yaml").read_text(), yaml.CSafeLoader)
+    return merged(deployment_values(ROOT / f"ensemble_configs/deployments/{name}.yaml"), site)
+
+
+def golden_text(name: str) -> str:
+    """All that an example makes, template by template."""
+    texts = render_texts(example_values(name))
+    return "".join(f"# {path}\n{_tidy(text)}\n" for path, text in sorted(texts.items()))
+
+
+def _tidy(text: str) -> str:
+    """Without the empty lines and the spaces at the ends that templates leave."""
+    return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())

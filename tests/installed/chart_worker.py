@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers questions about a chart, one JSON object a line; run by the Python of `.tools/chart`, whose packages do not
+go together with the project's (`chart_here`).
+"""
+
+import functools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import jsonschema
+import kubernetes_validate
+
+
+def render(question: dict[str, Any]) -> Any:
+    """The documents' texts, by template."""
+    with helm_python.Chart.load(question["chart"]) as chart:
+        return chart.render(question["values"], name=question["name"], namespace=question["namespace"])
+
+
+def lint(question: dict[str, Any]) -> Any:
+    """What Helm says of it."""
+    return helm_python.chart.lint(
+        question["chart"], question["values"], strict=True, kube_version=f"v{question['version']}.0"
+    )
+
+
+def validate(question: dict[str, Any]) -> Any:
+    """What is wrong with each document, by its number: strictly, an unknown key is wrong."""
+    texts = [json.dumps(document, sort_keys=True) for document in question["documents"]]
+    found = {number: _wrong(text, question["version"], question["schemas"]) for number, text in enumerate(texts)}
+    return {number: text for number, text in found.items() if text}
+
+
+@functools.cache  # most are the same for many values
+def _wrong(text: str, version: str, schemas: str) -> str | None:
+    document = json.loads(text)
+    try:
+        try:
+            kubernetes_validate.validate(document, version, strict=True)
+        except kubernetes_validate.SchemaNotFoundError:
+            _custom(schemas, document["kind"], document["apiVersion"]).validate(document)
+    except jsonschema.ValidationError as exc:
+        return f"{'.'.join(map(str, exc.absolute_path))}: {exc.message}"
+    return None
+
+
+@functools.cache
+def _custom(folder: str, kind: str, api_version: str) -> Any:
+    group, _, version = api_version.partition("/")
+    path = Path(folder) / f"{kind}.{group}.{version}.json"
+    return jsonschema.Draft202012Validator(_closed(json.loads(path.read_text())["schema"], is_root=True))
+
+
+def _closed(schema: Any, *, is_root: bool = False) -> Any:
+    """The same, refusing properties that it does not name; Kubernetes would drop them without a word."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(each) for key, each in schema.items()}
+    is_open = schema.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in schema
+    if isinstance(schema.get("properties"), dict) and not is_open:
+        closed["properties"] = {key: _closed(each) for key, each in schema["properties"].items()}
+        if is_root:
+            closed["properties"] |= {"apiVersion": {}, "kind": {}, "metadata": {}}
+        closed["additionalProperties"] = False
+    return closed
+
+
+OPERATIONS = {"render": render, "lint": lint, "validate": validate}
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    try:
+        answer = {"done": OPERATIONS[asked["op"]](asked)}
+    except helm_python.HelmError as exc:
+        answer = {"error": str(exc)}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()

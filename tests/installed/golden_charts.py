@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes what the chart makes of its examples, for `tests/unit/test_chart_examples.py` to compare: `make golden`."""
+
+import sys
+
+from chart_here import EXAMPLES, GOLDEN, golden_text
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(parents=True, exist_ok=True)
+    for name in EXAMPLES:
+        (GOLDEN / f"{name}.yaml").write_text(golden_text(name))
+        sys.stdout.write(f"{GOLDEN / name}.yaml\n")

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The five examples of the chart: what it makes of them, and what a scanner says of that."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from chart_here import (
+    EXAMPLES,
+    GOLDEN,
+    PYTHON,
+    Documents,
+    example_values,
+    golden_text,
+    lint,
+    merged,
+    needs_chart,
+    of_kind,
+    render,
+)
+
+pytestmark = needs_chart
+
+
+def test_there_are_five() -> None:
+    assert EXAMPLES == (
+        "chat_and_code",
+        "demo_cpu",
+        "llama_405b_fp8_tp8_pp2",
+        "llama_70b_int4_awq_tp4",
+        "llama_8b_fp8",
+    )
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_makes_what_it_made_before(name: str) -> None:
+    """Meant to be different? `make golden`, and read the difference."""
+    assert golden_text(name) == (GOLDEN / f"{name}.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_strict_lint_finds_nothing(name: str) -> None:
+    found = lint(example_values(name))
+    assert found["errors"] == []
+    assert [message["error"] for message in found["messages"]] == ["icon is recommended"]
+
+
+def test_the_scanner_finds_nothing_in_any_of_them(tmp_path: Path) -> None:
+    documents = [document for name in EXAMPLES for document in with_plain_pods(render(example_values(name)))]
+    assert scan(documents, tmp_path) == []
+
+
+def test_the_scanner_would_find_something(tmp_path: Path) -> None:
+    values = merged(example_values("demo_cpu"), {"servers": {"demo-cpu": {"resources": {"requests": {"cpu": "1"}}}}})
+    found = scan(render(values), tmp_path)
+    assert {"CKV_K8S_11", "CKV_K8S_12", "CKV_K8S_13"} <= set(found)  # limits and requests that are missing
+
+
+def with_plain_pods(documents: Documents) -> Documents:
+    """And those of groups by themselves, for the scanner does not know LeaderWorkerSets."""
+    pods = [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"{role}", "namespace": "llm"} | template["metadata"]}
+        | {"spec": template["spec"]}
+        for group in of_kind(documents, "LeaderWorkerSet")
+        for role in ("leader", "worker")
+        if (template := group["spec"]["leaderWorkerTemplate"][f"{role}Template"])
+    ]
+    return [*documents, *pods]
+
+
+def scan(documents: Documents, folder: Path) -> list[str]:
+    """The numbers of checkov's checks that fail."""
+    (folder / "all.yaml").write_text(yaml.dump_all(documents))
+    command = [PYTHON.parent / "checkov", "-f", folder / "all.yaml", "--framework", "kubernetes", "--skip-download"]
+    result = subprocess.run(
+        [*map(str, command), "-o", "json"], capture_output=True, text=True, check=False, timeout=120
+    )
+    found = json.loads(result.stdout)
+    assert found["summary"]["passed"] > 50
+    return sorted({check["check_id"] for check in found["results"]["failed_checks"]})
+
+
+def test_pods_that_fill_a_node_share_no_volume_of_one() -> None:
+    """A claim is one volume: of a node's own disk it would hold all pods of a group there, and they never start."""
+    [group] = of_kind(render(example_values("llama_405b_fp8_tp8_pp2")), "LeaderWorkerSet")
+    for role in ("leader", "worker"):
+        volumes = group["spec"]["leaderWorkerTemplate"][f"{role}Template"]["spec"]["volumes"]
+        [cache] = [volume for volume in volumes if volume["name"] == "cache"]
+        assert "hostPath" in cache

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who reaches what: the chart's network policies, and its routes of the Gateway API."""
+
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chart_here import (
+    IMAGES,
+    STRUCTURES,
+    Values,
+    deployment_values,
+    merged,
+    needs_chart,
+    of_kind,
+    render,
+)
+from chart_matrix import CANARY, CLIENTS, DEPLOYMENTS, SITES, combined, deployments, pods_of, selects
+
+pytestmark = needs_chart
+
+
+@pytest.fixture(scope="module")
+def servers() -> dict[str, dict[str, Any]]:
+    return deployments()
+
+
+@pytest.mark.parametrize("site", [site for site in SITES if site != "no policies"])
+def test_nobody_reaches_a_server_who_is_not_named(servers: Mapping[str, Values], site: str) -> None:
+    for deployment in DEPLOYMENTS:
+        documents = render(combined(servers, deployment, site))
+        for pod in pods_of(documents):
+            policies = [
+                policy["spec"]
+                for policy in of_kind(documents, "NetworkPolicy")
+                if selects(policy["spec"]["podSelector"]["matchLabels"], pod)
+            ]
+            assert len(policies) == 1, pod["metadata"]["labels"]
+            assert policies[0]["policyTypes"] == ["Ingress", "Egress"]
+            for rule in policies[0].get("ingress") or []:
+                assert rule["from"]  # without it everybody is let in
+                assert rule.get("ports") or is_of_the_group(rule["from"], pod)
+
+
+def is_of_the_group(peers: list[dict[str, Any]], pod: Mapping[str, Any]) -> bool:
+    return len(peers) == 1 and selects(peers[0]["podSelector"]["matchLabels"], pod)
+
+
+def test_with_envoy_only_envoy_reaches_the_servers(servers: Mapping[str, Values]) -> None:
+    documents = render(combined(servers, "one", "envoy"))
+    [to_servers] = [
+        policy
+        for policy in of_kind(documents, "NetworkPolicy")
+        if policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "server"
+    ]
+    [rule] = to_servers["spec"]["ingress"]
+    assert rule["from"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "envoy"
+    assert {port["port"] for port in rule["ports"]} == {"grpc", "http", "health"}
+
+
+def test_names_are_asked_of_whom_the_site_says(servers: Mapping[str, Values]) -> None:
+    """As on OpenShift, whose resolvers are called otherwise and listen at 5353."""
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "openshift-dns"}}}
+    documents = render(merged(combined(servers, "one", "envoy"), {"network": {"dns": {"peers": [peer], "port": 5353}}}))
+    policies = of_kind(documents, "NetworkPolicy")
+    assert len(policies) == 2
+    for policy in policies:
+        to, ports = policy["spec"]["egress"][0]["to"], policy["spec"]["egress"][0]["ports"]
+        assert to == [peer]
+        assert [(port["port"], port["protocol"]) for port in ports] == [(5353, "UDP"), (5353, "TCP")]
+
+
+def test_a_gateway_beside_envoy_reaches_the_servers_too(servers: Mapping[str, Values]) -> None:
+    documents = render(merged(combined(servers, "one", "envoy"), SITES["gateway"]))
+    [to_servers] = [
+        policy
+        for policy in of_kind(documents, "NetworkPolicy")
+        if policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "server"
+    ]
+    [_, rule] = to_servers["spec"]["ingress"]
+    assert rule == {"from": CLIENTS["clients"], "ports": [{"port": "grpc"}, {"port": "http"}]}
+
+
+@pytest.mark.parametrize("kind", STRUCTURES[:2])
+def test_routes_give_the_candidate_its_weight_and_pins_what_they_name(servers: Mapping[str, Values], kind: str) -> None:
+    documents = render(combined(servers, "canary", "gateway"))
+    [route] = of_kind(documents, kind)
+    by_pin = {
+        pin_of(rule): {ref["name"]: ref.get("weight") for ref in rule["backendRefs"]} for rule in route["spec"]["rules"]
+    }
+    assert by_pin == {
+        "candidate": {"chat-canary-chat-2": None},
+        "stable": {"chat-canary-chat": None},
+        None: {"chat-canary-chat": 7500, "chat-canary-chat-2": 2500},
+    }
+
+
+def test_a_pin_does_not_lead_to_another_model(tmp_path: Path) -> None:
+    """Of gRPC routes that match, the one with most headers wins, and of those the older."""
+    release = {"tokenizer": {"dir": "/models/t"}, "engine": {"provider": "simulated"}}
+    models = [{"name": "chat", "other_releases": [{"release": 2, **release}], **release}, {"name": "code", **release}]
+    (tmp_path / "pair.yaml").write_text(json.dumps({"name": "pair", "models": models}))
+    documents = render(merged(deployment_values(tmp_path / "pair.yaml"), IMAGES, SITES["gateway"], CANARY))
+    rules = [rule for route in of_kind(documents, "GRPCRoute") for rule in route["spec"]["rules"]]
+
+    def chosen(**headers: str) -> set[str]:
+        asked = {f"x-trireme-{name}": value for name, value in headers.items()}
+        found = [
+            (len(named), frozenset(ref["name"] for ref in rule["backendRefs"]))
+            for rule in rules
+            for match in rule["matches"]
+            if (named := {h["name"]: h["value"] for h in match.get("headers", [])}).items() <= asked.items()
+        ]
+        [backends] = {backends for number, backends in found if number == max(found)[0]}
+        return {name.removeprefix("chat-pair-") for name in backends}
+
+    for pin in ("stable", "candidate"):
+        assert chosen(model="code_ensemble", release=pin) == {"code"}
+        assert (
+            chosen(release=pin)
+            == chosen(model="chat_ensemble", release=pin)
+            == {"chat-2" if pin == "candidate" else "chat"}
+        )
+    assert chosen(model="code_ensemble") == {"code"}
+    assert chosen() == chosen(model="chat_ensemble") == {"chat", "chat-2"}
+
+
+def test_no_route_leads_to_the_control_api(servers: Mapping[str, Values]) -> None:
+    for deployment in DEPLOYMENTS:
+        for route in of_kind(render(combined(servers, deployment, "gateway")), "HTTPRoute"):
+            for rule, path in itertools.product(route["spec"]["rules"], ("/v2/repository/index", "/v2/logging")):
+                assert not any(path.startswith(match["path"]["value"]) for match in rule["matches"])
+
+
+def pin_of(rule: Mapping[str, Any]) -> str | None:
+    [pin] = {
+        next((header["value"] for header in match.get("headers", []) if header["name"] == "x-trireme-release"), None)
+        for match in rule["matches"]
+    }
+    return pin
