@@ -7,7 +7,7 @@ refused. (Argo Rollouts and the Gateway API publish schemas of their own; both w
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 Duration = Annotated[str, Field(pattern=r"^([0-9]{1,5}(h|m|s|ms)){1,4}$")]
@@ -193,16 +193,24 @@ class GrpcRule(Strict):
     backends: Annotated[list[BackendRef], Field(alias="backendRefs", max_length=16)]
 
 
+def _not_too_many(rules: list[Any]) -> list[Any]:
+    """A rule of their validation that counts over all of a route."""
+    num_matches = sum(len(rule.matches) for rule in rules)
+    if num_matches > 128:
+        raise ValueError(f"{num_matches} matches in a route, and 128 are allowed")
+    return rules
+
+
 class HttpSpec(Strict):
     hostnames: list[str] = []
     parents: Annotated[list[ParentRef], Field(alias="parentRefs")]
-    rules: Annotated[list[HttpRule], Field(max_length=16)]
+    rules: Annotated[list[HttpRule], Field(max_length=16), AfterValidator(_not_too_many)]
 
 
 class GrpcSpec(Strict):
     hostnames: list[str] = []
     parents: Annotated[list[ParentRef], Field(alias="parentRefs")]
-    rules: Annotated[list[GrpcRule], Field(max_length=16)]
+    rules: Annotated[list[GrpcRule], Field(max_length=16), AfterValidator(_not_too_many)]
 
 
 class HttpRoute(Strict):

@@ -18,7 +18,8 @@ from chart_here import (
     of_kind,
     render,
 )
-from chart_matrix import CANARY, CLIENTS, DEPLOYMENTS, SITES, combined, deployments, pods_of, selects
+from chart_matrix import CANARY, CLIENTS, DEPLOYMENTS, SITES, combined, deployments, pods_of, selects, without_labels
+from kubernetes_structures import GrpcRoute, HttpRoute
 
 pytestmark = needs_chart
 
@@ -126,6 +127,36 @@ def test_a_pin_does_not_lead_to_another_model(tmp_path: Path) -> None:
         )
     assert chosen(model="code_ensemble") == {"code"}
     assert chosen() == chosen(model="chat_ensemble") == {"chat", "chat-2"}
+
+
+def test_a_server_with_many_models_has_several_routes_and_each_is_as_long_as_it_may_be(
+    servers: Mapping[str, Values],
+) -> None:
+    more = [f"extra_{number}" for number in range(100)]
+    documents = render(merged(combined(servers, "canary", "gateway"), {"servers": {"chat": {"extraModels": more}}}))
+    divided = servers["canary"]["servers"]["chat-2"]["models"][0]["tritonNames"]
+    for kind, structure in (("HTTPRoute", HttpRoute), ("GRPCRoute", GrpcRoute)):
+        routes = of_kind(documents, kind)
+        assert len({route["metadata"]["name"] for route in routes}) == len(routes) == 4
+        for route in routes:
+            structure.model_validate(without_labels(route))
+        backends: dict[str, set[str]] = {}
+        for rule in (rule for route in routes for rule in route["spec"]["rules"] if pin_of(rule) is None):
+            for name in filter(None, map(model_of, rule["matches"])):
+                assert name not in backends, "in one rule of one route"
+                backends[name] = {ref["name"] for ref in rule["backendRefs"]}
+        stable = {"chat-canary-chat"}
+        both = stable | {"chat-canary-chat-2"}
+        assert backends == dict.fromkeys(divided, both) | dict.fromkeys(more, stable)
+
+
+def model_of(match: Mapping[str, Any]) -> str | None:
+    """Whose requests it is for; none: those that name no model, or none that another match names."""
+    if "path" in match:
+        _, found, name = match["path"]["value"].partition("/v2/models/")
+        return name if found else None
+    named = {header["name"]: header["value"] for header in match.get("headers", [])}
+    return named.get("x-trireme-model")
 
 
 def test_no_route_leads_to_the_control_api(servers: Mapping[str, Values]) -> None:
