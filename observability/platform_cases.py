@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of the alerts about what requests run on."""
 
+from collections.abc import Mapping
+
 from observability.alert_cases import Case, counter, gauge
 
 _ENGINE = 'model="tensorrt_llm",version="1",instance="a:8002"'
@@ -14,10 +16,19 @@ _DISK = 'instance="node-1",device="/dev/nvme0n1p1",mountpoint="/data",fstype="ex
 _DAY = 86400
 _POD = 'model="tensorrt_llm",version="1",namespace="llm",server="chat",service="chat",pod="chat-1"'
 _ONE_SERVER = {f"trireme_engine_max_num_seqs{{{_POD}}}": "8x150", f"trireme_requests_waiting{{{_POD}}}": "0x150"}
-_BLIND = (
-    "servers run, and their number does not follow the load: nothing is recorded of their requests, or the autoscaler "
-    "has no answer from Prometheus."
-)
+
+
+def _blind(*, series: Mapping[str, str], num_servers: int) -> Case:
+    """Of the alert about an autoscaler, always the same server's."""
+    return Case(
+        alert="TriremeScalingBlind",
+        series={**series, **_ONE_SERVER},
+        labels={"namespace": "llm", "service": "chat"},
+        summary="llm/chat: its autoscaler does not see the load",
+        description=f"{num_servers} servers run, and their number does not follow the load: nothing is recorded of "
+        "their requests, or the autoscaler has no answer from Prometheus.",
+    )
+
 
 PLATFORM_CASES = (
     Case(
@@ -102,8 +113,7 @@ PLATFORM_CASES = (
         description="1 requests a second give up their KV blocks and are computed again.",
         fires_at=49,
     ),
-    Case(
-        alert="TriremeScalingBlind",
+    _blind(
         # Before, the server still loads and has nothing to tell: that is no reason. Another is heard all the time.
         series={
             f"trireme_requests_running{{{_POD}}}": gauge((2, 2), (None, 50), (2, 70)),
@@ -115,14 +125,10 @@ PLATFORM_CASES = (
             },
             f"{_HPAS}_status_current_replicas{{{_HPA}}}".replace("chat", "small"): gauge((1, 122)),
             'kube_deployment_status_replicas_ready{namespace="llm",deployment="small"}': gauge((1, 122)),
-            **_ONE_SERVER,
         },
-        labels={"namespace": "llm", "service": "chat"},
-        summary="llm/chat: its autoscaler does not see the load",
-        description=f"1 {_BLIND}",
+        num_servers=1,
     ),
-    Case(
-        alert="TriremeScalingBlind",
+    _blind(
         # Of a server on several nodes; a group of two pods is one of its replicas. All that is known has other labels.
         series={
             f"trireme_requests_running{{{_POD}}}": gauge((2, 20), (None, 30), (2, 70)),
@@ -130,14 +136,10 @@ PLATFORM_CASES = (
             f"{_HPAS}_status_current_replicas{{{_HPA}}}": gauge((3, 120)),
             'kube_statefulset_status_replicas_ready{namespace="llm",statefulset="chat-lws"}': gauge((3, 120)),
             'kube_statefulset_status_replicas_ready{namespace="llm",statefulset="chat-lws-0"}': gauge((1, 120)),
-            **_ONE_SERVER,
         },
-        labels={"namespace": "llm", "service": "chat"},
-        summary="llm/chat: its autoscaler does not see the load",
-        description=f"3 {_BLIND}",
+        num_servers=3,
     ),
-    Case(
-        alert="TriremeScalingBlind",
+    _blind(
         # Prometheus knows the load, and the autoscaler does not: the adapter is wrong, or KEDA asks another address.
         series={
             f"trireme_requests_running{{{_POD}}}": gauge((2, 120)),
@@ -145,14 +147,10 @@ PLATFORM_CASES = (
             f'{_HPAS}_status_condition{{{_HPA},condition="ScalingActive",status="false"}}': gauge(
                 (0, 20), (1, 30), (0, 70)
             ),
-            **_ONE_SERVER,
         },
-        labels={"namespace": "llm", "service": "chat"},
-        summary="llm/chat: its autoscaler does not see the load",
-        description=f"3 {_BLIND}",
+        num_servers=3,
     ),
-    Case(
-        alert="TriremeScalingBlind",
+    _blind(
         # KEDA tells its errors alone, in the labels of a scraped operator. A single one at first is nothing.
         series={
             f"trireme_requests_running{{{_POD}}}": gauge((2, 120)),
@@ -160,11 +158,8 @@ PLATFORM_CASES = (
             'keda_scaled_object_errors_total{namespace="keda",exported_namespace="llm",scaledObject="trireme-chat"}': (
                 "0x9 1x10 4+4x29 120x70"
             ),
-            **_ONE_SERVER,
         },
-        labels={"namespace": "llm", "service": "chat"},
-        summary="llm/chat: its autoscaler does not see the load",
-        description=f"3 {_BLIND}",
+        num_servers=3,
     ),
     Case(
         alert="TriremeGpuIdle",
