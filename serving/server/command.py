@@ -57,7 +57,9 @@ def serve(
     ] = None,
     exit_delay_s: Annotated[
         float,
-        typer.Option(help="How long, asked to stop, it takes requests though it says that it is not ready.", min=0),
+        typer.Option(
+            help="How long, asked to stop, it takes requests though it says that it is not ready.", min=0, max=3600
+        ),
     ] = 0.0,
     exit_timeout_s: Annotated[
         float, typer.Option(help="How long running streams may go on at shutdown.", min=0)

@@ -54,6 +54,14 @@ def test_a_health_port_that_is_one_of_triton_s_is_refused(tmp_path: Path) -> Non
     assert not (tmp_path / "build").exists()
 
 
+@pytest.mark.parametrize("delay_s", ["-1", "nan", "inf", "3601"])
+def test_a_delay_in_which_nothing_would_end_is_refused(tmp_path: Path, delay_s: str) -> None:
+    result = serve(tmp_path, deployment_text("x", engine=SIMULATED), f"--exit-delay-s={delay_s}")
+    assert result.returncode == 2
+    assert "'--exit-delay-s': Input should be" in result.stderr
+    assert not (tmp_path / "build").exists()
+
+
 def test_a_control_key_that_cannot_be_used_is_refused_before_anything_is_started(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("too-short\n")
     result = serve(tmp_path, deployment_text("x", engine=SIMULATED), "--control-key-file=key")

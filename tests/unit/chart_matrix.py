@@ -58,8 +58,12 @@ SITES: dict[str, Values] = {
         "network": {**CLIENTS, "monitoring": [{"namespaceSelector": {}}], "egress": [{"ports": [{"port": 4318}]}]},
     },
     "no policies": {"network": {"enabled": False}, "spread": {"topologyKeys": []}},
-    "pulled to a host path": {"releases": {"pull": {"enabled": True, "claim": "r", "cacheHostPath": "/nvme"}}},
-    "pulled to a claim": {"releases": {"pull": {"enabled": True, "claim": "r", "cacheClaim": "nvme"}}},
+    "pulled to a host path": {
+        "releases": {"pull": {"enabled": True, "claim": "r", "cacheHostPath": "/nvme", "cacheClaim": ""}}
+    },
+    "pulled to a claim": {
+        "releases": {"pull": {"enabled": True, "claim": "r", "cacheClaim": "nvme", "cacheHostPath": ""}}
+    },
     "envoy": {"envoy": {"enabled": True}, "network": CLIENTS},
     "envoy, all of it": {
         "envoy": {

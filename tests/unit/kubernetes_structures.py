@@ -171,9 +171,21 @@ class Mirror(Strict):
     percent: Annotated[int, Field(ge=0, le=100)]
 
 
-class RouteFilter(Strict):
+class HeaderModifier(Strict):
+    remove: list[str]
+
+
+class MirrorFilter(Strict):
     type: Literal["RequestMirror"]
     mirror: Annotated[Mirror, Field(alias="requestMirror")]
+
+
+class HeaderFilter(Strict):
+    type: Literal["RequestHeaderModifier"]
+    headers: Annotated[HeaderModifier, Field(alias="requestHeaderModifier")]
+
+
+RouteFilter = Annotated[MirrorFilter | HeaderFilter, Field(discriminator="type")]
 
 
 class Timeouts(Strict):

@@ -21,6 +21,8 @@ from chart_here import (
 from chart_matrix import CANARY, CLIENTS, DEPLOYMENTS, SITES, combined, deployments, pods_of, selects, without_labels
 from kubernetes_structures import GrpcRoute, HttpRoute
 
+from serving.server.triton_process import CONTROL_KEY_HEADER
+
 pytestmark = needs_chart
 
 
@@ -160,8 +162,15 @@ def model_of(match: Mapping[str, Any]) -> str | None:
 
 
 def test_no_route_leads_to_the_control_api(servers: Mapping[str, Values]) -> None:
+    """Of what is below a model's name, a trace's settings, the key is taken from whoever has it."""
     for deployment in DEPLOYMENTS:
-        for route in of_kind(render(combined(servers, deployment, "gateway")), "HTTPRoute"):
+        documents = render(combined(servers, deployment, "gateway"))
+        for kind, prefix in (("HTTPRoute", ""), ("GRPCRoute", "triton-grpc-protocol-")):
+            for rule in (rule for route in of_kind(documents, kind) for rule in route["spec"]["rules"]):
+                assert {"remove": [f"{prefix}{CONTROL_KEY_HEADER}"]} in [
+                    each.get("requestHeaderModifier") for each in rule["filters"]
+                ]
+        for route in of_kind(documents, "HTTPRoute"):
             for rule, path in itertools.product(route["spec"]["rules"], ("/v2/repository/index", "/v2/logging")):
                 assert not any(path.startswith(match["path"]["value"]) for match in rule["matches"])
 

@@ -29,6 +29,7 @@ def servers() -> dict[str, dict[str, Any]]:
     return deployments()
 
 
+GATEWAY = {"gatewayApi": {"enabled": True, "gateways": [{"name": "models"}], "inferencePool": {"enabled": True}}}
 BAD: list[tuple[Values, str]] = [
     ({"sclaing": {}}, "additional properties 'sclaing' not allowed"),
     ({"ports": {"grpc": 70000}}, "at '/ports/grpc'"),
@@ -55,7 +56,9 @@ BAD: list[tuple[Values, str]] = [
     ({"traffic": {"chat": {"mirror": {"server": "nobody", "percent": 5}}}}, 'traffic.chat.mirror.server is "nobody"'),
     ({"traffic": {"chat": {"mirror": {"server": "chat-2", "percent": 0}}}}, "at '/traffic/chat/mirror/percent'"),
     ({"gatewayApi": {"enabled": True}}, "at '/gatewayApi/gateways'"),
-    ({"gatewayApi": {"inferencePool": {"enabled": True}}}, "inferencePool.endpointPickers.chat is missing"),
+    (GATEWAY, "inferencePool.endpointPickers.chat is missing"),
+    ({"gatewayApi": {"inferencePool": {"enabled": True}}}, "gatewayApi.inferencePool.enabled is true and gatewayApi."),
+    ({"releases": {"pull": {"cacheHostPath": "/a", "cacheClaim": "b"}}}, 'cacheHostPath ("/a") and cacheClaim ("b")'),
     ({"scaling": {"kind": "vpa"}}, "at '/scaling/kind'"),
     ({"scaling": {"minReplicas": 0}}, "at '/scaling/minReplicas'"),
     ({"scaling": {"minReplicas": 5}}, r"scaling.maxReplicas (4) is less than scaling.minReplicas (5)"),

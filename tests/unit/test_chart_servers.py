@@ -23,7 +23,7 @@ from chart_here import (
     render_texts,
     wrong,
 )
-from chart_matrix import CLIENTS, DEPLOYMENTS, SITES, combined, deployments, pods_of, without_labels
+from chart_matrix import CANARY, CLIENTS, DEPLOYMENTS, SITES, combined, deployments, pods_of, without_labels
 from command_options import options
 from kubernetes_structures import GrpcRoute, HttpRoute
 
@@ -206,15 +206,30 @@ def test_names_that_yaml_takes_for_something_else_stay_names(tmp_path: Path) -> 
     GrpcRoute.model_validate(without_labels(grpc))
 
 
-def test_a_warning_is_given_where_an_update_would_be_an_outage(servers: Mapping[str, Values]) -> None:
-    def notes(values: Values) -> str:
-        [text] = [text for path, text in render_texts(values).items() if path.endswith(NOTES)]
-        return text
+def notes(values: Values) -> str:
+    [text] = [text for path, text in render_texts(values).items() if path.endswith(NOTES)]
+    return text
 
+
+def test_a_warning_is_given_where_an_update_would_be_an_outage(servers: Mapping[str, Values]) -> None:
     assert "an update is an outage" in notes(servers["gpus"])
     assert "an update is an outage" not in notes(merged(servers["gpus"], {"rollout": {"spareGpus": 4}}))
     assert "nobody may reach the servers" in notes(servers["one"])
+    scaled = merged(servers["gpus"], SITES["keda"])
+    assert "Set scaling.minReplicas to 2" in notes(merged(scaled, {"scaling": {"minReplicas": 1}}))
+    assert "an update is an outage" not in notes(merged(scaled, {"scaling": {"minReplicas": 2}}))
     assert "nobody may reach" not in notes(merged(servers["one"], {"network": CLIENTS}))
+
+
+def test_a_warning_is_given_of_values_that_do_nothing(servers: Mapping[str, Values]) -> None:
+    undivided = merged(servers["canary"], CANARY, {"envoy": {"enabled": False}})
+    assert "nothing of the chart divides" in notes(undivided)
+    for site in ("envoy", "gateway"):
+        assert "nothing of the chart divides" not in notes(merged(undivided, SITES[site]))
+    alone = notes(merged(IMAGES, SITES["envoy"]))
+    assert "servers is empty" in alone
+    assert "Envoy:" not in alone
+    assert "servers is empty" not in notes(servers["one"])
 
 
 def test_pods_start_commands_that_there_are_with_options_that_they_have(servers: Mapping[str, Values]) -> None:

@@ -18,6 +18,7 @@ from ensemble_configs.helm_values import helm_values
 from trireme.commands import run_command
 
 ENDPOINTS = ("--stable-url", "a:8001", "--candidate-url", "b:8001")
+SERVERS = ("--stable-service", "chat", "--candidate-service", "chat-2")
 TEMPLATE = ("--format", "analysis-template", "--steps", "5,50,100")
 ROUTES = ("--format", "gateway-api", "--gateway", "models")
 
@@ -97,6 +98,11 @@ def export(*args: str) -> int:
         ),
         pytest.param(
             ("--format", "helm-values", "--share", "5"), "--stable-service is missing: .* give both", id="no servers"
+        ),
+        pytest.param(
+            ("--format", "helm-values", "--share", "5", *SERVERS, "--salt", "a b"),
+            "salt must be at most 64 letters.*got 'a b'",
+            id="a salt that the chart refuses",
         ),
         pytest.param(("--format", "envoy-routes", "--follow"), "--follow needs a file", id="nothing to write again"),
         pytest.param(

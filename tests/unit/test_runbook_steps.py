@@ -123,12 +123,15 @@ CHANGES: dict[str, Any] = {
     "resources": {"cpus": 5},
     "startup": {"timeoutSeconds": 1801},
     "drain": {"delaySeconds": 6},
+    "drain.timeoutSeconds": 100,
     "controlKey": {"secret": "other"},
     "podSecurity": {"user": 10002},
     "spread": {"whenUnsatisfiable": "DoNotSchedule"},
     "tolerations": [{"key": "other", "operator": "Exists"}],
     "nodeSelector": {"a": "b"},
     "ports": {"http": 8004},
+    "priorityClassName": "high",
+    "extraVolumeMounts": [{"name": "scratch", "mountPath": "/a", "subPath": "a"}],
     "servers.NAME.replicas": 4,
     "scaling": {"kind": "hpa"},
     "rollout": {"spareGpus": 1},
@@ -137,6 +140,8 @@ CHANGES: dict[str, Any] = {
     "network": {"clients": [{"podSelector": {}}]},
     "gatewayApi": {"enabled": True, "gateways": [{"name": "models"}]},
     "envoy.replicas": 3,
+    "envoy.retries": 4,
+    "service": {"annotations": {"a": "b"}},
 }
 
 

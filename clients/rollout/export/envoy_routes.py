@@ -17,18 +17,23 @@ _ROUTE_TYPE = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
 _SALT = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
 
-def envoy_routes(share: float, *, salt: str) -> dict[str, object]:
-    """A RouteConfiguration.
-
-    Raises:
-        RequestError: the share is finer than the weights, or the salt cannot stand in a pattern's replacement.
-    """
+def check_salt(salt: str) -> None:
+    """Raises: RequestError: it cannot stand in a pattern's replacement; the chart's schema refuses the same."""
     if not _SALT.fullmatch(salt):
         raise RequestError(
             f"salt must be at most 64 letters, digits, dots, dashes and underscores, got {salt!r}; choose another",
             field="salt",
             value=salt,
         )
+
+
+def envoy_routes(share: float, *, salt: str) -> dict[str, object]:
+    """A RouteConfiguration.
+
+    Raises:
+        RequestError: the share is finer than the weights, or the salt cannot stand in a pattern's replacement.
+    """
+    check_salt(salt)
     candidate, stable = weights(share)
     split = {
         **_UNBOUNDED,

@@ -14,7 +14,7 @@ from clients.rollout.export.analysis_template import analysis_template
 from clients.rollout.export.argo_rollout import argo_rollout
 from clients.rollout.export.definition import Definition, percent, weights
 from clients.rollout.export.envoy_bootstrap import envoy_bootstrap, read_address
-from clients.rollout.export.envoy_routes import routes_file
+from clients.rollout.export.envoy_routes import check_salt, routes_file
 from clients.rollout.export.gateway_api import gateway_routes
 from ensemble_configs.errors import RequestError
 from ensemble_configs.helm_values import dns_label
@@ -194,6 +194,7 @@ def _helm_values(definition: Definition, options: Options) -> list[dict[str, obj
                 field=field,
             )
     _check_two("stable_service", stable, "candidate_service", candidate)
+    check_salt(definition.salt)
     traffic: dict[str, object] = {"candidate": candidate, "candidateWeight": weights(_share(definition))[0]}
     if definition.salt:
         traffic["salt"] = definition.salt

@@ -55,6 +55,12 @@ template begins with it, for which of them is the first nobody says, and it woul
 {{- if lt (int .Values.scaling.maxReplicas) (int .Values.scaling.minReplicas) -}}
 {{- fail (printf "scaling.maxReplicas (%v) is less than scaling.minReplicas (%v)" .Values.scaling.maxReplicas .Values.scaling.minReplicas) -}}
 {{- end -}}
+{{- if and .Values.releases.pull.cacheHostPath .Values.releases.pull.cacheClaim -}}
+{{- fail (printf "releases.pull.cacheHostPath (%q) and cacheClaim (%q) are two places for one cache: leave one of them out" .Values.releases.pull.cacheHostPath .Values.releases.pull.cacheClaim) -}}
+{{- end -}}
+{{- if and .Values.gatewayApi.inferencePool.enabled (not .Values.gatewayApi.enabled) -}}
+{{- fail "gatewayApi.inferencePool.enabled is true and gatewayApi.enabled is false: nothing would lead to the pools; enable both, or neither" -}}
+{{- end -}}
 {{- if .Values.gatewayApi.inferencePool.enabled -}}
 {{- range $name := keys $servers | sortAlpha -}}
 {{- if not (get $.Values.gatewayApi.inferencePool.endpointPickers $name) -}}

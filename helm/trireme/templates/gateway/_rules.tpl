@@ -11,13 +11,16 @@ Triton's models), kind (grpc or http) and isDefault. */}}
   {{- if eq $context.kind "http" }}
   timeouts: {request: 0s}  # answers stream for as long as they take
   {{- end }}
-  {{- if and (not $pin) $context.traffic.mirror }}
   filters:
+    # The key to Triton's control API: nobody uses it by way of a Gateway.
+    - type: RequestHeaderModifier
+      requestHeaderModifier: {remove: [{{ ternary "triton-grpc-protocol-" "" (eq $context.kind "grpc") }}trireme-control-key]}
+    {{- if and (not $pin) $context.traffic.mirror }}
     - type: RequestMirror
       requestMirror:
         backendRef: {{ include "trireme.gatewayBackend" (merge (dict "backend" $context.traffic.mirror.server "isService" true) $context) }}
         percent: {{ int $context.traffic.mirror.percent }}
-  {{- end }}
+    {{- end }}
   backendRefs:
     {{- if and (eq $pin "candidate") $context.traffic.candidate }}
     - {{ include "trireme.gatewayBackend" (merge (dict "backend" $context.traffic.candidate) $context) }}
