@@ -54,6 +54,10 @@ def generate(
     top_k: Annotated[int | None, typer.Option(help="Sample from this many likeliest tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Sample the same text again.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given again.")] = None,
+    is_chat: Annotated[
+        bool, typer.Option("--chat", help="Ask as a user in a chat: the server applies the model's chat template.")
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="With --chat: what the model is told before.")] = None,
     timeout_s: Annotated[float | None, typer.Option(help="Give up after this many seconds.")] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
 ) -> None:
@@ -67,14 +71,19 @@ def generate(
       trireme generate "Once upon a time" --max-tokens 64
       trireme generate "A haiku:" --temperature 0.8 --seed 7 --stop END
       trireme generate - --json < prompt.txt
+      trireme generate "What is the capital of France?" --chat
       trireme generate "Once upon a time" --split-url http://localhost:8010 --key user-7
 
     \b
     Exit codes: 0 done; 1 the server failed; 2 the request is wrong or no server answers; 130 Ctrl-C.
     """
     is_unbounded = temperature is not None and top_p is None and top_k is None
+    text = _read_stdin() if prompt == "-" else prompt
+    if system is not None and not is_chat:
+        raise RequestError("--system is for --chat; add it, or put the words into the prompt", field="system")
     request = GenerateRequest(
-        text_input=_read_stdin() if prompt == "-" else prompt,
+        text_input=None if is_chat else text,
+        messages=_conversation(system, text) if is_chat else None,
         max_tokens=max_tokens,
         stream=True,
         exclude_input_in_output=True,
@@ -101,6 +110,11 @@ def generate(
             _write(msgspec.json.encode(measure(chunks, sent_ns=sent_ns)).decode() + "\n")
         elif _show(chunks) == "length" and sys.stderr.isatty():
             typer.secho(f"(cut at the token limit: --max-tokens {max_tokens}, or the model's)", err=True, dim=True)
+
+
+def _conversation(system: str | None, text: str) -> list[dict[str, object]]:
+    said = [("system", system), ("user", text)]
+    return [{"role": role, "content": content} for role, content in said if content is not None]
 
 
 def _refuse_two_ways(model: str | None, release: int | None, split_url: str | None, key: str | None) -> None:

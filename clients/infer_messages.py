@@ -29,9 +29,13 @@ _PERF = tuple(name for name in _OUTPUTS if name.startswith(("kv_cache", "total_"
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The inputs of the text models by their tensor names; None is not sent, and the server's default holds."""
+    """The inputs of the text models by their tensor names; None is not sent, and the server's default holds.
 
-    text_input: str
+    The prompt is `text_input`, or `messages` in OpenAI's form, which the server renders with the model's chat template.
+    """
+
+    text_input: str | None = None
+    messages: list[dict[str, object]] | None = None
     max_tokens: int
     decoder_text_input: str | None = None
     stream: bool | None = None
@@ -69,6 +73,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str | None = None
     deadline_ms: int | None = None  # to the last token
     queue_timeout_ms: int | None = None  # to the start
+
+    @property
+    def num_prompt_chars(self) -> int:
+        """The length of the prompt, in characters; of messages that of their JSON."""
+        return len(self.text_input or "") + (len(msgspec.json.encode(self.messages)) if self.messages else 0)
 
 
 class GenerateChunk(msgspec.Struct, frozen=True, gc=False):
@@ -112,6 +121,8 @@ def encode_request(
         message.parameters["release"].int64_param = release
     for name, row in _ROWS:
         value = getattr(request, name)
+        if isinstance(value, list):
+            value = msgspec.json.encode(value).decode()
         values = value if isinstance(value, tuple) else (value,)
         if value is None or not values:
             continue

@@ -145,7 +145,7 @@ def _input(name: str, row: Tensor, *, model: str) -> Message:
     # Ragged: chunks of different length go to the detokenizer in one batch.
     if model == "postprocessing" or (model == "tensorrt_llm" and row.is_ragged):
         message["allow_ragged_batch"] = True
-    if not row.is_required or model in _WITHOUT_REQUIRED:
+    if not row.is_required or row.instead or model in _WITHOUT_REQUIRED:
         message["optional"] = True
     return message
 

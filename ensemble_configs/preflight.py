@@ -8,6 +8,7 @@ import json
 import re
 from pathlib import Path
 
+from ensemble_configs.chat_template import load_chat_template
 from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.errors import SpecError
 from ensemble_configs.file_hashes import HashMemory, hash_file
@@ -159,7 +160,18 @@ def _check_tokenizer(folder: Path, manifest: ReleaseManifest, deployment: Releas
         found = f"{num_ids} token ids in {path}"
         wanted = f"{manifest.vocab_size} at most, the model's"
         return [_finding("tokenizer", found, wanted, "build the release with the model's own tokenizer")]
+    if used != own and _template_source(used) != _template_source(own):
+        return [_finding("tokenizer", f"another chat template in {used}", "the release's own", next_step)]
     return []
+
+
+def _template_source(folder: Path) -> str | None:
+    """The text of a folder's chat template; None where there is none, or none that can be read."""
+    try:
+        template = load_chat_template(folder)
+    except SpecError:  # the server refuses messages there, and says why
+        return None
+    return template.source if template is not None else None
 
 
 def highest_token_id(path: Path) -> int:

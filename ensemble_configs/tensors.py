@@ -29,6 +29,8 @@ class Tensor:
     engine: str = ""
     postprocessing: str = ""
     is_required: bool = False
+    # The other input that makes up for this one where it is missing.
+    instead: str = ""
     # One value for the engine step, whatever its shape.
     is_scalar: bool = False
     is_ragged: bool = False
@@ -63,7 +65,15 @@ def _engine_only(
 
 # client -> ensemble -> preprocessing and/or tensorrt_llm
 CLIENT_INPUTS: tuple[Tensor, ...] = (
-    Tensor(ensemble="text_input", data_type=STRING, preprocessing="QUERY", is_required=True, field="input_ids"),
+    Tensor(
+        ensemble="text_input",
+        data_type=STRING,
+        preprocessing="QUERY",
+        is_required=True,
+        instead="messages",
+        field="input_ids",
+    ),
+    Tensor(ensemble="messages", data_type=STRING, preprocessing="MESSAGES", field="input_ids"),  # ours
     Tensor(
         ensemble="max_tokens",
         data_type=INT32,

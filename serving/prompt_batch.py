@@ -20,7 +20,7 @@ Array = npt.NDArray[np.generic]
 Row = Mapping[str, Array]
 T = TypeVar("T")
 
-_PROMPTS = ("QUERY", "input_ids")
+_PROMPTS = ("QUERY", "MESSAGES", "input_ids")
 _KNOWN_AS = {name: row.ensemble for name, row in inputs_of("preprocessing") if row.ensemble}
 _WORD_LISTS = ("STOP_WORDS_IDS", "BAD_WORDS_IDS")
 

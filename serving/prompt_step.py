@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ensemble_configs.errors import RequestError
 from ensemble_configs.release import load_release
+from ensemble_configs.release_spec import TokenizerSpec
+from serving.chat_prompt import ChatPrompt
 from serving.embedding_bias import dense_bias
 from serving.prompt_batch import Row, for_each_row, joined, rows_of
 from serving.required_tensors import check_required
@@ -20,13 +23,25 @@ from serving.word_lists import Ids, bad_words_of, ids_of, pack_words, texts_of
 class PromptStep:
     """Tokenizes prompts of one release; stateless but for the names it gives to streams."""
 
-    def __init__(self, tokenizer: PromptTokenizer) -> None:
+    def __init__(self, tokenizer: PromptTokenizer, chat: ChatPrompt | None = None) -> None:
+        """Args: `chat`: None refuses messages."""
         self._tokenizer = tokenizer
+        self._chat = chat or ChatPrompt(None, tokenizer)
 
     @classmethod
     def from_release(cls, folder: Path) -> "PromptStep":
         """Raises: SpecError: no such release, or no usable tokenizer in it."""
-        return cls(PromptTokenizer.from_spec(load_release(folder).tokenizer))
+        return cls.from_spec(load_release(folder).tokenizer)
+
+    @classmethod
+    def from_spec(cls, spec: TokenizerSpec) -> "PromptStep":
+        """Load the tokenizer and the chat template of a release.
+
+        Raises:
+            SpecError: the tokenizer cannot be used. A template that cannot fails the requests that need a template.
+        """
+        tokenizer = PromptTokenizer.from_spec(spec)
+        return cls(tokenizer, ChatPrompt.from_folder(spec.dir, tokenizer))
 
     def prepare(self, tensors: Row, *, traceparent: str = "") -> dict[str, npt.NDArray[np.generic]]:
         """The output tensors of one request, by name; ids are ``[batch, n] int32``, padded behind the shorter prompts.
@@ -35,7 +50,8 @@ class PromptStep:
             traceparent: the trace that the engine step is to go on with.
 
         Raises:
-            RequestError: an input is missing, a prompt is empty, text is not UTF-8, a stop string or bias is bad.
+            RequestError: an input is missing, a prompt is empty, text is not UTF-8, messages are not what the release's
+                chat template takes, a stop string or bias is bad.
         """
         check_required("preprocessing", tensors)
         rows = rows_of(tensors)
@@ -43,7 +59,7 @@ class PromptStep:
         return outputs[0] if len(outputs) == 1 else joined(outputs, pad_ids=[self._pad_id(row) for row in rows])
 
     def _prepare_one(self, tensors: Row, traceparent: str) -> dict[str, npt.NDArray[np.generic]]:
-        input_ids = self._tokenizer.encode_bytes(tensors["QUERY"].item())
+        input_ids = self._input_ids(tensors)
         stop_words = tensors.get("STOP_WORDS_DICT")
         strings = () if stop_words is None else check_stop_strings(stop_words[0])
         outputs = {
@@ -69,6 +85,14 @@ class PromptStep:
             if given in tensors:
                 outputs[name] = tensors[given]
         return outputs
+
+    def _input_ids(self, tensors: Row) -> Ids:
+        """``[num_tokens] int32``, of the text or of the messages."""
+        if "MESSAGES" not in tensors:
+            return self._tokenizer.encode_bytes(tensors["QUERY"].item())
+        if "QUERY" in tensors and tensors["QUERY"].item():
+            raise RequestError("text_input and messages are both there; send one of them", field="messages")
+        return self._chat.encode(tensors["MESSAGES"].item())
 
     def _pad_id(self, tensors: Row) -> int:
         given = (*_items(tensors, "PAD_ID"), self._tokenizer.pad_id, self._tokenizer.end_id)

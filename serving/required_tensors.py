@@ -8,18 +8,24 @@ from collections.abc import Container
 from ensemble_configs.errors import RequestError
 from ensemble_configs.tensors import inputs_of
 
-_REQUIRED = {
-    model: {name: row.ensemble or name for name, row in inputs_of(model) if row.is_required}
+_NAMES = {
+    model: {row.ensemble or name: name for name, row in inputs_of(model)}
     for model in ("preprocessing", "postprocessing")
+}
+_REQUIRED = {
+    model: [(row.ensemble or name, row.instead) for name, row in inputs_of(model) if row.is_required]
+    for model in _NAMES
 }
 
 
-def check_required(model: str, names: Container[str]) -> None:
+def check_required(model: str, given: Container[str]) -> None:
     """Check that the inputs of a request to `preprocessing` or `postprocessing` are complete.
 
     Raises:
-        RequestError: one is missing; named as the ensemble's client knows it.
+        RequestError: one is missing, and what may be sent instead is, too; named as the ensemble's client knows it.
     """
-    for name, field in _REQUIRED[model].items():
-        if name not in names:
-            raise RequestError(f"{field} is missing; it is required", field=field)
+    names = _NAMES[model]
+    for field, instead in _REQUIRED[model]:
+        if names[field] not in given and (not instead or names[instead] not in given):
+            other = f", or {instead} in its place" if instead else ""
+            raise RequestError(f"{field} is missing; it is required{other}", field=field)

@@ -24,7 +24,6 @@ from serving.request_metrics import RequestMetrics
 from serving.running_request import Reply
 from serving.stream_state import StreamState
 from serving.text_step import add_chunk, beam_texts
-from serving.tokenization import PromptTokenizer
 from serving.tracing.request_trace import RequestTrace
 
 Tensors = Mapping[str, npt.NDArray[np.generic]]
@@ -107,7 +106,7 @@ class TextPipeline:
             ServingError: there is no such release, or it has no engine.
         """
         release = load_release(folder)
-        prompt_step = PromptStep(PromptTokenizer.from_spec(release.tokenizer))
+        prompt_step = PromptStep.from_spec(release.tokenizer)
         decoder = TextDecoder.from_spec(release.tokenizer)
         service = GenerationService(release, source, metrics=metrics, client_check_s=_CLIENT_CHECK_S)
         return cls(service, prompt_step, decoder, is_accumulating=is_accumulating)

@@ -73,6 +73,23 @@ class PromptTokenizer:
             ) from exc
         return self.encode(text)
 
+    def encode_piece(self, text: str) -> list[int]:
+        """Return the ids of a part of a prompt, nothing put around them; none for empty text."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def special_texts(self) -> dict[str, list[int]]:
+        """Return the text of each special token and the ids of that text as mere text, spelled out.
+
+        Call before other threads use the tokenizer: the library has one switch for all of them.
+        """
+        texts = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+        self._tokenizer.encode_special_tokens = True
+        try:
+            return {text: self.encode_piece(text) for text in texts if text}
+        finally:
+            self._tokenizer.encode_special_tokens = False
+
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Several texts at once, on all cores.
 

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from clients.batch.batch_line import BatchLine
-from clients.batch.chat_template import ChatTemplate, without_template
+from clients.batch.chat_lines import chat_renderer
 from clients.batch.input_file import InputFile
 from clients.batch.job import BatchJob
 from clients.batch.line_error import LineError
@@ -61,7 +61,10 @@ def run(
         int, typer.Option(min=1, max=4096, help="Requests in flight at most; below it the server's answers decide.")
     ] = 256,
     chat_template: Annotated[
-        Path | None, typer.Option(help="For chat lines: the checkpoint's folder, or the template's file.")
+        Path | None,
+        typer.Option(
+            help="Render chat lines here, by a checkpoint's folder or a template's file; else the server does."
+        ),
     ] = None,
     chat_max_tokens: Annotated[int, typer.Option(min=1, help="For chat lines without a limit of their own.")] = 512,
     line_timeout_s: Annotated[float, typer.Option(min=1.0, help="For one request; then it is tried again.")] = 3600.0,
@@ -89,7 +92,6 @@ def run(
     the address is wrong; 130 Ctrl-C.
     """
     base = GenerateRequest(
-        text_input="",
         max_tokens=1,
         stream=False,  # a response for each token would cost the server more than the answer
         exclude_input_in_output=True,
@@ -100,7 +102,7 @@ def run(
         queue_timeout_ms=None if without_admission else QUEUE_TIMEOUT_MS,
         tenant=tenant,
     )
-    render_chat = without_template if chat_template is None else ChatTemplate(chat_template).render
+    render_chat = None if chat_template is None else chat_renderer(chat_template)
     to_requests = functools.partial(requests_of, base=base, render_chat=render_chat, chat_tokens=chat_max_tokens)
 
     def ask_of(line: BatchLine) -> Asked:

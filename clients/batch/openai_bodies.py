@@ -13,6 +13,7 @@ import msgspec
 from clients.batch.batch_line import CHAT, BatchLine, shown
 from clients.batch.line_error import LineError
 from clients.infer_messages import GenerateRequest
+from ensemble_configs.chat_messages import ChatMessage
 
 COMPLETION_TOKENS = 16  # OpenAI's default
 
@@ -39,16 +40,6 @@ class _Completion(_Sampling, kw_only=True):
     prompt: str | list[str | int | list[int]] | None = None
 
 
-class _Text(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    text: str
-
-
-class _Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    role: str
-    content: str | list[_Text]
-    name: str | None = None
-
-
 class _Schema(msgspec.Struct, kw_only=True):
     schema: dict[str, object]
     name: str = ""
@@ -62,7 +53,7 @@ class _Format(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Chat(_Sampling, kw_only=True):
-    messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
+    messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
     max_completion_tokens: _Positive | None = None
     response_format: _Format | None = None
 
@@ -85,6 +76,7 @@ _NOTHING: dict[str, tuple[tuple[object, ...], str]] = {
 }
 
 RenderChat = Callable[[list[dict[str, object]]], str]
+_Prompt = dict[str, object]  # the field of a request that holds it, and what it is
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -95,12 +87,12 @@ class Asked(msgspec.Struct, frozen=True):
     n: int
 
 
-def requests_of(line: BatchLine, *, base: GenerateRequest, render_chat: RenderChat, chat_tokens: int) -> Asked:
+def requests_of(line: BatchLine, *, base: GenerateRequest, render_chat: RenderChat | None, chat_tokens: int) -> Asked:
     """The requests of a line.
 
     Args:
         base: what all have in common: class, tenant, limits.
-        render_chat: messages to a prompt.
+        render_chat: messages to a prompt; None: the server renders them.
         chat_tokens: for a chat line that has no limit of its own.
 
     Raises:
@@ -111,17 +103,19 @@ def requests_of(line: BatchLine, *, base: GenerateRequest, render_chat: RenderCh
     kind: type[_Sampling] = _Chat if is_chat else _Completion
     _refuse_what_is_not_carried(body, kind)
     parsed = _converted(body, kind)
-    prompts, max_tokens, guide = [""], parsed.max_tokens, _Format(type="text")
+    prompts: list[_Prompt] = []
+    max_tokens, guide = parsed.max_tokens, _Format(type="text")
     if isinstance(parsed, _Chat):
-        prompts = [render_chat([_message(one) for one in parsed.messages])]
+        messages = [message.for_template() for message in parsed.messages]
+        prompts = [{"messages": messages} if render_chat is None else {"text_input": render_chat(messages)}]
         max_tokens = _one_limit(parsed) or chat_tokens
         guide = parsed.response_format or guide
     elif isinstance(parsed, _Completion):
-        prompts = _texts(parsed.prompt)
+        prompts = [{"text_input": text} for text in _texts(parsed.prompt)]
     common = msgspec.structs.replace(
         base, max_tokens=max_tokens or COMPLETION_TOKENS, **_sampling(parsed), **_guide(guide)
     )
-    requests = tuple(msgspec.structs.replace(common, text_input=prompt) for prompt in prompts)
+    requests = tuple(msgspec.structs.replace(common, **prompt) for prompt in prompts)
     return Asked(requests, parsed.model, parsed.n or 1)
 
 
@@ -164,14 +158,6 @@ def _texts(prompt: str | list[str | int | list[int]] | None) -> list[str]:
             param="body.prompt",
         )
     return texts
-
-
-def _message(message: _Message) -> dict[str, object]:
-    """As templates expect it: its content one text."""
-    parts = message.content
-    content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-    named = {} if message.name is None else {"name": message.name}
-    return {"role": message.role, "content": content, **named}
 
 
 def _one_limit(chat: _Chat) -> int | None:

@@ -94,7 +94,7 @@ class RoutedClient:
         if answer is None:
             return Ticket(to=self._stable)
         self._stable = Slice(upto=1.0, arm=STABLE, model=answer.stable_model)  # also where nothing more is heard
-        stratum = stratum_of(len(request.text_input))
+        stratum = stratum_of(request.num_prompt_chars)
         place = self._places.next(stratum) if key is None else place_of(key, answer.salt)
         to = slice_at(answer.slices, place)
         mirror = answer.mirror if answer.mirror is not None and place < answer.mirror.share else None

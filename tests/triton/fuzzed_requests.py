@@ -108,7 +108,10 @@ class RequestFuzzer:
         rng = self._rng
         model = rng.choices(list(MODELS), list(MODELS.values()))[0]
         num_prompts = rng.randrange(2, 5) if model != "postprocessing" and rng.random() < 0.2 else 1
-        tensors = self._valid(model) if num_prompts == 1 else self._valid_batch(model, num_prompts)
+        is_chat = rng.random() < 0.2
+        tensors = (
+            self._valid(model, is_chat=is_chat) if num_prompts == 1 else self._valid_batch(model, num_prompts, is_chat)
+        )
         sent = Sent(
             model, tensors, num_prompts=num_prompts, request_id=rng.choice(["", "a", str(rng.randrange(10**9))])
         )
@@ -137,7 +140,7 @@ class RequestFuzzer:
 
     # What is right
 
-    def _valid(self, model: str) -> dict[str, Given]:
+    def _valid(self, model: str, *, is_chat: bool = False) -> dict[str, Given]:
         rng = self._rng
         length, ids = rng.randrange(1, 20), [rng.randrange(3, 2000) for _ in range(rng.randrange(1, 60))]
         options = {
@@ -152,7 +155,8 @@ class RequestFuzzer:
         stop_words = strings(*(self._text()[:9].decode(errors="ignore").encode() or b"x" for _ in range(2)))
         match model:
             case "ensemble" | "ensemble_graph" | "tensorrt_llm_bls":
-                required = {"text_input": strings(self._text()), "max_tokens": numbers("INT32", [length])}
+                prompt = {"messages": self._messages()} if is_chat else {"text_input": strings(self._text())}
+                required = prompt | {"max_tokens": numbers("INT32", [length])}
                 more = {"stream": is_streaming} | ({"stop_words": stop_words} if rng.random() < 0.3 else {})
                 return required | chosen | more
             case "tensorrt_llm":
@@ -166,9 +170,9 @@ class RequestFuzzer:
                 return {"QUERY": strings(self._text()), "REQUEST_OUTPUT_LEN": numbers("INT32", [length])}
         return {"TOKENS_BATCH": numbers("INT32", ids, dims=(1, 1, len(ids)))}
 
-    def _valid_batch(self, model: str, num_prompts: int) -> dict[str, Given]:
+    def _valid_batch(self, model: str, num_prompts: int, is_chat: bool) -> dict[str, Given]:
         """Several valid requests as one, with the tensors that all of them have; ids are padded."""
-        rows = [self._valid(model) for _ in range(num_prompts)]
+        rows = [self._valid(model, is_chat=is_chat) for _ in range(num_prompts)]
         names = [name for name in rows[0] if all(name in row for row in rows)]
         width = max(row["input_ids"].shape[1] for row in rows) if "input_ids" in names else 0
         together = {}
@@ -181,6 +185,10 @@ class RequestFuzzer:
     def _text(self) -> bytes:
         words = [self._rng.choice(_WORDS) for _ in range(self._rng.randrange(1, 20))]
         return f"x{' '.join(words)}".encode()
+
+    def _messages(self) -> Given:
+        message = {"role": self._rng.choice(["system", "user", "assistant"]), "content": self._text().decode()}
+        return strings(json.dumps([message] * self._rng.randrange(1, 5)).encode())
 
     def _names(self, model: str) -> list[str]:
         return [name for name, _ in inputs_of(model.removesuffix("_graph"))]

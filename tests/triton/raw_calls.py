@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]  # so that a test may read whatever comes
 
 # The types of what tests send; what is not here is a BOOL.
 _DTYPES: dict[str, npt.DTypeLike] = {
-    **dict.fromkeys(("text_input", "stop_words", "bad_words", "QUERY", "STOP_WORDS_DICT"), np.object_),
+    **dict.fromkeys(("text_input", "messages", "stop_words", "bad_words", "QUERY", "STOP_WORDS_DICT"), np.object_),
     **dict.fromkeys(("max_tokens", "request_output_len", "REQUEST_OUTPUT_LEN", "min_tokens"), np.int32),
     **dict.fromkeys(("input_ids", "input_lengths", "end_id", "prompt_vocab_size"), np.int32),
     **dict.fromkeys(("num_draft_tokens", "top_k", "runtime_top_k", "beam_width", "num_return_sequences"), np.int32),

@@ -27,7 +27,9 @@ def tensors(request: Any) -> dict[str, bytes]:
 
 
 def prompt_of(request: Any) -> str:
-    return tensors(request)["text_input"][4:].decode()
+    """The text, or the JSON of the messages."""
+    given = tensors(request)
+    return given.get("text_input", given.get("messages", b""))[4:].decode()
 
 
 def is_probe(request: Any) -> bool:
@@ -75,11 +77,26 @@ def test_every_line_is_answered_or_has_its_error_and_the_exit_code_says_so(
         "code": "invalid_json", "message": results[None]["error"]["message"], "param": None, "line": 2,
     }  # fmt: skip
     assert results["b"]["error"]["param"] == "body.logprobs"
-    assert results["c"]["error"]["code"] == "no_chat_template"
+    [answer] = results["c"]["response"]["body"]["choices"]
+    assert json.loads(answer["message"]["content"]) == [{"ROLE": "USER", "CONTENT": "HI"}]
     assert [one for one in map(json.loads, out.read_text().splitlines()) if one["error"] and one["custom_id"] == "a"]
     report = json.loads(capfd.readouterr().out)
-    assert (report["total"], report["done"], report["failed"], report["resumed"]) == (5, 5, 4, 0)
-    assert (report["prompt_tokens"], report["completion_tokens"]) == (2, 3)
+    assert (report["total"], report["done"], report["failed"], report["resumed"]) == (5, 5, 3, 0)
+    assert (report["prompt_tokens"], report["completion_tokens"]) == (4, 6)
+
+
+def test_a_server_without_a_template_fails_the_chat_lines_alone(tmp_path: Path) -> None:
+    refusal = "[INVALID_ARG field=messages reason=no_chat_template] messages cannot be rendered: there is no template"
+
+    def answer(request: Any) -> list[Step]:
+        return [refusal] if "messages" in tensors(request) else shout(request)
+
+    source, out = write_lines(tmp_path / "in.jsonl", [chat("c"), completion("a", "one")]), tmp_path / "out.jsonl"
+    with KServeServer(answer) as server:
+        assert run(server, source, out) == 1
+    results = results_of(out)
+    assert (results["c"]["error"]["param"], results["c"]["response"]["status_code"]) == ("messages", 400)
+    assert text_of(results["a"]) == "ONE"
 
 
 def test_an_answer_is_openai_s_with_the_server_s_own_counts(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from batch_files import chat, completion, write_lines
 
 from clients.batch import input_file
 from clients.batch.batch_line import custom_id_of, parse_line
-from clients.batch.chat_template import ChatTemplate, without_template
+from clients.batch.chat_lines import chat_renderer
 from clients.batch.input_file import InputFile
 from clients.batch.line_error import LineError
 from clients.batch.openai_answers import answer_line, body_of, error_line
@@ -157,39 +157,34 @@ def test_a_response_format_becomes_a_guide() -> None:
     assert json.loads(found.guided_decoding_guide or "") == schema
 
 
+def test_messages_go_to_the_server_as_they_are_unless_a_template_is_given() -> None:
+    line = parse_line(1, json.dumps(chat("a", content=[{"type": "text", "text": "x"}])).encode())
+    found = requests_of(line, base=BASE, render_chat=None, chat_tokens=9).requests[0]
+    assert (found.messages, found.text_input) == ([{"role": "user", "content": "x"}], BASE.text_input)
+
+
 def test_the_demo_s_own_template_renders_without_the_begin_token_that_the_server_puts_there() -> None:
     messages: list[dict[str, object]] = [
         {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"},
     ]  # fmt: skip
-    assert ChatTemplate(DEMO).render(messages) == "<|user|>a<|end|><|assistant|>b<|eos|><|user|>c<|end|><|assistant|>"
+    assert chat_renderer(DEMO)(messages) == "<|user|>a<|end|><|assistant|>b<|eos|><|user|>c<|end|><|assistant|>"
 
 
-def test_a_template_in_a_file_of_its_own_goes_before_the_config_s(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "old", "eos_token": {"content": "E"}}')
-    assert ChatTemplate(tmp_path).render([]) == "old"
-    (tmp_path / "chat_template.jinja").write_text("new{{ eos_token }}{{ messages | tojson }}")
-    assert ChatTemplate(tmp_path).render([{"role": "ü"}]) == 'newE[{"role": "ü"}]'
-    assert ChatTemplate(tmp_path / "chat_template.jinja").render([]) == "newE[]"
-
-
-def test_a_template_that_refuses_or_escapes_fails_the_line(tmp_path: Path) -> None:
+def test_a_template_that_refuses_fails_the_line(tmp_path: Path) -> None:
     template = tmp_path / "t.jinja"
-    for text in ("{{ raise_exception('no system') }}", "{{ ''.__class__.__mro__ }}", "{{ 1 // 0 }}", "{{ a.b.c }}"):
-        template.write_text(text)
-        with pytest.raises(LineError) as refused:
-            ChatTemplate(template).render([])
-        assert refused.value.param == "body.messages"
+    template.write_text("{{ raise_exception('no system') }}")
+    with pytest.raises(LineError, match=r"body\.messages: .* no system") as refused:
+        chat_renderer(template)([])
+    assert refused.value.param == "body.messages"
 
 
 def test_a_template_that_is_missing_or_none_is_refused_at_once(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(SpecError, match="--chat-template"):
-            ChatTemplate(path)
+            chat_renderer(path)
     (tmp_path / "t.jinja").write_text("{% if %}")
     with pytest.raises(SpecError, match="is not a template"):
-        ChatTemplate(tmp_path / "t.jinja")
-    with pytest.raises(LineError, match="--chat-template"):
-        without_template([])
+        chat_renderer(tmp_path / "t.jinja")
 
 
 def scanned(path: Path, lines: list[object]) -> InputFile:

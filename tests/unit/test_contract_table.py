@@ -38,7 +38,6 @@ from serving.running_request import Reply, RunningRequest
 from serving.sequence_group import Member, SequenceGroup
 from serving.stream_state import unpack_context
 from serving.text_step import TextStep
-from serving.tokenization import PromptTokenizer
 
 UPSTREAM = json.loads((Path(__file__).parents[1] / "data" / "upstream_contract.json").read_text())
 DTYPES = {
@@ -49,7 +48,8 @@ PROMPT = [20, 30, 40, 50]
 
 # What a tensor is sent with, by the engine step's name or, for one that it does not see, the client's.
 VALUES: dict[str, object] = {
-    "text_input": [b"Once upon a time"], "max_tokens": [3], "decoder_text_input": [b"Born"], "bad_words": [b"the"],
+    "text_input": [b"Once upon a time"], "messages": [b'[{"role": "user", "content": "Once"}]'],
+    "max_tokens": [3], "decoder_text_input": [b"Born"], "bad_words": [b"the"],
     "stop_words": [b"xyz"], "embedding_bias_words": [b"the"], "embedding_bias_weights": [2.0],
     "prompt_table_extra_id": [9], "input_ids": PROMPT, "input_lengths": [4], "request_output_len": [3], "end_id": [5],
     "pad_id": [5], "stop_words_list": [[60, 61], [2, -1]], "bad_words_list": [[60], [1]],
@@ -131,7 +131,7 @@ class Server:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.prompt_step = PromptStep(PromptTokenizer.from_spec(tokenizer()))
+        self.prompt_step = PromptStep.from_spec(tokenizer())
         self.decoder = RequestDecoder(msgspec.structs.replace(engine.info, is_admitting=True))
         self._keys = iter(range(1, 10_000))
 
@@ -150,7 +150,8 @@ class Server:
         if not is_text:
             return {key: self.value(key) for key in ("input_ids", "request_output_len", *keys)}
         names = {row.ensemble: row.preprocessing for row in CLIENT_INPUTS if row.preprocessing}
-        given = {names[key]: self.value(key) for key in ("text_input", "max_tokens", *keys)}
+        prompt = [] if "messages" in keys else ["text_input"]
+        given = {names[key]: self.value(key) for key in (*prompt, "max_tokens", *keys)}
         to_engine = {row.preprocessing: row.engine for row in PROMPT_TENSORS}
         return {to_engine[name]: array for name, array in self.prompt_step.prepare(given).items()}
 

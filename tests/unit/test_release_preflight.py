@@ -2,6 +2,7 @@
 """A release that cannot be served is refused before a GPU is touched: what was found, what was wanted, what next."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -282,6 +283,22 @@ def test_another_tokenizer_is_refused(demo: Path, tmp_path: Path) -> None:
 def test_the_same_tokenizer_may_lie_elsewhere(demo: Path) -> None:
     spec = with_tokenizer(deployment(demo), DEMO_MODEL / "target")
     assert check_release(demo, machine=machine(), deployment=spec) == []
+
+
+def test_another_chat_template_is_another_tokenizer(demo: Path, tmp_path: Path) -> None:
+    shutil.copytree(demo / "tokenizer", tmp_path / "other")
+    spec = with_tokenizer(deployment(demo), tmp_path / "other")
+    assert check_release(demo, machine=machine(), deployment=spec) == []
+    (tmp_path / "other" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    line = one_finding(demo, machine(), spec)
+    assert f"found another chat template in {tmp_path}/other, wanted the release's own; set tokenizer.dir" in line
+
+
+def test_the_release_s_own_template_is_sealed_with_it(tmp_path: Path) -> None:
+    release = write_demo_release(tmp_path / "release")
+    config = release / "tokenizer" / "tokenizer_config.json"
+    config.write_text(config.read_text().replace("<|end|>", "<|pad|>"))
+    assert "tokenizer/tokenizer_config.json" in one_finding(release, machine())
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
