@@ -11,6 +11,7 @@ from typing import Any
 
 from serving.engines.base import AdmissionStats, EngineInfo, EngineStats, ResidencyStats
 from serving.step_metrics import StepMetrics
+from serving.upstream_metrics import DESCRIPTIONS, UpstreamMetrics
 
 _UPDATE_S = 0.1  # each gauge costs a message to the server
 
@@ -25,8 +26,7 @@ class EngineMetrics:
         self._families = {
             name: metric_family(name, description, kind)
             for name, description, kind in (
-                ("nv_trt_llm_request_metrics", "Requests by state", metric_family.GAUGE),
-                ("nv_trt_llm_kv_cache_block_metrics", "KV cache blocks", metric_family.GAUGE),
+                *((name, text, metric_family.GAUGE) for name, text in DESCRIPTIONS.items()),
                 ("trireme_requests_running", "Requests in the engine's batch", metric_family.GAUGE),
                 ("trireme_requests_waiting", "Requests that wait for room", metric_family.GAUGE),
                 ("trireme_kv_cache_usage_fraction", "Of the KV cache's blocks", metric_family.GAUGE),
@@ -54,6 +54,7 @@ class EngineMetrics:
 
     def describe(self, info: EngineInfo) -> None:
         """Show what the engine is, and that it is up."""
+        self._engine.describe(info)
         self._steps.describe(info)
 
     def update(self, stats: EngineStats) -> None:
@@ -80,14 +81,8 @@ class _OfOneEngine:
         self._labels = labels
         self._preemptions: Any = None
         self._num_shown_preemptions = 0
+        self._upstream = UpstreamMetrics(families, labels)
         self._gauges = {
-            name: families[family].Metric(labels=labels | {label: name})
-            for family, label, names in (
-                ("nv_trt_llm_request_metrics", "request_type", ("active", "scheduled", "waiting")),
-                ("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type", ("max", "used", "free")),
-            )
-            for name in names
-        } | {
             name: families[family].Metric(labels=labels)
             for name, family in (
                 ("running", "trireme_requests_running"),
@@ -99,6 +94,10 @@ class _OfOneEngine:
         self._num_kv_blocks = 0
         self._admission = _OfAdmission(families, labels)
         self._residency = _OfResidency(families, labels)
+
+    def describe(self, info: EngineInfo) -> None:
+        """Show what never changes."""
+        self._upstream.describe(info)
 
     def show(self, stats: EngineStats | None) -> None:
         """Set what has changed. Args: `stats`: None of an engine that has died; it holds nothing any more."""
@@ -112,13 +111,8 @@ class _OfOneEngine:
         # come first: a page that shows an engine at work lacks none of them.
         self._admission.show(stats.admission)
         self._residency.show(stats.residency)
+        self._upstream.show(stats)
         for name, value in {
-            "active": stats.num_running + stats.num_waiting,
-            "scheduled": stats.num_running,
-            "waiting": stats.num_waiting,
-            "max": stats.num_kv_blocks,
-            "used": stats.num_used_kv_blocks,
-            "free": stats.num_kv_blocks - stats.num_used_kv_blocks,
             "running": stats.num_running,
             "queued": stats.num_waiting,
             "usage": stats.num_used_kv_blocks / max(1, stats.num_kv_blocks),

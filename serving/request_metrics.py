@@ -41,6 +41,11 @@ _COUNTERS = {
     "trireme_draft_tokens_total": "Draft tokens that were verified",
     "trireme_accepted_draft_tokens_total": "Draft tokens that were accepted",
 }
+# Upstream's counter of requests whose prefill another engine did; it has had these since TensorRT-LLM 0.15.
+_TRANSFER_FAMILY = "nv_trt_llm_disaggregated_serving_metrics"
+_TRANSFERS = ("kv_cache_transfer_ms", "request_count")
+# Upstream's histograms have a label of their own each.
+_LABELS = {f"nv_llm_{side}_token_len": {"response_metric_type": f"total_{side}_tokens"} for side in ("input", "output")}
 # How a request ended beside a FinishReason.
 _ERROR = "error"
 
@@ -55,14 +60,18 @@ class RequestMetrics:
         histograms = {name: kind(name, text, kind.HISTOGRAM) for name, (text, _) in _HISTOGRAMS.items()}
         counters = {name: kind(name, text, kind.COUNTER) for name, text in _COUNTERS.items()}
         ends = kind("trireme_requests_total", "Requests that ended, by how", kind.COUNTER)
-        self._families = (*histograms.values(), *counters.values(), ends)  # Triton drops a family that nobody holds
+        transfers = kind(_TRANSFER_FAMILY, "Prefills that came from another engine", kind.COUNTER)
+        # Triton drops a family that nobody holds.
+        self._families = (*histograms.values(), *counters.values(), ends, transfers)
         self._histograms = {
-            name: family.Metric(labels=labels, buckets=list(_HISTOGRAMS[name][1]))
+            name: family.Metric(labels=labels | _LABELS.get(name, {}), buckets=list(_HISTOGRAMS[name][1]))
             for name, family in histograms.items()
         }
         self._observed: deque[tuple[Any, float]] = deque()  # a histogram of Triton's and a value
-        self._counted: deque[tuple[Any, int]] = deque()
-        self._counters = {name: family.Metric(labels=labels) for name, family in counters.items()}
+        self._counted: deque[tuple[Any, float]] = deque()
+        self._counters = {name: family.Metric(labels=labels) for name, family in counters.items()} | {
+            name: transfers.Metric(labels=labels | {"disaggregated_serving_type": name}) for name in _TRANSFERS
+        }
         self._ends = {
             reason: ends.Metric(labels=labels | {"finish_reason": reason}) for reason in (*FinishReason, _ERROR)
         }
@@ -71,7 +80,7 @@ class RequestMetrics:
         """One value, in the unit that the name says."""
         self._observed.append((self._histograms[histogram], value))
 
-    def count(self, counter: str, number: int) -> None:
+    def count(self, counter: str, number: float) -> None:
         """So many more."""
         if number:
             self._counted.append((self._counters[counter], number))
@@ -85,7 +94,7 @@ class RequestMetrics:
         while self._observed:
             histogram, value = self._observed.popleft()
             histogram.observe(value)
-        totals: dict[Any, int] = {}
+        totals: dict[Any, float] = {}
         while self._counted:
             counter, number = self._counted.popleft()
             totals[counter] = totals.get(counter, 0) + number
@@ -175,3 +184,6 @@ class RequestTimes:
         metrics.count("trireme_cached_prompt_tokens_total", (perf.kv_cache_reused_blocks or 0) * self.kv_block_tokens)
         metrics.count("trireme_draft_tokens_total", perf.total_draft_tokens or 0)
         metrics.count("trireme_accepted_draft_tokens_total", perf.total_accepted_draft_tokens or 0)
+        if perf.kv_cache_transfer_ms is not None:
+            metrics.count("kv_cache_transfer_ms", perf.kv_cache_transfer_ms)
+            metrics.count("request_count", 1)

@@ -19,7 +19,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from serving.engines.base import Engine, EngineCosts, EngineStats, GenerationRequest, PerfMetrics, StepStats, TokenChunk
+from serving.engines.base import (
+    BatchStats,
+    Engine,
+    EngineCosts,
+    EngineStats,
+    GenerationRequest,
+    PerfMetrics,
+    StepStats,
+    TokenChunk,
+)
 from serving.engines.clock import Clock
 
 
@@ -38,6 +47,7 @@ class AccountedEngine(Engine):
         self._sequences: dict[int, _Sequence] = {}
         self._num_decoding = 0
         self._num_context_tokens = 0  # of all that decode
+        self._num_reused_blocks: int | None = None  # in all; None: the engine has told of none
         self._num_seen_steps = engine.stats().num_steps
         self._sums = StepStats()
         self.info = msgspec.structs.replace(engine.info, costs=costs)
@@ -105,7 +115,10 @@ class AccountedEngine(Engine):
 
     def _num_reused_tokens(self, chunk: TokenChunk) -> int:
         perf = chunk.perf or self._engine.perf_of(chunk.key)
-        return (perf.kv_cache_reused_blocks or 0) * self.info.kv_block_tokens if perf is not None else 0
+        if perf is None or perf.kv_cache_reused_blocks is None:
+            return 0
+        self._num_reused_blocks = (self._num_reused_blocks or 0) + perf.kv_cache_reused_blocks
+        return perf.kv_cache_reused_blocks * self.info.kv_block_tokens
 
     def _forget(self, key: int) -> None:
         sequence = self._sequences.pop(key, None)
@@ -125,7 +138,22 @@ class AccountedEngine(Engine):
 
     def stats(self) -> EngineStats:
         """The engine's, with the account."""
-        return msgspec.structs.replace(self._engine.stats(), steps=copy(self._sums))
+        stats = self._engine.stats()
+        return msgspec.structs.replace(stats, steps=copy(self._sums), batch=self._batch(stats))
+
+    def _batch(self, stats: EngineStats) -> BatchStats:
+        """What the engine tells of its batch, and where it does not, what follows from the chunks."""
+        told = stats.batch or BatchStats()
+        if told.num_generation_requests is not None and told.num_reused_kv_blocks is not None:
+            return told
+        num_generating = min(self._num_decoding, stats.num_running)
+        known = {
+            "num_context_requests": stats.num_running - num_generating,
+            "num_generation_requests": num_generating,
+            "num_reused_kv_blocks": self._num_reused_blocks,
+        }
+        missing = {name: value for name, value in known.items() if getattr(told, name) is None}
+        return msgspec.structs.replace(told, **missing)
 
     def close(self) -> None:
         """As the engine's."""

@@ -104,6 +104,7 @@ class PerfMetrics(msgspec.Struct, frozen=True, array_like=True):
     total_accepted_draft_tokens: int | None = 0  # none without speculative decoding
     total_draft_tokens: int | None = 0
     num_preemptions: int | None = None  # ours: of this request; upstream has no tensor for it
+    kv_cache_transfer_ms: float | None = None  # from another engine's prefill; no tensor of upstream's either
 
 
 class Beam(msgspec.Struct, array_like=True):
@@ -187,11 +188,26 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int
     num_steps: int
     num_preemptions: int | None = None  # in the engine's life; None: it does not tell
+    batch: "BatchStats | None" = None  # what the engine tells beyond that
     admission: "AdmissionStats | None" = None  # where requests wait for it (`serving.admission`)
     draft: "EngineStats | None" = None  # of the engine that drafts for it, with a KV cache of its own
     residency: "ResidencyStats | None" = None  # of one that is loaded on demand (`serving.on_demand`)
     steps: "StepStats | None" = None  # what its steps did so far (`serving.step_account`)
     is_up: bool = True  # False: its process has died, and these are the last stats of it
+
+
+class BatchStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The newest iteration as TensorRT-LLM's statistics have it; None: the engine does not tell."""
+
+    num_context_requests: int | None = None  # that had no token before it
+    num_generation_requests: int | None = None
+    num_context_tokens: int | None = None  # of prompts, computed in it
+    num_paused_requests: int | None = None
+    micro_batch_id: int | None = None
+    cpu_bytes: int | None = None  # that the engine's runtime has allocated
+    gpu_bytes: int | None = None
+    pinned_bytes: int | None = None
+    num_reused_kv_blocks: int | None = None  # in the engine's life
 
 
 class StepStats(msgspec.Struct, array_like=True):

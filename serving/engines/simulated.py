@@ -9,6 +9,7 @@ import msgspec
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.errors import RequestError
 from serving.engines.base import (
+    BatchStats,
     Engine,
     EngineInfo,
     EngineStats,
@@ -74,6 +75,7 @@ class SimulatedEngine(Engine):
         self._retained = RetainedBlocks(spec.kv_block_tokens)
         self._sequences: dict[int, SimulatedRequest] = {}
         self._num_steps = 0
+        self._num_prefill_tokens = 0  # of the newest step
         self._fault = SimulatedFault(spec.fault)
         self._fault.note_load()
         unmet = CAPABILITIES.unmet(spec)
@@ -119,6 +121,7 @@ class SimulatedEngine(Engine):
         for sequence in step.admitted:
             self._sequences[sequence.key].times.note_scheduled()
         self._num_steps += 1
+        self._num_prefill_tokens = step.num_prefill_tokens
         self._pace.spend_s(self._duration_s(step))
         chunks = [self._go_on(sequence, sequence.num_next_tokens) for sequence in step.decoding]
         chunks += [self._go_on(sequence, 1) for sequence in step.prefilled]
@@ -139,6 +142,7 @@ class SimulatedEngine(Engine):
             num_used_kv_blocks=batch.num_blocks - batch.num_free_blocks,
             num_kv_blocks=batch.num_blocks,
             num_preemptions=batch.num_preemptions,
+            batch=BatchStats(num_context_tokens=self._num_prefill_tokens if self._sequences else 0),
         )
 
     def _go_on(self, sequence: Sequence, num_tokens: int) -> TokenChunk | None:

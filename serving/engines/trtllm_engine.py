@@ -186,6 +186,7 @@ class TrtLlmEngine(Engine):
             num_used_kv_blocks=self._stats.num_used_kv_blocks if self.has_work else 0,
             num_kv_blocks=self.info.num_kv_blocks,
             num_steps=self._stats.num_iterations,
+            batch=self._stats.batch,
         )
 
     def close(self) -> None:

@@ -15,6 +15,8 @@ class _Timing(Protocol):
     first_scheduled_time: timedelta
     first_token_time: timedelta
     last_token_time: timedelta
+    kv_cache_transfer_start: timedelta  # both 0 of a request that took no blocks from another engine
+    kv_cache_transfer_end: timedelta
 
 
 class _KvCache(Protocol):
@@ -55,7 +57,14 @@ def read_perf_metrics(metrics: RequestPerfMetrics, *, last_token_time_ns: int) -
         kv_cache_alloc_total_blocks=kv_cache.num_total_allocated_blocks,
         total_accepted_draft_tokens=drafts.total_accepted_draft_tokens,
         total_draft_tokens=drafts.total_draft_tokens,
+        kv_cache_transfer_ms=_transfer_ms(timing),
     )
+
+
+def _transfer_ms(timing: _Timing) -> float | None:
+    if not timing.kv_cache_transfer_end:
+        return None
+    return (timing.kv_cache_transfer_end - timing.kv_cache_transfer_start) / timedelta(milliseconds=1)
 
 
 def _ns(duration: timedelta) -> int:

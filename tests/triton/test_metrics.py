@@ -108,3 +108,26 @@ def test_the_engines_steps_are_counted_and_what_it_is_is_shown(start_server: Cal
     wait_until(lambda: counted("up") == 0, 5)
     assert counted("steps_total") == 40, "a counter does not go back"
     wait_until(lambda: counted("up") == 1, 20)
+
+
+def test_upstream_s_gauges_are_on_the_page_from_the_engines_that_can_tell(simulated: RunningServer) -> None:
+    list(stream(simulated.url, "ensemble", ASK))
+    shown = {
+        ("nv_trt_llm_request_metrics", "request_type"): ["active", "max", "scheduled", "context", "waiting"],
+        ("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type"): [
+            "max", "free", "used", "tokens_per", "reused", "fraction",
+        ],
+        ("nv_trt_llm_inflight_batcher_metrics", "inflight_batcher_specific_metric"): [
+            "total_context_tokens", "generation_requests",
+        ],
+        ("nv_trt_llm_general_metrics", "general_type"): ["timestamp", "iteration_counter"],
+    }  # fmt: skip
+    for (family, label), names in shown.items():
+        for name in names:
+            simulated.metric(family, **ENGINE, **{label: name})
+    assert simulated.metric("nv_trt_llm_kv_cache_block_metrics", **ENGINE, kv_cache_block_type="tokens_per") == 16
+    assert simulated.metric("nv_trt_llm_general_metrics", **ENGINE, general_type="iteration_counter") >= 12
+    told_us = simulated.metric("nv_trt_llm_general_metrics", **ENGINE, general_type="timestamp")
+    assert abs(told_us / 1e6 - time.time()) < 60
+    labels = {"model": "ensemble", "version": "1", "response_metric_type": "total_output_tokens"}
+    wait_until(lambda: simulated.metric("nv_llm_output_token_len_count", **labels) >= 1, 5)

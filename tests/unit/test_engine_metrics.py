@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gauges under TensorRT-LLM's names show what the engine holds, not more often than is worth its cost."""
 
+import time
+
 import msgspec
 import pytest
 import triton_python_backend_utils as pb_utils
@@ -51,13 +53,17 @@ def shown(metrics: EngineMetrics) -> dict[str, float]:
 def test_names_and_labels_are_those_of_tensorrt_llms_backend(clock: Clock, metrics: EngineMetrics) -> None:
     assert clock.now_s
     metrics.update(BUSY)
-    assert shown(metrics) == {
+    found = shown(metrics)
+    assert found.pop("nv_trt_llm_general_metrics/general_type/timestamp") == pytest.approx(time.time() * 1e6, rel=1e-6)
+    assert found == {
         "nv_trt_llm_request_metrics/request_type/active": 5,
         "nv_trt_llm_request_metrics/request_type/scheduled": 3,
         "nv_trt_llm_request_metrics/request_type/waiting": 2,
         "nv_trt_llm_kv_cache_block_metrics/kv_cache_block_type/max": 10,
         "nv_trt_llm_kv_cache_block_metrics/kv_cache_block_type/used": 7,
         "nv_trt_llm_kv_cache_block_metrics/kv_cache_block_type/free": 3,
+        "nv_trt_llm_kv_cache_block_metrics/kv_cache_block_type/fraction": 0.7,
+        "nv_trt_llm_general_metrics/general_type/iteration_counter": 1,
         "trireme_requests_running": 3,
         "trireme_requests_waiting": 2,
         "trireme_kv_cache_usage_fraction": 0.7,
@@ -106,7 +112,10 @@ def test_a_gauge_that_has_not_changed_costs_no_message(
     assert messages == []
     clock.now_s += 1
     metrics.update(BUSIER)
-    assert messages == [4, 4, 0, 8, 2, 4, 0, 0.8], "active, scheduled, waiting, used, free, running, waiting, usage"
+    [told_at_us] = [value for value in messages if value > 1e6]
+    upstream = [4, 4, 0, 8, 2, 0.8, 2, told_at_us]
+    assert messages[:8] == upstream, "active, scheduled, waiting, used, free, fraction, iterations, timestamp"
+    assert messages[8:] == [4, 0, 0.8], "running, waiting, usage"
 
 
 def test_preemptions_are_counted_over_the_lives_of_engines_that_tell(clock: Clock, metrics: EngineMetrics) -> None:

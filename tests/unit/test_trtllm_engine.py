@@ -17,7 +17,7 @@ from trtllm_behaviour import Executor
 from ensemble_configs.engine_specs import EngineSpec
 from ensemble_configs.errors import RequestError, ServerError, SpecError
 from serving.engines import trtllm_engine
-from serving.engines.base import Engine, FinishReason, GenerationRequest, SamplingParams, TokenChunk
+from serving.engines.base import BatchStats, Engine, FinishReason, GenerationRequest, SamplingParams, TokenChunk
 from serving.engines.providers import create_engine
 from serving.engines.trtllm_engine import TrtLlmEngine
 from serving.engines.trtllm_outputs import RunningRequest, UnreadableOutput
@@ -275,6 +275,7 @@ def test_what_is_known_of_a_running_request_can_be_asked(make: Maker) -> None:
 def test_each_measure_is_read_by_its_name() -> None:
     timing = SimpleNamespace(**{f"{name}_time": timedelta(0) for name in ("arrival", "first_scheduled", "first_token")})
     timing.last_token_time = timedelta(seconds=2)
+    timing.kv_cache_transfer_start = timing.kv_cache_transfer_end = timedelta(0)
     kv_cache = SimpleNamespace(num_total_allocated_blocks=1, num_new_allocated_blocks=2, num_reused_blocks=3)
     drafts = SimpleNamespace(total_accepted_draft_tokens=4, total_draft_tokens=5)
     perf = read_perf_metrics(
@@ -396,4 +397,4 @@ def test_stats_are_read_by_upstreams_names() -> None:
         "kvCacheStats": {"maxNumBlocks": 90, "usedNumBlocks": 12, "freeNumBlocks": 78, "tokensPerBlock": 64},
         "inflightBatchingStats": {"numScheduledRequests": 5, "numPausedRequests": 1},
     }
-    assert read_stats(row) == IterationStats(7, 5, 12, 90, 64)
+    assert read_stats(row) == IterationStats(7, 5, 12, 90, 64, BatchStats(num_paused_requests=1))
