@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from build_engines.safetensors_file import StoredTensor
 from ensemble_configs.errors import SpecError
+from ensemble_configs.safetensors_file import StoredTensor
 
 CHUNK_BYTES = 16 * 2**20
 

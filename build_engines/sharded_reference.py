@@ -16,11 +16,11 @@ from build_engines import reference_numerics as numerics
 from build_engines.config_values import load_config
 from build_engines.model_shape import ExpertMlp, GroupedAttention
 from build_engines.reference_numerics import Array, Numerics
-from build_engines.safetensors_file import StoredTensor, as_floats, open_tensor, read_header
 from build_engines.sharding import ShardPlan
 from build_engines.tensor_pieces import Piece
 from build_engines.weight_table import Role, tensor_names
 from ensemble_configs.errors import SpecError
+from ensemble_configs.safetensors_file import StoredTensor, as_floats, open_tensor, read_header
 
 ARCHITECTURES = (
     "DeepseekV3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM",

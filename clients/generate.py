@@ -54,6 +54,7 @@ def generate(
     top_k: Annotated[int | None, typer.Option(help="Sample from this many likeliest tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Sample the same text again.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given again.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="Answer with this LoRA adapter of the deployment.")] = None,
     is_chat: Annotated[
         bool, typer.Option("--chat", help="Ask as a user in a chat: the server applies the model's chat template.")
     ] = False,
@@ -92,6 +93,7 @@ def generate(
         top_k=top_k,
         top_p=1.0 if is_unbounded else top_p,  # the contract's default is greedy, whatever the temperature
         seed=seed,
+        lora_name=adapter,
         return_num_input_tokens=True,
         return_num_output_tokens=True,
         return_finish_reason=True,

@@ -58,6 +58,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     guided_decoding_guide_type: str | None = None
     guided_decoding_guide: str | None = None
     lora_task_id: int | None = None
+    lora_name: str | None = None
     beam_width: int | None = None
     length_penalty: float | None = None
     num_draft_tokens: int | None = None  # for `tensorrt_llm_bls` alone

@@ -146,9 +146,14 @@ class PerfKnobsSpec(Spec):
 class LoraSpec(Spec):
     """Low-rank adapters, chosen by request."""
 
-    dir: Path = Field(description="holds one adapter folder for each task id, named by the number")
+    dir: Path = Field(description="holds a folder for each adapter, named by its lora_name or lora_task_id")
+    max_adapters: Positive = Field(
+        default=64, description="that an engine may load in its life; upstream keeps each in host memory"
+    )
     max_rank: Positive = 64
-    target_modules: tuple[str, ...] = Field(default=(), description="attn_q, attn_k, ...; none: the adapters' own")
+    target_modules: tuple[str, ...] = Field(
+        default=(), description="attn_q, attn_k, ...; none: those of the adapters at start"
+    )
     max_device_adapters: Positive | None = None
     max_host_adapters: Positive | None = None
 

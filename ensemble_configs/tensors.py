@@ -133,6 +133,7 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
     _option("return_kv_cache_reuse_stats", BOOL, field="return_perf_metrics"),  # v0.16 to v0.18
     _option("prompt_vocab_size", INT32, field="prompt_vocab_size"),
     _option("lora_task_id", UINT64, field="lora_task_id"),
+    _option("lora_name", STRING, field="lora_name"),  # ours
     Tensor(
         ensemble="prompt_embedding_table",
         data_type=FP16,

@@ -17,6 +17,8 @@ def check_model_inputs(sampling: SamplingParams, *, vocab_size: int) -> None:
     _check_decoder_prompt(sampling, vocab_size)
     _require_together(sampling, "lora_weights", "lora_config")
     _require(sampling, "lora_weights", "lora_task_id")
+    if sampling.lora_name is not None and sampling.lora_task_id is not None:
+        raise _wrong("lora_name", sampling.lora_name, "left out beside lora_task_id: each names an adapter")
     _require(sampling, "draft_acceptance_threshold", "draft_logits")
     _require(sampling, "prompt_vocab_size", "prompt_embedding_table")
     _require_together(sampling, "mrope_rotary_cos_sin", "mrope_position_deltas")

@@ -188,8 +188,9 @@ def _item(name: str, row: Tensor, item: npt.NDArray[np.generic], vocab_size: int
             return unpack_words(item.tolist(), "bad_words", vocab_size=vocab_size)
         case "embedding_bias":
             return sparse_bias(item, vocab_size=vocab_size) or None
-        case "guide_type" | "guide" | "tenant":
-            return tenant_name(item[0]) if row.field == "tenant" else guide_text(item[0], name)
+        case field if row.data_type == STRING and row.dims == (1,):
+            text = np.ravel(item)[0]
+            return tenant_name(text) if field == "tenant" else guide_text(text, name)
         case field if field in _PACKED:
             return _packed(item, name)
         case _ if row.data_type == UINT8:

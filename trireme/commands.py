@@ -58,6 +58,12 @@ COMMANDS = {
         "build_engines.evaluation.command", "evaluate_release", "Compare a release with the one that it was made from"
     ),
     "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
+    "adapters": Command(
+        "serving.adapters_command",
+        "",
+        "Add LoRA adapters to a running deployment, and take them out",
+        verbs=("load", "unload", "status"),
+    ),
     "drain": Command("clients.drain_command", "drain", "Have a running server finish its streams before it is ended"),
     "observe": Command(
         "observability.command",

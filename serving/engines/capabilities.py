@@ -17,7 +17,7 @@ ENCODER_DECODER_FIELDS = (
     "cross_attention_mask", "skip_cross_attn_blocks",
 )  # fmt: skip
 LOOKAHEAD_FIELDS = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
-LORA_FIELDS = ("lora_task_id", "lora_weights", "lora_config")
+LORA_FIELDS = ("lora_task_id", "lora_name", "lora_weights", "lora_config")
 MROPE_FIELDS = ("mrope_rotary_cos_sin", "mrope_position_deltas")
 PROMPT_TABLE_FIELDS = ("prompt_embedding_table", "prompt_vocab_size", "prompt_table_extra_ids")
 RETENTION_FIELDS = (

@@ -26,6 +26,7 @@ class ModelInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     # LoRA: weights ``[modules, size]`` and config ``[modules, 3]`` with the first request of a task, then its id alone.
     lora_task_id: int | None = None
+    lora_name: str | None = None  # ours: of an adapter that the deployment's folder holds
     lora_weights: PackedArray | None = None
     lora_config: PackedArray | None = None
 

@@ -20,7 +20,7 @@ NUM_RESERVED_IDS = 16
 HASHED = (
     "repetition_penalty", "presence_penalty", "frequency_penalty",
     "prompt_embedding_table", "prompt_vocab_size", "prompt_table_extra_ids",
-    "lora_task_id", "lora_weights", "lora_config",
+    "lora_task_id", "lora_name", "lora_weights", "lora_config",
     "decoder_input_ids", "decoder_input_lengths", "encoder_input_features", "encoder_output_lengths",
     "cross_attention_mask", "skip_cross_attn_blocks", "mrope_rotary_cos_sin", "mrope_position_deltas",
     "guide_type", "guide",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from ensemble_configs.engine_specs import LoraSpec, PyTorchEngineSpec, TensorRtEngineSpec
+from serving.engines.adapter_folder import engine_modules
 from serving.engines.trtllm_upstream import Upstream
 
 TrtLlmSpec = TensorRtEngineSpec | PyTorchEngineSpec
@@ -88,7 +89,6 @@ _PERF_KNOBS = (
 )
 _LORA = (
     Row("max_rank", "max_lora_rank"),
-    Row("target_modules", "lora_target_modules"),
     Row("max_device_adapters", "max_loras"),
     Row("max_host_adapters", "max_cpu_loras"),
 )
@@ -201,5 +201,7 @@ def _arguments_of_pytorch(spec: PyTorchEngineSpec, upstream: Upstream) -> dict[s
 
 
 def _lora_config(spec: LoraSpec, upstream: Upstream) -> object:
-    adapters = [str(folder) for folder in sorted(spec.dir.iterdir()) if folder.is_dir()]
-    return upstream.make_config("LoraConfig", lora_dir=adapters, **_arguments(spec, _LORA))
+    # No lora_dir: adapters come with the requests that name them. Upstream reads modules from a single folder only, and
+    # of several refuses to start without modules (_torch/pyexecutor/_util.py, create_py_executor_instance).
+    arguments = _arguments(spec, _LORA) | {"lora_target_modules": sorted(engine_modules(spec))}
+    return upstream.make_config("LoraConfig", **arguments)

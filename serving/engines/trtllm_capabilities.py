@@ -38,7 +38,7 @@ _REFUSED = (
     | dict.fromkeys(
         ("lora_weights", "lora_config"),
         "LoRARequest of 1.2 takes a folder (lora_path) and no tensors; put the adapter into engine.lora.dir and send "
-        "its lora_task_id alone",
+        "its lora_task_id or lora_name alone",
     )
     | dict.fromkeys(
         ENCODER_DECODER_FIELDS,
@@ -69,7 +69,7 @@ _BEAMS = Condition(
 )
 _CONDITIONS = (
     dict.fromkeys(("guide_type", "guide"), _GUIDES)
-    | {"lora_task_id": _LORA}
+    | dict.fromkeys(("lora_task_id", "lora_name"), _LORA)
     | dict.fromkeys(DISAGGREGATION_FIELDS, _TRANSCEIVER)
     | dict.fromkeys(BEAM_FIELDS, _BEAMS)
 )

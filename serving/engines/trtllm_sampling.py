@@ -6,12 +6,12 @@
 
 import secrets
 from collections.abc import Callable
-from pathlib import Path
 
 from ensemble_configs.errors import RequestError
 from ensemble_configs.speculation_specs import (
     EagleSpec,
 )
+from serving.engines.adapter_folder import AdapterFolder, engine_modules
 from serving.engines.base import GenerationRequest, SamplingParams
 from serving.engines.trtllm_arguments import LOOKAHEAD, TrtLlmSpec
 from serving.engines.trtllm_call_parts import call_parts, comes_at_once
@@ -37,6 +37,7 @@ class SamplingWords:
         self._upstream = upstream
         self._end_ids = end_ids
         self._vocab_size = vocab_size
+        self._adapters = None if spec.lora is None else AdapterFolder(spec.lora, engine_modules(spec.lora))
         known = upstream.sampling_arguments | upstream.call_arguments
         self.why_not = why_not_here(spec, known, upstream.version)
         self.supported = frozenset(ARGUMENTS) - self.why_not.keys()
@@ -61,8 +62,10 @@ class SamplingWords:
             "sampling_params": self._checked(lambda: self._upstream.make_sampling_params(**params)),
             "streaming": not comes_at_once(sampling),
         }
-        if sampling.lora_task_id is not None:
-            arguments["lora_request"] = self._lora_request(sampling.lora_task_id)
+        if sampling.lora_name is not None:
+            arguments["lora_request"] = self._lora_request(sampling.lora_name, "lora_name")
+        elif sampling.lora_task_id is not None:
+            arguments["lora_request"] = self._lora_request(str(sampling.lora_task_id), "lora_task_id")
         arguments |= call_parts(sampling, self._upstream)
         if "priority" in self.supported and hasattr(sampling, "priority"):
             arguments["priority"] = sampling.priority
@@ -169,12 +172,15 @@ class SamplingWords:
         arguments = {_LOOKAHEAD_FIELDS[name]: value for name, value in values.items()}
         return self._upstream.make_config("LookaheadDecodingConfig", **arguments)
 
-    def _lora_request(self, task_id: int) -> object:
-        assert self._spec.lora is not None, "without adapters lora_task_id is not supported"
-        folder: Path = self._spec.lora.dir / str(task_id)
-        if not folder.is_dir():
-            raise self._refusal("lora_task_id", task_id, "the number of a folder in engine.lora.dir")
-        return self._upstream.make_lora_request(lora_name=str(task_id), lora_int_id=task_id, lora_path=str(folder))
+    def _lora_request(self, name: str, field: str) -> object:
+        assert self._adapters is not None, f"without adapters {field} is not supported"
+        try:
+            adapter = self._adapters.find(name, field=field)
+        except RequestError as exc:
+            raise RequestError(exc.message, **exc.facts, provider=self._spec.provider) from exc
+        return self._upstream.make_lora_request(
+            lora_name=adapter.name, lora_int_id=adapter.number, lora_path=str(adapter.folder)
+        )
 
     def _refusal(self, field: str, value: object, allowed: str) -> RequestError:
         provider = self._spec.provider

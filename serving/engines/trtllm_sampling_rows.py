@@ -52,7 +52,7 @@ _MADE = {
 
 # Arguments of generate_async itself; which of them there are depends on the version (`priority` came with 1.3).
 _CALL = (
-    {"lora_task_id": "lora_request", "priority": "priority"}
+    {"lora_task_id": "lora_request", "lora_name": "lora_request", "priority": "priority"}
     | dict.fromkeys(RETENTION_FIELDS, "kv_cache_retention_config")
     | dict.fromkeys(DISAGGREGATION_FIELDS, "disaggregated_params")
 )

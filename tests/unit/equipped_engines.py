@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from fake_tensorrt_llm import SteppedEngine, fake_tensorrt_llm, write_checkpoint, write_engine
+from lora_adapters import write_adapter
 from pydantic import TypeAdapter
 from trtllm_behaviour import Executor
 
@@ -46,7 +47,7 @@ def equipped_engine(provider: str, **changes: object) -> Engine:
         draft = create_engine(_spec(data), clock=VirtualClock()) if has_draft_engine else None
         return engine if draft is None else SpeculatingEngine(engine, draft)
     with tempfile.TemporaryDirectory() as root, fake_tensorrt_llm():
-        (Path(root) / "lora" / str(LORA_TASK_ID)).mkdir(parents=True)
+        write_adapter(Path(root) / "lora" / str(LORA_TASK_ID))
         folder = Path(root) / "model"
         if provider == "tensorrt":
             write_engine(folder, max_beam_width=4, gather_context_logits=True)
@@ -55,7 +56,7 @@ def equipped_engine(provider: str, **changes: object) -> Engine:
         lora = {"dir": Path(root) / "lora"} if changes.get("lora", True) else None
         engine = create_engine(_spec(data | {"dir": folder, "lora": lora}))
         stepped = SteppedEngine(engine, Executor.created[-1])
-    (Path(root) / "lora" / str(LORA_TASK_ID)).mkdir(parents=True)  # looked for with each request
+    write_adapter(Path(root) / "lora" / str(LORA_TASK_ID))  # looked for with each request
     return stepped
 
 

@@ -61,6 +61,7 @@ VALUES: dict[str, object] = {
     "repetition_penalty": [1.1], "presence_penalty": [0.1], "frequency_penalty": [0.1], "return_log_probs": [True],
     "return_context_logits": [True], "return_generation_logits": [True], "return_perf_metrics": [True],
     "return_kv_cache_reuse_stats": [True], "prompt_vocab_size": [2], "lora_task_id": [LORA_TASK_ID],
+    "lora_name": [str(LORA_TASK_ID).encode()],
     "prompt_embedding_table": [[0.5, 1.0], [1.5, 2.0]], "lora_weights": [[0.5, 1.0]], "lora_config": [[0, 0, 8]],
     "guided_decoding_guide_type": [b"regex"], "guided_decoding_guide": [b"[0-9]+"], "stop": [True],
     "encoder_input_features": [[0.5, 1.0]], "encoder_output_lengths": [1], "draft_input_ids": [60],

@@ -61,6 +61,7 @@ HIDDEN = [
     ("prompt_vocab_size", 1, 2),
     ("prompt_table_extra_ids", (1, 1, 1), (2, 2, 2)),
     ("lora_task_id", 1, 2),
+    ("lora_name", "a", "b"),
     ("lora_weights", TABLE, OTHER_TABLE),
     ("lora_config", packed([0, 0, 8], dtype="int32"), packed([0, 1, 8], dtype="int32")),
     ("decoder_input_ids", (5, 6), (5, 7)),

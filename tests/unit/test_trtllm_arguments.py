@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trtllm_behaviour
 from fake_tensorrt_llm import fake_tensorrt_llm, write_checkpoint, write_engine
+from lora_adapters import write_adapter
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from trtllm_behaviour import Executor
 
@@ -42,7 +43,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_checkpoint(root / "checkpoint")
     (root / "draft").mkdir()
     for task_id in ("1", "7"):
-        (root / "lora" / task_id).mkdir(parents=True)
+        write_adapter(root / "lora" / task_id)
     return root
 
 
@@ -174,18 +175,26 @@ def test_guided_decoding_and_a_tokenizer_go_together(folders: Path, provider: st
         args_of(folders, provider, alone)
 
 
-@pytest.mark.parametrize("provider", ["tensorrt", "pytorch"])
-def test_lora_settings_reach_their_arguments(folders: Path, provider: str) -> None:
-    settings = {
+def settings_of_lora() -> dict[str, object]:
+    return {
         "dir": "lora",
         "max_rank": 8,
         "target_modules": ["attn_q", "attn_v"],
         "max_device_adapters": 2,
         "max_host_adapters": 3,
     }
-    config = args_of(folders, provider, {"lora": settings}).lora_config
-    assert config.lora_dir == [str(folders / "lora" / "1"), str(folders / "lora" / "7")]
-    assert (config.max_lora_rank, config.lora_target_modules) == (8, ["attn_q", "attn_v"])
+
+
+def test_the_modules_of_the_adapters_that_are_there_are_those_of_the_engine(folders: Path) -> None:
+    config = args_of(folders, "pytorch", {"lora": {"dir": "lora"}}).lora_config
+    assert config.lora_target_modules == ["attn_k", "attn_q", "attn_v"]
+
+
+@pytest.mark.parametrize("provider", ["tensorrt", "pytorch"])
+def test_lora_settings_reach_their_arguments(folders: Path, provider: str) -> None:
+    config = args_of(folders, provider, {"lora": settings_of_lora()}).lora_config
+    assert config.lora_dir == [], "of several upstream would take no modules, of one the modules of that one"
+    assert (config.max_lora_rank, config.lora_target_modules) == (8, ["attn_k", "attn_q", "attn_v"])
     assert (config.max_loras, config.max_cpu_loras) == (2, 3)
 
 
@@ -315,7 +324,7 @@ def test_no_setting_is_without_a_case() -> None:
     )
     for spec, (settings, _, _) in zip(specs, SPECULATION.values(), strict=True):
         assert set(spec.model_fields) == {"method", *settings}
-    assert len(LoraSpec.model_fields) == 5
+    assert set(LoraSpec.model_fields) == {*settings_of_lora(), "max_adapters"}
     assert len(CacheTransceiverSpec.model_fields) == 3
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from fake_tensorrt_llm import VOCAB_SIZE, fake_tensorrt_llm
+from lora_adapters import write_adapter
 from pydantic import TypeAdapter
 
 from ensemble_configs.engine_specs import EngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
@@ -44,9 +45,10 @@ FULL: dict[str, dict[str, object]] = {  # all that each provider can do
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of LoRA adapters with one for task 7."""
+    """A folder of LoRA adapters with one for task 7, and one that has a name."""
     folder = tmp_path_factory.mktemp("lora")
-    (folder / "7").mkdir()
+    write_adapter(folder / "7")
+    write_adapter(folder / "legal-en")
     return folder
 
 
@@ -145,9 +147,14 @@ def test_lookahead_of_a_request_reaches_its_argument() -> None:
 
 
 @pytest.mark.parametrize("setup", ["tensorrt", "pytorch, torch"])
-def test_an_adapter_is_asked_for_by_its_task(setup: str, adapters: Path) -> None:
-    lora = call_of(words_of(setup, adapters), lora_task_id=7)["lora_request"]
-    assert (lora.lora_name, lora.lora_int_id, lora.lora_path) == ("7", 7, str(adapters / "7"))
+def test_an_adapter_is_asked_for_by_its_task_or_its_name(setup: str, adapters: Path) -> None:
+    words = words_of(setup, adapters)
+    by_task = call_of(words, lora_task_id=7)["lora_request"]
+    assert (by_task.lora_name, by_task.lora_path) == ("7", str(adapters / "7"))
+    by_name = call_of(words, lora_name="legal-en")["lora_request"]
+    assert (by_name.lora_name, by_name.lora_path) == ("legal-en", str(adapters / "legal-en"))
+    assert by_task.lora_int_id != by_name.lora_int_id
+    assert call_of(words, lora_task_id=7)["lora_request"].lora_int_id == by_task.lora_int_id
 
 
 @pytest.mark.parametrize("setup", ["tensorrt", "pytorch", "pytorch, torch"])
@@ -251,6 +258,8 @@ UNSUPPORTED = [
     ("pytorch", "lookahead_window_size", 3),
     ("pytorch", "lora_task_id", 7),
     ("tensorrt", "lora_task_id", 7),
+    ("pytorch", "lora_name", "a"),
+    ("tensorrt", "lora_name", "a"),
 ]
 
 
@@ -293,7 +302,8 @@ REFUSALS: list[tuple[dict[str, object], str, str]] = [
         "lookahead_window_size",
         "at most 5, the engine's",
     ),
-    ({"lora_task_id": 8}, "lora_task_id", "the number of a folder in engine.lora.dir"),
+    ({"lora_task_id": 8}, "lora_task_id", "is no adapter in engine.lora.dir; there are 7, legal-en"),
+    ({"lora_name": "legal"}, "lora_name", "is no adapter in engine.lora.dir; there are 7, legal-en"),
     ({"beam_width": 5}, "beam_width", "1 to 4, engine.max_beam_width"),
 ]
 

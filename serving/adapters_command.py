@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme adapters`: LoRA adapters of a deployment, added and taken out while its servers run."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ensemble_configs.deployment import load_deployment
+from ensemble_configs.durable_files import sync
+from ensemble_configs.engine_specs import LoraSpec, PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.errors import SpecError
+from serving.engines.adapter_check import CONFIG, NAME, WEIGHTS, AdapterFacts, check_adapter
+from serving.engines.adapter_folder import adapter_folders, engine_modules
+
+_DeploymentOption = Annotated[Path, typer.Option("--deployment", help="The file of the deployment that serves them.")]
+_ModelOption = Annotated[
+    str | None, typer.Option("--model", help="Its model, of a deployment with several; none: the only one.")
+]
+_JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+
+
+def load(
+    source: Annotated[Path, typer.Argument(help="The adapter: adapter_config.json and adapter_model.safetensors.")],
+    *,
+    name: Annotated[
+        str | None, typer.Option(help="What requests call it; a number for lora_task_id.", show_default="the folder's")
+    ] = None,
+    deployment: _DeploymentOption,
+    model: _ModelOption = None,
+    is_json: _JsonOption = False,
+) -> None:
+    """Add an adapter: checked first, then there for every server of the deployment that sees engine.lora.dir.
+
+    Requests name it by `lora_name` (or, a number, by `lora_task_id`) from then on. Nothing is loaded anew and nothing
+    stops. A name that is taken is refused: give new weights a new name, and unload the old one when nobody asks for it.
+
+    \b
+    Examples:
+      trireme adapters load ./legal-en-3 --deployment mine.yaml
+      trireme adapters load ./out --name 7 --deployment mine.yaml --json
+
+    \b
+    Exit codes: 0 it can be asked for; 2 the adapter, its name or the deployment is wrong.
+    """
+    lora = lora_of(deployment, model)
+    name = name or source.resolve().name
+    if not NAME.fullmatch(name):
+        raise SpecError(
+            f"--name {name!r} must be letters, digits, '.', '_' and '-', at most 128, the first a letter or a digit",
+            field="name",
+            value=name,
+        )
+    # Of a deployment that takes the modules from its adapters, any may come first.
+    is_first = not lora.target_modules and not adapter_folders(lora)
+    facts = check_adapter(source, lora, None if is_first else engine_modules(lora))
+    if (lora.dir / name).exists():
+        raise SpecError(
+            f"there is an adapter {name!r} in {lora.dir} already; name another with --name, or unload that one first",
+            field="name",
+            value=name,
+        )
+    _put(source, lora.dir, name)
+    _tell(is_json, {"name": name, **_told(facts)}, f"{name} can be asked for: lora_name={name} ({_in_words(facts)})")
+
+
+def unload(
+    name: Annotated[str, typer.Argument(help="The adapter's name.")],
+    *,
+    deployment: _DeploymentOption,
+    model: _ModelOption = None,
+    is_json: _JsonOption = False,
+) -> None:
+    """Take an adapter out: requests that name it are refused from then on; those that run go on to their end.
+
+    \b
+    Example:
+      trireme adapters unload legal-en-2 --deployment mine.yaml
+
+    \b
+    Exit codes: 0 it is gone; 2 there is none of that name.
+    """
+    lora = lora_of(deployment, model)
+    folder = lora.dir / name
+    if folder not in adapter_folders(lora):
+        names = ", ".join(other.name for other in adapter_folders(lora)) or "none"
+        raise SpecError(f"there is no adapter {name!r} in {lora.dir}; there are: {names}", field="name", value=name)
+    hidden = lora.dir / f".{name}.{os.getpid()}.gone"
+    folder.rename(hidden)  # at once, where removing file by file would show half of it
+    sync(lora.dir)
+    shutil.rmtree(hidden)
+    _tell(is_json, {"name": name}, f"{name} is refused from now on")
+
+
+def status(*, deployment: _DeploymentOption, model: _ModelOption = None, is_json: _JsonOption = False) -> None:
+    """Show the adapters that requests may name, and what is wrong with those that they may not.
+
+    \b
+    Example:
+      trireme adapters status --deployment mine.yaml
+
+    \b
+    Exit codes: 0 all can be served; 1 one of them cannot; 2 the deployment has no adapters' folder.
+    """
+    lora = lora_of(deployment, model)
+    modules = frozenset(lora.target_modules) and engine_modules(lora)
+    rows: list[dict[str, object]] = []
+    for folder in adapter_folders(lora):
+        try:
+            rows.append({"name": folder.name, **_told(check_adapter(folder, lora, modules or None)), "problem": None})
+        except SpecError as exc:
+            rows.append({"name": folder.name, "problem": exc.message})
+    lines = [f"{row['name']}  {row['problem'] or 'rank {rank}, {bytes:,} bytes'.format(**row)}" for row in rows]
+    _tell(is_json, rows, "\n".join(lines) or f"there are none in {lora.dir}")
+    if any(row["problem"] for row in rows):
+        raise typer.Exit(1)
+
+
+def lora_of(deployment: Path, model: str | None) -> LoraSpec:
+    """Return the adapters' part of a deployment's engine.
+
+    Raises:
+        SpecError: no such model, or its engine takes no adapters by request.
+    """
+    models = load_deployment(deployment).models
+    chosen = [one for one in models if model is None or one.name == model]
+    if len(chosen) != 1:
+        names = ", ".join(one.name for one in models)
+        raise SpecError(f"--model must be one of {names}; {deployment} serves them", field="model", value=model)
+    engine = chosen[0].engine
+    if not isinstance(engine, TensorRtEngineSpec | PyTorchEngineSpec) or engine.lora is None:
+        raise SpecError(
+            f"{deployment}: the engine has no engine.lora, so it takes no adapters by request; name their folder in "
+            "engine.lora.dir, for the providers tensorrt and pytorch",
+            field="engine.lora",
+        )
+    return engine.lora
+
+
+def _put(source: Path, folder: Path, name: str) -> None:
+    """Copy the two files; the adapter appears with both, or not at all."""
+    draft = folder / f".{name}.{os.getpid()}.draft"
+    folder.mkdir(parents=True, exist_ok=True)
+    draft.mkdir()
+    try:
+        for file in (CONFIG, WEIGHTS):
+            shutil.copyfile(source / file, draft / file)
+            sync(draft / file)
+        draft.rename(folder / name)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    sync(folder)
+
+
+def _told(facts: AdapterFacts) -> dict[str, object]:
+    return {"rank": facts.rank, "modules": sorted(facts.modules), "bytes": facts.num_bytes}
+
+
+def _in_words(facts: AdapterFacts) -> str:
+    return f"rank {facts.rank}, {facts.num_bytes:,} bytes, {', '.join(sorted(facts.modules))}"
+
+
+def _tell(is_json: bool, facts: object, words: str) -> None:
+    typer.echo(json.dumps(facts) if is_json else words)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LoRA adapters as Hugging Face's PEFT writes them, checked before TensorRT-LLM is given one.
+
+Upstream 1.2 loads an adapter in its worker with the request that names it, where a failure is not that request's alone;
+it takes pickled weights (`adapter_model.bin`), which can run code; and it leaves modules out that the engine was not
+started for, without a word. Source: tensorrt_llm/lora_manager.py, executor/base_worker.py (`_enqueue_request`).
+"""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from ensemble_configs.engine_specs import LoraSpec
+from ensemble_configs.errors import SpecError
+from ensemble_configs.safetensors_file import read_header
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+# Upstream's names by PEFT's. Source: get_default_trtllm_modules_to_hf_modules of lora_manager.py.
+MODULES = {
+    "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_dense", "gate_proj": "mlp_h_to_4h",
+    "down_proj": "mlp_4h_to_h", "up_proj": "mlp_gate", "gate_up_proj": "mlp_gate_up", "w1": "moe_h_to_4h",
+    "w2": "moe_4h_to_h", "w3": "moe_gate", "gate": "moe_router",
+}  # fmt: skip
+_TENSOR = re.compile(r"\.(?P<module>\w+)\.lora_(?P<side>[AB])\.weight$")
+
+
+class _Config(msgspec.Struct):
+    """What matters of adapter_config.json."""
+
+    r: int
+    peft_type: str = "LORA"
+    bias: str = "none"
+    use_dora: bool = False
+    modules_to_save: list[str] | None = None
+
+
+class AdapterFacts(NamedTuple):
+    """What an adapter asks of the engine."""
+
+    rank: int  # of its largest tensor
+    modules: frozenset[str]  # upstream's names
+    num_bytes: int  # of its weights
+
+
+def check_adapter(folder: Path, lora: LoraSpec, modules: frozenset[str] | None = None) -> AdapterFacts:
+    """Return what an adapter is.
+
+    Args:
+        folder: holds `adapter_config.json` and `adapter_model.safetensors`.
+        lora: the deployment's.
+        modules: that the engine was started for; None: any that upstream knows.
+
+    Raises:
+        SpecError: a file is missing, not whole or pickled, the rank is above `engine.lora.max_rank`, or the adapter
+            changes something that the engine does not.
+    """
+    config = _read_config(folder)
+    facts = _read_weights(folder, config.r)
+    if facts.rank > lora.max_rank:
+        raise SpecError(
+            f"{folder} has rank {facts.rank}, and engine.lora.max_rank is {lora.max_rank}; raise it, which takes an "
+            "engine that is started anew (and a compiled one that was built for it), or train a smaller adapter",
+            field="engine.lora.max_rank",
+            value=facts.rank,
+        )
+    foreign = sorted(facts.modules - modules) if modules is not None else []
+    if foreign:
+        raise SpecError(
+            f"{folder} changes {', '.join(foreign)}, and the engine was started for "
+            f"{', '.join(sorted(modules or ()))}; add it to engine.lora.target_modules and start the engine anew",
+            field="engine.lora.target_modules",
+            value=foreign[0],
+        )
+    return facts
+
+
+def _read_config(folder: Path) -> _Config:
+    path = folder / CONFIG
+    try:
+        config = msgspec.json.decode(path.read_bytes(), type=_Config)
+    except FileNotFoundError as exc:
+        raise SpecError(f"{folder} has no {CONFIG}; save the adapter there with save_pretrained(folder)") from exc
+    except OSError as exc:
+        raise SpecError(f"cannot read {path}: {exc.strerror}", file=path) from exc
+    except (msgspec.DecodeError, msgspec.ValidationError) as exc:
+        raise SpecError(f"{path} is no adapter's configuration: {exc}", file=path) from exc
+    extras = {
+        "peft_type": (config.peft_type, "LORA"),
+        "bias": (config.bias, "none"),
+        "use_dora": (config.use_dora, False),
+        "modules_to_save": (config.modules_to_save or None, None),
+    }
+    for field, (value, allowed) in extras.items():
+        if value != allowed:
+            raise SpecError(
+                f"{path}: {field} is {value!r}; TensorRT-LLM serves adapters with {allowed!r} there alone",
+                field=field,
+                value=value,
+            )
+    return config
+
+
+def _read_weights(folder: Path, rank: int) -> AdapterFacts:
+    path = folder / WEIGHTS
+    if not path.is_file():
+        pickled = sorted(file.name for file in folder.glob("adapter_model.bin"))
+        why = f"{pickled[0]} is pickled, which can run code: save it as safetensors" if pickled else "save it there"
+        raise SpecError(f"{folder} has no {WEIGHTS}; {why}", file=path)
+    modules: set[str] = set()
+    num_bytes = 0
+    for name, tensor in read_header(path).items():
+        found = _TENSOR.search(name)
+        module = MODULES.get(found["module"]) if found else None
+        if found is None or module is None or not tensor.shape:
+            raise SpecError(
+                f"{path}: {name!r} is no LoRA tensor of {', '.join(MODULES)}; TensorRT-LLM would leave it out",
+                file=path,
+                value=name,
+            )
+        modules.add(module)
+        rank = max(rank, tensor.shape[0 if found["side"] == "A" else -1])
+        num_bytes += tensor.num_bytes
+    if not modules:
+        raise SpecError(f"{path} has no tensors; save the adapter again", file=path)
+    return AdapterFacts(rank, frozenset(modules), num_bytes)
