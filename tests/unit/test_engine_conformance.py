@@ -507,8 +507,8 @@ def test_a_parameter_that_the_engine_does_not_know_is_refused_by_name(session: S
 ASKED: dict[str, object] = {
     "top_p_min": 0.1, "top_p_decay": 0.5, "top_p_reset_id": 5, "bad_words": ((5,),), "embedding_bias": {5: 1.0},
     "return_context_logits": True, "return_generation_logits": True, "beam_width": 2, "length_penalty": 0.5,
-    "early_stopping": True, "beam_search_diversity_rate": 0.5, "guide_type": "json", "guide": "{}", "lora_task_id": 1, "lora_name": "a",
-    "draft_input_ids": (5,), "num_draft_tokens": 2, "use_draft_logits": True,
+    "early_stopping": True, "beam_search_diversity_rate": 0.5, "guide_type": "json", "guide": "{}", "lora_task_id": 1,
+    "lora_name": "a", "draft_input_ids": (5,), "num_draft_tokens": 2, "use_draft_logits": True,
     "lookahead_window_size": 2, "lookahead_ngram_size": 2,
     "lookahead_verification_set_size": 2, "repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1,
     "prompt_embedding_table": PackedArray("float16", (1, 2), bytes(4)), "prompt_vocab_size": 1,
