@@ -5,7 +5,7 @@ from build_engines.gpus import Gpu
 from build_engines.model_shape import ModelShape
 from build_engines.recipe import TensorRtRecipe
 from build_engines.recipe_findings import Findings, ability, finding, fixed, one_of, shown
-from build_engines.recipe_parts import Plugins
+from build_engines.recipe_parts import EagleRecipe, Plugins
 from build_engines.trtllm_commands import max_draft_len, needs_calibration, route
 from build_engines.trtllm_versions import (
     AWQ_NUM_SAMPLES,
@@ -18,8 +18,10 @@ from build_engines.trtllm_versions import (
     NOT_ON_SM_100,
     QUANTIZE_FAMILIES,
     QUANTIZE_FORMATS,
+    REDUCE_FUSION_FAMILIES,
     numbers,
 )
+from ensemble_configs.context_attention import why_not_paged
 from ensemble_configs.finding import Finding
 
 
@@ -28,6 +30,7 @@ def check_engine_recipe(recipe: TensorRtRecipe, model: ModelShape, gpu: Gpu) -> 
     yield from _version(recipe)
     yield from _abilities(recipe, model)
     yield from _plugins(recipe, model, gpu)
+    yield from _context_attention(recipe, gpu)
     yield from _limits(recipe)
 
 
@@ -144,6 +147,14 @@ def _plugins(recipe: TensorRtRecipe, model: ModelShape, gpu: Gpu) -> Findings:
             yield _plugin(name, plugins, f"disable or auto with format {recipe.format}")
     if plugins.fp8_rowwise_gemm_plugin != "disable" and recipe.format != "fp8_rowwise":
         yield _plugin("fp8_rowwise_gemm_plugin", plugins, f"disable with format {recipe.format}")
+    if plugins.reduce_fusion and (recipe.tp_size == 1 or model.architecture not in REDUCE_FUSION_FAMILIES):
+        wanted = f"false, but with tp_size above 1 and for {one_of(REDUCE_FUSION_FAMILIES)}: trtllm-build turns it off"
+        yield _plugin("reduce_fusion", plugins, wanted)
+    if plugins.norm_quant_fusion and (
+        plugins.reduce_fusion or recipe.format != "nvfp4" or model.architecture != "LlamaForCausalLM"
+    ):
+        wanted = "false, but for NVFP4 Llama without reduce_fusion: trtllm-build turns it off"
+        yield _plugin("norm_quant_fusion", plugins, wanted)
     if plugins.user_buffer and not (
         plugins.reduce_fusion and recipe.format == "fp8" and model.architecture == "LlamaForCausalLM"
     ):
@@ -158,6 +169,23 @@ def _plugins(recipe: TensorRtRecipe, model: ModelShape, gpu: Gpu) -> Findings:
             "leave it out: each profile has its own",
         )
     yield from _serving_needs(recipe)
+
+
+def _context_attention(recipe: TensorRtRecipe, gpu: Gpu) -> Findings:
+    """What trtllm-build would turn off without an error, and what the engine could not do then."""
+    reason = why_not_paged(recipe.format, recipe.kv_format, gpu.sm)
+    if reason is None:
+        return
+    if isinstance(recipe.speculation, EagleRecipe):
+        yield finding("kv_format", recipe.kv_format, f"another with EAGLE, which needs it: {reason}", "take auto")
+    elif recipe.plugins.use_paged_context_fmha:
+        yield _plugin(
+            "use_paged_context_fmha",
+            recipe.plugins,
+            f"false with kv_format {recipe.kv_format}: {reason}, and trtllm-build turns it off without an error",
+            "set it to false, and is_chunked_prefill and is_block_reuse in the deployment, where no prompt may have "
+            "more than max_num_tokens then; or take kv_format auto",
+        )
 
 
 def _serving_needs(recipe: TensorRtRecipe) -> Findings:
@@ -203,5 +231,5 @@ def _limits(recipe: TensorRtRecipe) -> Findings:
         )
 
 
-def _plugin(name: str, plugins: Plugins, wanted: str) -> Finding:
-    return finding(f"plugins.{name}", shown(getattr(plugins, name)), wanted, "change it")
+def _plugin(name: str, plugins: Plugins, wanted: str, next_step: str = "change it") -> Finding:
+    return finding(f"plugins.{name}", shown(getattr(plugins, name)), wanted, next_step)

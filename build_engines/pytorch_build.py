@@ -23,8 +23,10 @@ from build_engines.sharding import ShardPlan
 from build_engines.stages import Command, Stage
 from build_engines.trtllm_commands import CHECKPOINT, hf_ptq_argv, without_machine_flags
 from build_engines.trtllm_versions import HF_PTQ_FORMATS, KV_QUANT_ALGOS, QUANT_ALGOS
-from ensemble_configs.errors import BuildError
+from ensemble_configs.context_attention import why_not_on_pytorch
+from ensemble_configs.errors import BuildError, SpecError
 from ensemble_configs.finding import Finding
+from ensemble_configs.pytorch_checkpoint import checkpoint_algos
 
 DRAFT, LAUNCH = "draft", "launch"
 
@@ -221,36 +223,12 @@ def _check_quantized(folder: Path, recipe: PyTorchRecipe) -> None:
     wanted = KV_QUANT_ALGOS[recipe.kv_format]
     if kv_algo is not None and wanted is not None and kv_algo != wanted:
         raise BuildError(f"the checkpoint's KV cache is {kv_algo}, and the recipe wants {recipe.kv_format}")
+    if reason := why_not_on_pytorch(recipe.format, (kv_algo or "auto").lower()):
+        raise BuildError(f"the checkpoint's KV cache is {kv_algo}: {reason}")
 
 
 def _algos(folder: Path) -> tuple[str | None, str | None]:
-    """Weights and KV cache of a checkpoint, in the words of TensorRT-LLM; None is 16 bits.
-
-    ModelOpt writes hf_quant_config.json; published FP8 checkpoints with blocks have a quantization_config.
-    """
-    file = folder / "hf_quant_config.json"
-    if file.is_file():
-        found = _load(file).get("quantization")
-        facts = found if isinstance(found, dict) else {}
-        return _upper(facts.get("quant_algo")), _upper(facts.get("kv_cache_quant_algo"))
-    config = _load(folder / "config.json").get("quantization_config")
-    if not isinstance(config, dict):
-        return None, None
-    method = config.get("quant_method")
-    if method == "fp8" and config.get("weight_block_size") is not None:
-        return "FP8_BLOCK_SCALES", None
-    if method == "modelopt":
-        return _upper(config.get("quant_algo")), _upper(config.get("kv_cache_quant_algo"))
-    return _upper(method), None
-
-
-def _upper(value: object) -> str | None:
-    return value.upper() if isinstance(value, str) else None
-
-
-def _load(file: Path) -> dict[str, object]:
     try:
-        data = json.loads(file.read_bytes())
-    except (OSError, ValueError) as exc:
-        raise BuildError(f"cannot read {file}: {exc}") from exc
-    return data if isinstance(data, dict) else {}
+        return checkpoint_algos(folder)
+    except SpecError as exc:
+        raise BuildError(exc.message) from exc

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, get_args
 import yaml
 from pydantic import AfterValidator, BaseModel, Field, JsonValue, model_validator
 
+from build_engines.gpus import gpus
 from build_engines.parallel_sizes import EmbeddingSharding
 from build_engines.recipe_parts import (
     BuilderSpec,
@@ -25,6 +26,7 @@ from build_engines.recipe_parts import (
     SmoothQuantSpec,
     Speculation,
 )
+from ensemble_configs.batch_limits import UPSTREAM_SEQS, UPSTREAM_TOKENS, step_limits
 from ensemble_configs.errors import SpecError
 from ensemble_configs.release_manifest import hash_recipe as hash_document
 from ensemble_configs.spec import Positive, Spec
@@ -66,6 +68,12 @@ class _Recipe(Spec):
 class _GpuRecipe(_Recipe):
     """What both back ends of TensorRT-LLM need to know."""
 
+    max_batch_size: Positive = Field(
+        default=UPSTREAM_SEQS, description="requests in one step; by itself by the GPU's memory, 2048 from 70 GiB on"
+    )
+    max_num_tokens: Positive = Field(
+        default=UPSTREAM_TOKENS, description="tokens in one step; by itself by the GPU's memory, 8192 from 70 GiB on"
+    )
     gpu: str = Field(description="that it will be served on: a name of gpus.yaml")
     tensorrt_llm: str = Field(default="1.2.1", description="the version that builds and serves it")
     format: GpuFormat = Field(description="of the matrices in the layers; embedding, head and norms keep 16 bits")
@@ -82,6 +90,15 @@ class _GpuRecipe(_Recipe):
     speculation: Speculation | None = None
     lora: LoraRecipe | None = None
     builder: BuilderSpec = BuilderSpec()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes_of_the_gpu(cls, data: object) -> object:
+        gpu = gpus().get(str(data.get("gpu")).lower()) if isinstance(data, dict) else None
+        if gpu is None or not isinstance(data, dict):
+            return data
+        limits = step_limits(gpu.memory_gib)
+        return {"max_batch_size": limits.num_seqs, "max_num_tokens": limits.num_tokens, **data}
 
     @property
     def world_size(self) -> int:

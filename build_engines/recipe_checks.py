@@ -24,6 +24,7 @@ from build_engines.trtllm_versions import (
     numbers,
 )
 from build_engines.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS, FormatPlan
+from ensemble_configs.context_attention import why_not_on_pytorch
 from ensemble_configs.errors import SpecError
 from ensemble_configs.finding import Finding
 
@@ -145,6 +146,8 @@ def _pytorch(recipe: PyTorchRecipe) -> Findings:
     yield from ability("kv_format", recipe.kv_format, PYTORCH_KV_FORMATS, on, engine)
     if recipe.speculation is not None:
         yield from ability("speculation.method", recipe.speculation.method, PYTORCH_SPECULATION, on, engine)
+    if reason := why_not_on_pytorch(recipe.format, recipe.kv_format):
+        yield finding("kv_format", recipe.kv_format, f"auto: {reason}", f"take auto, or another format; {engine}")
     if recipe.is_head_quantized:
         yield finding("is_head_quantized", True, False, "hf_ptq.py leaves the head as it is; leave it out")
     calibration = recipe.calibration

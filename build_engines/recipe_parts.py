@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from ensemble_configs.release_parts import Sha256
 from ensemble_configs.spec import Integer, Number, Positive, Spec
+from ensemble_configs.speculation_specs import lookahead_drafts
 
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 PluginDtype = Literal["auto", "float16", "float32", "bfloat16", "int32", "disable"]
@@ -96,12 +97,8 @@ class LookaheadRecipe(Spec):
 
     @property
     def max_draft_len(self) -> int:
-        """Tokens that one step may verify, the real one left out.
-
-        Source: TensorRT-LLM's example of lookahead: (n - 2) + (w - 1 + v)(n - 1), for an n-gram of at least 2.
-        """
-        n = self.ngram_size
-        return max(n - 2, 0) + (self.window_size - 1 + self.verification_set_size) * (n - 1)
+        """Tokens that one step may verify, the real one left out."""
+        return lookahead_drafts(self.window_size, self.ngram_size, self.verification_set_size)
 
 
 class ExternalDraftRecipe(Spec):

@@ -15,6 +15,7 @@ from build_engines.planner.device_memory import device_memory
 from build_engines.planner.reload_cost import DevicePeak, peaks
 from ensemble_configs.deployment import DeploymentSpec, load_deployment
 from ensemble_configs.deployment_diff import DeploymentDiff, ModelChange, compare
+from ensemble_configs.engine_fit import refuse_unfit_engine
 from ensemble_configs.errors import SpecError
 from ensemble_configs.helm_values import render_helm_values
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT, DEFAULT_REPOSITORY, write_repository
@@ -43,6 +44,9 @@ def render(
 ) -> None:
     """Render a deployment into a model repository; files that are right already are not touched.
 
+    An engine that is on this machine is compared with what the deployment asks of it, and refused where it was built
+    without that.
+
     With --diff it says which models Triton would load anew, why, and how much memory is taken while old and new are
     both loaded.
 
@@ -58,6 +62,8 @@ def render(
     if (diff is not None) + is_helm + (out is not None) > 1:
         raise SpecError("give one of --diff, --helm and --out: the first two write nothing", field="diff")
     spec = load_deployment(deployment)
+    for release in spec.releases:
+        refuse_unfit_engine(release.engine)
     if diff is not None:
         _report(load_deployment(diff), spec, is_json=is_json)
         return

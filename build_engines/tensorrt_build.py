@@ -20,7 +20,9 @@ from build_engines.build_estimates import (
 )
 from build_engines.build_job import SOURCE, BuildJob, BuildPlan
 from build_engines.checkpoint_folder import folder_sha256
+from build_engines.engine_differences import engine_differences
 from build_engines.gpu_build import TEXTS, calibration_stage, check_gpu_job, check_readable, describe, texts_stage
+from build_engines.migration.compiled_engine import CompiledEngine
 from build_engines.recipe import TensorRtRecipe
 from build_engines.recipe_parts import MedusaRecipe
 from build_engines.stages import Command, Stage
@@ -40,6 +42,7 @@ from build_engines.trtllm_commands import (
 from build_engines.trtllm_versions import KV_QUANT_ALGOS, LLAMA_SCRIPT, QUANT_ALGOS, QUANTIZE_SCRIPT
 from ensemble_configs.errors import BuildError
 from ensemble_configs.finding import Finding
+from ensemble_configs.release_manifest import ReleaseManifest
 
 
 def check(job: BuildJob) -> list[Finding]:
@@ -71,7 +74,7 @@ def plan(job: BuildJob) -> BuildPlan:
     return BuildPlan(
         stages=tuple(stages),
         parts={ENGINE: "engine", TEXTS: "."},
-        describe=lambda release: describe(job, recipe, release, sizes, _largest_engine(release / "engine")),
+        describe=lambda release: _describe(job, recipe, release, sizes),
         links={SOURCE: job.checkpoint.dir, **_links(recipe)},
         notes=_notes(job, recipe),
     )
@@ -256,15 +259,29 @@ def _check_converted(config: dict[str, object], recipe: TensorRtRecipe, num_file
 def _check_engine(folder: Path, recipe: TensorRtRecipe) -> None:
     """Whether trtllm-build has written what was asked for; it can end with 0 and a rank missing."""
     _check_files(folder, [f"rank{rank}.engine" for rank in range(recipe.world_size)])
+    engine = _compiled(folder)
+    _compare_mapping(engine.pretrained, recipe)
+    fatal = [difference for difference in engine_differences(engine, recipe) if difference.is_fatal]
+    if fatal:
+        raise BuildError(
+            f"{'; '.join(map(str, fatal))}. trtllm-build changes what it cannot do with a warning; its log says why. "
+            "Change the recipe"
+        )
+
+
+def _compiled(folder: Path) -> CompiledEngine:
     config = _config(folder)
     pretrained, build = config.get("pretrained_config"), config.get("build_config")
     if not isinstance(pretrained, dict) or not isinstance(build, dict):
         raise BuildError("config.json of the engine has no pretrained_config and build_config")
-    _compare_mapping(pretrained, recipe)
-    for name in ("max_batch_size", "max_num_tokens", "max_input_len", "max_seq_len", "max_beam_width"):
-        found, wanted = build.get(name), getattr(recipe, name)
-        if not isinstance(found, int) or found < wanted:  # trtllm-build lowers a limit that it thinks too high
-            raise BuildError(f"config.json says build_config.{name} {found!r}, and the recipe {wanted}")
+    return CompiledEngine(folder / "config.json", str(config.get("version", "")), pretrained, build)
+
+
+def _describe(job: BuildJob, recipe: TensorRtRecipe, release: Path, sizes: RankSizes) -> ReleaseManifest:
+    folder = release / ENGINE
+    manifest = describe(job, recipe, release, sizes, _largest_engine(folder))
+    differences = tuple(each.recorded for each in engine_differences(_compiled(folder), recipe))
+    return manifest.model_copy(update={"engine_differences": differences})
 
 
 def _compare_mapping(config: dict[str, object], recipe: TensorRtRecipe) -> None:

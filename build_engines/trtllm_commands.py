@@ -40,7 +40,7 @@ TIMING_CACHE = "model.cache"
 
 _CONVERTED = {"int8_weight_only": "int8", "int4_weight_only": "int4"}
 _SHARDING_DIMS = {"vocab": 0, "hidden": 1}
-_SPECULATION_MODES = {
+SPECULATION_MODES = {
     MedusaRecipe: "medusa",
     LookaheadRecipe: "lookahead_decoding",
     ExternalDraftRecipe: "draft_tokens_external",
@@ -253,7 +253,7 @@ def _smoothquant_flags(recipe: TensorRtRecipe) -> list[str]:
 
 
 def _speculation_flags(recipe: TensorRtRecipe) -> list[str]:
-    for kind, mode in _SPECULATION_MODES.items():
+    for kind, mode in SPECULATION_MODES.items():
         if isinstance(recipe.speculation, kind):
             return _flags(speculative_decoding_mode=mode, max_draft_len=max_draft_len(recipe))
     return []

@@ -78,6 +78,9 @@ NOT_ON_SM_100 = (
     "gemm_swiglu_plugin", "fp8_rowwise_gemm_plugin", "low_latency_gemm_plugin", "low_latency_gemm_swiglu_plugin",
 )  # fmt: skip
 
+# Where `build` of tensorrt_llm/builder.py leaves reduce_fusion as it is asked for; else it turns it off.
+REDUCE_FUSION_FAMILIES = frozenset({"LlamaForCausalLM", "Gemma2ForCausalLM", "MedusaForCausalLM"})
+
 # Architectures by the script of upstream's examples that converts them; its flags are known here.
 LLAMA_SCRIPT = "models/core/llama/convert_checkpoint.py"
 QUANTIZE_SCRIPT = "quantization/quantize.py"

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from ensemble_configs.batch_limits import UPSTREAM_SEQS, UPSTREAM_TOKENS
 from ensemble_configs.spec import Boolean, Integer, NotNegative, Number, Positive, Spec
 from ensemble_configs.speculation_specs import (
     DraftTargetSpec,
@@ -169,6 +170,14 @@ class CacheTransceiverSpec(Spec):
 class _TrtLlmSpec(_BatchSpec):
     """What both providers of TensorRT-LLM need to know; parallel sizes are of the whole engine, over all nodes."""
 
+    max_num_seqs: Positive = Field(
+        default=UPSTREAM_SEQS,
+        description="requests in one in-flight batch; the default, upstream's, asks for no more than was built",
+    )
+    max_num_batched_tokens: Positive = Field(
+        default=UPSTREAM_TOKENS,
+        description="tokens in one step, longer prompts are chunked; the default as that of max_num_seqs",
+    )
     tp_size: Positive = Field(default=1, le=MAX_RANKS, description="tensor parallel")
     pp_size: Positive = Field(default=1, le=MAX_RANKS, description="pipeline parallel")
     gpus_per_node: Positive | None = Field(default=None, description="none: as many as this machine has")

@@ -8,7 +8,9 @@ import json
 import re
 from pathlib import Path
 
+from ensemble_configs.batch_limits import is_default
 from ensemble_configs.chat_template import load_chat_template
+from ensemble_configs.engine_fit import fit_findings
 from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.errors import SpecError
 from ensemble_configs.file_hashes import HashMemory, hash_file
@@ -50,6 +52,7 @@ def check_release(
         *_check_versions(manifest, machine),
         *_check_gpus(manifest, machine, nodes),
         *_check_deployment(manifest, deployment),
+        *_check_engine(folder, manifest, deployment),
         *_check_tokenizer(folder, manifest, deployment),
         *check_memory(manifest, deployment, machine, num_ranks_here=_ranks_here(manifest, nodes)),
     ]
@@ -135,10 +138,19 @@ def _check_deployment(manifest: ReleaseManifest, deployment: ReleaseSpec | None)
         ("max_beam_width", limits.max_beam_width),
     ):
         asked = getattr(engine, field, 1)
-        if limit is not None and asked > limit:
+        if limit is not None and asked > limit and not is_default(field, asked):
             next_step = f"lower it to {limit}, or build the release for more"
             findings.append(_finding(f"engine.{field}", asked, f"{limit} at most", next_step))
     return findings
+
+
+def _check_engine(folder: Path, manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> list[Finding]:
+    """What the engine's own files say, beside what the manifest does."""
+    if deployment is None or deployment.engine.provider != manifest.provider:
+        return []
+    named = {finding.check for finding in _check_deployment(manifest, deployment)}
+    engine = deployment.engine.model_copy(update={"dir": folder / "engine"})
+    return [finding for finding in fit_findings(engine) if finding.check not in named]
 
 
 def _check_tokenizer(folder: Path, manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> list[Finding]:

@@ -27,6 +27,7 @@ from ensemble_configs.finding import Finding, refuse
 from ensemble_configs.release_parts import (
     Bytes,
     DraftModel,
+    EngineDifference,
     EvaluationBase,
     EvaluationResult,
     ModelIdentity,
@@ -85,6 +86,10 @@ class ReleaseManifest(Spec):
     vocab_size: Positive = Field(description="rows of the embedding, padding included")
     draft: DraftModel | None = None
     step_costs: StepCosts | None = Field(default=None, description="for the metrics; none: they show no MBU and MFU")
+    engine_differences: tuple[EngineDifference, ...] = Field(
+        default=(),
+        description="what the compiler changed of the recipe's settings, none of which the engine depends on",
+    )
     evaluation: tuple[EvaluationResult, ...] = ()
     evaluated_against: EvaluationBase | None = None
     override: Override | None = None

@@ -40,6 +40,14 @@ class ReleaseLimits(Spec):
     max_beam_width: Positive = 1
 
 
+class EngineDifference(Spec):
+    """One setting that the engine's compiler changed without harm to what the engine is for."""
+
+    setting: str = Field(description="as the engine's config.json has it: plugin_config.use_fp8_context_fmha")
+    asked: str
+    built: str
+
+
 class StepCosts(Spec):
     """What a step reads and computes, and what the GPUs could by their datasheets; of all ranks together.
 

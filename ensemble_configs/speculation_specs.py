@@ -17,6 +17,19 @@ class LookaheadSpec(Spec):
     ngram_size: Positive
     verification_set_size: Positive
 
+    @property
+    def max_draft_len(self) -> int:
+        """Tokens that one step may verify, the real one left out."""
+        return lookahead_drafts(self.window_size, self.ngram_size, self.verification_set_size)
+
+
+def lookahead_drafts(window_size: int, ngram_size: int, verification_set_size: int) -> int:
+    """Return the tokens that one step of lookahead decoding may verify, the real one left out.
+
+    Source: TensorRT-LLM's example of lookahead: (n - 2) + (w - 1 + v)(n - 1), for an n-gram of at least 2.
+    """
+    return max(ngram_size - 2, 0) + (window_size - 1 + verification_set_size) * (ngram_size - 1)
+
 
 class MedusaSpec(Spec):
     """Medusa heads in the engine."""

@@ -8,21 +8,12 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from ensemble_configs.built_engine import speculation_name
 from ensemble_configs.errors import SpecError
 
 Json = dict[str, object]
 
 _VERSION = re.compile(r"(\d+)\.(\d+)")
-# An IntFlag upstream, written as its number or its name.
-_SPECULATION = (
-    "none",
-    "draft_tokens_external",
-    "medusa",
-    "lookahead_decoding",
-    "explicit_draft_tokens",
-    "eagle",
-    "ngram",
-)
 
 
 @dataclass(frozen=True)
@@ -70,9 +61,7 @@ class CompiledEngine:
     def speculation(self) -> str:
         """How it was built to speculate, in small letters; "none" without."""
         mode = self.build.get("speculative_decoding_mode", 1)
-        if isinstance(mode, int):
-            return _SPECULATION[max(mode.bit_length() - 1, 0)] if mode < 1 << len(_SPECULATION) else str(mode)
-        return str(mode).rpartition(".")[2].lower()
+        return speculation_name(mode if isinstance(mode, int) else str(mode))
 
     @property
     def has_lora(self) -> bool:

@@ -167,6 +167,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int  # in one step; longer prompts take several
     supported: frozenset[str]  # fields of SamplingParams that it honours; others are refused by name
     why_not: dict[str, str] = {}  # the reason and the way out, for the others
+    max_prompt_tokens: int | None = None  # where that is less than `max_seq_len` has room for: without chunked prefill
     is_admitting: bool = False  # it heeds a request's `Scheduling`
     costs: EngineCosts | None = None
 

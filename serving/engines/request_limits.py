@@ -8,7 +8,8 @@ import functools
 
 import msgspec
 
-from ensemble_configs.errors import RequestError
+from ensemble_configs.errors import RequestError, SpecError
+from ensemble_configs.kv_capacity import WholeSequence
 from serving.engines.base import EngineInfo, GenerationRequest, SamplingParams
 
 _MAX_SHOWN_CHARS = 60
@@ -19,12 +20,31 @@ def refuse_unservable(request: GenerationRequest, info: EngineInfo) -> None:
 
     Raises:
         RequestError: a sampling parameter that the engine does not honour, an empty prompt, or more tokens than a
-            sequence or the whole KV cache may hold.
+            prompt, a sequence or the whole KV cache may hold.
     """
     _refuse_unsupported(request.sampling, info)
     if not request.input_ids:
         raise RequestError("input_ids is empty; send at least one token", field="input_ids")
     _refuse_length(len(request.input_ids), request.sampling.max_tokens, info)
+
+
+def refuse_short_cache(whole_sequence: WholeSequence | None, info: EngineInfo) -> None:
+    """Check that an engine's KV cache, as large as it turned out, holds the longest sequence that is promised.
+
+    Raises:
+        SpecError: it does not.
+    """
+    if whole_sequence is None:
+        return
+    why = whole_sequence.why_cut(num_blocks=info.num_kv_blocks, block_tokens=info.kv_block_tokens)
+    if why is not None:
+        raise SpecError(
+            f"engine.max_seq_len ({whole_sequence.max_seq_len}) is more than the memory left for the KV cache holds: "
+            f"{why}. Lower engine.max_seq_len or engine.max_beam_width, or leave the GPU more free memory",
+            field="engine.max_seq_len",
+            value=whole_sequence.max_seq_len,
+            num_kv_blocks=info.num_kv_blocks,
+        )
 
 
 def unsupported_error(field: str, value: object, info: EngineInfo, *, name: str | None = None) -> RequestError:
@@ -72,6 +92,14 @@ def _refuse_length(num_prompt_tokens: int, max_tokens: int, info: EngineInfo) ->
             field="max_tokens",
             value=max_tokens,
             max_seq_len=info.max_seq_len,
+        )
+    if info.max_prompt_tokens is not None and num_prompt_tokens > info.max_prompt_tokens:
+        raise RequestError(
+            f"{num_prompt_tokens} prompt tokens > {info.max_prompt_tokens}, which this engine prefills in one step, "
+            "without chunks; shorten the prompt",
+            field="input_ids",
+            value=num_prompt_tokens,
+            max_prompt_tokens=info.max_prompt_tokens,
         )
     num_kv_tokens = info.num_kv_blocks * info.kv_block_tokens
     if num_tokens - 1 > num_kv_tokens:  # the last token is never fed back

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The provider `tensorrt`: a compiled engine on TensorRT-LLM before 1.3, which removed engines."""
 
+from ensemble_configs.batch_limits import within_build
+from ensemble_configs.engine_fit import whole_sequence_of
 from ensemble_configs.engine_specs import TensorRtEngineSpec
 from ensemble_configs.errors import SpecError
 from serving.engines.base import Engine, EngineInfo
@@ -21,6 +23,7 @@ def load_tensorrt_engine(spec: TensorRtEngineSpec) -> Engine:
             or it cannot load the engine.
     """
     folder = load_engine_folder(spec)
+    spec = within_build(spec, num_seqs=folder.max_batch_size, num_tokens=folder.max_num_tokens)
     refuse_versions_without_engines(installed_version())
     upstream = load_upstream("tensorrt_llm._tensorrt_engine")
     words = SamplingWords(spec, upstream, end_ids=folder.end_ids, vocab_size=folder.vocab_size)
@@ -33,11 +36,13 @@ def load_tensorrt_engine(spec: TensorRtEngineSpec) -> Engine:
         num_kv_blocks=1,  # upstream tells how many there are
         max_num_seqs=spec.max_num_seqs,
         max_num_batched_tokens=spec.max_num_batched_tokens,
+        max_prompt_tokens=folder.max_prompt_tokens,
         supported=words.supported,
         why_not=words.why_not,
     )
     arguments = llm_arguments(spec, upstream, kv_block_tokens=folder.kv_block_tokens)
-    return TrtLlmEngine(upstream, arguments, words, info)
+    whole = whole_sequence_of(spec) if spec.num_kv_blocks is None else None
+    return TrtLlmEngine(upstream, arguments, words, info, whole_sequence=whole)
 
 
 def refuse_versions_without_engines(version: str) -> None:

@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from ensemble_configs.errors import RequestError, ServerError, SpecError
+from ensemble_configs.kv_capacity import WholeSequence
 from serving.engines.base import (
     Engine,
     EngineInfo,
@@ -26,7 +27,7 @@ from serving.engines.base import (
     TokenChunk,
 )
 from serving.engines.event_loop_thread import EventLoopThread
-from serving.engines.request_limits import refuse_unservable
+from serving.engines.request_limits import refuse_short_cache, refuse_unservable
 from serving.engines.trtllm_outputs import NewOutput, RunningRequest, UnreadableOutput
 from serving.engines.trtllm_sampling import SamplingWords
 from serving.engines.trtllm_stats import NO_STATS, read_stats
@@ -59,13 +60,23 @@ class TrtLlmEngine(Engine):
     """
 
     def __init__(
-        self, upstream: Upstream, arguments: dict[str, object], words: SamplingWords, info: EngineInfo
+        self,
+        upstream: Upstream,
+        arguments: dict[str, object],
+        words: SamplingWords,
+        info: EngineInfo,
+        *,
+        whole_sequence: WholeSequence | None = None,
     ) -> None:
         """Args: `arguments` make the LLM; of `info`, the KV cache is filled in from what upstream tells.
 
+        `whole_sequence` is what the cache must hold, where the free memory decides how large it is.
+
         Raises:
-            SpecError: upstream cannot load the model in this way, or makes no token with it.
+            SpecError: upstream cannot load the model in this way, makes no token with it, or has no room for a sequence
+                in its KV cache.
         """
+        self._whole_sequence = whole_sequence
         self._upstream = upstream
         self._words = words
         self._requests: dict[int, RunningRequest] = {}
@@ -105,6 +116,7 @@ class TrtLlmEngine(Engine):
         self.info = msgspec.structs.replace(
             self.info, num_kv_blocks=stats.num_kv_blocks, kv_block_tokens=stats.kv_block_tokens
         )
+        refuse_short_cache(self._whole_sequence, self.info)
 
     def add(self, request: GenerationRequest) -> None:
         """Hand a request to upstream, which queues it."""

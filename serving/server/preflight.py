@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.engine_fit import refuse_unfit_engine
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import SpecError
 from ensemble_configs.memory_need import memory_need_bytes
@@ -98,6 +99,7 @@ def _check_files(spec: ReleaseSpec) -> None:
     tokenizer = spec.tokenizer.dir / "tokenizer.json"
     if not tokenizer.is_file():
         raise SpecError(f"tokenizer.dir: there is no {tokenizer}; name a folder that holds one", field="tokenizer.dir")
+    refuse_unfit_engine(spec.engine)
     if isinstance(spec.engine, OpenVinoEngineSpec):
         _check_openvino_files(spec.engine)
         _check_openvino_limits(spec.engine)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A built release of the demo model, of real files: the committed engine and tokenizer, sealed."""
 
+import json
 import shutil
 from importlib.metadata import version
 from pathlib import Path
@@ -60,7 +61,13 @@ def write_gpu_release(folder: Path, **changes: object) -> Path:
     versions = {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48"}
     manifest = demo_manifest(**{"provider": "tensorrt", "sm": 90, "versions": versions} | changes)
     (folder / "engine").mkdir(parents=True)
-    (folder / "engine" / "config.json").write_text("{}")
+    limits = manifest.limits
+    build = {name: getattr(limits, name) for name in ("max_seq_len", "max_beam_width")}
+    build |= {"max_input_len": limits.max_seq_len - 1, "max_batch_size": limits.max_batch_size or 64}
+    build["max_num_tokens"] = limits.max_num_tokens or 8192
+    mapping = {name: getattr(manifest, name) for name in ("tp_size", "pp_size", "world_size")}
+    engine = {"pretrained_config": {"vocab_size": VOCAB_SIZE, "mapping": mapping}, "build_config": build}
+    (folder / "engine" / "config.json").write_text(json.dumps(engine))
     for rank in range(manifest.world_size):
         (folder / "engine" / f"rank{rank}.engine").write_bytes(f"rank {rank}".encode())
     copy_tokenizer(folder)

@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the stand-ins of upstream's build tools do: files of the right names, whose bytes depend on all that was given.
 
-The rules are those of the facts ("rules" in `trtllm_facts`). Slow and failing tools are made by two variables of the
-environment: FAKE_TOOL_DELAY_S before each file, FAKE_TOOL_FAILS the name of one that fails after its first file.
+The rules are those of the facts ("rules" in `trtllm_facts`); what trtllm-build changes silently is `trtllm_builder`'s.
+Other tools are made by three variables of the environment: FAKE_TOOL_DELAY_S before each file, FAKE_TOOL_FAILS the name
+of one that fails after its first file, FAKE_TOOL_WITHOUT the behaviours of `trtllm_builder` that are left out.
 """
 
 import argparse
 import hashlib
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-VERSION = "1.2.1"
+import trtllm_builder
+
 _FILE_BYTES = 64 << 10
 _QUANT_ALGOS = {
     "int8_sq": "W8A8_SQ_PER_CHANNEL", "fp8": "FP8", "int4_awq": "W4A16_AWQ", "w4a8_awq": "W4A8_AWQ",
@@ -74,23 +77,8 @@ def trtllm_build(args: argparse.Namespace) -> None:
     """trtllm-build."""
     checkpoint = Path(args.checkpoint_dir)
     config = json.loads((checkpoint / "config.json").read_text())
-    if args.gather_context_logits and args.max_draft_len > 0:
-        sys.exit("ValueError: gather_context_logits with max_draft_len > 0")
-    if args.multiple_profiles == "enable" and args.opt_num_tokens is not None:
-        sys.exit("ValueError: multiple_profiles with opt_num_tokens")
-    if args.streamingllm == "enable":
-        sys.exit("AssertionError: streamingllm")
+    engine = trtllm_builder.main(args, config, sm=_sm(), off=os.environ.get("FAKE_TOOL_WITHOUT", "").split(","))
     Path(args.output_timing_cache).write_bytes(os.urandom(64))
-    names = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width", "max_draft_len")
-    engine = {
-        "version": VERSION,
-        "pretrained_config": config,
-        "build_config": {
-            **{name: getattr(args, name) for name in names},
-            "gather_context_logits": args.gather_context_logits,
-            "plugin_config": {"tokens_per_block": args.tokens_per_block, "gemm_plugin": args.gemm_plugin},
-        },
-    }
     _write_ranks("trtllm-build", args, engine, Path(args.output_dir), "engine", [checkpoint])
 
 
@@ -103,6 +91,12 @@ def hf_ptq(args: argparse.Namespace) -> None:
     (out / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
     (out / "config.json").write_bytes((source / "config.json").read_bytes())
     _write("hf_ptq", args, out / "model.safetensors", [source])
+
+
+def _sm() -> int:
+    """Compute capability of the first GPU, as the driver tells it."""
+    argv = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    return int(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[0].replace(".", ""))
 
 
 def _upper(name: str | None) -> str | None:
@@ -133,7 +127,8 @@ def _config(source: Path, args: argparse.Namespace, quantization: dict[str, Any]
     config = json.loads((source / "config.json").read_text())
     return {
         "architecture": config["architectures"][0],
-        "dtype": args.dtype,
+        "dtype": _dtype(args.dtype, config),
+        "logits_dtype": "float32",
         "vocab_size": config["vocab_size"],
         "hidden_size": config["hidden_size"],
         "num_hidden_layers": config["num_hidden_layers"],
@@ -150,6 +145,14 @@ def _config(source: Path, args: argparse.Namespace, quantization: dict[str, Any]
         },
         "quantization": quantization,
     }
+
+
+def _dtype(asked: str, config: dict[str, Any]) -> str:
+    """infer_dtype() of tensorrt_llm/models/convert_utils.py: float32 becomes float16."""
+    if asked != "auto":
+        return asked
+    own = str(config.get("torch_dtype") or config.get("dtype") or "float16")
+    return "float16" if own == "float32" else own
 
 
 def _write_ranks(

@@ -31,7 +31,7 @@ _NVIDIA_SMI = """\
 #!{python}
 import sys
 FACTS = {{
-    "name": {name!r}, "compute_cap": "9.0", "memory.total": "81559", "memory.free": "81000",
+    "name": {name!r}, "compute_cap": {compute_cap!r}, "memory.total": "81559", "memory.free": "81000",
     "driver_version": "590.44.01", "power.limit": "700.00", "clocks.max.sm": "1980", "ecc.mode.current": "Enabled",
     "mig.mode.current": "[N/A]",
 }}
@@ -111,8 +111,10 @@ def parser_of(flags: dict[str, dict[str, Any]]) -> argparse.ArgumentParser:
     return parser
 
 
-def write_fake_tools(folder: Path, *, num_gpus: int = 4, gpu_name: str = "NVIDIA H100 80GB HBM3") -> FakeTools:
-    """Programs that can be called like upstream's, on a machine with GPUs of SM 90."""
+def write_fake_tools(
+    folder: Path, *, num_gpus: int = 4, gpu_name: str = "NVIDIA H100 80GB HBM3", sm: int = 90
+) -> FakeTools:
+    """Programs that can be called like upstream's, on a machine with GPUs of this compute capability."""
     tools = FakeTools(folder / "bin", folder / "site", folder / "examples", folder / "modelopt")
     places = {
         "trtllm-build": tools.bin / "trtllm-build",
@@ -131,7 +133,10 @@ def write_fake_tools(folder: Path, *, num_gpus: int = 4, gpu_name: str = "NVIDIA
         path.chmod(0o755)
     (tools.bin / "python3").symlink_to(sys.executable)
     nvidia_smi = tools.bin / "nvidia-smi"
-    nvidia_smi.write_text(_NVIDIA_SMI.format(python=sys.executable, num_gpus=num_gpus, name=gpu_name), encoding="utf-8")
+    text = _NVIDIA_SMI.format(
+        python=sys.executable, num_gpus=num_gpus, name=gpu_name, compute_cap=f"{sm // 10}.{sm % 10}"
+    )
+    nvidia_smi.write_text(text, encoding="utf-8")
     nvidia_smi.chmod(0o755)
     for name, version in (("tensorrt_llm", "1.2.1"), ("tensorrt", "10.14.1.48.post1")):
         metadata = tools.site / f"{name}-{version}.dist-info" / "METADATA"

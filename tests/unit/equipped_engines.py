@@ -32,6 +32,7 @@ _OF: dict[str, dict[str, object]] = {
     | {
         "is_gathering_generation_logits": True,
         "is_gathering_context_logits": True,
+        "is_block_reuse": False,  # an engine built to gather them has none
         "speculation": {"method": "lookahead", "window_size": 5, "ngram_size": 4, "verification_set_size": 3},
     },
     "pytorch": _BOTH_TRTLLM | {"sampler": "trtllm"},

@@ -115,15 +115,15 @@ def test_a_dry_run_needs_no_gpu_and_no_weights(tmp_path: Path) -> None:
 
 WAYS: dict[str, dict[str, object]] = {
     "convert": {"format": "bf16", "kv_format": None, "calibration": None},
-    "smoothquant": {"format": "smoothquant", "kv_format": "int8"},
+    "smoothquant": {"format": "smoothquant", "kv_format": "int8", "plugins": {"use_paged_context_fmha": False}},
     "weight only": {"format": "int8_weight_only", "kv_format": None, "calibration": None},
     "lookahead": {
         "format": "bf16", "kv_format": None, "calibration": None,
         "speculation": {"method": "lookahead", "window_size": 4, "ngram_size": 3, "verification_set_size": 4},
     },
     "lora": {"format": "bf16", "kv_format": None, "calibration": None, "lora": {"target_modules": ["attn_q"]}},
-    "pipeline": {"format": "fp8_rowwise", "tp_size": 1, "pp_size": 2, "calibration": None},
-    "awq": {"format": "int4_awq", "kv_format": "int8", "tp_size": 1},
+    "pipeline": {"format": "fp8_rowwise", "kv_format": None, "tp_size": 1, "pp_size": 2, "calibration": None},
+    "awq": {"format": "int4_awq", "kv_format": "int8", "tp_size": 1, "plugins": {"use_paged_context_fmha": False}},
 }  # fmt: skip
 
 
