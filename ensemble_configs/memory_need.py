@@ -3,6 +3,7 @@
 
 from ensemble_configs.engine_specs import PyTorchEngineSpec
 from ensemble_configs.finding import Finding
+from ensemble_configs.kv_capacity import blocks_of_sequence
 from ensemble_configs.machine import Machine
 from ensemble_configs.release_manifest import ReleaseManifest
 from ensemble_configs.release_spec import ReleaseSpec
@@ -34,9 +35,12 @@ def _kv_tokens(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> flo
     block_tokens = engine.kv_block_tokens if isinstance(engine, PyTorchEngineSpec) else manifest.kv_block_tokens
     if engine.num_kv_blocks is not None:
         return engine.num_kv_blocks * block_tokens
-    # Rounded up to whole blocks; TensorRT-LLM gives to the cache only this part of what the weights leave.
+    # Whole blocks, of each beam its own; TensorRT-LLM gives to the cache only this part of what the weights leave.
     fraction: float = getattr(engine, "free_gpu_memory_fraction", 1.0)
-    return -(-engine.max_seq_len // block_tokens) * block_tokens / fraction
+    shared = 0 if isinstance(engine, PyTorchEngineSpec) else engine.max_seq_len - 1
+    num_beams = getattr(engine, "max_beam_width", 1)
+    blocks = blocks_of_sequence(shared, engine.max_seq_len - shared, num_beams=num_beams, block_tokens=block_tokens)
+    return blocks * block_tokens / fraction
 
 
 def check_memory(

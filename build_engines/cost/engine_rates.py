@@ -65,7 +65,8 @@ def rates_of(engine: PlannedEngine | RatedEngine | MeasuredEngine, traffic: Traf
 def _planned(engine: PlannedEngine, workload: Workload) -> Rates:
     option = best_option(engine, workload)
     layout = option.candidate.layout
-    limits = Limits(option.candidate.footprint.kv_tokens, engine.max_batch_size)
+    is_chunked = option.candidate.why_not_chunked is None
+    limits = Limits(option.candidate.footprint.kv_tokens, engine.max_batch_size, is_chunked=is_chunked)
     share = prompt_share(option.candidate.engine, fitted(), workload, limits, option.estimate.batch_size)
     replicas = option.num_gpus // layout.world_size
     request_s = replicas * workload.osl / option.output_tokens_per_s

@@ -64,6 +64,12 @@ class CompiledEngine:
         return speculation_name(mode if isinstance(mode, int) else str(mode))
 
     @property
+    def is_paged_context(self) -> bool | None:
+        """Attention over prompts reads the KV cache in pages; None where the config does not say."""
+        paged = self.plugins.get("use_paged_context_fmha")
+        return paged if isinstance(paged, bool) else None
+
+    @property
     def has_lora(self) -> bool:
         """It was built with the LoRA plugin."""
         return self.plugins.get("lora_plugin") not in (None, False, "disable")

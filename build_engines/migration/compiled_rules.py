@@ -32,6 +32,8 @@ def engine_entries(engine: CompiledEngine) -> Iterator[Entry]:
     yield _entry("speculative_decoding_mode", engine.speculation, _speculation(engine))
     yield _entry("plugin_config.lora_plugin", engine.plugins.get("lora_plugin"), _lora(engine))
     yield _entry("plugin_config.tokens_per_block", engine.kv_block_tokens, implied(_COMPILED_IN))
+    paged = engine.plugins.get("use_paged_context_fmha")
+    yield _entry("plugin_config.use_paged_context_fmha", paged, implied(_COMPILED_IN))
     yield _entry("kv_cache_type", engine.build.get("kv_cache_type"), _kv_cache_type(engine))
     yield _entry(
         "max_prompt_embedding_table_size",
@@ -91,7 +93,10 @@ def _world_size(engine: CompiledEngine, sizes: dict[str, int]) -> Verdict:
 
 def _max_input_len(engine: CompiledEngine) -> Verdict:
     if _is_packed(engine):
-        return implied("not a limit: with packed input and context FMHA any prompt that max_seq_len allows is taken")
+        return implied(
+            "not a limit: with packed input and context FMHA any prompt that max_seq_len allows is taken, or where "
+            "engine.is_chunked_prefill is false, any of max_num_tokens"
+        )
     prompt, total = int_of(engine.build, "max_input_len"), int_of(engine.build, "max_seq_len")
     if prompt and total and prompt + 1 < total:
         return lost(

@@ -38,8 +38,32 @@ def _kv_tokens(value: Value, context: Context) -> Verdict:
     return carried("engine.num_kv_blocks", max(1, tokens // size), f"blocks of {size} tokens{known}")
 
 
+_NOT_PAGED = "the engine was built without use_paged_context_fmha"
+
+
+def _chunked_context(value: Value, context: Context) -> Verdict:
+    if value.read(boolean) and context.engine is not None and context.engine.is_paged_context is False:
+        return lost(
+            f"{_NOT_PAGED}, and TensorRT-LLM refuses to load it so; build it with another KV type",
+            **{"engine.is_chunked_prefill": False},
+        )
+    return carry("engine.is_chunked_prefill", boolean, default=False)(value, context)
+
+
+def _why_no_reuse(context: Context) -> str | None:
+    if context.engine is None:
+        return None
+    if context.engine.is_paged_context is False:
+        return _NOT_PAGED
+    if context.engine.build.get("gather_context_logits"):
+        return "the engine was built with gather_context_logits"
+    return None
+
+
 def _block_reuse(value: Value, context: Context) -> Verdict:
     reuse = value.read(boolean)
+    if reuse is not False and (why := _why_no_reuse(context)):
+        return carried("engine.is_block_reuse", False, f"{why}, with which upstream leaves it off")
     if reuse is not None:
         return carried("engine.is_block_reuse", reuse)
     release = context.engine.release if context.engine else None
@@ -191,7 +215,7 @@ _PARAMETERS: Mapping[str, Rule] = {
     "request_stats_max_iterations": always("a request tells its own figures: return_perf_metrics"),
     "enable_kv_cache_reuse": _block_reuse,
     "normalize_log_probs": carry("engine.is_normalizing_log_probs", boolean, default=True),
-    "enable_chunked_context": carry("engine.is_chunked_prefill", boolean, default=False),
+    "enable_chunked_context": _chunked_context,
     "gpu_device_ids": _gpu_device_ids,
     "participant_ids": only(None, "ranks are numbered by the launcher; start several nodes with mpirun or srun"),
     "num_nodes": _num_nodes,

@@ -10,7 +10,11 @@ from build_engines.gpus import Gpu
 from build_engines.model_shape import ModelShape
 from build_engines.parallel_sizes import ParallelSizes
 from build_engines.planner.footprint import Footprint, footprint_of
-from build_engines.planner.legality import why_format_is_illegal, why_layout_is_illegal
+from build_engines.planner.legality import (
+    why_format_is_illegal,
+    why_layout_is_illegal,
+    why_prompts_are_not_chunked,
+)
 from build_engines.planner.model_costs import ModelCosts
 from build_engines.planner.step_time import Engine
 from build_engines.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
@@ -65,6 +69,7 @@ class Candidate:
     engine: Engine
     footprint: Footprint
     num_replicas: int
+    why_not_chunked: str | None = None  # prompts are prefilled whole, and no cached block is reused
 
     @property
     def layout(self) -> ParallelSizes:
@@ -102,15 +107,16 @@ def candidates(model: ModelShape, machines: Machines, wanted: Wanted) -> tuple[l
             reason = why_format_is_illegal(model, formats, kv_format, layout, machines.gpu)
             name = f"{weight_format} kv-{kv_format}"
             if reason is not None:
-                is_of_the_gpu = "does not run on" in reason
-                rejected[Rejected(name if is_of_the_gpu else f"{name} {layout}", reason, "format")] = None
+                is_of_any_layout = "does not run on" in reason or "back ends" in reason
+                rejected[Rejected(name if is_of_any_layout else f"{name} {layout}", reason, "format")] = None
                 continue
             engine = Engine(costs, formats, kv_format, layout, machines.gpu)
             footprint = footprint_of(
                 model, formats, kv_format, layout, machines.gpu,
                 max_num_tokens=wanted.max_num_tokens, kv_fraction=wanted.kv_fraction,
             )  # fmt: skip
-            candidate = Candidate(engine, footprint, machines.num_gpus // layout.world_size)
+            why_not_chunked = why_prompts_are_not_chunked(weight_format, kv_format, machines.gpu)
+            candidate = Candidate(engine, footprint, machines.num_gpus // layout.world_size, why_not_chunked)
             if footprint.fits:
                 found.append(candidate)
             else:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 from build_engines.planner.engine_memory import EngineMemory, memory_of
 from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.engine_specs import EngineSpec
+from ensemble_configs.engine_fit import whole_sequence_of
+from ensemble_configs.engine_specs import EngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.errors import SpecError
+from ensemble_configs.kv_capacity import WholeSequence
 from ensemble_configs.release_spec import ReleaseSpec
 
 HOST = "host"
@@ -31,6 +33,17 @@ class EnginePart:
     num_kv_blocks: int  # that it has, or is proposed to have
     is_proposed: bool
     pool: str | None  # of engines that are loaded in turns
+    whole_sequence: WholeSequence | None = None  # of TensorRT-LLM, which shortens what does not fit
+
+    @property
+    def why_cut(self) -> str | None:
+        """Why its KV cache has no room for one whole sequence; None where it has."""
+        if self.whole_sequence is not None and self.num_kv_blocks:
+            blocks, block_tokens = self.num_kv_blocks, self.memory.kv_block_tokens
+            return self.whole_sequence.why_cut(num_blocks=blocks, block_tokens=block_tokens)
+        if self.kv_tokens < self.max_seq_len:
+            return f"there is no room for a KV cache of one sequence of {self.max_seq_len} tokens"
+        return None
 
     @property
     def kv_bytes(self) -> int:
@@ -131,7 +144,14 @@ def _unbounded(model: str, release: ReleaseSpec, engine: EngineSpec, is_draft: b
         num_kv_blocks=engine.num_kv_blocks or 0,
         is_proposed=engine.num_kv_blocks is None,
         pool=None if release.on_demand is None else release.on_demand.pool,
+        whole_sequence=_whole_sequence(engine),
     )
+
+
+def _whole_sequence(engine: EngineSpec) -> WholeSequence | None:
+    if not isinstance(engine, TensorRtEngineSpec | PyTorchEngineSpec) or not (engine.dir / "config.json").is_file():
+        return None
+    return whole_sequence_of(engine)
 
 
 def _absent_gpus(parts: Sequence[EnginePart], num_gpus: int | None) -> Iterator[str]:
@@ -201,11 +221,7 @@ def _shortages(devices: Mapping[str, DevicePlan], parts: Sequence[EnginePart]) -
             f"{gib(device.memory_bytes or 0)}; {gib(-device.free_bytes)} too much"
             + _way_out(device, caches, missing=-device.free_bytes)
         )
-    return found + [
-        f"{_title(part)}: there is no room for a KV cache of one sequence of {part.max_seq_len} tokens"
-        for part in parts
-        if part.kv_tokens < part.max_seq_len
-    ]
+    return found + [f"{_title(part)}: {why}" for part in parts if (why := part.why_cut) is not None]
 
 
 def _way_out(device: DevicePlan, caches: int, *, missing: int) -> str:

@@ -5,7 +5,9 @@ from build_engines.gpus import Gpu
 from build_engines.model_shape import ModelShape
 from build_engines.parallel_sizes import ParallelSizes, check_sizes
 from build_engines.sharding import ShardPlan
+from build_engines.trtllm_versions import ENGINE_FORMATS, ENGINE_KV_FORMATS, PYTORCH_FORMATS, PYTORCH_KV_FORMATS
 from build_engines.weight_formats import KV_FORMAT_SMS, FormatPlan
+from ensemble_configs.context_attention import why_not_on_pytorch, why_not_paged
 from ensemble_configs.errors import SpecError
 
 
@@ -44,11 +46,42 @@ def why_format_is_illegal(
         return f"{linear.name} does not run on SM {gpu.sm} ({gpu.title}); it does on {_sms(linear.sms)}"
     if gpu.sm not in KV_FORMAT_SMS[kv_format]:
         return f"a KV cache in {kv_format} does not run on SM {gpu.sm}; it does on {_sms(KV_FORMAT_SMS[kv_format])}"
+    if not _backends(linear.name, kv_format):
+        return (
+            f"none of TensorRT-LLM's back ends serves {linear.name} weights with a KV cache in {kv_format}; engines "
+            f"have {_names(ENGINE_KV_FORMATS)}, the PyTorch backend has {_names(PYTORCH_KV_FORMATS)}"
+        )
     try:
         ShardPlan(model, layout).bytes_per_rank(formats)
     except SpecError as exc:  # groups of scales that a rank's border would cut
         return exc.message
     return None
+
+
+def why_prompts_are_not_chunked(weight_format: str, kv_format: str, gpu: Gpu) -> str | None:
+    """Return the reason why no back end prefills prompts in chunks, or reuses cached blocks, or None.
+
+    The PyTorch backend always can; of engines the KV type decides (`ensemble_configs.context_attention`).
+    """
+    if "pytorch" in _backends(weight_format, kv_format):
+        return None
+    reason = why_not_paged(weight_format, kv_format, gpu.sm)
+    return None if reason is None else f"only a compiled engine has this, and {reason}"
+
+
+def _backends(weight_format: str, kv_format: str) -> set[str]:
+    """Those that serve weights and KV cache so."""
+    kv_format = "auto" if kv_format in ("fp16", "bf16") else kv_format
+    found = set()
+    if weight_format in ENGINE_FORMATS and kv_format in ENGINE_KV_FORMATS:
+        found.add("tensorrt")
+    if weight_format in PYTORCH_FORMATS and kv_format in PYTORCH_KV_FORMATS:
+        found.add("pytorch")
+    return found if why_not_on_pytorch(weight_format, kv_format) is None else found - {"pytorch"}
+
+
+def _names(kv_formats: frozenset[str]) -> str:
+    return ", ".join(["16 bits", *sorted(kv_formats - {"auto", "fp16"})])
 
 
 def _sms(sms: frozenset[int]) -> str:

@@ -99,7 +99,7 @@ def make_plan(question: Question, estimators: list[Estimator], *, why_estimator:
     legal, rejected = candidates(question.model, question.machines, question.wanted)
     options = [option for one in legal if (option := _option(question, one, estimators)) is not None]
     served = {option.candidate for option in options}
-    rejected += [Rejected(one.name, _why_not_served(question), "load") for one in legal if one not in served]
+    rejected += [Rejected(one.name, _why_not_served(question, one), "load") for one in legal if one not in served]
     if not options:
         raise _nothing_serves(question, rejected)
     options.sort(key=_rank)
@@ -164,7 +164,10 @@ def _check(question: Question) -> None:
 
 
 def _option(question: Question, candidate: Candidate, estimators: list[Estimator]) -> Option | None:
+    question = _of_candidate(question, candidate)
     limits = _limits(question, candidate)
+    if limits.why_too_long(question.workload) is not None:
+        return None
     passed_over = []
     for estimator in estimators:
         why_not = estimator.why_not(candidate, question.workload, limits)
@@ -199,7 +202,16 @@ def _option(question: Question, candidate: Candidate, estimators: list[Estimator
 
 
 def _limits(question: Question, candidate: Candidate) -> Limits:
-    return Limits(candidate.footprint.kv_tokens, question.wanted.max_batch_size, question.wanted.max_num_tokens)
+    wanted = question.wanted
+    is_chunked = candidate.why_not_chunked is None
+    return Limits(candidate.footprint.kv_tokens, wanted.max_batch_size, wanted.max_num_tokens, is_chunked)
+
+
+def _of_candidate(question: Question, candidate: Candidate) -> Question:
+    """Return the question as it is for a candidate: without block reuse nothing of a prompt is cached."""
+    if candidate.why_not_chunked is None or not question.workload.cached:
+        return question
+    return replace(question, workload=question.workload._replace(cached=0))
 
 
 def _replicas(
@@ -276,7 +288,9 @@ def _rank(option: Option) -> tuple[bool, float, float]:
     return option.missed is not None, -option.tokens_per_s_per_gpu, option.estimate.tpot_ms
 
 
-def _why_not_served(question: Question) -> str:
+def _why_not_served(question: Question, candidate: Candidate) -> str:
+    if why := _limits(question, candidate).why_too_long(question.workload):
+        return f"{why}: {candidate.why_not_chunked}; raise --max-num-tokens, or take another --kv-format"
     if question.load.requests_per_s is not None:
         return f"cannot keep up with {question.load.requests_per_s:g} requests/s"
     return f"no room in the KV cache for one request of {question.workload.num_tokens} tokens"
@@ -302,6 +316,7 @@ def _why_not_first(option: Option, best: Option) -> str:
 def _curve(question: Question, option: Option, estimators: list[Estimator]) -> tuple[Estimate, ...]:
     estimator = next(one for one in estimators if one.name == option.estimator)
     candidate = option.candidate
+    question = _of_candidate(question, candidate)
     limits = _limits(question, candidate)
     full = limits.batch(question.workload)
     sizes = sorted({min(full, 2**n) for n in range(full.bit_length() + 1)})

@@ -151,6 +151,13 @@ def _notes(plan: Plan, num_shown: int) -> Iterator[str]:
         limit = f"{plan.question.serving.responses_per_s:,.0f} responses/s a replica, measured on two cores"
         made = f"the engines make {best.engine_output_tokens_per_s:,.0f} tokens/s"
         yield f"The serving host binds before the GPUs ({limit}; {made}). Measure yours: --serving-responses-per-s."
+    unchunked: dict[str, list[str]] = {}
+    for option in plan.options[:num_shown]:
+        if option.candidate.why_not_chunked is not None:
+            unchunked.setdefault(option.candidate.why_not_chunked, []).append(option.candidate.name)
+    for reason, names in unchunked.items():
+        most = f"prompts of {plan.question.wanted.max_num_tokens:,} tokens at most"
+        yield f"No chunked prefill and no block reuse, {most}: {'; '.join(names)}: {reason}."
     unmeasured = sorted({name for option in plan.options[:num_shown] for name in option.unmeasured})
     if unmeasured:
         yield f"Wider in `within`, for no published measurement was fitted for: {', '.join(unmeasured)}."
@@ -181,6 +188,10 @@ def _option_as_data(option: Option, plan: Plan) -> dict[str, object]:
         "why_estimator": option.why_estimator or plan.why_estimator,
         "uncertainty_factor": option.uncertainty,
         "unmeasured": list(option.unmeasured),
+        "prompt_limit_tokens": None
+        if option.candidate.why_not_chunked is None
+        else plan.question.wanted.max_num_tokens,
+        "why_not_chunked": option.candidate.why_not_chunked,
         "bound_by": "serving host" if option.is_capped_by_serving else estimate.bound_by,
         "missed": option.missed,
         "why_not_first": option.why_not_first,

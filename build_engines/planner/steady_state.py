@@ -36,6 +36,19 @@ class Limits(NamedTuple):
     kv_tokens: int
     max_batch_size: int = 2048
     max_num_tokens: int = 8192  # of a step: longer prompts come in chunks
+    is_chunked: bool = True  # False: a prompt is prefilled whole, and none goes on from cached blocks
+
+    def step_tokens(self, workload: Workload) -> int:
+        """Return the prompt tokens that a step takes at most: whole prompts, where they are not chunked."""
+        if self.is_chunked:
+            return self.max_num_tokens
+        return max(1, self.max_num_tokens // workload.isl) * workload.isl
+
+    def why_too_long(self, workload: Workload) -> str | None:
+        """Return in words why prompts of a workload cannot be prefilled, or None."""
+        if self.is_chunked or workload.isl <= self.max_num_tokens:
+            return None
+        return f"prompts of {workload.isl} tokens are more than a step's {self.max_num_tokens}, and are not chunked"
 
     def batch(self, workload: Workload) -> int:
         """The most sequences that run at once, each with room for all of its tokens."""
@@ -151,7 +164,7 @@ def _cycle_parts(
     """A step of decoding alone, and the seconds that one prompt adds to the steps that it shares."""
     context = workload.isl + workload.osl / 2
     decode = step_time(engine, eff, StepLoad(batch, context))
-    chunk = min(batch * workload.prefilled, limits.max_num_tokens)
+    chunk = min(batch * workload.prefilled, limits.step_tokens(workload))
     mixed = step_time(engine, eff, StepLoad(batch, context, chunk, workload.isl, workload.cached))
     return decode, (mixed.total_s - decode.total_s) * workload.prefilled / chunk
 
@@ -159,8 +172,9 @@ def _cycle_parts(
 def _prefill_alone_s(engine: Engine, eff: Efficiencies, workload: Workload, limits: Limits, others: float) -> float:
     """From the start of a prompt's first chunk to its first token, beside so many decoding sequences."""
     context = workload.isl + workload.osl / 2
-    num_whole, rest = divmod(workload.prefilled, limits.max_num_tokens)
-    chunks = ((num_whole, limits.max_num_tokens), (1, rest))
+    step_tokens = limits.step_tokens(workload)
+    num_whole, rest = divmod(workload.prefilled, step_tokens)
+    chunks = ((num_whole, step_tokens), (1, rest))
     return sum(
         count * step_time(engine, eff, StepLoad(others, context, chunk, workload.isl, workload.cached)).total_s
         for count, chunk in chunks

@@ -168,3 +168,18 @@ def _blocks(prompt: int, output: int, beams: int, block: int) -> int:
     context = prompt // block
     leftover = prompt - context * block
     return context + math.ceil((output + leftover) / block) * beams
+
+
+def load_checkpoint(quant_algo: str | None, kv_cache_quant_algo: str | None, *, sm: int) -> None:
+    """Load a checkpoint on the PyTorch backend, and prefill a first prompt with block reuse on, which is its default.
+
+    Raises:
+        LoadRefused: upstream has no attention kernel, or no such KV cache (`KvCacheConfig.dtype` of llm_args.py, and
+            pull request 8862 of NVIDIA/TensorRT-LLM).
+    """
+    if kv_cache_quant_algo not in (None, "FP8", "NVFP4"):
+        raise LoadRefused(f"KV cache quantization {kv_cache_quant_algo} is not supported by the PyTorch backend")
+    if kv_cache_quant_algo == "NVFP4" and sm < 100:
+        raise LoadRefused("NVFP4 KV cache needs SM 100")
+    if quant_algo == "W4A16_AWQ" and kv_cache_quant_algo == "FP8":
+        raise LoadRefused("FMHA kernels are not found")

@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 
 TENSORRT = {
     "name": "demo-fp8", "model": "examples/demo_model", "backend": "tensorrt", "gpu": "h100", "format": "fp8",
-    "kv_format": "fp8", "tp_size": 2, "max_input_len": 512, "max_seq_len": 1024, "max_num_tokens": 1024, "max_batch_size": 64,
-    "calibration": {"file": "calibration.txt", "sha256": None, "num_samples": 4},
+    "kv_format": "fp8", "tp_size": 2, "max_input_len": 512, "max_seq_len": 1024, "max_num_tokens": 1024,
+    "max_batch_size": 64, "calibration": {"file": "calibration.txt", "sha256": None, "num_samples": 4},
 }  # fmt: skip
 SAMPLES = "".join(f"sample number {number}\n" for number in range(6))
 

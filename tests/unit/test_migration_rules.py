@@ -14,6 +14,8 @@ from test_migration import TOKENIZER, entry, imported, lost
 from build_engines.migration.compiled_engine import CompiledEngine, load_compiled_engine
 from build_engines.migration.importing import Import, plan_import
 from build_engines.migration.report import Outcome
+from ensemble_configs.engine_fit import fit_findings
+from ensemble_configs.engine_specs import TensorRtEngineSpec
 from ensemble_configs.errors import SpecError
 
 CARRIED, IMPLIED, LOST = Outcome.CARRIED, Outcome.IMPLIED, Outcome.LOST
@@ -197,6 +199,31 @@ def test_what_the_engine_cannot_is_named(key: str, changes: Mapping[str, Any], w
     setting = f"engine config.json: {key}"
     assert lost(result) == [setting]
     assert words in entry(result, setting).verdict.why
+
+
+NOT_PAGED = {"plugin_config": {"use_paged_context_fmha": False, "tokens_per_block": 64}}
+
+
+def test_an_engine_without_paged_context_attention_is_served_without_what_needs_it(tmp_path: Path) -> None:
+    values = {"enable_chunked_context": "true", "enable_kv_cache_reuse": "true"}
+    result = imported(tmp_path, values, engine=NOT_PAGED)
+    chunked = entry(result, "tensorrt_llm.enable_chunked_context").verdict
+    assert (chunked.outcome, "TensorRT-LLM refuses to load it so" in chunked.why) == (LOST, True)
+    reuse = entry(result, "tensorrt_llm.enable_kv_cache_reuse").verdict
+    assert (reuse.outcome, reuse.fields) == (CARRIED, {"engine.is_block_reuse": False})
+    engine = result.deployment.model.engine
+    assert isinstance(engine, TensorRtEngineSpec)
+    assert (engine.is_chunked_prefill, engine.is_block_reuse) == (False, False)
+    assert fit_findings(engine) == []
+
+
+def test_an_engine_that_gathers_context_logits_reuses_no_blocks(tmp_path: Path) -> None:
+    result = imported(tmp_path, {"enable_kv_cache_reuse": "true"}, engine={"gather_context_logits": True})
+    assert (
+        "gather_context_logits, with which upstream leaves it off"
+        in entry(result, "tensorrt_llm.enable_kv_cache_reuse").verdict.why
+    )
+    assert fit_findings(result.deployment.model.engine) == []
 
 
 def test_without_packed_input_the_shorter_limit_is_written(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from build_engines.planner.candidates import Machines, Wanted, candidates
 from build_engines.planner.efficiencies import TABLE, fitted
 from build_engines.planner.estimators import Load, Roofline
 from build_engines.planner.footprint import Footprint, footprint_of, kv_bytes_per_token
-from build_engines.planner.legality import why_format_is_illegal, why_layout_is_illegal
+from build_engines.planner.legality import why_format_is_illegal, why_layout_is_illegal, why_prompts_are_not_chunked
 from build_engines.planner.model_costs import ModelCosts
-from build_engines.planner.plan import Plan, Question, Targets, make_plan
+from build_engines.planner.plan import Option, Plan, Question, Targets, make_plan
 from build_engines.planner.plan_plot import alike, label_of, line_of
 from build_engines.planner.plan_report import plan_as_data
 from build_engines.planner.published import Measurement, errors_of, log_errors, measurements, scored
@@ -156,11 +156,39 @@ def test_layouts_are_legal_or_refused_with_the_reason(name: str, layout: Paralle
         ("nvfp4", "nvfp4", "b200", None),
         ("bf16", "nvfp4", "h100", "a KV cache in nvfp4 does not run on SM 90"),
         ("fp8_rowwise", "fp8", "l40s", "fp8_rowwise does not run on SM 89 (L40S); it does on SM 90"),
+        (
+            "fp8_block",
+            "int8",
+            "h100",
+            "none of TensorRT-LLM's back ends serves fp8_block weights with a KV cache in int8",
+        ),
+        ("int4_awq", "fp8", "h100", None),  # as an engine
     ],
 )
 def test_formats_are_legal_or_refused_with_the_reason(form: str, kv: str, gpu: str, words: str | None) -> None:
     formats = FormatPlan(WEIGHT_FORMATS[form])
     reason = why_format_is_illegal(model("llama-3.1-8b"), formats, kv, ParallelSizes(), gpu_named(gpu))
+    assert reason is None if words is None else words in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("form", "kv", "gpu", "words"),
+    [
+        ("bf16", "bf16", "h100", None),
+        ("bf16", "fp8", "h100", None),  # on the PyTorch backend
+        ("fp8", "fp8", "l40s", None),
+        (
+            "bf16",
+            "int8",
+            "h100",
+            "only a compiled engine has this, and paged context attention does not work with an INT8",
+        ),
+        ("int4_awq", "fp8", "h100", "needs weights in fp8, nvfp4, w4a8_awq"),
+        ("smoothquant", "fp8", "a100-80", "needs weights in fp8, nvfp4, w4a8_awq"),
+    ],
+)
+def test_prompts_are_chunked_where_a_back_end_can(form: str, kv: str, gpu: str, words: str | None) -> None:
+    reason = why_prompts_are_not_chunked(form, kv, gpu_named(gpu))
     assert reason is None if words is None else words in str(reason)
 
 
@@ -409,6 +437,41 @@ def test_nodes_have_as_many_gpus_each(num_nodes: int) -> None:
 def test_few_clients_take_no_more_replicas_than_they_are() -> None:
     option = plan_of("llama-3.1-8b", num_gpus=8, load=Load(concurrency=3), wanted=Wanted(tp_sizes=(1,))).options[0]
     assert (option.num_gpus, option.estimate.batch_size) == (3, 1)
+
+
+def test_prompts_that_are_not_chunked_are_bound_by_a_step_and_reuse_nothing() -> None:
+    wanted = Wanted(weight_formats=("int4_awq",), kv_formats=("bf16", "int8"), tp_sizes=(4,), pp_sizes=(1,))
+    made = plan_of(num_gpus=4, workload=Workload(9000, 300), wanted=wanted)
+    assert {option.candidate.engine.kv_format for option in made.options} == {"bf16"}
+    [why] = [one.reason for one in made.rejected if one.name == "int4_awq kv-int8 tp4"]
+    assert why.startswith("prompts of 9000 tokens are more than a step's 8192, and are not chunked: only a compiled")
+    # Of prompts that fit, a step has whole ones, and what is cached elsewhere is computed again.
+    cached = plan_of(num_gpus=4, workload=Workload(5000, 300, 4000), wanted=wanted)
+    whole = plan_of(num_gpus=4, workload=Workload(5000, 300), wanted=wanted)
+
+    def of(plan: Plan, kv_format: str) -> Option:
+        return next(option for option in plan.options if option.candidate.name == f"int4_awq kv-{kv_format} tp4")
+
+    assert of(cached, "int8").estimate == of(whole, "int8").estimate
+    assert of(cached, "bf16").estimate.ttft_ms < of(whole, "bf16").estimate.ttft_ms
+    assert cached.options.index(of(cached, "bf16")) < cached.options.index(of(cached, "int8")), "ranked by what it can"
+    assert whole.options.index(of(whole, "int8")) < whole.options.index(of(whole, "bf16")), (
+        "its cache holds twice as many"
+    )
+    data = plan_as_data(whole, name="x")["options"]
+    assert isinstance(data, list)
+    limits = {each["kv_format"]: each["prompt_limit_tokens"] for each in data}
+    assert limits == {"bf16": None, "int8": 8192}
+
+
+def test_a_step_has_whole_prompts_where_they_are_not_chunked() -> None:
+    unchunked = Limits(kv_tokens=400_000, is_chunked=False)
+    assert unchunked.step_tokens(Workload(3000, 100)) == 6000
+    assert unchunked.step_tokens(Workload(8192, 100)) == 8192
+    assert ROOMY.step_tokens(Workload(3000, 100)) == 8192
+    assert unchunked.why_too_long(Workload(8192, 100)) is None
+    assert unchunked.why_too_long(Workload(8193, 100)) is not None
+    assert ROOMY.why_too_long(Workload(8193, 100)) is None
 
 
 def test_every_layout_that_cannot_be_is_listed_with_the_reason() -> None:

@@ -14,6 +14,7 @@ from ensemble_configs.finding import Finding
 
 CALIBRATION = {"dataset": "cnn_dailymail", "num_samples": 32}
 LOOKAHEAD = {"method": "lookahead", "window_size": 4, "ngram_size": 4, "verification_set_size": 4}
+EAGLE = {"method": "eagle", "max_draft_len": 4}
 MEDUSA = {"method": "medusa", "dir": "heads"}
 BASE = {"name": "x", "model": "m", "gpu": "h100", "format": "bf16"}
 
@@ -64,6 +65,23 @@ TABLE: list[tuple[str, dict[str, Any], str, str]] = [
         "hf_ptq.py knows names only",
     ),
     ("pytorch", {"format": "fp8", "calibration": CALIBRATION | {"seed": 7}}, "calibration.seed", "cannot set it"),
+    ("pytorch", {"format": "int4_awq", "kv_format": "fp8"}, "kv_format", "no attention kernel for an FP8 KV cache"),
+    # what trtllm-build turns off without an error
+    (
+        "tensorrt",
+        {"format": "smoothquant", "kv_format": "int8", "calibration": CALIBRATION},
+        "plugins.use_paged_context_fmha",
+        "is_chunked_prefill and is_block_reuse in the deployment",
+    ),
+    ("tensorrt", {"format": "fp8_rowwise", "kv_format": "fp8"}, "plugins.use_paged_context_fmha", "fp8, nvfp4"),
+    (
+        "tensorrt",
+        {"kv_format": "int8", "speculation": EAGLE, "checkpoint_form": "tensorrt_llm"},
+        "kv_format",
+        "EAGLE, which needs it",
+    ),
+    ("tensorrt", {"plugins": {"reduce_fusion": True}}, "plugins.reduce_fusion", "tp_size above 1"),
+    ("tensorrt", {"plugins": {"norm_quant_fusion": True}}, "plugins.norm_quant_fusion", "NVFP4 Llama"),
     # what engines lack
     ("tensorrt", {"format": "fp8_block"}, "format", "backend pytorch"),
     ("tensorrt", {"gpu": "b200", "kv_format": "nvfp4"}, "kv_format", "backend pytorch"),

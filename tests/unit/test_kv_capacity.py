@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a KV cache holds of one sequence is what upstream's loader makes of it."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from trtllm_loader import RuntimeOptions, load
+
+from ensemble_configs.kv_capacity import WholeSequence, blocks_of_sequence, shortened_to
+
+
+def test_a_sequence_takes_whole_blocks_and_a_beam_shares_those_of_the_prompt() -> None:
+    # 100 prompt tokens in blocks of 32: 3 shared, 4 tokens over; with 28 of the answer they fill a block of each beam.
+    assert blocks_of_sequence(100, 28, num_beams=1, block_tokens=32) == 4
+    assert blocks_of_sequence(100, 28, num_beams=4, block_tokens=32) == 3 + 4
+    assert blocks_of_sequence(100, 29, num_beams=4, block_tokens=32) == 3 + 2 * 4
+    assert blocks_of_sequence(0, 128, num_beams=4, block_tokens=32) == 4 * 4  # nothing shared
+
+
+def test_a_cut_is_told_with_what_upstream_would_lower_to() -> None:
+    whole = WholeSequence(max_seq_len=2048, prompt_tokens=0, num_beams=4)
+    assert whole.why_cut(num_blocks=256, block_tokens=32) is None
+    why = whole.why_cut(num_blocks=255, block_tokens=32)
+    assert why is not None
+    assert "takes 256 blocks of 32 tokens, and the KV cache has 255" in why
+    assert "lower max_seq_len to 2016" in why  # 63 blocks for each beam
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    """An engine folder whose limits are put in later."""
+    (tmp_path / "rank0.engine").touch()
+    return tmp_path
+
+
+def test_the_length_is_the_loaders_for_any_sizes(engine: Path) -> None:
+    chance = random.Random(7)
+    num_cut = 0
+    for _ in range(500):
+        max_seq_len, block_tokens = chance.randint(2, 9000), chance.choice((16, 32, 64, 128))
+        max_num_tokens, beams = chance.randint(1, 9000), chance.randint(1, 8)
+        num_blocks, is_chunked = chance.randint(1, 2 * max_seq_len // block_tokens + 2), chance.random() < 0.5
+        plugins = {
+            "gpt_attention_plugin": "auto", "remove_input_padding": True, "paged_kv_cache": True, "lora_plugin": None,
+            "use_paged_context_fmha": True, "tokens_per_block": block_tokens,
+        }  # fmt: skip
+        build = {
+            "max_seq_len": max_seq_len, "max_num_tokens": max_num_tokens, "max_batch_size": 8, "max_beam_width": beams,
+            "speculative_decoding_mode": 1, "gather_context_logits": False, "plugin_config": plugins,
+        }  # fmt: skip
+        quantization = {"quant_algo": None, "kv_cache_quant_algo": None}
+        pretrained = {"mapping": {"world_size": 1}, "quantization": quantization}
+        config = {"version": "1.2.1", "pretrained_config": pretrained, "build_config": build}
+        (engine / "config.json").write_text(json.dumps(config))
+        loaded = load(engine, RuntimeOptions(enable_chunked_prefill=is_chunked, num_kv_blocks=num_blocks))
+        prompt = max_seq_len - 1 if is_chunked else min(max_seq_len - 1, max_num_tokens)
+        shortened = shortened_to(
+            prompt, max_seq_len - prompt, num_blocks=num_blocks, num_beams=beams, block_tokens=block_tokens
+        )
+        assert loaded.max_seq_len == (max_seq_len if shortened is None else shortened)
+        num_cut += shortened is not None
+    assert 100 < num_cut < 400
