@@ -21,6 +21,7 @@ from build_engines.recipe import OpenVinoRecipe, Recipe, load_recipe
 from ensemble_configs.errors import SpecError
 from ensemble_configs.machine import Machine
 from ensemble_configs.places import check_folder_to_write
+from ensemble_configs.release_manifest import load_manifest
 from serving.this_machine import read_machine
 
 # Whose versions may change what is built.
@@ -88,6 +89,8 @@ def build(
         except KeyboardInterrupt:
             progress.tell("interrupted; finished stages are kept, and --resume goes on from there")
             raise
+    for each in load_manifest(release.path).engine_differences:
+        typer.echo(f"  engine: {each.setting} is {each.built}, and the recipe says {each.asked}; recorded", err=True)
     if is_json:
         typer.echo(json.dumps({"release": str(release.path), "address": release.address, "is_new": release.is_new}))
     else:

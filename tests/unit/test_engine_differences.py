@@ -156,7 +156,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_does_no_harm_is_recorded_in_the_manifest(tools: FakeTools, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, format="bf16", kv_format=None, calibration=None)
-    release = built(build(tools, recipe, tmp_path / "out"))
+    result = build(tools, recipe, tmp_path / "out")
+    line = "  engine: plugin_config.use_fp8_context_fmha is false, and the recipe says true; recorded"
+    assert line in result.stderr.splitlines()
+    release = built(result)
     found = [each.model_dump() for each in load_manifest(release).engine_differences]
     assert found == [{"setting": "plugin_config.use_fp8_context_fmha", "asked": "true", "built": "false"}]
 
