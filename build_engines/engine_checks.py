@@ -172,7 +172,7 @@ def _plugins(recipe: TensorRtRecipe, model: ModelShape, gpu: Gpu) -> Findings:
 
 
 def _context_attention(recipe: TensorRtRecipe, gpu: Gpu) -> Findings:
-    """What trtllm-build would turn off without an error, and what the engine could not do then."""
+    """Yield what trtllm-build would turn off without an error, with what the engine could not do then."""
     reason = why_not_paged(recipe.format, recipe.kv_format, gpu.sm)
     if reason is None:
         return

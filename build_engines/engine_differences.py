@@ -24,7 +24,7 @@ _OFF = (None, False, "disable")
 
 
 class Difference(NamedTuple):
-    """One thing that was built in another way than it was asked for."""
+    """A setting that was built in another way than the recipe asks."""
 
     setting: str  # "build_config.max_num_tokens"
     asked: object
@@ -36,7 +36,7 @@ class Difference(NamedTuple):
 
     @property
     def recorded(self) -> EngineDifference:
-        """As the manifest has it."""
+        """Return the difference as the manifest has it."""
         return EngineDifference(setting=self.setting, asked=_shown(self.asked), built=_shown(self.built))
 
 

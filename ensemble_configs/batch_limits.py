@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many sequences and tokens an engine of TensorRT-LLM takes in a step where nobody says: as many as upstream's.
+"""Default limits of a step for engines of TensorRT-LLM: as many sequences and tokens as upstream takes.
 
 Source: `BuildConfig` of tensorrt_llm/builder.py and `TorchLlmArgs` of llmapi/llm_args.py, 1.0 to 1.2: 2048 and 8192.
 """
@@ -15,7 +15,7 @@ _DEFAULTS = {"max_num_seqs": UPSTREAM_SEQS, "max_num_batched_tokens": UPSTREAM_T
 
 
 class StepLimits(NamedTuple):
-    """What a step takes at most."""
+    """Sequences and tokens that a step takes at most."""
 
     num_seqs: int
     num_tokens: int

@@ -30,7 +30,7 @@ _BUILD_ANEW = "build the engine anew"
 
 
 class BuiltMapping(msgspec.Struct):
-    """How the ranks are made."""
+    """Division of an engine over ranks."""
 
     world_size: int = 1
     tp_size: int = 1
@@ -38,14 +38,14 @@ class BuiltMapping(msgspec.Struct):
 
 
 class BuiltCheckpoint(msgspec.Struct):
-    """What is read of `pretrained_config`."""
+    """Fields of `pretrained_config` that a deployment depends on."""
 
     vocab_size: int
     mapping: BuiltMapping = msgspec.field(default_factory=BuiltMapping)
 
 
 class BuiltPlugins(msgspec.Struct):
-    """What is read of `plugin_config`."""
+    """Fields of `plugin_config` that a deployment depends on."""
 
     tokens_per_block: int = 32
     remove_input_padding: bool | None = True
@@ -55,14 +55,14 @@ class BuiltPlugins(msgspec.Struct):
 
 
 class BuiltLora(msgspec.Struct):
-    """What is read of `lora_config`."""
+    """Fields of `lora_config` that a deployment depends on."""
 
     max_lora_rank: int = 64
     lora_target_modules: list[str] = []
 
 
 class BuildLimits(msgspec.Struct):
-    """What is read of `build_config`."""
+    """Fields of `build_config` that a deployment depends on."""
 
     max_input_len: int
     max_seq_len: int
@@ -77,7 +77,7 @@ class BuildLimits(msgspec.Struct):
 
     @property
     def speculation(self) -> str | None:
-        """How the engine was built to speculate, in small letters; None where the file does not say."""
+        """Upstream's name of the speculative decoding mode, in small letters; None where the file does not say."""
         mode = self.speculative_decoding_mode
         if isinstance(mode, UnsetType):
             return None
@@ -112,7 +112,7 @@ class BuiltEngine(msgspec.Struct):
 
 
 class Mismatch(NamedTuple):
-    """One thing that a deployment asks for and the engine does not have."""
+    """A field of a deployment that asks for more than the engine has."""
 
     field: str  # of the deployment
     value: object

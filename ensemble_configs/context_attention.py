@@ -2,8 +2,8 @@
 """Paged context attention of TensorRT-LLM: which types of the KV cache allow it, and what an engine without it lacks.
 
 A prompt can be prefilled in chunks, or go on from cached blocks, only where its attention reads the KV cache in pages
-(`use_paged_context_fmha`). `trtllm-build` turns that off without an error where it has no kernel for it; the versions
-up to 0.14 refused the build. Every row has its source in `docs/trtllm_behaviour.md`, E1.
+(`use_paged_context_fmha`). `trtllm-build` turns that off without an error where it has no kernel for it; older
+versions refused the build. Every row has its source in `docs/trtllm_behaviour.md`, E1.
 """
 
 # Formats of weights beside which upstream attends to a prompt in FP8, which an FP8 cache in pages needs.
@@ -16,7 +16,7 @@ NO_FP8_CACHE_ON_PYTORCH = frozenset({"int4_awq"})
 def why_not_paged(weight_format: str, kv_format: str, sm: int) -> str | None:
     """Return the rule by which an engine gets no paged context attention, or None where it gets it.
 
-    Source: `build` in tensorrt_llm/builder.py, 0.17 to 1.2.
+    Source: `build` in tensorrt_llm/builder.py, versions of 2025 and 1.2.
 
     Args:
         weight_format: a name of `build_engines.weight_formats`.

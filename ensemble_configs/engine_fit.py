@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the engine of a deployment can do what the deployment asks of it, as far as its files are here.
+"""Comparison of a deployment with the files of its engine, as far as they are on this machine.
 
 `trireme render`, `serve` and `doctor` ask before a GPU is touched; the loader asks once more.
 """

@@ -145,7 +145,7 @@ def _check_deployment(manifest: ReleaseManifest, deployment: ReleaseSpec | None)
 
 
 def _check_engine(folder: Path, manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> list[Finding]:
-    """What the engine's own files say, beside what the manifest does."""
+    """Return what the engine's own files say, beside what the manifest does."""
     if deployment is None or deployment.engine.provider != manifest.provider:
         return []
     named = {finding.check for finding in _check_deployment(manifest, deployment)}

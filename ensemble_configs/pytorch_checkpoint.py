@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a checkpoint for the PyTorch backend says that it is quantized, and what a deployment may not ask of it."""
+"""Quantization of a checkpoint for the PyTorch backend, and the refusal of deployments that it cannot serve."""
 
 import json
 from collections.abc import Iterator

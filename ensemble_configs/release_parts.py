@@ -41,7 +41,7 @@ class ReleaseLimits(Spec):
 
 
 class EngineDifference(Spec):
-    """One setting that the engine's compiler changed without harm to what the engine is for."""
+    """A setting that the engine's compiler changed without harm to what the engine is for."""
 
     setting: str = Field(description="as the engine's config.json has it: plugin_config.use_fp8_context_fmha")
     asked: str

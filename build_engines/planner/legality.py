@@ -70,7 +70,7 @@ def why_prompts_are_not_chunked(weight_format: str, kv_format: str, gpu: Gpu) ->
 
 
 def _backends(weight_format: str, kv_format: str) -> set[str]:
-    """Those that serve weights and KV cache so."""
+    """Return the back ends that serve such weights with such a KV cache."""
     kv_format = "auto" if kv_format in ("fp16", "bf16") else kv_format
     found = set()
     if weight_format in ENGINE_FORMATS and kv_format in ENGINE_KV_FORMATS:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorRT-LLM's builder makes of what it was asked, told by the config.json that it writes beside an engine.
+"""TensorRT-LLM's builder, told by the config.json that it writes beside an engine.
 
-Written from upstream's source, versions 0.17 to 1.2 (NVIDIA/TensorRT-LLM: tensorrt_llm/builder.py, `_common.py`,
+Written from upstream's source, versions of 2025 up to 1.2 (NVIDIA/TensorRT-LLM: tensorrt_llm/builder.py, `_common.py`,
 `plugin/plugin.py`, `commands/build.py`): it changes flags with a warning and ends with 0. Each behaviour has a name in
 `BEHAVIOURS` with its source, and can be switched off by that name. Nothing of the project is imported.
 """

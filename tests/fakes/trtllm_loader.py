@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorRT-LLM's loader makes of an engine folder and the options of its runtime: it refuses, changes, or loads.
+"""TensorRT-LLM's loader: it refuses an engine folder with the options of a runtime, changes them, or loads.
 
 Written from upstream's source of the 1.x line (NVIDIA/TensorRT-LLM): `TrtLlmArgs` in tensorrt_llm/llmapi/llm_args.py,
 `_TrtLLM._build_model` in llmapi/llm.py, and the constructors of `TrtGptModel` (cpp/tensorrt_llm/batch_manager/
@@ -19,7 +19,7 @@ class LoadRefused(Exception):
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """What the LLM is made with; defaults are upstream's."""
+    """Options that the LLM is made with; defaults are upstream's."""
 
     installed: str = "1.2.1"
     sm: int = 90

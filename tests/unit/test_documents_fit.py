@@ -43,7 +43,7 @@ def blocks() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def is_deployment(data: dict[str, Any]) -> bool:
-    """Whether all keys are a deployment's; Helm values and Kubernetes objects have others."""
+    """Return whether all keys are a deployment's; Helm values and Kubernetes objects have others."""
     return "backend" not in data and set(data) <= _PARTS
 
 

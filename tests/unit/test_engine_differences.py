@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine has otherwise than its recipe asked is found: what it cannot do without fails, the rest is kept."""
+"""Differences of an engine from its recipe are found: those it cannot do without fail, the rest is kept."""
 
 import copy
 import re

@@ -42,7 +42,7 @@ def spec_of(folder: Path, **settings: Any) -> TensorRtEngineSpec:
 
 
 def options_of(spec: TensorRtEngineSpec, *, num_kv_blocks: int | None = None) -> RuntimeOptions:
-    """What our spec makes upstream's LLM with."""
+    """Return the options that our spec makes upstream's LLM with."""
     modes = {"lookahead": "lookahead_decoding"}
     return RuntimeOptions(
         max_batch_size=spec.max_num_seqs,
@@ -89,7 +89,7 @@ def test_what_upstream_would_refuse_or_leave_off_is_refused_by_name(
 
 
 def _made_of_it(spec: TensorRtEngineSpec) -> str:
-    """What upstream's loader makes of a deployment: its error, or the names of what it went on without."""
+    """Return the loader's error, or the names of what it went on without."""
     options = options_of(spec)
     try:
         loaded = load(spec.dir, options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a KV cache holds of one sequence is what upstream's loader makes of it."""
+"""The room for one sequence in a KV cache is what upstream's loader makes of it."""
 
 import json
 import random

@@ -420,3 +420,26 @@ def test_a_release_that_passed_or_was_overridden_is_not_refused(demo: Path) -> N
     assert check_release(demo, machine=machine()) == []
     evaluated(demo, False, override=Override(reason="a trial", who="A. Person"))
     assert check_release(demo, machine=machine()) == []
+
+
+def test_an_engine_that_was_built_without_what_the_deployment_asks_is_refused(engine: Path) -> None:
+    config = json.loads((engine / "engine/config.json").read_text())
+    config["build_config"]["plugin_config"] = {"use_paged_context_fmha": False, "lora_plugin": None}
+    (engine / "engine/config.json").write_text(json.dumps(config))
+    seal(engine, load_manifest(engine))
+    two, asked = machine(H200, H200), {"tp_size": 2, "is_block_reuse": False}
+    line = one_finding(engine, two, deployment(engine, asked))
+    assert line.startswith("engine.is_chunked_prefill: found True, which needs paged context attention, which ")
+    assert "set it to false, or build the engine anew with another KV type" in line
+    assert (
+        check_release(engine, machine=two, deployment=deployment(engine, asked | {"is_chunked_prefill": False})) == []
+    )
+
+
+def test_memory_for_one_sequence_counts_its_beams(engine: Path) -> None:
+    manifest = load_manifest(engine)
+    plain = {"tp_size": 2, "max_seq_len": 4096, "free_gpu_memory_fraction": 1}
+    fixed = manifest.weight_bytes_per_rank + manifest.workspace_bytes
+    for beams, blocks in ((1, 128), (4, 127 + 4)):  # of blocks of 32 tokens, 127 are the prompt's alone and shared
+        spec = deployment(engine, plain | {"max_beam_width": beams})
+        assert memory_need_bytes(manifest, spec) == fixed + blocks * 32 * 65536

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trtllm_behaviour
+from demo_release import write_gpu_release
 from fake_tensorrt_llm import fake_tensorrt_llm, write_checkpoint, write_engine
 from lora_adapters import write_adapter
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -21,6 +22,7 @@ from ensemble_configs.engine_specs import (
     TensorRtEngineSpec,
 )
 from ensemble_configs.errors import SpecError
+from ensemble_configs.release_parts import ReleaseLimits
 from ensemble_configs.speculation_specs import (
     DraftTargetSpec,
     Eagle3Spec,
@@ -363,6 +365,18 @@ def test_world_size_is_all_gpus_of_the_engine() -> None:
     sizes = {"tp_size": 4, "pp_size": 2}
     assert TensorRtEngineSpec(provider="tensorrt", dir=Path("x"), **sizes).world_size == 8  # type: ignore[arg-type]
     assert PyTorchEngineSpec(provider="pytorch", dir=Path("x"), cp_size=2, **sizes).world_size == 16  # type: ignore[arg-type]
+
+
+def test_defaults_of_a_step_are_upstreams_or_what_was_built(folders: Path, tmp_path: Path) -> None:
+    built, plain = args_of(folders, "tensorrt", {}), args_of(folders, "pytorch", {})
+    assert (built.max_batch_size, built.max_num_tokens) == (64, 8192), "as the engine was built"
+    assert (plain.max_batch_size, plain.max_num_tokens) == (2048, 8192)
+    versions = {"tensorrt_llm": "1.2.1"}
+    limits = ReleaseLimits(max_batch_size=32, max_num_tokens=1024, max_seq_len=2048)
+    release = write_gpu_release(tmp_path / "release", provider="pytorch", versions=versions, limits=limits)
+    write_checkpoint(release / "engine")
+    of_release = args_of(folders, "pytorch", {"dir": release / "engine"})
+    assert (of_release.max_batch_size, of_release.max_num_tokens) == (32, 1024), "as its manifest says"
 
 
 # What an engine folder must have
