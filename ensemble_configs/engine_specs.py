@@ -202,7 +202,9 @@ class _TrtLlmSpec(_BatchSpec):
     tokenizer_dir: Path | None = Field(default=None, description="for guided decoding: its grammars are of characters")
     lora: LoraSpec | None = None
     cache_transceiver: CacheTransceiverSpec | None = None
-    max_beam_width: Positive = Field(default=1, description="beams that a request may search with")
+    max_beam_width: Positive = Field(
+        default=1, description="beams that a request may search with; with pytorch: that every request must search with"
+    )
 
     @model_validator(mode="after")
     def _ranks_are_few(self) -> "_TrtLlmSpec":
@@ -304,12 +306,20 @@ class PyTorchEngineSpec(_TrtLlmSpec):
         self._require_tokenizer(self.guided_decoding_backend)
         if self.sampler == "trtllm" and self.speculation is not None:
             raise ValueError("sampler trtllm knows no speculation; use sampler torch")
+        self._refuse_beams_that_upstream_cannot_search()
         if self.tp_size % ((self.ep_size or 1) * (self.moe_tp_size or 1)):
             raise ValueError(
                 f"ep_size ({self.ep_size or 1}) * moe_tp_size ({self.moe_tp_size or 1}) "
                 f"must divide tp_size ({self.tp_size})"
             )
         return self
+
+    def _refuse_beams_that_upstream_cannot_search(self) -> None:
+        beams = f"max_beam_width ({self.max_beam_width})"
+        if self.max_beam_width > 1 and self.sampler != "trtllm":
+            raise ValueError(f"{beams} needs sampler: trtllm, which searches with beams")
+        if self.max_beam_width > 1 and self.is_overlap_scheduler:
+            raise ValueError(f"{beams} needs is_overlap_scheduler: false; beams are chosen before the next step begins")
 
 
 EngineSpec = Annotated[

@@ -9,7 +9,7 @@ model of that name. Blocks of the two are of different sizes, so they are not ad
 import time
 from typing import Any
 
-from serving.engines.base import AdmissionStats, EngineInfo, EngineStats, ResidencyStats
+from serving.engines.base import AdmissionStats, CancelStats, EngineInfo, EngineStats, ResidencyStats
 from serving.step_metrics import StepMetrics
 from serving.upstream_metrics import DESCRIPTIONS, UpstreamMetrics
 
@@ -33,6 +33,11 @@ class EngineMetrics:
                 (
                     "trireme_preemptions_total",
                     "Running requests that gave up their KV blocks to be computed again; of engines that tell",
+                    metric_family.COUNTER,
+                ),
+                (
+                    "trireme_engine_cancels_total",
+                    "Cancelled requests, by how they ended in an engine that batches by itself",
                     metric_family.COUNTER,
                 ),
                 ("trireme_engine_resident", "1 while an engine on demand is in memory", metric_family.GAUGE),
@@ -94,6 +99,7 @@ class _OfOneEngine:
         self._num_kv_blocks = 0
         self._admission = _OfAdmission(families, labels)
         self._residency = _OfResidency(families, labels)
+        self._cancels = _OfCancels(families, labels)
 
     def describe(self, info: EngineInfo) -> None:
         """Show what never changes."""
@@ -112,6 +118,7 @@ class _OfOneEngine:
         self._admission.show(stats.admission)
         self._residency.show(stats.residency)
         self._upstream.show(stats)
+        self._cancels.show(stats.cancels)
         for name, value in {
             "running": stats.num_running,
             "queued": stats.num_waiting,
@@ -131,6 +138,34 @@ class _OfOneEngine:
         if num_preemptions > self._num_shown_preemptions:
             self._preemptions.increment(num_preemptions - self._num_shown_preemptions)
         self._num_shown_preemptions = num_preemptions
+
+
+class _OfCancels:
+    """Of an engine that batches by itself, by outcome, from the first time that there is something to show."""
+
+    def __init__(self, families: dict[str, Any], labels: dict[str, str]) -> None:
+        self._families = families
+        self._labels = labels
+        self._counters: dict[str, Any] = {}
+        self._shown = CancelStats()
+
+    def show(self, stats: CancelStats | None) -> None:
+        """Count the new ones.
+
+        Args:
+            stats: None of an engine that tells none, or has died: its successor begins at none.
+        """
+        stats = stats or CancelStats()
+        before, self._shown = self._shown, stats
+        for name in stats.__struct_fields__:
+            count, shown = getattr(stats, name), getattr(before, name)
+            if not (num_new := count - shown if count >= shown else count):
+                continue
+            if name not in self._counters:
+                self._counters[name] = self._families["trireme_engine_cancels_total"].Metric(
+                    labels=self._labels | {"outcome": name.removeprefix("num_")}
+                )
+            self._counters[name].increment(num_new)
 
 
 class _OfResidency:

@@ -79,6 +79,10 @@ class SpeculatingEngine(Engine):
             del self._verifying[speculation.round_key]
             self._target.cancel(speculation.round_key)
 
+    def is_ending(self, key: int) -> bool:
+        """As the target's, of requests without drafts; a round is short."""
+        return self._target.is_ending(key)
+
     def perf_of(self, key: int) -> PerfMetrics | None:
         """Of the rounds that are over; of other requests as the target's."""
         speculation = self._running.get(key)

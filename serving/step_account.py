@@ -62,6 +62,10 @@ class AccountedEngine(Engine):
         self._engine.cancel(key)
         self._forget(key)
 
+    def is_ending(self, key: int) -> bool:
+        """As the engine's."""
+        return self._engine.is_ending(key)
+
     def perf_of(self, key: int) -> PerfMetrics | None:
         """As the engine's."""
         return self._engine.perf_of(key)

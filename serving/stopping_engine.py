@@ -32,6 +32,10 @@ class StoppingEngine(Engine):
         self._watches.pop(key, None)
         self._engine.cancel(key)
 
+    def is_ending(self, key: int) -> bool:
+        """As the engine's."""
+        return self._engine.is_ending(key)
+
     def perf_of(self, key: int) -> PerfMetrics | None:
         """As the engine's."""
         return self._engine.perf_of(key)

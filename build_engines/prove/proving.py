@@ -15,7 +15,6 @@ from build_engines.planner.serving_limit import ServingLimit
 from build_engines.planner.steady_state import Limits
 from build_engines.prove.build_step import (
     MAX_BATCH_SIZE,
-    MAX_BEAM_WIDTH,
     MAX_NUM_TOKENS,
     build_release,
     describe_release,
@@ -113,7 +112,7 @@ class Proving:
         self.proof.built = describe_release(self.release, recipe)
 
     def _conformance(self, provider: str) -> None:
-        engine = self._engine(provider) | {"max_beam_width": MAX_BEAM_WIDTH}
+        engine = self._engine(provider)  # without beams: the suite loads one of its own for those
         if provider == "tensorrt":
             engine["is_gathering_generation_logits"] = True
         else:

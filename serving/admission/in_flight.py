@@ -212,8 +212,14 @@ class InFlight:
     def free_left(self) -> None:
         """At the beginning of a step: the promises of those that have left it for long enough."""
         self._num_steps += 1
+        still: deque[tuple[int, int]] = deque()
         while self._leaving and (self._leaving[0][0] <= self._num_steps or not self._engine.has_work):
-            self.budget.free(self._leaving.popleft()[1])
+            leaving = self._leaving.popleft()
+            if self._engine.is_ending(leaving[1]):  # an engine that batches by itself has not confirmed it
+                still.append(leaving)
+            else:
+                self.budget.free(leaving[1])
+        self._leaving.extendleft(reversed(still))
 
     def give_room(self) -> list[Ticket]:
         """To those that make more than was expected, before the engine takes it; who was preempted for them.

@@ -180,6 +180,15 @@ class AdmissionStats(msgspec.Struct, frozen=True, kw_only=True):
     degradation_step: int | None = None  # so many are in force; None: the deployment has none
 
 
+class CancelStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How cancelled requests came to their end in an engine that batches by itself, in the engine's life."""
+
+    num_confirmed: int = 0  # it said that it has ended them
+    num_waiting: int = 0  # they had not begun
+    num_ran_on: int = 0  # it was not told, and computed them to their end
+    num_unconfirmed: int = 0  # it never said that it has ended them
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is doing; counts are of the last step."""
 
@@ -194,6 +203,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     draft: "EngineStats | None" = None  # of the engine that drafts for it, with a KV cache of its own
     residency: "ResidencyStats | None" = None  # of one that is loaded on demand (`serving.on_demand`)
     steps: "StepStats | None" = None  # what its steps did so far (`serving.step_account`)
+    cancels: "CancelStats | None" = None  # of an engine that batches by itself
     is_up: bool = True  # False: its process has died, and these are the last stats of it
 
 
@@ -248,6 +258,10 @@ class Engine(ABC):
     @abstractmethod
     def cancel(self, key: int) -> None:
         """Stop a request and free its KV blocks within two steps. No chunk of it follows. Unknown keys are ignored."""
+
+    def is_ending(self, key: int) -> bool:  # noqa: ARG002  an engine that is driven step by step needs two steps
+        """Return whether a cancelled request may hold KV blocks for longer than two steps."""
+        return False
 
     def perf_of(self, key: int) -> PerfMetrics | None:  # noqa: ARG002  an engine may know nothing
         """What is known of a request that is about to be cancelled and has had a token; a last chunk has it anyway."""

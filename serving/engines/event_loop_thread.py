@@ -31,11 +31,12 @@ class EventLoopThread:
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
-    def spawn(self, coroutine: Coroutine[object, object, None]) -> None:
-        """Start a task; from inside `call` only."""
+    def spawn(self, coroutine: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Start a task and return it; from inside `call` only."""
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def close(self) -> None:
         """Cancel what runs, wait for its end, and end the thread."""

@@ -7,6 +7,7 @@ compares them with an installed version.
 
 from collections.abc import Collection, Mapping
 
+from ensemble_configs.speculation_specs import Eagle3Spec, MtpSpec
 from serving.engines.capabilities import (
     BEAM_FIELDS,
     DISAGGREGATION_FIELDS,
@@ -49,6 +50,7 @@ _REFUSED = (
         MROPE_FIELDS, "LLM.generate_async of 1.2 has no argument for MropeConfig (the executor's own Request had)"
     )
 )
+_LOGITS = ("return_context_logits", "return_generation_logits")
 _GUIDES = Condition(
     "with `engine.guided_decoding_backend`",
     lambda spec: spec.guided_decoding_backend is not None,
@@ -89,9 +91,22 @@ _SAMPLER = Condition(
     "TorchSampler of 1.2 does not read it; set engine.sampler: trtllm or leave it out",
 )
 _SAMPLER_AND_BEAMS = Condition(
-    "with `engine.sampler: trtllm` and `engine.max_beam_width`",
+    "with `engine.sampler: trtllm`, in a width of `engine.max_beam_width` alone",
     lambda spec: spec.sampler == "trtllm" and spec.max_beam_width > 1,
     "it needs engine.sampler: trtllm and engine.max_beam_width; leave it out",
+)
+
+_ALONE_IN_THE_MODEL = Condition(
+    "without MTP or one-model EAGLE-3 in `engine.speculation`",
+    lambda spec: not samples_in_the_model(spec.speculation),
+    "the drafts of engine.speculation are sampled inside the model, which tells tokens alone, and TensorRT-LLM 1.2 "
+    "ends the whole engine when it is asked for more; leave it out",
+)
+_PREFILL_ALONE = Condition(
+    "with `engine.cache_transceiver` and without `engine.is_overlap_scheduler`",
+    lambda spec: spec.cache_transceiver is not None and not spec.is_overlap_scheduler,
+    "it needs engine.cache_transceiver and engine.is_overlap_scheduler: false; send the request to a server that does "
+    "both phases",
 )
 
 _SUPPORTED = frozenset(ARGUMENTS) - {"priority"}
@@ -100,13 +115,14 @@ CAPABILITIES: Mapping[str, Capabilities] = {
         supported=_SUPPORTED,
         why_not=_REFUSED,
         conditions=_CONDITIONS
-        | dict.fromkeys(("return_log_probs", "return_generation_logits"), _GATHERED)
         | {
+            "return_log_probs": _GATHERED._replace(words=f"{_GATHERED.words}, without beams"),
+            "return_generation_logits": _GATHERED,
             "return_context_logits": Condition(
                 "with `engine.is_gathering_context_logits`",
                 lambda spec: spec.is_gathering_context_logits,
                 "the deployment's engine.is_gathering_context_logits is off; leave it out",
-            )
+            ),
         }
         | dict.fromkeys(LOOKAHEAD_FIELDS, _LOOKAHEAD),
     ),
@@ -119,10 +135,20 @@ CAPABILITIES: Mapping[str, Capabilities] = {
             "engine.speculation",
         ),
         conditions=_CONDITIONS
+        | dict.fromkeys(("return_log_probs", *_LOGITS), _ALONE_IN_THE_MODEL)
+        | {"is_context_only": _PREFILL_ALONE}
         | dict.fromkeys(FOR_TRTLLM_SAMPLER - {*BEAM_FIELDS}, _SAMPLER)
         | dict.fromkeys(FOR_TRTLLM_SAMPLER & {*BEAM_FIELDS}, _SAMPLER_AND_BEAMS),
     ),
 }
+
+
+def samples_in_the_model(speculation: object) -> bool:
+    """Return whether drafts and target are one model, whose sampler makes tokens and nothing beside them.
+
+    Source: tensorrt_llm/_torch/speculative/utils.py of 1.2, get_spec_decoder: MTPSampler and Eagle3OneModelSampler.
+    """
+    return isinstance(speculation, MtpSpec) or (isinstance(speculation, Eagle3Spec) and speculation.is_one_model)
 
 
 def why_not_here(spec: TrtLlmSpec, known_arguments: Collection[str], version: str) -> dict[str, str]:

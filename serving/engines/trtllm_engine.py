@@ -6,6 +6,9 @@ sees waits in a queue, and `step` takes what is there, waiting a little for the 
 """
 
 import asyncio
+import itertools
+import logging
+import pickle
 import queue
 import time
 from collections.abc import Callable
@@ -15,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ensemble_configs.errors import RequestError, ServerError, SpecError
+from ensemble_configs.errors import ServerError, SpecError
 from ensemble_configs.kv_capacity import WholeSequence
 from serving.engines.base import (
     Engine,
@@ -23,22 +26,22 @@ from serving.engines.base import (
     EngineStats,
     GenerationRequest,
     PerfMetrics,
-    SamplingParams,
     TokenChunk,
 )
 from serving.engines.event_loop_thread import EventLoopThread
 from serving.engines.request_limits import refuse_short_cache, refuse_unservable
-from serving.engines.trtllm_outputs import NewOutput, RunningRequest, UnreadableOutput
+from serving.engines.trtllm_cancels import Cancels, Ending
+from serving.engines.trtllm_outputs import NewOutput, RunningRequest
 from serving.engines.trtllm_sampling import SamplingWords
 from serving.engines.trtllm_stats import NO_STATS, read_stats
 from serving.engines.trtllm_upstream import Llm, Result, Upstream
 
 # How long a step may find nothing: as long as a new request or a cancel may wait behind it.
 _MAX_WAIT_S = 0.002
-_STATS_TIMEOUT_S = 2.0
-_STATS_PAUSE_S = 0.1
 _FIRST_TOKEN_S = 600.0
 _FIRST_STATS_S = 30.0
+
+_log = logging.getLogger("trireme.engine")
 
 Value = TypeVar("Value")
 
@@ -80,7 +83,9 @@ class TrtLlmEngine(Engine):
         self._upstream = upstream
         self._words = words
         self._requests: dict[int, RunningRequest] = {}
-        self._num_ending = 0  # cancelled, and not confirmed yet
+        self._cancels = Cancels()
+        self._numbers = itertools.count(1)
+        self._has_submitted = asyncio.Event()  # of the loop: upstream's stats begin, or go on, with a request
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._stats = NO_STATS
         self._loop = EventLoopThread("trtllm")
@@ -96,6 +101,18 @@ class TrtLlmEngine(Engine):
         except BaseException:
             self.close()
             raise
+        self._note_longest_sequence()
+
+    def _note_longest_sequence(self) -> None:
+        longest = self._words.rules.longest_sequence(self.info)
+        if longest < self.info.max_seq_len:
+            _log.warning(
+                "the KV cache holds no sequence of engine.max_seq_len (%d) tokens, so a request may have %d in all; "
+                "raise engine.num_kv_blocks or engine.free_gpu_memory_fraction",
+                self.info.max_seq_len,
+                longest,
+            )
+            self.info = msgspec.structs.replace(self.info, max_seq_len=longest)
 
     def _load(self, arguments: dict[str, object]) -> Llm:
         try:
@@ -108,7 +125,7 @@ class TrtLlmEngine(Engine):
 
     def _measure(self) -> None:
         """Generate one token, which loads what upstream loads late, and take the KV cache's size from the stats."""
-        self._start(GenerationRequest(key=-1, input_ids=[0], sampling=SamplingParams(max_tokens=1, end_id=-1)))
+        self._start(GenerationRequest(key=-1, input_ids=[0], sampling=self._words.rules.first_sampling))
         chunks = _wait_for(self.step, _FIRST_TOKEN_S, "no first token came")
         if chunks[0].error is not None:
             raise SpecError(f"the first token failed: {chunks[0].error}", field="engine")
@@ -125,27 +142,57 @@ class TrtLlmEngine(Engine):
 
     def _start(self, request: GenerationRequest) -> None:
         arguments = self._words.call_arguments(request)
-        running = RunningRequest(request.key, self._words.end_ids_of(request.sampling), request.sampling)
+        running = RunningRequest(
+            request.key,
+            self._words.end_ids_of(request.sampling),
+            request.sampling,
+            vocab_size=self.info.vocab_size,
+            number=next(self._numbers),
+        )
 
         def start() -> None:
             running.result = self._llm.generate_async(**arguments)
-            self._loop.spawn(self._follow(running, running.result))
+            running.following = self._loop.spawn(self._follow(running, running.result))
+            self._has_submitted.set()
 
         try:
             self._loop.call(start)
-        except (TypeError, ValueError, self._upstream.request_error) as exc:
-            raise RequestError(
-                f"TensorRT-LLM refuses the request: {_one_line(exc)}", provider=self.info.provider
-            ) from exc
+        except (AttributeError, TypeError, ValueError, pickle.PicklingError, self._upstream.request_error) as exc:
+            raise self._words.refusal_of(exc, arguments) from exc
         self._requests[request.key] = running
 
     def cancel(self, key: int) -> None:
-        """Have upstream end a request; its blocks are free with the next iteration."""
+        """Have upstream end a request, if that does no harm there; for the caller it is over now."""
         if request := self._requests.pop(key, None):
-            request.is_cancelled = True
-            self._num_ending += 1
-            assert request.result is not None, "it was started"
-            self._loop.call(request.result.abort)
+            self._end_upstream(request)
+
+    def _end_upstream(self, request: RunningRequest) -> None:
+        result = request.result
+        assert result is not None, "it was started"
+        if self._words.rules.runs_on_when_cancelled(request.sampling):
+            self._cancels.begin(request, Ending.RUNNING_ON, time.monotonic())
+            return
+        is_waiting = self._is_waiting(request)
+        self._cancels.begin(request, Ending.WAITING if is_waiting else Ending.STOPPING, time.monotonic())
+        self._loop.call(result.abort)
+        if is_waiting and self._words.rules.drops_waiting_when_cancelled:
+            self._cancels.forget(request)
+            self._stop_following(request)
+
+    def _is_waiting(self, request: RunningRequest) -> bool:
+        """Whether upstream cannot have taken a request from its queue, which it does in order of arrival."""
+        if request.num_tokens:
+            return False
+        num_before = sum(other.number < request.number for other in self._requests.values())
+        return num_before + self._cancels.num_before(request) >= self._words.rules.max_active
+
+    def _stop_following(self, request: RunningRequest) -> None:
+        if (following := request.following) is not None:
+            self._loop.call(following.cancel)
+
+    def is_ending(self, key: int) -> bool:
+        """Whether upstream may still compute a cancelled request."""
+        return key in self._cancels
 
     def perf_of(self, key: int) -> PerfMetrics | None:
         """What is known of a running request; None before its first token."""
@@ -153,14 +200,15 @@ class TrtLlmEngine(Engine):
         return request.perf if request is not None else None
 
     def step(self) -> list[TokenChunk]:
-        """Take what upstream has made since the last step, or makes in the next 2 ms."""
-        if not self.has_work:
-            return []
+        """Take what upstream has made since the last step, or makes in the next 2 ms while there is work."""
         chunks: dict[int, TokenChunk] = {}
         with suppress(queue.Empty):
-            self._take(self._events.get(timeout=_MAX_WAIT_S), chunks)
+            if self.has_work:
+                self._take(self._events.get(timeout=_MAX_WAIT_S), chunks)
             while True:
                 self._take(self._events.get_nowait(), chunks)
+        for request in self._cancels.overdue(time.monotonic(), self._stats.num_iterations):
+            self._stop_following(request)
         return list(chunks.values())
 
     def _take(self, event: _Event, chunks: dict[int, TokenChunk]) -> None:
@@ -172,7 +220,8 @@ class TrtLlmEngine(Engine):
         assert request is not None, "an event without a failure is of a request"
         new = event.output
         if request.is_cancelled:
-            self._num_ending -= new.is_last
+            if new.is_last:
+                self._cancels.confirm(request)
             return
         chunk = chunks.setdefault(request.key, TokenChunk(request.key, []))
         chunk.token_ids += new.token_ids
@@ -182,11 +231,13 @@ class TrtLlmEngine(Engine):
         chunk.extras = new.extras
         if new.is_last:
             del self._requests[request.key]
+            if not new.is_over:
+                self._end_upstream(request)
 
     @property
     def has_work(self) -> bool:
-        """Whether a request runs or waits upstream, or upstream has not confirmed a cancel."""
-        return bool(self._requests) or self._num_ending > 0
+        """Whether a request runs or waits upstream, or upstream computes or ends one that was cancelled."""
+        return bool(self._requests) or self._cancels.are_work
 
     def stats(self) -> EngineStats:
         """Our requests, divided as upstream's last iteration says, and the blocks that it used."""
@@ -195,11 +246,16 @@ class TrtLlmEngine(Engine):
         return EngineStats(
             num_running=num_running,
             num_waiting=num_requests - num_running,
-            num_used_kv_blocks=self._stats.num_used_kv_blocks if self.has_work else 0,
+            num_used_kv_blocks=self._stats.num_used_kv_blocks if self._may_hold_blocks else 0,
             num_kv_blocks=self.info.num_kv_blocks,
             num_steps=self._stats.num_iterations,
             batch=self._stats.batch,
+            cancels=self._cancels.stats(),
         )
+
+    @property
+    def _may_hold_blocks(self) -> bool:
+        return self.has_work or self._cancels.may_hold_blocks
 
     def close(self) -> None:
         """End what runs and upstream's processes."""
@@ -219,10 +275,11 @@ class TrtLlmEngine(Engine):
             async for output in result:
                 if new := request.read(output):
                     self._events.put(_Event(request, new))
-        except UnreadableOutput as exc:
-            result.abort()
-            self._events.put(_Event(request, NewOutput(error=str(exc))))
-        except self._upstream.request_error as exc:
+        except (AssertionError, ValueError, self._upstream.request_error) as exc:
+            # Beside its own error of a request: what it raises here while it reads a response, such as "Unknown finish
+            # reason" of a beam that the search has left unfinished. It may go on computing that one.
+            if not self._words.rules.runs_on_when_cancelled(request.sampling):
+                result.abort()
             error = ServerError(f"TensorRT-LLM failed this request: {_one_line(exc)}")
             self._events.put(_Event(request, NewOutput(error=str(error))))
         except Exception as exc:  # whatever else it is, it is not of this request: the engine's process must end
@@ -231,12 +288,12 @@ class TrtLlmEngine(Engine):
     async def _follow_stats(self) -> None:
         try:
             while True:
-                started_s = time.monotonic()
-                async for row in self._llm.get_stats_async(timeout=_STATS_TIMEOUT_S):
+                await self._has_submitted.wait()  # before it upstream's iteration is empty, and ends at once
+                self._has_submitted.clear()
+                async for row in self._llm.get_stats_async(timeout=None):
                     self._stats = read_stats(row)
-                # Until upstream collects stats, their iteration is empty and ends at once.
-                if time.monotonic() - started_s < _STATS_PAUSE_S:
-                    await asyncio.sleep(_STATS_PAUSE_S)
+                    if self._stats.num_active == 0:
+                        self._cancels.note_idle()
         except Exception as exc:  # as in _follow
             self._events.put(_Event(None, failure=exc))
 

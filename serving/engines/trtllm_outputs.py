@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one request has made since it was last looked at, read from TensorRT-LLM's output, which grows in place."""
 
+import asyncio
 import math
 import time
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ class NewOutput:
     error: str | None = None
     perf: PerfMetrics | None = None
     extras: ExtraOutputs | None = None
+    is_over: bool = True  # with an error: upstream has ended it, too
 
     @property
     def is_last(self) -> bool:
@@ -43,9 +45,13 @@ class RunningRequest:
     key: int
     end_ids: tuple[int, ...]
     sampling: SamplingParams
+    vocab_size: int | None = None  # logits are cut to it: an engine pads them; None: as they come
+    number: int = 0  # in the order in which upstream got them
     result: Result | None = None
+    following: "asyncio.Task[None] | None" = None
     num_tokens: int = 0  # of its output that have been read
     is_cancelled: bool = False
+    is_unreadable: bool = False  # what upstream still makes of it is of no use
     metrics: RequestPerfMetrics | None = None  # with its last output
     last_token_time_ns: int = 0
 
@@ -57,11 +63,19 @@ class RunningRequest:
         return read_perf_metrics(self.metrics, last_token_time_ns=self.last_token_time_ns)
 
     def read(self, result: Result) -> NewOutput | None:
-        """What has come since the last call; None: nothing.
+        """Return what has come since the last call; None: nothing.
 
-        Raises:
-            UnreadableOutput: a token has no log probability though they were asked for.
+        A request whose output cannot be read ends with an error; what upstream still makes of it is dropped.
         """
+        if self.is_unreadable:
+            return NewOutput(error="dropped") if result.finished else None
+        try:
+            return self._read(result)
+        except UnreadableOutput as exc:
+            self.is_unreadable = True
+            return NewOutput(error=str(exc), is_over=result.finished)
+
+    def _read(self, result: Result) -> NewOutput | None:
         output = result.outputs[0]
         new = NewOutput(output.token_ids[self.num_tokens :])
         self.num_tokens += len(new.token_ids)
@@ -91,13 +105,13 @@ class RunningRequest:
             return None
         params = result.outputs[0].disaggregated_params
         extras = ExtraOutputs(
-            context_logits=_packed(result.context_logits) if sampling.return_context_logits else None,
+            context_logits=self._packed(result.context_logits) if sampling.return_context_logits else None,
             context_phase_params=context_phase_of(params) if sampling.is_context_only and params else None,
         )
         if sampling.beam_width > 1:
             extras.beams = [self._beam(output) for output in result.outputs]
         elif sampling.return_generation_logits:
-            extras.generation_logits = _packed(result.outputs[0].generation_logits)
+            extras.generation_logits = self._packed(result.outputs[0].generation_logits)
         return extras
 
     def _beam(self, output: Completion) -> Beam:
@@ -107,8 +121,14 @@ class RunningRequest:
             [*output.token_ids, *end_ids],
             output.cumulative_logprob,
             None if log_probs is None else log_probs + [math.nan] * len(end_ids),
-            _packed(output.generation_logits) if sampling.return_generation_logits else None,
+            self._packed(output.generation_logits) if sampling.return_generation_logits else None,
         )
+
+    def _packed(self, logits: Tensor | None) -> PackedArray:
+        """``[tokens, vocab] float32``, wherever they are and of whatever type; without the padding."""
+        if logits is None:
+            raise UnreadableOutput("TensorRT-LLM gave no logits; leave return_*_logits out", field="logits")
+        return PackedArray.of(logits.float().cpu().numpy()[..., : self.vocab_size])
 
     def _kept_end_ids(self, output: Completion) -> list[int]:
         """The end token, where a compiled engine has kept it to itself; the seam has it in the output."""
@@ -139,9 +159,3 @@ def _log_prob(row: object, token_id: int) -> float:
     if not isinstance(row, dict) or token_id not in row:
         raise UnreadableOutput(f"TensorRT-LLM gave no log probability of token {token_id}", field="return_log_probs")
     return float(row[token_id].logprob)
-
-
-def _packed(logits: Tensor | None) -> PackedArray:
-    if logits is None:
-        raise UnreadableOutput("TensorRT-LLM gave no logits; leave return_*_logits out", field="logits")
-    return PackedArray.of(logits.float().cpu().numpy())

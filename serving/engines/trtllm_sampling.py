@@ -4,18 +4,17 @@
 `top_k` 0 and `top_p` 0 mean unset to both sides, and greedy is where neither is set.
 """
 
+import pickle
 import secrets
 from collections.abc import Callable
 
 from ensemble_configs.errors import RequestError
-from ensemble_configs.speculation_specs import (
-    EagleSpec,
-)
 from serving.engines.adapter_folder import AdapterFolder, engine_modules
 from serving.engines.base import GenerationRequest, SamplingParams
 from serving.engines.trtllm_arguments import LOOKAHEAD, TrtLlmSpec
 from serving.engines.trtllm_call_parts import call_parts, comes_at_once
 from serving.engines.trtllm_capabilities import why_not_here
+from serving.engines.trtllm_rules import TrtLlmRules
 from serving.engines.trtllm_sampling_rows import ARGUMENTS, ROWS
 from serving.engines.trtllm_upstream import Upstream
 
@@ -34,6 +33,7 @@ class SamplingWords:
 
     def __init__(self, spec: TrtLlmSpec, upstream: Upstream, *, end_ids: tuple[int, ...], vocab_size: int) -> None:
         self._spec = spec
+        self.rules = TrtLlmRules(spec)
         self._upstream = upstream
         self._end_ids = end_ids
         self._vocab_size = vocab_size
@@ -54,8 +54,7 @@ class SamplingWords:
             RequestError: a value that upstream cannot honour, though it honours the parameter.
         """
         sampling = request.sampling
-        self._refuse_beams_beyond_the_engine(sampling)
-        self._refuse_sampling_beside_greedy_drafts(sampling)
+        self.rules.refuse(request, self.end_ids_of(sampling))
         params = self._row_arguments(sampling) | self._end_arguments(sampling) | self._made_arguments(sampling)
         arguments: dict[str, object] = {
             "inputs": {"prompt_token_ids": request.input_ids},
@@ -71,17 +70,24 @@ class SamplingWords:
             arguments["priority"] = sampling.priority
         return arguments
 
-    def _refuse_beams_beyond_the_engine(self, sampling: SamplingParams) -> None:
-        limit = self._spec.max_beam_width
-        if sampling.beam_width > limit:
-            raise self._refusal("beam_width", sampling.beam_width, f"1 to {limit}, engine.max_beam_width")
+    def refusal_of(self, exc: Exception, arguments: dict[str, object]) -> Exception:
+        """Return the error of a request that upstream did not take; one that is no fault of the request comes back.
 
-    def _refuse_sampling_beside_greedy_drafts(self, sampling: SamplingParams) -> None:
-        speculation = self._spec.speculation
-        if isinstance(speculation, EagleSpec) and speculation.is_greedy_sampling and not sampling.is_greedy:
-            field = "top_p" if sampling.top_p > 0 else "top_k"
-            allowed = "greedy decoding; the engine's speculation.is_greedy_sampling is set"
-            raise self._refusal(field, getattr(sampling, field), allowed)
+        Args:
+            exc: what the call raised.
+            arguments: of the call.
+        """
+        provider = self._spec.provider
+        reason = " ".join(str(exc).split()) or repr(exc)
+        if stuck := [name for name, value in arguments.items() if not _can_be_pickled(value)]:
+            return RequestError(
+                f"{', '.join(stuck)} cannot be sent to TensorRT-LLM's process: {reason}; leave it out",
+                field=stuck[0],
+                provider=provider,
+            )
+        if isinstance(exc, AttributeError | pickle.PicklingError):
+            return exc
+        return RequestError(f"TensorRT-LLM refuses the request: {reason}", provider=provider)
 
     def _checked(self, make: Callable[[], object]) -> object:
         try:
@@ -141,34 +147,38 @@ class SamplingWords:
     def _bad_token_ids(self, words: tuple[tuple[int, ...], ...]) -> list[int]:
         for word in words:
             if len(word) != 1:
-                raise self._refusal("bad_words", list(word), "only words of one token; it knows no longer ones by ids")
+                raise self.rules.refusal(
+                    "bad_words", list(word), "only words of one token; it knows no longer ones by ids"
+                )
         return [word[0] for word in words]
 
     def _bias_tensor(self, bias: dict[int, float]) -> object:
         """``[vocab_size] float32``."""
         for token_id in bias:
             if not 0 <= token_id < self._vocab_size:
-                raise self._refusal("embedding_bias", token_id, f"token ids of 0 to {self._vocab_size - 1}")
+                raise self.rules.refusal("embedding_bias", token_id, f"token ids of 0 to {self._vocab_size - 1}")
         return self._upstream.make_tensor([bias.get(i, 0.0) for i in range(self._vocab_size)])
 
     def _guide(self, sampling: SamplingParams) -> object:
         guide_type, guide = sampling.guide_type, sampling.guide
         allowed = [name for name in _GUIDES if name != "structural_tag" or self._spec.provider == "pytorch"]
         if guide_type not in allowed:
-            raise self._refusal("guide_type", guide_type, ", ".join(allowed))
+            raise self.rules.refusal("guide_type", guide_type, ", ".join(allowed))
         argument, takes_guide = _GUIDES[guide_type]
         if takes_guide != (guide is not None):
-            raise self._refusal("guide", guide, f"{'a guide' if takes_guide else 'none'} with guide_type {guide_type}")
+            raise self.rules.refusal(
+                "guide", guide, f"{'a guide' if takes_guide else 'none'} with guide_type {guide_type}"
+            )
         value = guide if takes_guide else True
         return self._checked(lambda: self._upstream.make_guided_decoding_params(**{argument: value}))
 
     def _lookahead(self, values: dict[str, int | None]) -> object:
         for name, value in values.items():
             if value is None:
-                raise self._refusal(name, value, "a value, as the other two of lookahead")
+                raise self.rules.refusal(name, value, "a value, as the other two of lookahead")
             limit = getattr(self._spec.speculation, name.removeprefix("lookahead_"))
             if value > limit:
-                raise self._refusal(name, value, f"at most {limit}, the engine's")
+                raise self.rules.refusal(name, value, f"at most {limit}, the engine's")
         arguments = {_LOOKAHEAD_FIELDS[name]: value for name, value in values.items()}
         return self._upstream.make_config("LookaheadDecodingConfig", **arguments)
 
@@ -182,11 +192,10 @@ class SamplingWords:
             lora_name=adapter.name, lora_int_id=adapter.number, lora_path=str(adapter.folder)
         )
 
-    def _refusal(self, field: str, value: object, allowed: str) -> RequestError:
-        provider = self._spec.provider
-        return RequestError(
-            f"{field} ({value}) cannot be honoured by the provider {provider!r}; allowed: {allowed}",
-            field=field,
-            value=value,
-            provider=provider,
-        )
+
+def _can_be_pickled(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # whatever a class's own way to pickle raises
+        return False
+    return True

@@ -30,6 +30,7 @@ class _Row(msgspec.Struct, rename="camel"):
     cpu_mem_usage: int | None = None
     gpu_mem_usage: int | None = None
     pinned_mem_usage: int | None = None
+    num_active_requests: int = 0
     kv_cache_stats: _KvCache | None = None
     inflight_batching_stats: _InflightBatching | None = None
 
@@ -43,6 +44,7 @@ class IterationStats(msgspec.Struct, frozen=True):
     num_kv_blocks: int
     kv_block_tokens: int
     batch: BatchStats = BatchStats()
+    num_active: int = 0  # requests that upstream has taken from its queue
 
 
 NO_STATS = IterationStats(0, 0, 0, 0, 0)
@@ -74,4 +76,5 @@ def read_stats(row: dict[str, object]) -> IterationStats:
             pinned_bytes=stats.pinned_mem_usage,
             num_reused_kv_blocks=kv_cache.reused_blocks,
         ),
+        num_active=stats.num_active_requests,
     )

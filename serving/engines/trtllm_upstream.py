@@ -69,8 +69,8 @@ class Llm(Protocol):
     def generate_async(self, inputs: object, **arguments: object) -> Result:
         """Queue a request; inside a running event loop."""
 
-    def get_stats_async(self, timeout: float) -> AsyncIterator[dict[str, object]]:
-        """One row an iteration, until none comes for `timeout` seconds."""
+    def get_stats_async(self, timeout: float | None) -> AsyncIterator[dict[str, object]]:
+        """One row an iteration, until none comes for `timeout` seconds; None: for ever. Nothing before a request."""
 
     def shutdown(self) -> None:
         """End its processes."""

@@ -42,7 +42,7 @@ class LLM:
     def __init__(self, model, **kwargs):
         self.args = args = {args}(model=model, **kwargs)
         behaviour.check_args(args, backend={backend!r}, backends=llm_args.BACKENDS)
-        self._executor = behaviour.Executor(args, backend={backend!r})
+        self._executor = behaviour.Executor(args, backend={backend!r}, version={version!r})
 
     def generate_async(self, {generate_async}):
         given = dict(locals())
@@ -74,16 +74,18 @@ _TORCH = """\
 import numpy
 
 class Tensor:
-    def __init__(self, data, dtype):
-        self.data, self.dtype = data, dtype
+    def __init__(self, data, dtype, device="cpu"):
+        self.data, self.dtype, self.device = data, dtype, device
 
     def float(self):
-        return Tensor(self.data, float32)
+        return Tensor(self.data, float32, self.device)
 
     def cpu(self):
-        return self
+        return Tensor(self.data, self.dtype)
 
     def numpy(self):
+        if self.device != "cpu" or self.dtype == "bfloat16":
+            raise TypeError(f"can't convert a {self.dtype} tensor on {self.device} to numpy")
         return numpy.array(self.data, dtype=self.dtype)
 
 float32 = "float32"
@@ -115,7 +117,7 @@ def write_fake(root: Path, *, version: str = "1.2.1") -> None:
     }
     sources = _class_modules(classes)
     arguments = {name: ", ".join(parameters) for name, parameters in signatures.items() if name != "shutdown"}
-    llm = {module: _llm_source(module, arguments) for module in modules}
+    llm = {module: _llm_source(module, arguments, version) for module in modules}
     sources["tensorrt_llm.llmapi"] = _exports("tensorrt_llm.llmapi", classes) + sources["tensorrt_llm.llmapi"]
     sources["tensorrt_llm.llmapi"] += llm["tensorrt_llm"]
     sources["tensorrt_llm"] = f"__version__ = {version!r}\nfrom tensorrt_llm.llmapi import LLM\n" + _exports(
@@ -223,7 +225,7 @@ def _exports(module: str, classes: dict[str, dict[str, Any]]) -> str:
     )
 
 
-def _llm_source(module: str, arguments: dict[str, str]) -> str:
+def _llm_source(module: str, arguments: dict[str, str], version: str) -> str:
     is_engine = module.endswith("_tensorrt_engine")
     args, backend = ("TrtLlmArgs", "tensorrt") if is_engine else ("TorchLlmArgs", "pytorch")
     imports = (
@@ -235,4 +237,4 @@ def _llm_source(module: str, arguments: dict[str, str]) -> str:
     )
     if is_engine:
         imports += "from tensorrt_llm.llmapi import RequestOutput\n"
-    return imports + _LLM.format(args=args, backend=backend, **arguments)
+    return imports + _LLM.format(args=args, backend=backend, version=version, **arguments)

@@ -30,6 +30,8 @@ def write_slow_fake(folder: Path) -> None:
     write_fake(folder, version="1.2.1")
     fakes = Path(trtllm_behaviour.__file__).parent  # not on the path as a whole: Triton's own module is there as a fake
     shutil.copytree(fakes / "trtllm_facts", folder / "trtllm_facts")
+    for module in fakes.glob("trtllm_*.py"):
+        shutil.copy(module, folder)
     text = (fakes / "trtllm_behaviour.py").read_text()
     slow, num = re.subn(r"^_ITERATION_S = .*$", "_ITERATION_S = 0.05", text, flags=re.MULTILINE)
     assert num == 1

@@ -22,7 +22,6 @@ _LIMITS = {"max_seq_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 64, 
 _BOTH_TRTLLM: dict[str, object] = {
     "guided_decoding_backend": "xgrammar",
     "tokenizer_dir": "tok",
-    "max_beam_width": 4,
     "cache_transceiver": {},
 }
 _OF: dict[str, dict[str, object]] = {
@@ -30,12 +29,14 @@ _OF: dict[str, dict[str, object]] = {
     "openvino": {"dir": DEMO_MODEL, "num_threads": 1},
     "tensorrt": _BOTH_TRTLLM
     | {
+        "max_beam_width": 4,
+        "end_ids": [2],  # a compiled engine searches with beams for one alone
         "is_gathering_generation_logits": True,
         "is_gathering_context_logits": True,
         "is_block_reuse": False,  # an engine built to gather them has none
         "speculation": {"method": "lookahead", "window_size": 5, "ngram_size": 4, "verification_set_size": 3},
     },
-    "pytorch": _BOTH_TRTLLM | {"sampler": "trtllm"},
+    "pytorch": _BOTH_TRTLLM | {"sampler": "trtllm", "is_overlap_scheduler": False},
 }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import trtllm_iteration_stats
 from trtllm_behaviour import Executor
 from trtllm_generator import write_fake
 
@@ -18,6 +19,8 @@ from serving.engines.base import Engine, EngineStats, GenerationRequest, PerfMet
 from serving.engines.trtllm_engine import TrtLlmEngine
 
 VOCAB_SIZE = 4096
+
+trtllm_iteration_stats.PAUSE_S = 0.01  # every engine waits for it at its start; that 0.2 s do: test_trtllm_behaviour
 
 
 @contextlib.contextmanager

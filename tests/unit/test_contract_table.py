@@ -29,6 +29,7 @@ from serving.contract_table import (
 )
 from serving.detokenization import TextDecoder
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
+from serving.engines.capabilities import BEAM_FIELDS
 from serving.engines.packed_array import Array
 from serving.prompt_batch import engine_rows
 from serving.prompt_step import PromptStep
@@ -118,9 +119,11 @@ OUTPUT_CELLS = [
 ]
 
 
-# What a deployment that does all the rest cannot do, because it needs drafts there, and then something else is lost.
-NEEDS_DRAFTING = {"openvino": {"num_draft_tokens"}}
+# What a deployment that does all the rest cannot do, and what it needs for it; then something else is lost: with drafts
+# other fields, and with beams on TensorRT-LLM's PyTorch backend every request without them.
 DRAFTING: dict[str, object] = {"max_ngram_size": 3}
+BEAMS: dict[str, object] = {"max_beam_width": 2}
+NEEDS_OTHER_DEPLOYMENT = {"openvino": {"num_draft_tokens": DRAFTING}, "pytorch": dict.fromkeys(BEAM_FIELDS, BEAMS)}
 
 
 def tokenizer() -> TokenizerSpec:
@@ -188,14 +191,13 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server_of() -> Iterator[Callable[..., Server]]:
-    servers: dict[tuple[str, bool], Server] = {}
+    servers: dict[tuple[str, str], Server] = {}
 
     def get(provider: str, field: str = "") -> Server:
-        needs_drafting = field in NEEDS_DRAFTING.get(provider, ())
-        if (provider, needs_drafting) not in servers:
-            changes = DRAFTING if needs_drafting else {}
-            servers[provider, needs_drafting] = Server(equipped_engine(provider, **changes))
-        return servers[provider, needs_drafting]
+        changes = NEEDS_OTHER_DEPLOYMENT.get(provider, {}).get(field, {})
+        if (provider, str(changes)) not in servers:
+            servers[provider, str(changes)] = Server(equipped_engine(provider, **changes))
+        return servers[provider, str(changes)]
 
     yield get
     for server in servers.values():
@@ -239,7 +241,7 @@ def test_an_equipped_engine_refuses_what_the_table_says_and_nothing_else(
     server_of: Callable[..., Server], provider: str
 ) -> None:
     info = server_of(provider).engine.info
-    alone = NEEDS_DRAFTING.get(provider, set())
+    alone = NEEDS_OTHER_DEPLOYMENT.get(provider, {}).keys()
     assert info.supported == PROVIDERS[provider].supported - alone
     assert {name: info.why_not[name] for name in PROVIDERS[provider].why_not} == PROVIDERS[provider].why_not
     assert info.supported.isdisjoint(info.why_not)
@@ -279,7 +281,7 @@ def test_a_tensor_works_or_is_refused_as_the_table_says(
 def test_an_output_is_there_or_not_as_the_table_says(
     server_of: Callable[..., Server], row: Tensor, provider: str
 ) -> None:
-    server, name = server_of(provider), key_of(row)
+    server, name = server_of(provider, row.field), key_of(row)
     asking = {one.field: key for key, one in ROWS_BY_KEY.items() if one.field}.get(row.field, "input_ids")
     reason = why_refused(row, PROVIDERS[provider])
     if reason is None:
@@ -321,6 +323,8 @@ def without(provider: str) -> list[Any]:
         "without `engine.max_ngram_size`": DRAFTING,
         "with `engine.draft_dir`": {},
         "draft_engine": {"draft_engine": None},
+        "is_overlap_scheduler": {"is_overlap_scheduler": True},
+        "MTP": {"speculation": {"method": "mtp"}, "sampler": "torch"},
     }
     conditions = PROVIDERS[provider].conditions.values()
     words = {one.words for one in conditions if one.why_not}

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_tensorrt_llm import SteppedEngine, fake_tensorrt_llm, write_checkpoint, write_engine
@@ -50,18 +51,18 @@ def openvino(**changes: object) -> Engine:
     return create_engine(OpenVinoEngineSpec.model_validate(spec))
 
 
-def tensorrt(**changes: int) -> Engine:
+def tensorrt(**changes: object) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
-        model = {"dir": write_engine(Path(folder), max_beam_width=4), "max_beam_width": 4}
+        model: dict[str, object] = {"dir": write_engine(Path(folder), max_beam_width=3)}
         model["is_gathering_generation_logits"] = True  # for log probabilities
         spec = {"provider": "tensorrt"} | model | LIMITS | changes
         return stepped(TensorRtEngineSpec.model_validate(spec))
 
 
-def pytorch(**changes: int) -> Engine:
+def pytorch(**changes: object) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
         # TorchSampler has no seeds; that it refuses them: test_trtllm_sampling.
-        model = {"dir": write_checkpoint(Path(folder)), "sampler": "trtllm", "max_beam_width": 4}
+        model = {"dir": write_checkpoint(Path(folder)), "sampler": "trtllm"}
         spec = {"provider": "pytorch"} | model | LIMITS | changes
         return stepped(PyTorchEngineSpec.model_validate(spec))
 
@@ -80,13 +81,23 @@ class Provider:
     create: Callable[..., Engine]
     is_exact: bool  # a request's tokens do not depend on its company
     is_paced: bool = True  # a step is an iteration of the batch
+    is_evicting: bool = True  # a request may begin that cannot end without the blocks of another one
+    is_last_token_cached: bool = False  # a sequence may be as long as the KV cache, and no token longer
+    beams: tuple[tuple[str, object], ...] = ()  # changes to the spec for beams of BEAM_WIDTH
+    has_log_probs_of_beams: bool = True
+
+
+BEAM_WIDTH = 3
+OF_TRTLLM: dict[str, Any] = {"is_evicting": False, "is_last_token_cached": True}
+OF_TENSORRT: dict[str, Any] = OF_TRTLLM | {"beams": (("max_beam_width", BEAM_WIDTH),), "has_log_probs_of_beams": False}
+OF_PYTORCH: dict[str, Any] = OF_TRTLLM | {"beams": (("max_beam_width", BEAM_WIDTH), ("is_overlap_scheduler", False))}
 
 
 PROVIDERS = [
     pytest.param(Provider(simulated, is_exact=True), id="simulated"),
     pytest.param(Provider(openvino, is_exact=False), id="openvino"),
-    pytest.param(Provider(tensorrt, is_exact=True), id="tensorrt"),
-    pytest.param(Provider(pytorch, is_exact=True), id="pytorch"),
+    pytest.param(Provider(tensorrt, is_exact=True, **OF_TENSORRT), id="tensorrt"),
+    pytest.param(Provider(pytorch, is_exact=True, **OF_PYTORCH), id="pytorch"),
 ]
 
 
@@ -100,11 +111,12 @@ def real_provider(file: Path) -> object:
     """The engine of a spec's JSON, which the limits of each test are put over."""
     described = json.loads(file.read_text(encoding="utf-8"))
 
-    def create(**changes: int) -> Engine:
+    def create(**changes: object) -> Engine:
         spec = TypeAdapter[EngineSpec](EngineSpec).validate_python(described | LIMITS | changes)
         return create_engine(spec)
 
-    provider = Provider(create, is_exact=False, is_paced=False)
+    traits: dict[str, Any] = {"tensorrt": OF_TENSORRT, "pytorch": OF_PYTORCH}.get(described["provider"], {})
+    provider = Provider(create, is_exact=False, is_paced=False, **traits)
     return pytest.param(provider, id=described["provider"], marks=pytest.mark.gpu)
 
 
@@ -131,9 +143,10 @@ class Output:
 class Session:
     """Drives an engine and keeps what it makes, checking the rules of `TokenChunk` on the way."""
 
-    def __init__(self, engine: Engine, *, is_paced: bool = True) -> None:
+    def __init__(self, engine: Engine, *, is_paced: bool = True, is_evicting: bool = True) -> None:
         self.engine = engine
         self.is_paced = is_paced
+        self.is_evicting = is_evicting
         self.outputs: dict[int, Output] = {}
 
     def add(self, prompt: list[int], max_tokens: int = 8, **sampling: float | None) -> int:
@@ -196,12 +209,16 @@ class Session:
         return -(-num_tokens // self.engine.info.kv_block_tokens)
 
     def fill_kv_cache(self) -> tuple[int, int]:
-        """An older request that goes on and a younger one that has begun and has to wait for blocks of the older."""
+        """An older request that goes on and a younger one that has begun and has to wait for blocks of the older.
+
+        On an engine that begins nothing which it could not finish, the younger one waits for all of its blocks.
+        """
         info = self.engine.info
         num_kv_tokens = info.num_kv_blocks * info.kv_block_tokens
         older = self.add(prompt_of(num_kv_tokens - 3 * info.kv_block_tokens, 1), max_tokens=3 * info.kv_block_tokens)
         younger = self.add(prompt_of(info.kv_block_tokens, 2), max_tokens=3 * info.kv_block_tokens)
-        while not (set(self.step()) == {older} and (self.outputs[younger].token_ids or not self.is_paced)):
+        must_have_begun = self.is_paced and self.is_evicting
+        while not (set(self.step()) == {older} and (self.outputs[younger].token_ids or not must_have_begun)):
             assert not self.outputs[older].is_done, "the cache was never full"
         return older, younger
 
@@ -238,7 +255,7 @@ def engines() -> Iterator[Callable[..., Engine]]:
     created: list[Engine] = []
 
     @functools.cache
-    def create(provider: Provider, **changes: int) -> Engine:
+    def create(provider: Provider, **changes: object) -> Engine:
         created.append(provider.create(**changes))
         return created[-1]
 
@@ -258,8 +275,9 @@ def session_of(provider: Provider, engines: Callable[..., Engine]) -> Iterator[C
     """A session on an engine with other limits; what it leaves behind is an error."""
     opened: list[Session] = []
 
-    def open_session(**changes: int) -> Session:
-        opened.append(Session(engines(provider, **changes), is_paced=provider.is_paced))
+    def open_session(**changes: object) -> Session:
+        engine = engines(provider, **changes)
+        opened.append(Session(engine, is_paced=provider.is_paced, is_evicting=provider.is_evicting))
         return opened[-1]
 
     yield open_session
@@ -444,24 +462,37 @@ def test_every_token_has_a_log_probability_where_asked_for_and_the_tokens_are_th
     assert len({round(log_prob, 3) for log_prob in output.log_probs}) > 1
 
 
-def test_beams_come_once_and_whole_the_best_first(session: Session) -> None:
-    key = session.add(prompt_of(12), 10, beam_width=3, return_log_probs=True)
+@pytest.fixture
+def beam_session(provider: Provider, session_of: Callable[..., Session]) -> Session:
+    """On an engine of its own where one that searches with beams is another one than one that does not."""
+    return session_of(**dict(provider.beams))
+
+
+def test_beams_come_once_and_whole_the_best_first(provider: Provider, beam_session: Session) -> None:
+    session, has_log_probs = beam_session, provider.has_log_probs_of_beams
+    key = session.add(prompt_of(12), 10, beam_width=BEAM_WIDTH, return_log_probs=has_log_probs)
     output = session.drain()[key]
     assert (output.num_chunks, output.finish_reason) == (1, FinishReason.LENGTH)
     beams = output.beams
     assert beams is not None
-    assert [len(beam.token_ids) for beam in beams] == [len(beam.log_probs or ()) for beam in beams] == [10] * 3
-    assert len({tuple(beam.token_ids) for beam in beams}) == 3
+    assert [len(beam.token_ids) for beam in beams] == [10] * BEAM_WIDTH
+    assert len({tuple(beam.token_ids) for beam in beams}) == BEAM_WIDTH
     assert output.token_ids == beams[0].token_ids
+    if not has_log_probs:
+        with pytest.raises(RequestError, match="return_log_probs"):
+            session.add(prompt_of(12), 10, beam_width=BEAM_WIDTH, return_log_probs=True)
+        return
+    assert [len(beam.log_probs or ()) for beam in beams] == [10] * BEAM_WIDTH
     sums = [beam.cum_log_prob or 0.0 for beam in beams]
     assert sums == sorted(sums, reverse=True)
     assert sums == pytest.approx([sum(beam.log_probs or ()) for beam in beams], abs=1e-3)
 
 
-def test_a_beam_search_can_be_cancelled_and_hurts_no_other_request(session: Session) -> None:
-    expected = session.tokens_of(prompt_of(8), 20)
-    searching = session.add(prompt_of(12), 60, beam_width=3)
-    other = session.add(prompt_of(8), 20)
+def test_a_beam_search_can_be_cancelled_and_hurts_no_other_request(beam_session: Session) -> None:
+    session = beam_session
+    expected = session.tokens_of(prompt_of(8), 20, beam_width=BEAM_WIDTH)
+    searching = session.add(prompt_of(12), 60, beam_width=BEAM_WIDTH)
+    other = session.add(prompt_of(8), 20, beam_width=BEAM_WIDTH)
     for _ in range(5):
         session.step()
     session.cancel(searching)
@@ -506,7 +537,7 @@ def test_a_parameter_that_the_engine_does_not_know_is_refused_by_name(session: S
 
 ASKED: dict[str, object] = {
     "top_p_min": 0.1, "top_p_decay": 0.5, "top_p_reset_id": 5, "bad_words": ((5,),), "embedding_bias": {5: 1.0},
-    "return_context_logits": True, "return_generation_logits": True, "beam_width": 2, "length_penalty": 0.5,
+    "return_context_logits": True, "return_generation_logits": True, "beam_width": BEAM_WIDTH, "length_penalty": 0.5,
     "early_stopping": True, "beam_search_diversity_rate": 0.5, "guide_type": "json", "guide": "{}", "lora_task_id": 1,
     "lora_name": "a", "draft_input_ids": (5,), "num_draft_tokens": 2, "use_draft_logits": True,
     "lookahead_window_size": 2, "lookahead_ngram_size": 2,
@@ -529,6 +560,7 @@ def test_the_table_above_has_every_sampling_parameter() -> None:
     assert ASKED.keys() | {"max_tokens"} == set(SamplingParams.__struct_fields__)
 
 
+OF_BEAMS = {"beam_width", "length_penalty", "early_stopping", "beam_search_diversity_rate"}
 # What says nothing alone; tests/unit/test_contract_table.py sends these with what belongs to them.
 NOT_ALONE = {"context_phase_params", "retention_token_range_starts", "retention_token_range_ends"} | {
     "retention_token_range_priorities",
@@ -537,7 +569,15 @@ NOT_ALONE = {"context_phase_params", "retention_token_range_starts", "retention_
 
 
 @pytest.mark.parametrize("name", sorted(ASKED.keys() - NOT_ALONE))
-def test_a_parameter_is_either_honoured_or_refused_with_its_name_and_the_providers(session: Session, name: str) -> None:
+def test_a_parameter_is_either_honoured_or_refused_with_its_name_and_the_providers(
+    session: Session, beam_session: Session, name: str
+) -> None:
+    if name in OF_BEAMS and name in beam_session.engine.info.supported:
+        session = beam_session
+        width = {} if name == "beam_width" else {"beam_width": BEAM_WIDTH}
+        key = session.add_params(prompt_of(4), SamplingParams(max_tokens=2, end_id=-1, **{name: ASKED[name]}, **width))  # type: ignore[arg-type]
+        assert session.drain()[key].token_ids
+        return
     sampling = SamplingParams(max_tokens=2, **{name: ASKED[name]})  # type: ignore[arg-type]
     if name in session.engine.info.supported:
         key = session.add_params(prompt_of(4), sampling)
@@ -568,14 +608,17 @@ def test_what_it_cannot_serve_is_refused_at_once(
 
 
 def test_what_can_never_fit_the_kv_cache_is_refused_and_what_just_fits_is_served(
+    provider: Provider,
     session_of: Callable[..., Session],
 ) -> None:
     session = session_of(num_kv_blocks=8)
-    num_kv_tokens = 8 * session.engine.info.kv_block_tokens
-    with pytest.raises(RequestError, match="cannot fit the KV cache"):
-        session.add(prompt_of(num_kv_tokens), 2)
-    assert len(session.tokens_of(prompt_of(num_kv_tokens), 1)) == 1
-    assert len(session.tokens_of(prompt_of(10), num_kv_tokens - 9)) == num_kv_tokens - 9
+    # The last token is never fed back; an engine may have room for it all the same, or not know.
+    longest = 8 * session.engine.info.kv_block_tokens + (not provider.is_last_token_cached)
+    message = "cannot fit the KV cache" if not provider.is_last_token_cached else f"max_seq_len {longest}"
+    with pytest.raises(RequestError, match=message):
+        session.add(prompt_of(longest - 1), 2)
+    assert len(session.tokens_of(prompt_of(longest - 1), 1)) == 1
+    assert len(session.tokens_of(prompt_of(10), longest - 10)) == longest - 10
 
 
 def test_one_refused_request_does_not_hurt_another(session: Session) -> None:

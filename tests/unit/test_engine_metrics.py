@@ -9,7 +9,7 @@ import triton_python_backend_utils as pb_utils
 
 from serving import engine_metrics
 from serving.engine_metrics import EngineMetrics
-from serving.engines.base import AdmissionStats, EngineStats
+from serving.engines.base import AdmissionStats, CancelStats, EngineStats
 
 BUSY = EngineStats(num_running=3, num_waiting=2, num_used_kv_blocks=7, num_kv_blocks=10, num_steps=1)
 BUSIER = EngineStats(num_running=4, num_waiting=0, num_used_kv_blocks=8, num_kv_blocks=10, num_steps=2)
@@ -116,6 +116,18 @@ def test_a_gauge_that_has_not_changed_costs_no_message(
     upstream = [4, 4, 0, 8, 2, 0.8, 2, told_at_us]
     assert messages[:8] == upstream, "active, scheduled, waiting, used, free, fraction, iterations, timestamp"
     assert messages[8:] == [4, 0, 0.8], "running, waiting, usage"
+
+
+def test_cancels_are_counted_by_outcome_over_the_lives_of_engines(clock: Clock, metrics: EngineMetrics) -> None:
+    metrics.update(BUSY)
+    assert not any("cancels" in name for name in shown(metrics)), "none yet"
+    name = "trireme_engine_cancels_total/outcome/unconfirmed"
+    for num_unconfirmed, total in ((1, 1), (1, 1), (4, 4), (None, 4), (2, 6)):
+        clock.now_s += 1.0
+        cancels = None if num_unconfirmed is None else CancelStats(num_unconfirmed=num_unconfirmed)
+        metrics.update(msgspec.structs.replace(BUSY, cancels=cancels))
+        assert shown(metrics)[name] == total
+    assert "trireme_engine_cancels_total/outcome/confirmed" not in shown(metrics)
 
 
 def test_preemptions_are_counted_over_the_lives_of_engines_that_tell(clock: Clock, metrics: EngineMetrics) -> None:

@@ -127,6 +127,9 @@ PYTORCH = [
     ("is_cuda_graph", False, "cuda_graph_config", None),
     ("is_overlap_scheduler", False, "disable_overlap_scheduler", True),
 ]
+BEAMS_BESIDE: dict[tuple[str, str], dict[str, object]] = {  # what the setting does not go without
+    ("pytorch", "max_beam_width"): {"sampler": "trtllm", "is_overlap_scheduler": False},
+}
 CASES = [
     pytest.param(provider, *case, id=f"{provider}-{case[0]}={case[1]}")
     for provider, cases in (("tensorrt", COMMON + TENSORRT), ("pytorch", COMMON + PYTORCH))
@@ -138,9 +141,23 @@ CASES = [
 def test_a_setting_reaches_its_argument(
     folders: Path, provider: str, field: str, value: object, argument: str, expected: object
 ) -> None:
-    args = args_of(folders, provider, {field: value})
+    args = args_of(folders, provider, {field: value} | BEAMS_BESIDE.get((provider, field), {}))
     reached = reduce(getattr, argument.split("."), args)
     assert (reached.model_dump() if isinstance(reached, BaseModel) else reached) == expected
+
+
+@pytest.mark.parametrize(
+    ("beside", "message"),
+    [
+        ({"is_overlap_scheduler": False}, r"max_beam_width \(4\) needs sampler: trtllm"),
+        ({"sampler": "trtllm"}, r"max_beam_width \(4\) needs is_overlap_scheduler: false"),
+    ],
+)
+def test_beams_on_pytorch_need_the_sampler_that_has_them_and_no_overlap(
+    beside: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        PyTorchEngineSpec.model_validate({"provider": "pytorch", "dir": "x", "max_beam_width": 4} | beside)
 
 
 def test_expert_parallel_sizes_divide_tensor_parallel_ranks(folders: Path) -> None:

@@ -20,7 +20,7 @@ from serving.engines import trtllm_engine
 from serving.engines.base import BatchStats, Engine, FinishReason, GenerationRequest, SamplingParams, TokenChunk
 from serving.engines.providers import create_engine
 from serving.engines.trtllm_engine import TrtLlmEngine
-from serving.engines.trtllm_outputs import RunningRequest, UnreadableOutput
+from serving.engines.trtllm_outputs import RunningRequest
 from serving.engines.trtllm_perf import read_perf_metrics
 from serving.engines.trtllm_stats import NO_STATS, IterationStats, read_stats
 
@@ -219,12 +219,14 @@ def test_a_log_probability_is_a_float_or_one_of_several(row: object, expected: f
     assert new.log_probs == [expected]
 
 
-def test_a_token_that_is_not_among_those_told_has_no_log_probability() -> None:
+def test_a_token_that_is_not_among_those_told_ends_its_request_and_what_follows_is_dropped() -> None:
     output = SimpleNamespace(token_ids=[7], logprobs=[{8: None}], finish_reason=None, request_perf_metrics=None)
-    with pytest.raises(UnreadableOutput, match="no log probability of token 7"):
-        RunningRequest(1, (), sampling=SamplingParams(max_tokens=9, return_log_probs=True)).read(
-            SimpleNamespace(outputs=[output], finished=False)
-        )
+    request = RunningRequest(1, (), sampling=SamplingParams(max_tokens=9, return_log_probs=True))
+    new = request.read(SimpleNamespace(outputs=[output], finished=False))
+    assert new is not None
+    assert "no log probability of token 7" in (new.error or "")
+    assert not new.is_over, "upstream has still to be told"
+    assert request.read(SimpleNamespace(outputs=[output], finished=False)) is None
 
 
 def test_an_end_token_that_upstream_keeps_to_itself_has_no_log_probability(make: Maker) -> None:
@@ -362,7 +364,7 @@ def test_an_engine_whose_first_token_fails_is_refused(make: Maker, monkeypatch: 
     def next_token(executor: Executor, running: object) -> None:
         executor._finish(running, [], "timeout")  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Executor, "_next_token", next_token)
+    monkeypatch.setattr(Executor, "_next_tokens", next_token)
     with pytest.raises(SpecError, match=r"the first token failed: .*TensorRT-LLM ended this request: timeout"):
         make()
 
@@ -377,7 +379,7 @@ def test_an_engine_that_tells_no_stats_is_refused(make: Maker, monkeypatch: pyte
 
 
 def test_an_engine_that_dies_at_its_first_token_is_refused(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Executor, "_next_token", lambda executor, _: executor.die())
+    monkeypatch.setattr(Executor, "_next_tokens", lambda executor, _: executor.die())
     with pytest.raises(ServerError, match="executor broke: a worker died"):
         make()
 

@@ -3,9 +3,12 @@
 
 import os
 import queue
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import trtllm_generator
 from fake_tensorrt_llm import write_checkpoint, write_engine
@@ -106,6 +109,37 @@ def test_requests_are_generated_refused_stopped_and_cancelled(started: tuple[Eng
     assert outputs[3].error is not None
     assert "field=beam_width" in outputs[3].error
     assert outputs[4].finish_reason is FinishReason.CANCELLED
+
+
+def num_wakings(client: EngineClient, seconds: float) -> int:
+    """How often the threads of the engine's process have slept and gone on in so many seconds of an idle engine."""
+    process = psutil.Process(client.pid)
+
+    def so_far() -> int:
+        threads = Path(f"/proc/{process.pid}/task").glob("*/status")
+        texts = [thread.read_text() for thread in threads]
+        return sum(int(re.findall(r"^voluntary_ctxt_switches:\s*(\d+)", text, re.MULTILINE)[0]) for text in texts)
+
+    before = so_far()
+    time.sleep(seconds)
+    return so_far() - before
+
+
+def test_an_idle_engine_process_sleeps(started: tuple[EngineClient, Recorder]) -> None:
+    client, recorder = started
+    for key in range(1, 101):  # more than a batch holds: some wait upstream
+        submit(client, key, max_tokens=1000)
+    for key in range(1, 101):
+        client.cancel(key)
+    assert {output.finish_reason for output in recorder.outputs(100).values()} == {FinishReason.CANCELLED}
+    submit(client, 101)
+    assert len(recorder.outputs(1)[101].token_ids) == 20
+    process = psutil.Process(client.pid)
+    time.sleep(1.0)  # the last cancels are confirmed, and the last stats have come
+    cpu_before_s = sum(process.cpu_times()[:2])
+    # Its loop wakes once a second to tell its owner that it is well; one that polled for upstream would 1,000 times.
+    assert num_wakings(client, 2.0) < 100
+    assert sum(process.cpu_times()[:2]) - cpu_before_s < 0.2
 
 
 NOTING_SHUTDOWN = """

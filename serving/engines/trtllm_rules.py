@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What TensorRT-LLM does with requests of one deployment that its signatures do not tell, as far as we must know it.
+
+Which of them it refuses or does not survive, how many it takes at a time, how long they may be, and which it must not
+be told to cancel. Each rule is a row of `docs/trtllm_behaviour.md`, with its source.
+"""
+
+import math
+
+from ensemble_configs.engine_specs import PyTorchEngineSpec
+from ensemble_configs.errors import RequestError
+from ensemble_configs.speculation_specs import EagleSpec
+from serving.engines.base import EngineInfo, GenerationRequest, SamplingParams
+from serving.engines.trtllm_arguments import TrtLlmSpec
+from serving.engines.trtllm_call_parts import comes_at_once
+
+
+class TrtLlmRules:
+    """Of one deployment."""
+
+    def __init__(self, spec: TrtLlmSpec) -> None:
+        self._spec = spec
+        self._is_engine = spec.provider == "tensorrt"
+
+    @property
+    def first_sampling(self) -> SamplingParams:
+        """Return how the first token is asked for at start: as the deployment's requests are."""
+        beam_width = 1 if self._is_engine else self._spec.max_beam_width
+        return SamplingParams(max_tokens=1, end_id=-1, beam_width=beam_width)
+
+    @property
+    def max_active(self) -> int:
+        """Return how many requests upstream takes from its queue: a batch for each stage and each parallel group."""
+        spec = self._spec
+        num_groups = spec.tp_size if isinstance(spec, PyTorchEngineSpec) and spec.is_attention_dp else 1
+        return math.prod((spec.max_num_seqs, spec.pp_size, num_groups))
+
+    @property
+    def drops_waiting_when_cancelled(self) -> bool:
+        """Whether a request that is cancelled in upstream's queue is never heard of again."""
+        return not self._is_engine
+
+    def runs_on_when_cancelled(self, sampling: SamplingParams) -> bool:
+        """Whether upstream must not be told of a cancel.
+
+        A compiled engine crashes when a request that streams log probabilities is aborted; a context-only request that
+        is aborted keeps its KV blocks until the transfer times out, and ends by itself after its prefill.
+        """
+        streams_log_probs = sampling.return_log_probs and not comes_at_once(sampling)
+        return sampling.is_context_only or (self._is_engine and streams_log_probs)
+
+    def longest_sequence(self, info: EngineInfo) -> int:
+        """Return the tokens of prompt and output that upstream allows, which is no more than its KV cache holds."""
+        return min(info.max_seq_len, info.num_kv_blocks * info.kv_block_tokens // self._spec.max_beam_width)
+
+    def refuse(self, request: GenerationRequest, end_ids: tuple[int, ...]) -> None:
+        """Check what upstream would refuse, misunderstand or not survive.
+
+        Raises:
+            RequestError: it would; the error names the field.
+        """
+        sampling = request.sampling
+        self._refuse_beam_width(sampling)
+        if sampling.beam_width > 1 and self._is_engine:
+            self._refuse_beside_beams(sampling, end_ids)
+        self._refuse_sampling_beside_greedy_drafts(sampling)
+
+    def refusal(self, field: str, value: object, allowed: str) -> RequestError:
+        """Return the error of a value that cannot be honoured."""
+        provider = self._spec.provider
+        return RequestError(
+            f"{field} ({value}) cannot be honoured by the provider {provider!r}; allowed: {allowed}",
+            field=field,
+            value=value,
+            provider=provider,
+        )
+
+    def _refuse_beam_width(self, sampling: SamplingParams) -> None:
+        limit = self._spec.max_beam_width
+        if self._is_engine and sampling.beam_width > limit:
+            raise self.refusal("beam_width", sampling.beam_width, f"1 to {limit}, engine.max_beam_width")
+        if not self._is_engine and sampling.beam_width != limit:
+            raise self.refusal(
+                "beam_width",
+                sampling.beam_width,
+                f"{limit} alone, for TensorRT-LLM's PyTorch backend serves no other width than engine.max_beam_width; "
+                "send others to a deployment of their own",
+            )
+
+    def _refuse_beside_beams(self, sampling: SamplingParams, end_ids: tuple[int, ...]) -> None:
+        if sampling.return_log_probs:
+            raise self.refusal(
+                "return_log_probs",
+                True,
+                "without beams, or with the provider 'pytorch'; a compiled engine tells the best beam's for every beam",
+            )
+        if len(end_ids) > 1:
+            raise self.refusal(
+                "end_id",
+                list(end_ids),
+                "one token beside beams, of which a compiled engine's search does not survive several; send end_id",
+            )
+
+    def _refuse_sampling_beside_greedy_drafts(self, sampling: SamplingParams) -> None:
+        speculation = self._spec.speculation
+        if isinstance(speculation, EagleSpec) and speculation.is_greedy_sampling and not sampling.is_greedy:
+            field = "top_p" if sampling.top_p > 0 else "top_k"
+            allowed = "greedy decoding; the engine's speculation.is_greedy_sampling is set"
+            raise self.refusal(field, getattr(sampling, field), allowed)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ways in which TensorRT-LLM behaves that its signatures do not tell, each with a switch and its source.
+
+All are on for the backend and the version that have them. A test switches one off to show that it matters: with the
+switch off the symptom is gone. `docs/trtllm_behaviour.md` lists what the project does about each.
+"""
+
+import contextlib
+import enum
+from collections.abc import Iterator
+
+
+class Behaviour(enum.Enum):
+    """One behaviour; its value is the row of `docs/trtllm_behaviour.md`."""
+
+    # _torch/pyexecutor/py_executor.py, _handle_canceled_requests: update_waiting_queue() forgets the request, and only
+    # requests in active_requests get a response.
+    CANCEL_DROPS_WAITING = "C1"
+    # cpp/tensorrt_llm/executor/executorImpl.cpp, terminateCancelledRequests: loops over the active requests alone; a
+    # queued one keeps its id in mCancelledReqIds until fetchNewRequests has made it active.
+    CANCEL_WAITS_FOR_SCHEDULE = "C2"
+    # NVIDIA/TensorRT-LLM issue 10810 (2026-01-19; 1.1.0 and 1.2.0rc7).
+    ABORT_OF_STREAMED_LOG_PROBS_CRASHES = "C3"
+    # ai-dynamo/dynamo PR 14507 (2026-09-09), measured: the KV blocks of a context-only request that is aborted wait for
+    # kv_transfer_timeout_ms.
+    ABORT_OF_CONTEXT_ONLY_STRANDS_BLOCKS = "C4"
+    # _torch/speculative/mtp.py, MTPSampler._request_common_handling: three assertions; PR 12547 (2026-03-25) made them
+    # warnings in 1.3. Eagle3OneModelSampler inherits them (_torch/speculative/utils.py, get_spec_decoder).
+    SPECULATION_DIES_OF_LOG_PROBS = "D1"
+    # NVIDIA/TensorRT-LLM issue 7145 (2025-08-22; 0.21.0).
+    BEAMS_WITH_STOP_TOKENS_CRASH = "D1 (beams)"
+    # cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp, clampWindowSizesToFitAtLeastOneSequence.
+    SEQUENCES_ARE_CLAMPED_TO_THE_CACHE = "E2"
+    # _torch/pyexecutor/py_executor.py, _validate_request: a width other than max_beam_width is a ValueError, and with
+    # it the response of that request.
+    ONLY_THE_FULL_BEAM_WIDTH = "F1"
+    # docs, features/sampling of 1.0.0 and 1.2.0rc6: beam search needs disable_overlap_scheduler.
+    BEAMS_NEED_NO_OVERLAP = "F1 (overlap)"
+    # executor/base_worker.py, _get_logprobs: compute_logprobs(..., response.result.output_token_ids[0]) once for a
+    # response; executor/result.py, _handle_sequence: every beam adds that list.
+    BEAMS_SHARE_LOG_PROBS = "F2"
+    # executor/result.py, _handle_sequence: generation_logits[src_idx, :length], still on the GPU, in logits_dtype; an
+    # engine's last dimension is the vocabulary padded to a multiple of tp_size.
+    LOGITS_ARE_ON_THE_GPU_AND_PADDED = "F3"
+    # executor/result.py, _handle_sequence: ValueError("Unknown finish reason: ...") in the process of the caller.
+    UNFINISHED_BEAM_RAISES = "F3 (finish)"
+    # executor/result.py: token_ids.extend(all of a response); a speculative step accepts several.
+    SEVERAL_TOKENS_AT_ONCE = "F4"
+    # cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp, GuaranteedNoEvictScheduler: what is not reserved up to
+    # max_tokens is not begun; nothing begun is paused.
+    NOTHING_IS_EVICTED = "G1"
+    # executor/executor.py, aget_stats: an empty iterable until _maybe_initialize_iteration_results ran.
+    STATS_BEGIN_WITH_A_REQUEST = "G2"
+    # executor/result.py, IterationResult.__anext__: a timeout sets _done, which only the next request takes back.
+    STATS_END_BY_TIMEOUT = "G2 (end)"
+    # executor/base_worker.py and proxy.py, _iteration_result_task: time.sleep(0.2) between two looks.
+    STATS_COME_IN_BATCHES = "G2 (batches)"
+    # cpp/tensorrt_llm/executor/executorImpl.cpp, appendCurrentIterStats: the oldest goes when there are
+    # iter_stats_max_iterations; llmapi/llm_args.py: max_stats_len is the PyTorch backend's.
+    STATS_ROWS_ARE_DROPPED = "G2 (rows)"
+    # llmapi/llm.py, _check_arguments.
+    ARGUMENTS_ARE_CHECKED = "G3"
+    # executor/ipc.py: every request goes through pickle on its way to the worker.
+    REQUESTS_ARE_PICKLED = "G4"
+
+
+_OF_ENGINES = {
+    Behaviour.CANCEL_WAITS_FOR_SCHEDULE,
+    Behaviour.ABORT_OF_STREAMED_LOG_PROBS_CRASHES,
+    Behaviour.BEAMS_WITH_STOP_TOKENS_CRASH,
+    Behaviour.BEAMS_SHARE_LOG_PROBS,
+}
+_OF_PYTORCH = {
+    Behaviour.CANCEL_DROPS_WAITING,
+    Behaviour.SPECULATION_DIES_OF_LOG_PROBS,
+    Behaviour.ONLY_THE_FULL_BEAM_WIDTH,
+    Behaviour.BEAMS_NEED_NO_OVERLAP,
+}
+_UNTIL_1_3 = {Behaviour.SPECULATION_DIES_OF_LOG_PROBS}
+
+_switched_off: set[Behaviour] = set()
+
+
+def behaviours_of(backend: str, version: str) -> frozenset[Behaviour]:
+    """Return what a backend of a version does."""
+    others = _OF_PYTORCH if backend == "tensorrt" else _OF_ENGINES
+    is_1_3 = tuple(map(int, version.split(".")[:2])) >= (1, 3)
+    return frozenset(Behaviour) - others - (_UNTIL_1_3 if is_1_3 else set())
+
+
+def is_on(behaviour: Behaviour) -> bool:
+    """Return whether no test has switched it off."""
+    return behaviour not in _switched_off
+
+
+@contextlib.contextmanager
+def without(*behaviours: Behaviour) -> Iterator[None]:
+    """Switch behaviours off for as long as a block lasts."""
+    _switched_off.update(behaviours)
+    try:
+        yield
+    finally:
+        _switched_off.difference_update(behaviours)
