@@ -16,7 +16,8 @@ import numpy as np
 from ensemble_configs.errors import SpecError
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent.parent
-_RECORD = PROJECT_ROOT / ".tools" / "triton" / "installation.json"
+DEFAULT_BACKENDS = Path("/opt/tritonserver/backends")
+RECORD = PROJECT_ROOT / ".tools" / "triton" / "installation.json"
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,20 @@ class TritonInstallation:
     """A server that can be started."""
 
     tritonserver: Path
-    backend_directory: Path | None  # None: the server's own default
+    backend_directory: Path | None  # None: the server's own default, DEFAULT_BACKENDS
     library_path: tuple[Path, ...]
 
     def environment(self, *, run_dir_variable: str, run_dir: Path) -> dict[str, str]:
-        """The server's environment: this interpreter first on PATH, this project importable, the libraries findable."""
+        """The server's environment: this interpreter first on PATH, this project importable, the libraries findable.
+
+        The server's own Python modules come before all others: 2.71 reads PYTHONPATH before it looks for them, and
+        somebody else's `triton_python_backend_utils` there would take the place of its own (2.51 ignores PYTHONPATH).
+        """
         env = dict(os.environ)
         env["PATH"] = os.pathsep.join([str(Path(sys.prefix) / "bin"), env.get("PATH", os.defpath)])
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PROJECT_ROOT), env.get("PYTHONPATH", "")]))
+        own = (self.backend_directory or DEFAULT_BACKENDS) / "python"
+        modules = [str(own) if own.is_dir() else "", str(PROJECT_ROOT), env.get("PYTHONPATH", "")]
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, modules))
         env["PYTHONNOUSERSITE"] = "1"
         libraries = [*map(str, self.library_path), env.get("LD_LIBRARY_PATH", "")]
         env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
@@ -39,7 +46,7 @@ class TritonInstallation:
         return env
 
 
-def find_triton(record: Path = _RECORD) -> TritonInstallation:
+def find_triton(record: Path = RECORD) -> TritonInstallation:
     """The server on PATH, else the one that `make setup` installed.
 
     Raises:

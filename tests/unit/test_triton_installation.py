@@ -3,11 +3,13 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import triton_python_backend_utils
 
 from ensemble_configs.errors import SpecError
 from serving.server import installation
@@ -110,6 +112,27 @@ def test_nothing_empty_is_added_to_a_search_path(monkeypatch: pytest.MonkeyPatch
     assert env["PATH"] == f"{Path(sys.prefix) / 'bin'}:{os.defpath}"
 
 
+def test_the_servers_own_module_comes_before_anybody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As 2.71 looks for it: PYTHONPATH first. 2.51 ignores PYTHONPATH.
+    for folder in ("backends/python", "shadow"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "triton_python_backend_utils.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "shadow"))
+    env = TritonInstallation(Path("/t"), tmp_path / "backends", ()).environment(
+        run_dir_variable="RUN_DIR", run_dir=tmp_path
+    )
+    asked = [sys.executable, "-c", "import triton_python_backend_utils as found; print(found.__file__)"]
+    found = subprocess.run(asked, env=env, capture_output=True, text=True, check=True).stdout
+    assert Path(found.strip()).parent == tmp_path / "backends" / "python"
+
+
+def test_the_tests_fake_of_that_module_lies_where_no_process_of_a_test_looks() -> None:
+    fake = Path(triton_python_backend_utils.__file__)
+    assert list(fake.parent.glob("*.py")) == [fake], "a folder with more would be put on somebody's path for the others"
+    named = [path for path in (PROJECT_ROOT / "tests").rglob("*.py") if fake.parent.name in path.read_text()]
+    assert named == []  # pyproject.toml alone has it, for pytest's own process
+
+
 def test_the_committed_record_is_read_from_the_project() -> None:
-    assert installation._RECORD == PROJECT_ROOT / ".tools" / "triton" / "installation.json"
+    assert installation.RECORD == PROJECT_ROOT / ".tools" / "triton" / "installation.json"
     assert (PROJECT_ROOT / "pyproject.toml").is_file()
