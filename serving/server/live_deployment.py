@@ -26,7 +26,7 @@ from serving.server.model_moves import (
     load_changes,
     refuse_reloads,
     unload_changes,
-    wait_ready,
+    wait_loaded,
 )
 from serving.server.preflight import check, check_releases
 from serving.server.triton_process import TritonProcess, reachable
@@ -195,10 +195,10 @@ class LiveDeployment:
             SpecError: what is wanted cannot be served here, or not without loading anew what is served; nothing was
                 changed.
             ServerError: it could not be loaded; what was served before is.
-            Unavailable: the server is not ready, or it died meanwhile.
+            Unavailable: the server is being started, changed or drained, or it died meanwhile.
         """
         with self._lock:
-            server = self._ready_server()
+            server = self._loaded_server()
             old, new = self.spec, change(self.spec)
             diff = compare(old, new)
             if not diff.changes:
@@ -233,7 +233,7 @@ class LiveDeployment:
                 self._coming = set()
             self._take(new)
             self._wait_unloaded(server, loaded_versions(old) - loaded_versions(new), say)
-            wait_ready(server, self._load_timeout_s)
+            wait_loaded(server, self._load_timeout_s)
 
     def _take_back(
         self,
@@ -250,7 +250,7 @@ class LiveDeployment:
         drop_changes(server, diff.changes, timeout_s=self._load_timeout_s)
         with contextlib.suppress(ServerError):
             forget(server, self._repository, server.versions_failed() & self._coming, timeout_s=self._load_timeout_s)
-        wait_ready(server, self._load_timeout_s)
+        wait_loaded(server, self._load_timeout_s)
 
     def _wait_unloaded(
         self, server: TritonProcess, going: set[tuple[str, int]], say: Say, *, is_whole: bool = False
@@ -280,9 +280,9 @@ class LiveDeployment:
             held = self._held[key] = contextlib.ExitStack()
             held.enter_context(releases_in_use(wanted[key]))
 
-    def _ready_server(self) -> TritonProcess:
+    def _loaded_server(self) -> TritonProcess:
         server = self._server
-        if server is None or server.exit_status is not None or not server.is_ready():
+        if server is None or server.exit_status is not None or not server.is_loaded():
             raise Unavailable("the server is not ready; try again when it is", reason="starting")
         return server
 

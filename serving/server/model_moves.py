@@ -103,10 +103,10 @@ def drop_changes(server: TritonProcess, changes: Sequence[ModelChange], *, timeo
                 server.load(change.name, timeout_s=timeout_s)
 
 
-def wait_ready(server: TritonProcess, timeout_s: float) -> None:
-    """Triton calls itself not ready while a version is being unloaded, though it takes requests for the others."""
+def wait_loaded(server: TritonProcess, timeout_s: float) -> None:
+    """Wait until nothing is being loaded or unloaded any more; until then Triton calls itself not ready."""
     deadline_s = time.monotonic() + timeout_s
-    while not server.is_ready() and server.exit_status is None and time.monotonic() < deadline_s:
+    while not server.is_loaded() and server.exit_status is None and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
 
 

@@ -131,9 +131,12 @@ class Supervision:
         return _End(None, is_loaded, is_crashed_start=False)
 
     def _wait_ready(self, server: TritonProcess) -> bool:
-        """Whether it is ready; False: we are asked to stop."""
+        """Return whether it has loaded everything; False: we are asked to stop.
+
+        A stub that died since makes some servers unready; the watch finds it, and sees to it.
+        """
         deadline_s = time.monotonic() + self.ready_timeout_s
-        while not server.is_ready():
+        while not server.is_loaded():
             self.health.beat()
             if server.exit_status is not None:
                 raise ServerFailed(f"tritonserver ended with status {server.exit_status} while loading")

@@ -62,6 +62,7 @@ class TritonProcess:
         self.run_dir = Path(tempfile.mkdtemp(prefix="trireme-"))  # only its owner can enter it
         self._regions = RegionOwner()
         self.control_key = control_key or secrets.token_urlsafe(24)
+        self._is_turned_unready = False
         self._base_url = f"http://{reachable(spec.triton.host)}:{spec.triton.http_port}"
         self._process = subprocess.Popen(
             self._command(spec, repository, installation),
@@ -103,10 +104,34 @@ class TritonProcess:
         """None while it runs."""
         return self._process.poll()
 
-    def is_ready(self) -> bool:
-        """Whether the server and every model of it take requests."""
+    def is_loaded(self) -> bool:
+        """Return whether it holds what it was told to hold: nothing is coming, going, or was refused.
+
+        Until 2.51 its readiness meant that. Since core #473 (2.68) it also says no while the stub of any version is
+        dead, a candidate's too. Such a server serves, and can be repaired: what repairs must not ask for readiness.
+        """
+        return not self._is_turned_unready and (self.is_ready() or self._is_unready_for_a_process())
+
+    def _is_unready_for_a_process(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self._base_url}/v2/health/ready", timeout=2) as response:
+            versions = json.loads(self._ask("index", {}, timeout_s=_INDEX_TIMEOUT_S))
+        except (Unavailable, urllib.error.HTTPError):
+            return False
+        # Of a model that is not in the repository any more the index says nothing: nothing coming or going in it is
+        # not enough, a version must own up.
+        return all(map(_is_at_rest, versions)) and any(
+            not self._says_yes(f"/v2/models/{one['name']}/versions/{one['version']}/ready")
+            for one in versions
+            if one.get("state") == "READY"
+        )
+
+    def is_ready(self) -> bool:
+        """Whether the server says that it and every model of it take requests; see `is_loaded`."""
+        return self._says_yes("/v2/health/ready")
+
+    def _says_yes(self, path: str) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self._base_url}{path}", timeout=2) as response:
                 return bool(response.status == 200)
         except OSError:
             return False
@@ -120,6 +145,7 @@ class TritonProcess:
         Raises:
             Unavailable: the server does not answer.
         """
+        self._is_turned_unready = True
         field = [{"name": "none", "data_type": "TYPE_BOOL", "dims": [1]}]
         config = json.dumps({"backend": "draining", "input": field, "output": field})
         with contextlib.suppress(CannotLoad):  # the refusal that was asked for
@@ -140,7 +166,7 @@ class TritonProcess:
 
     def versions_failed(self) -> set[tuple[str, int]]:
         """Models and versions that could not be loaded. Raises: Unavailable: the server does not answer."""
-        return self._versions(lambda one: one.get("state") == "UNAVAILABLE" and one.get("reason") != "unloaded")
+        return self._versions(lambda one: one.get("state") == "UNAVAILABLE" and not _is_at_rest(one))
 
     def versions_unloading(self) -> set[tuple[str, int]]:
         """Models and versions that are not gone yet. Raises: Unavailable: the server does not answer."""
@@ -235,6 +261,11 @@ def _has_living_member(group: int) -> bool:
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
                 return True
     return False
+
+
+def _is_at_rest(version: Mapping[str, str]) -> bool:
+    """Return whether an entry of Triton's index is loaded, or is not and was not meant to be."""
+    return version.get("state") in (None, "READY") or version.get("reason") == "unloaded"
 
 
 def _error_text(body: bytes) -> str:

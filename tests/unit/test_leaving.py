@@ -31,7 +31,7 @@ class Server:
         self.calls: list[str] = []
         self._is_loading = is_loading
 
-    def is_ready(self) -> bool:
+    def is_loaded(self) -> bool:
         return not self._is_loading
 
     def answers(self, *, timeout_s: float) -> bool:  # noqa: ARG002

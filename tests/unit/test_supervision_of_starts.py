@@ -25,7 +25,7 @@ class Server:
         self.run_dir = folder
         self.is_cleaned_up = False
 
-    def is_ready(self) -> bool:
+    def is_loaded(self) -> bool:
         return self.exit_status is None
 
     def answers(self, *, timeout_s: float) -> bool:  # noqa: ARG002

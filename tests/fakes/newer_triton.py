@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stand-in of tritonserver 2.71: the real server that is installed here, with the newer one's answers before it.
+
+`write_newer_triton` makes a program `tritonserver` for PATH. It starts the real server on a port of its own and listens
+on the HTTP port that it was given. What 2.71 answers otherwise is answered here; the rest is the real server's, gRPC
+too, which it listens for itself. Nothing of the project is imported. The answers, each with its source upstream:
+
+- `/v2/health/ready` and `/v2/models/NAME/ready` are 400 once a Python stub is dead: core #473
+  (`InferenceServer::IsReady`), python_backend #423 (`TRITONBACKEND_ModelInstanceReady`). An ensemble has no stub of its own, and stays
+  ready.
+- JSON that is nested 100 deep or more is 400: server #8172 (`HTTP_MAX_JSON_NESTING_DEPTH`); a body of more than 64 MiB:
+  server #8432 (`HTTP_DEFAULT_MAX_INPUT_SIZE`, `--http-max-input-size`).
+- Shared memory of clients is refused without `--allow-client-shm=true`: server #8721.
+- `--help` names those two flags (`command_line_parser.cc`).
+
+What a proxy cannot stand in for, the stub's own behaviour, is said where the tests of `test_newer_triton.py` need it.
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import psutil
+from aiohttp import web
+
+_FLAGS = ("allow-client-shm", "http-max-input-size")
+_MAX_DEPTH = 100
+_MAX_BYTES = 1 << 26
+_NO_SHM = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+_SHM_CALL = re.compile(r"/v2/(system|cuda)sharedmemory(/region/[^/]+)?/(un)?register")
+_MODEL_READY = re.compile(r"/v2/models/([^/]+)(?:/versions/(\d+))?/ready")
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+_POLL_S = 0.05
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_FORWARDED = ("content-type", "content-length", "inference-header-content-length", "trireme-control-key", "traceparent")
+
+
+def write_newer_triton(folder: Path, record: Path) -> Path:
+    """Write the program into a folder; returns the folder, which belongs first on PATH.
+
+    Args:
+        record: where `make setup` wrote down what it installed, installation.json.
+    """
+    folder.mkdir(parents=True)
+    program = folder / "tritonserver"
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"from newer_triton import main\nmain({str(record)!r}, sys.argv[1:])\n"
+    )
+    program.chmod(0o755)
+    return folder
+
+
+def main(record: str, arguments: list[str]) -> None:
+    """Run as `tritonserver` would, and end as it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"newer-triton")  # else there would be two processes called tritonserver
+    real = _Real(Path(record))
+    if "--help" in arguments:
+        sys.exit(real.print_help())
+    status = asyncio.run(_serve(real, arguments))
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
+
+
+class _Real:
+    """The installed server, and what has become of its stubs."""
+
+    def __init__(self, record: Path) -> None:
+        facts = json.loads(record.read_text())
+        root = record.parent.parent.parent
+        self.program = str(root / facts["tritonserver"])
+        self.backends = str(root / facts["backend_directory"])
+        libraries = [str(root / path) for path in facts["library_path"]]
+        self.environment = os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(libraries)}
+        self._commands: dict[int, str] = {}  # of stubs that lived when they were last looked at
+
+    def print_help(self) -> int:
+        found = subprocess.run(
+            [self.program, "--help"], env=self.environment, capture_output=True, text=True, check=False
+        )
+        print(found.stdout + found.stderr)  # noqa: T201
+        print("".join(f"  --{flag} <value>\n\tOf the newer server.\n" for flag in _FLAGS))  # noqa: T201
+        return found.returncode
+
+    def dead_stubs(self, pid: int) -> list[str]:
+        """The command lines of stubs that died and were not unloaded."""
+        dead = []
+        for child in psutil.Process(pid).children():
+            try:
+                if child.status() == psutil.STATUS_ZOMBIE:
+                    dead.append(self._commands.get(child.pid, ""))
+                elif "stub" in " ".join(command := child.cmdline()):
+                    self._commands[child.pid] = " ".join(command)
+            except psutil.NoSuchProcess:
+                continue
+        return dead
+
+
+async def _serve(real: _Real, arguments: list[str]) -> int:
+    given = dict(argument.removeprefix("--").partition("=")[::2] for argument in arguments)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    kept = [one for one in arguments if not one.startswith((*(f"--{flag}" for flag in _FLAGS), "--http-port="))]
+    process = await asyncio.create_subprocess_exec(
+        real.program,
+        f"--http-port={port}",
+        *([] if "backend-directory" in given else [f"--backend-directory={real.backends}"]),
+        *kept,
+        env=real.environment,
+        close_fds=False,
+        preexec_fn=lambda: ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+    )
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, process.terminate)
+    ending = asyncio.create_task(process.wait())
+    if not await _listens(port, ending):
+        return await ending
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", timeout=timeout, auto_decompress=False) as session:
+        answers = _Answers(session, lambda: real.dead_stubs(process.pid), given)
+        application = web.Application(client_max_size=1 << 30)
+        application.router.add_route("*", "/{path:.*}", answers.answer)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)
+        await runner.setup()
+        await web.TCPSite(runner, given.get("http-address", "127.0.0.1"), int(given["http-port"])).start()
+        looking = asyncio.create_task(_look(answers.dead_stubs))
+        status = await ending
+        looking.cancel()
+        await runner.cleanup()
+    return status
+
+
+async def _listens(port: int, ending: "asyncio.Task[int]") -> bool:
+    """Wait until the real server listens; False: it has ended."""
+    while not ending.done():
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(_POLL_S)
+        else:
+            writer.close()
+            return True
+    return False
+
+
+async def _look(dead_stubs: Callable[[], list[str]]) -> None:
+    """Learn which stub is of which model while they live."""
+    while True:
+        dead_stubs()
+        await asyncio.sleep(_POLL_S)
+
+
+class _Answers:
+    def __init__(
+        self, session: aiohttp.ClientSession, dead_stubs: Callable[[], list[str]], given: dict[str, str]
+    ) -> None:
+        self.dead_stubs = dead_stubs
+        self._session = session
+        self._takes_shared_memory = given.get("allow-client-shm", "false") in ("true", "1")
+        self._max_bytes = int(given.get("http-max-input-size", _MAX_BYTES))
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        if refusal := self._refusal(request, body):
+            return web.json_response({"error": refusal}, status=400)
+        if self._is_unready(request.path):
+            return web.Response(status=400)
+        headers = {name: value for name, value in request.headers.items() if name.lower() in _FORWARDED}
+        async with self._session.request(request.method, request.rel_url, data=body or None, headers=headers) as real:
+            response = web.StreamResponse(status=real.status)
+            response.content_type = real.content_type
+            for name in ("Inference-Header-Content-Length", "Content-Length"):
+                if name in real.headers:
+                    response.headers[name] = real.headers[name]
+            await response.prepare(request)
+            async for piece in real.content.iter_any():
+                await response.write(piece)
+            await response.write_eof()
+            return response
+
+    def _refusal(self, request: web.Request, body: bytes) -> str | None:
+        if _SHM_CALL.fullmatch(request.path) and not self._takes_shared_memory:
+            return _NO_SHM
+        length = int(request.headers.get("Inference-Header-Content-Length", len(body)))
+        if length > self._max_bytes:
+            return (
+                f"request JSON size of {length} bytes exceeds the maximum allowed input size of {self._max_bytes} "
+                "bytes. Use --http-max-input-size to increase the limit."
+            )
+        if _depth(body[:length]) > _MAX_DEPTH:
+            return f"JSON nesting depth exceeds maximum allowed limit ({_MAX_DEPTH})"
+        return None
+
+    def _is_unready(self, path: str) -> bool:
+        if path == "/v2/health/ready":
+            return bool(self.dead_stubs())
+        asked = _MODEL_READY.fullmatch(path)
+        if asked is None:
+            return False
+        model, version = asked.groups()
+        mark = f"/{model}/{version}/model.py" if version else f"/{model}/"
+        return any(mark in command for command in self.dead_stubs())
+
+
+def _depth(text: bytes) -> int:
+    deepest = depth = 0
+    for found in _BRACKETS.finditer(text):
+        if found[0] in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif found[0] in b"]}":
+            depth -= 1
+    return deepest
