@@ -5,6 +5,7 @@ from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.observability_spec import TracingSpec
 
 Flags = list[tuple[str, str]]
+CLIENT_SHM_FLAG = "allow-client-shm"
 
 _TRACE_HEADERS = "(?i)^trace(parent|state)$"
 _NEVER = 2**31 - 1
@@ -34,6 +35,8 @@ def launch_flags(spec: DeploymentSpec) -> Flags:
         "grpc-keepalive-permit-without-calls": 1,  # connections without a stream do not pile up either
         "grpc-http2-max-pings-without-data": 0,  # 0: no limit; after Triton's 2 a silent stream is asked no more
     }
+    if triton.allow_client_shm:  # off is the default of the servers that have this flag, and others do not know it
+        flags[CLIENT_SHM_FLAG] = "true"
     return [(name, str(value)) for name, value in flags.items()] + _rate_limit(spec) + _tracing(spec.tracing)
 
 

@@ -24,6 +24,11 @@ class TritonSpec(Spec):
     keepalive_timeout_ms: Positive = Field(
         default=5_000, description="how long it waits for the answer before it ends the connection and its streams"
     )
+    allow_client_shm: bool = Field(
+        default=False,
+        description="clients of this machine may pass tensors in shared memory; for servers that have "
+        "--allow-client-shm (Triton 26.05), others are refused",
+    )
     hang_timeout_s: Number = Field(
         default=10.0,
         ge=1,

@@ -23,6 +23,8 @@ from serving.server.kept_deployment import KeptDeployment
 from serving.server.leaving import Leaving
 from serving.server.live_deployment import LiveDeployment
 from serving.server.release_control import release_handlers
+from serving.server.server_features import describe_server
+from serving.server.server_probe import refuse_unfit_server
 from serving.server.shared_memory import remove_dead_regions
 from serving.server.stop_signal import StopSignal
 from serving.server.supervision import Supervision
@@ -115,9 +117,12 @@ def serve(
     )
     live.check()
     installation = find_triton()
+    refuse_unfit_server(spec.triton, installation)
     log_path = folder / "triton.log"
     with contextlib.closing(live), contextlib.ExitStack() as held:
         log = held.enter_context(log_path.open("wb"))
+        log.write(f"{describe_server(spec.triton, installation)}\n".encode())
+        log.flush()  # tritonserver writes into it, too
         for prefix in remove_dead_regions():
             _tell(f"removed the shared memory of a server that is gone ({prefix}*)")
         _tell(f"loading {spec.name} ({releases_of(live.spec)}) ...")

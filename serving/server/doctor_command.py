@@ -16,6 +16,9 @@ from ensemble_configs.memory_need import memory_need_bytes
 from ensemble_configs.release_manifest import ReleaseManifest, address, load_manifest
 from ensemble_configs.release_spec import ReleaseSpec
 from serving.release_check import findings_here, releases_of
+from serving.server.installation import find_triton
+from serving.server.server_features import consequences
+from serving.server.server_probe import ask_server
 
 
 def doctor(
@@ -32,6 +35,13 @@ def doctor(
     is_full: Annotated[
         bool, typer.Option("--full", help="Read every file again, also those that have not changed since last time.")
     ] = False,
+    is_server: Annotated[
+        bool,
+        typer.Option(
+            "--server",
+            help="Start this machine's Triton without your models for some seconds and ask what it can do; alone.",
+        ),
+    ] = False,
     is_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Check a built release against this machine and, if you name it, a deployment; exit status 1 if anything is wrong.
@@ -41,7 +51,14 @@ def doctor(
       trireme doctor /models/demo-int8
 
       trireme doctor --deployment my.yaml --full
+
+      trireme doctor --server
     """
+    if is_server:
+        if release is not None or deployment is not None:
+            raise SpecError("--server asks Triton alone; check releases with a second `trireme doctor`", field="server")
+        _report_server(is_json=is_json)
+        return
     results = [
         (folder, findings_here(folder, spec, num_nodes=nodes, is_full=is_full), spec)
         for folder, spec in _releases(release, deployment)
@@ -52,6 +69,23 @@ def doctor(
         for folder, findings, spec in results:
             _print(folder, findings, spec)
     if any(findings for _, findings, _ in results):
+        raise typer.Exit(1)
+
+
+def _report_server(*, is_json: bool) -> None:
+    features = ask_server(find_triton())
+    if is_json:
+        typer.echo(json.dumps(features.document(), indent=2))
+    else:
+        console = Console(highlight=False, markup=False)
+        console.print(f"tritonserver {features.version}, numpy {features.numpy}: {features.program}", soft_wrap=True)
+        table = Table()
+        for column in ("asked", "answer", "here"):
+            table.add_column(column, overflow="fold")
+        for question, answer, here in consequences(features):
+            table.add_row(question, "yes" if answer else "no", here)
+        console.print(table)
+    if not features.are_tensors_whole:
         raise typer.Exit(1)
 
 

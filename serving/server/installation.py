@@ -11,8 +11,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from ensemble_configs.errors import SpecError
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent.parent
@@ -54,6 +52,15 @@ def find_triton(record: Path = RECORD) -> TritonInstallation:
     """
     if on_path := shutil.which("tritonserver"):
         return TritonInstallation(Path(on_path), None, ())
+    return recorded_triton(record)
+
+
+def recorded_triton(record: Path = RECORD) -> TritonInstallation:
+    """Return the server that `make setup` installed, whatever is on PATH.
+
+    Raises:
+        SpecError: there is none, or one that cannot run with this interpreter.
+    """
     if not record.is_file():
         raise SpecError("no `tritonserver` on PATH and none in .tools/triton; install it with `make setup`")
     facts = json.loads(record.read_text(encoding="utf-8"))
@@ -62,11 +69,6 @@ def find_triton(record: Path = RECORD) -> TritonInstallation:
         raise SpecError(
             f"this is Python {running}, but .tools/triton was set up for Python {facts['python_version']}; "
             "run `make setup` with this Python, or use .venv/bin/trireme"
-        )
-    # Built against numpy 1: with numpy 2 every tensor that a Python model sends arrives empty, without an error.
-    if int(np.__version__.partition(".")[0]) >= 2:
-        raise SpecError(
-            f"numpy {np.__version__} breaks this Triton's Python stub; run `make setup`, which installs numpy<2"
         )
     root = record.parent.parent.parent
     return TritonInstallation(

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Self
 
 SHARED_MEMORY = Path("/dev/shm")
-_PREFIX = "trireme_"
+# Clients that may use shared memory may register none whose name begins so: newer servers (server #8273) keep it for
+# the regions of their Python models, through which a client could reach a model's process.
+PREFIX = "triton_python_backend_shm_region_trireme_"
 _LOCK = "lock"
 
 
@@ -24,7 +26,7 @@ class RegionOwner:
 
     def __init__(self, folder: Path = SHARED_MEMORY) -> None:
         self._folder = folder
-        self.prefix = f"{_PREFIX}{os.getpid()}_{secrets.token_hex(4)}_"
+        self.prefix = f"{PREFIX}{os.getpid()}_{secrets.token_hex(4)}_"
         # Locked before it has the name that others look for: a server that starts now must not find it free.
         unlocked = folder / f"{self.prefix}new"
         self.descriptor = os.open(unlocked, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
@@ -48,7 +50,7 @@ def remove_dead_regions(folder: Path = SHARED_MEMORY) -> list[str]:
 
     What belongs to others, another user's servers too, is left alone.
     """
-    return [prefix for path in folder.glob(f"{_PREFIX}*_{_LOCK}") if (prefix := _remove_if_dead(path))]
+    return [prefix for path in folder.glob(f"{PREFIX}*_{_LOCK}") if (prefix := _remove_if_dead(path))]
 
 
 def _remove_if_dead(lock: Path) -> str | None:

@@ -26,6 +26,7 @@ from ensemble_configs.errors import ServerError, Unavailable
 from ensemble_configs.launch_flags import launch_flags
 from serving.run_dir import RUN_DIR_VARIABLE
 from serving.server.installation import TritonInstallation
+from serving.server.server_features import closes_client_shm
 from serving.server.shared_memory import RegionOwner
 
 _PR_SET_PDEATHSIG = 1
@@ -33,7 +34,7 @@ _TRITON_EXIT_TIMEOUT_S = 5
 _GONE_TIMEOUT_S = 5
 _INDEX_TIMEOUT_S = 10
 # What a stranger on the network has no business with. Health, metadata, inference and statistics stay open.
-_RESTRICTED_APIS = "model-repository,shared-memory,trace,logging"
+_RESTRICTED_APIS = ("model-repository", "trace", "logging")
 CONTROL_KEY_HEADER = "trireme-control-key"
 
 
@@ -78,7 +79,9 @@ class TritonProcess:
         )
 
     def _command(self, spec: DeploymentSpec, repository: Path, installation: TritonInstallation) -> list[str]:
-        restricted = f"{_RESTRICTED_APIS}:{CONTROL_KEY_HEADER}={self.control_key}"
+        # A server that does not close it by itself lets all clients at shared memory: there they need the key, too.
+        apis = _RESTRICTED_APIS if closes_client_shm(installation) else (*_RESTRICTED_APIS, "shared-memory")
+        restricted = f"{','.join(apis)}:{CONTROL_KEY_HEADER}={self.control_key}"
         options = {
             "model-repository": repository,
             "http-restricted-api": restricted,

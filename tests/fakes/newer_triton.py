@@ -6,8 +6,8 @@ on the HTTP port that it was given. What 2.71 answers otherwise is answered here
 too, which it listens for itself. Nothing of the project is imported. The answers, each with its source upstream:
 
 - `/v2/health/ready` and `/v2/models/NAME/ready` are 400 once a Python stub is dead: core #473
-  (`InferenceServer::IsReady`), python_backend #423 (`TRITONBACKEND_ModelInstanceReady`). An ensemble has no stub of its own, and stays
-  ready.
+  (`InferenceServer::IsReady`), python_backend #423 (`TRITONBACKEND_ModelInstanceReady`). An ensemble has no stub of
+  its own, and stays ready.
 - JSON that is nested 100 deep or more is 400: server #8172 (`HTTP_MAX_JSON_NESTING_DEPTH`); a body of more than 64 MiB:
   server #8432 (`HTTP_DEFAULT_MAX_INPUT_SIZE`, `--http-max-input-size`).
 - Shared memory of clients is refused without `--allow-client-shm=true`: server #8721.
@@ -41,7 +41,10 @@ _MODEL_READY = re.compile(r"/v2/models/([^/]+)(?:/versions/(\d+))?/ready")
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-_FORWARDED = ("content-type", "content-length", "inference-header-content-length", "trireme-control-key", "traceparent")
+_FORWARDED = (
+    "accept-encoding", "content-encoding", "content-length", "content-type", "inference-header-content-length",
+    "traceparent", "trireme-control-key",
+)  # fmt: skip
 
 
 def write_newer_triton(folder: Path, record: Path) -> Path:
@@ -127,7 +130,10 @@ async def _serve(real: _Real, arguments: list[str]) -> int:
     if not await _listens(port, ending):
         return await ending
     timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", timeout=timeout, auto_decompress=False) as session:
+    session = aiohttp.ClientSession(
+        f"http://127.0.0.1:{port}", timeout=timeout, auto_decompress=False, skip_auto_headers=("Accept-Encoding",)
+    )
+    async with session:
         answers = _Answers(session, lambda: real.dead_stubs(process.pid), given)
         application = web.Application(client_max_size=1 << 30)
         application.router.add_route("*", "/{path:.*}", answers.answer)
@@ -180,7 +186,7 @@ class _Answers:
         async with self._session.request(request.method, request.rel_url, data=body or None, headers=headers) as real:
             response = web.StreamResponse(status=real.status)
             response.content_type = real.content_type
-            for name in ("Inference-Header-Content-Length", "Content-Length"):
+            for name in ("Inference-Header-Content-Length", "Content-Length", "Content-Encoding"):
                 if name in real.headers:
                     response.headers[name] = real.headers[name]
             await response.prepare(request)

@@ -19,6 +19,7 @@ import yaml
 from benchmarks.free_ports import free_ports
 from serving.lifeline import ask_all
 from serving.run_dir import RUN_DIR_VARIABLE
+from serving.server.shared_memory import PREFIX
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 READY_S = 60.0
@@ -142,7 +143,7 @@ class RunningServer:
 
     def shared_memory(self) -> list[str]:
         """The regions in /dev/shm that this server made."""
-        return [path.name for path in SHARED_MEMORY.glob(f"trireme_{self.process.pid}_*")]
+        return [path.name for path in SHARED_MEMORY.glob(f"{PREFIX}{self.process.pid}_*")]
 
     def interrupt(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)

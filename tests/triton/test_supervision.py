@@ -16,6 +16,7 @@ from test_cancellation import wait_until
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.errors import Unavailable
 from ensemble_configs.model_names import PYTHON_MODELS
+from serving.server.shared_memory import PREFIX
 
 StartServer = Callable[..., RunningServer]
 
@@ -169,7 +170,7 @@ def test_the_next_start_removes_the_shared_memory_of_a_killed_server_and_of_no_o
     killed.process.wait()
     wait_until(lambda: not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE], 5)
     assert set(killed.shared_memory()) == set(orphans)
-    stranger = SHARED_MEMORY / f"trireme_{killed.process.pid}_of_somebody_else"
+    stranger = SHARED_MEMORY / f"{PREFIX}{killed.process.pid}_of_somebody_else"
     stranger.touch()
     try:
         third = start_server()

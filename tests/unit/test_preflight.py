@@ -43,7 +43,7 @@ def spec(
         name="test",
         tokenizer=TokenizerSpec(dir=tokenizer),
         engine=engine or SimulatedEngineSpec(provider="simulated"),
-        triton=TritonSpec(host=host, **(free_ports() | (ports or {}))),
+        triton=TritonSpec.model_validate({"host": host} | free_ports() | (ports or {})),
     )
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from serving.server.shared_memory import RegionOwner, remove_dead_regions
+from serving.server.shared_memory import PREFIX, RegionOwner, remove_dead_regions
 
 
 def names(folder: Path) -> list[str]:
@@ -34,11 +34,11 @@ def test_regions_of_a_living_owner_are_left(tmp_path: Path) -> None:
 def test_regions_of_a_dead_owner_are_removed_with_its_lock(tmp_path: Path) -> None:
     owner = RegionOwner(tmp_path)
     (tmp_path / f"{owner.prefix}1").touch()
-    (tmp_path / "trireme_of_somebody_else").touch()
+    (tmp_path / f"{PREFIX}of_somebody_else").touch()
     (tmp_path / "another_lock").touch()
     os.close(owner.descriptor)  # as the kernel does for a process that is killed
     assert remove_dead_regions(tmp_path) == [owner.prefix]
-    assert names(tmp_path) == ["another_lock", "trireme_of_somebody_else"]
+    assert names(tmp_path) == ["another_lock", f"{PREFIX}of_somebody_else"]
 
 
 def test_a_process_that_was_given_the_descriptor_keeps_the_regions(tmp_path: Path) -> None:
@@ -52,6 +52,6 @@ def test_a_process_that_was_given_the_descriptor_keeps_the_regions(tmp_path: Pat
 
 
 def test_a_lock_that_cannot_be_opened_is_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "trireme_1_ab_lock").symlink_to("/nowhere")  # nor is a link followed
+    (tmp_path / f"{PREFIX}1_ab_lock").symlink_to("/nowhere")  # nor is a link followed
     assert remove_dead_regions(tmp_path) == []
-    assert names(tmp_path) == ["trireme_1_ab_lock"]
+    assert names(tmp_path) == [f"{PREFIX}1_ab_lock"]

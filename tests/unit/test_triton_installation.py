@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import triton_python_backend_utils
 
@@ -71,18 +70,6 @@ def test_one_for_another_python_is_refused(record: Path) -> None:
     write(record, python_version="3.8")
     with pytest.raises(SpecError, match=rf"this is Python {PYTHON}, but .* set up for Python 3\.8; run `make setup`"):
         find_triton(record)
-
-
-@pytest.mark.parametrize(("version", "works"), [("1.26.4", True), ("2.0.0", False), ("2.5.1", False)])
-def test_numpy_2_is_refused_because_it_would_empty_every_tensor(
-    record: Path, monkeypatch: pytest.MonkeyPatch, version: str, works: bool
-) -> None:
-    monkeypatch.setattr(np, "__version__", version)
-    if works:
-        find_triton(record)
-    else:
-        with pytest.raises(SpecError, match=rf"numpy {version} breaks this Triton.*numpy<2"):
-            find_triton(record)
 
 
 def environment(monkeypatch: pytest.MonkeyPatch, **given: str) -> dict[str, str]:
