@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of pytest, and what becomes of the processes that tests run in."""
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="JSON of a real engine for test_engine_conformance.py, which then runs on nothing else; with -m gpu",
     )
+
+    parser.addoption(
+        "--tritonserver",
+        type=Path,
+        default=None,
+        help="program of another Triton server for tests/triton, such as /opt/tritonserver/bin/tritonserver; "
+        "without it the one on PATH, or of `make setup`",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put another server where `trireme serve` looks first, also for all that tests start."""
+    program = config.getoption("--tritonserver")
+    if program is None:
+        return
+    if program.name != "tritonserver" or not os.access(program, os.X_OK):
+        raise pytest.UsageError(f"--tritonserver {program}: name a program called tritonserver that can be run")
+    os.environ["PATH"] = os.pathsep.join([str(program.resolve().parent), os.environ.get("PATH", os.defpath)])
 
 
 @pytest.hookimpl(tryfirst=True)

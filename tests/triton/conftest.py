@@ -2,16 +2,21 @@
 """Real servers for the tests of this folder: each is `trireme serve` itself, on ports of its own."""
 
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from asked_server import ask_once, name_of
 from rollout_site import HARD, HARD_TOKENS, Site, Texts, said_by_engine, serving
 from running_server import RunningServer, deployment_text
+
+from serving.server.server_features import ServerFeatures
 
 # A job in the background of a shell ignores Ctrl-C, and so would every server that these tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+SERVER = "tritonserver"  # property of a test in reports
 PROJECT = Path(__file__).resolve().parent.parent.parent
 # Minutes each, with few tests. Of files side by side the longest begin, or one of them would run alone at the end.
 LONG = ("test_rollout_on_triton", "test_rollout_modes_on_triton", "test_live_releases", "test_fuzzed_deployments")
@@ -22,6 +27,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.triton)
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
+@pytest.fixture(scope="session")
+def asked_server(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> ServerFeatures:
+    """The server that is found here, with its answers to what differs between servers."""
+    base = tmp_path_factory.getbasetemp()
+    return ask_once(base if worker_id == "master" else base.parent)
+
+
+@pytest.fixture(autouse=True)
+def named_server(asked_server: ServerFeatures, request: pytest.FixtureRequest) -> None:
+    """Each test says in its report which server it asked (`--junit-xml`); the summary says it for all."""
+    request.node.user_properties.append((SERVER, name_of(asked_server)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the servers that were asked; the tests that asked them are counted."""
+    names: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "call":
+                names.update(str(value) for name, value in report.user_properties if name == SERVER)
+    for name, count in names.items():
+        terminalreporter.write_line(f"{count} tests asked {name}")
 
 
 @pytest.fixture(scope="session")

@@ -4,18 +4,27 @@
 Each test is a row of the table in docs/support.md.
 """
 
+import json
 import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from newer_triton import write_newer_triton
-from running_server import RunningServer, deployment_text
+from plain_triton import PlainTriton, write_model
+from running_server import PROJECT, RunningServer, deployment_text
 from streams_under_change import Streams, answers
 from test_cancellation import wait_until
 from test_live_releases import ENGINE, Live, kill_adapter
 
-from serving.server.installation import RECORD
+from ensemble_configs.errors import SpecError
+from serving.server.installation import RECORD, TritonInstallation, find_triton, recorded_triton
+from serving.server.server_features import ServerFeatures, refuse_broken_tensors
+from serving.server.server_probe import ask_server
 
 LOAD_TIMEOUT_S = 12
 
@@ -31,8 +40,8 @@ def below(tmp_path: Path) -> tuple[str, ...]:
 def newer(tmp_path: Path, below: tuple[str, ...]) -> Iterator[Live]:
     """A server that serves release 1, on the newer tritonserver."""
     text = deployment_text("live", engine=ENGINE | {"seed": 1})
-    options = ("--ready-timeout-s", str(LOAD_TIMEOUT_S), "--health-port", "0")
-    with RunningServer(text, tmp_path / "live", options=options[:2], below=below) as server:
+    options = ("--ready-timeout-s", str(LOAD_TIMEOUT_S))
+    with RunningServer(text, tmp_path / "live", options=options, below=below) as server:
         yield Live(server)
 
 
@@ -60,3 +69,126 @@ def test_two_dead_candidates_go_one_after_the_other(newer: Live) -> None:
     newer.control.ask("settle")
     newer.control.ask("remove", number=1)
     assert newer.server.is_ready()
+
+
+def post(server: RunningServer | PlainTriton, path: str, body: bytes) -> tuple[int, str]:
+    """Status and text of the answer over HTTP, without the control key."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}{path}", data=body, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as exc:
+        with exc:
+            return exc.code, exc.read().decode()
+
+
+REGION = "/v2/systemsharedmemory/region/r/register"
+REGISTER = json.dumps({"key": "/trireme_no_such_region", "offset": 0, "byte_size": 8}).encode()
+
+
+def test_what_a_client_must_not_do_a_newer_server_refuses_by_itself_and_goes_on(newer: Live) -> None:
+    server, triton = newer.server, newer.server.tritonserver()
+    nested = b'{"text_input": %s%s}' % (b"[" * 1_000_000, b"]" * 1_000_000)
+    status, said = post(server, "/v2/models/ensemble/generate", nested)
+    assert (status, "nesting depth exceeds maximum allowed limit (100)" in said) == (400, True)
+    status, said = post(server, "/v2/models/ensemble/generate", b'{"text_input": "%s"}' % (b"a" * (65 << 20)))
+    assert (status, "exceeds the maximum allowed input size of 67108864" in said) == (400, True)
+    status, said = post(server, REGION, REGISTER)
+    assert (status, "--allow-client-shm=true" in said) == (400, True)
+    assert triton.is_running()
+    assert "shared memory of clients closed by the control key" not in server.log()
+
+
+def test_an_older_server_keeps_clients_from_shared_memory_by_the_key(
+    simulated: RunningServer, asked_server: ServerFeatures
+) -> None:
+    status, said = post(simulated, REGION, REGISTER)
+    if asked_server.closes_client_shm:
+        assert (status, "--allow-client-shm=true" in said) == (400, True)
+    else:
+        assert (status, "is restricted" in said) == (403, True), said
+
+
+def test_a_deployment_opens_shared_memory_where_the_server_can_close_it(tmp_path: Path, below: tuple[str, ...]) -> None:
+    text = deployment_text("open", engine=ENGINE, triton={"allow_client_shm": True})
+    with RunningServer(text, tmp_path / "open", below=below) as server:
+        status, said = post(server, REGION, REGISTER)
+    assert status != 403
+    assert "/trireme_no_such_region" in said, "the server has looked for it"
+
+
+def test_a_deployment_that_opens_shared_memory_is_refused_where_the_server_cannot_close_it(
+    tmp_path: Path, asked_server: ServerFeatures
+) -> None:
+    (tmp_path / "d.yaml").write_text(deployment_text("open", engine=ENGINE, triton={"allow_client_shm": True}))
+    if asked_server.closes_client_shm:
+        return  # shown above, on this server itself
+    command = [sys.executable, "-m", "trireme", "serve", "--deployment", "d.yaml"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2
+    assert "triton.allow_client_shm: true, but " in result.stderr
+    assert "has no --allow-client-shm" in result.stderr
+
+
+def test_each_answer_of_either_server_is_asked_and_not_guessed(below: tuple[str, ...]) -> None:
+    older = ask_server(recorded_triton())
+    folder = below[1].removeprefix("PATH=").partition(os.pathsep)[0]
+    newer = ask_server(TritonInstallation(Path(folder, "tritonserver"), None, ()))
+    assert (older.are_tensors_whole, newer.are_tensors_whole) == (True, True)
+    for answer in ("closes_client_shm", "limits_http_bytes", "limits_json_depth", "is_unready_with_dead_stub"):
+        assert (getattr(older, answer), getattr(newer, answer)) == (False, True), answer
+    # The rest is the stub's and the core's, which the stand-in leaves to the real server.
+    for answer in ("version", "numpy", "calls_is_ready", "knows_max_inflight_requests", "reads_pythonpath"):
+        assert getattr(newer, answer) == getattr(older, answer)
+
+
+def test_doctor_says_what_the_server_can_do(tmp_path: Path, asked_server: ServerFeatures) -> None:
+    command = [sys.executable, "-m", "trireme", "doctor", "--server"]
+    told = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (told.returncode, json.loads(told.stdout)) == (0, asked_server.document())
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert f"tritonserver {asked_server.version}, numpy {asked_server.numpy}" in shown.stdout
+    both = subprocess.run(
+        [*command, "/models/x"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (both.returncode, "--server asks Triton alone" in both.stderr) == (2, True)
+
+
+CONFIG = """max_batch_size: 0
+input [{ name: "i" data_type: TYPE_INT32 dims: [-1] }] output [{ name: "o" data_type: TYPE_INT32 dims: [-1] }]
+instance_group [{ count: 1 kind: KIND_CPU }]"""
+CODE = """import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        tensor = pb_utils.Tensor("o", np.array([1, 2, 3], dtype=np.int32))
+        return [pb_utils.InferenceResponse([tensor]) for _ in requests]
+"""
+ASKED = json.dumps({"inputs": [{"name": "i", "shape": [1], "datatype": "INT32", "data": [5]}]}).encode()
+
+
+def test_numpy_2_is_judged_by_what_the_stub_does_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The interpreter first on PATH is the stub's: that of the load tests has numpy 2.
+    monkeypatch.setattr(sys, "prefix", str(PROJECT / ".tools" / "bench"))
+    features = ask_server(find_triton())
+    assert features.numpy.startswith("2.")
+    write_model(tmp_path / "models", "three", config=CONFIG, code=CODE)
+    with PlainTriton(tmp_path / "models", tmp_path) as server:
+        status, said = post(server, "/v2/models/three/infer", ASKED)
+    is_whole = status == 200 and json.loads(said)["outputs"][0]["data"] == [1, 2, 3]
+    assert features.are_tensors_whole == is_whole, said
+    if not is_whole:
+        with pytest.raises(SpecError, match=r"numpy 2\..* breaks the Python stub of tritonserver .*numpy<2"):
+            refuse_broken_tensors(features)
+
+
+def test_a_stub_imports_the_servers_own_module_whatever_lies_on_pythonpath(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shadow").mkdir()
+    (tmp_path / "shadow" / "triton_python_backend_utils.py").write_text("raise ImportError('not the server's own')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "shadow"))
+    write_model(tmp_path / "models", "three", config=CONFIG, code=CODE)
+    with PlainTriton(tmp_path / "models", tmp_path) as server:
+        assert post(server, "/v2/models/three/infer", ASKED)[0] == 200

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tritonserver that the tests of this folder ask, and its own answers to what differs between servers.
+
+A test that expects something else of another server asks for the fixture `asked_server`, never for a version.
+"""
+
+import fcntl
+import json
+from pathlib import Path
+
+from serving.server.installation import find_triton
+from serving.server.server_features import ServerFeatures, consequences
+from serving.server.server_probe import ask_server
+
+
+def ask_once(folder: Path) -> ServerFeatures:
+    """Return the answers of the server that `find_triton` finds, asked by the first process of a test run.
+
+    Args:
+        folder: that the processes of the run share.
+    """
+    kept = folder / "asked_server.json"
+    with (folder / "asked_server.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            kept.write_text(json.dumps(ask_server(find_triton()).document()))
+        return ServerFeatures(**json.loads(kept.read_text()))
+
+
+def name_of(features: ServerFeatures) -> str:
+    """Return what names a server in a report: version, program, numpy, and its answers."""
+    answers = ", ".join(f"{question}: {'yes' if answer else 'no'}" for question, answer, _ in consequences(features))
+    return f"tritonserver {features.version} ({features.program}), numpy {features.numpy}; {answers}"
