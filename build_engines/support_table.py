@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of `docs/support.md` and what the README says of GPUs, from data: containers, formats, proofs.
+"""The tables of `docs/support.md` and what the README says of GPUs, from data: containers, formats, proofs,
+and Triton servers.
 
 Run by `make docs`. What was tried on a GPU is what files in `benchmarks/gpu/` say, and nothing else.
 """
@@ -15,6 +16,7 @@ from pydantic import Field
 
 from build_engines.gpus import gpus
 from build_engines.prove.proof import Proof, load_proofs
+from build_engines.triton_differences import difference_table
 from build_engines.trtllm_versions import VERSIONS, numbers
 from build_engines.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
 from ensemble_configs.spec import Spec
@@ -52,7 +54,7 @@ def containers() -> Containers:
 
 
 def render_tables(proofs: Sequence[Proof]) -> str:
-    """Both tables, as Markdown."""
+    """Return all tables, as Markdown."""
     found = containers()
     return "\n".join(
         [
@@ -65,6 +67,10 @@ def render_tables(proofs: Sequence[Proof]) -> str:
             "### GPUs and formats",
             "",
             *_format_table(),
+            "",
+            "### Triton servers",
+            "",
+            *difference_table(),
         ]
     )
 

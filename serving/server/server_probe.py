@@ -44,7 +44,8 @@ output [{ name: "INT32" data_type: TYPE_INT32 dims: [-1] }, { name: "FP32" data_
         { name: "BOOL" data_type: TYPE_BOOL dims: [-1] }, { name: "BYTES" data_type: TYPE_STRING dims: [-1] }]
 instance_group [{ count: 1 kind: KIND_CPU }]
 """
-_ECHO = """import json
+FACTS, WAS_ASKED = "facts.json", "was_asked"  # files that the model leaves in its folder
+ECHO = f"""import json
 import pathlib
 import sys
 
@@ -55,11 +56,11 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def initialize(self, args):
         self.folder = pathlib.Path(args["model_repository"])
-        facts = {"numpy": np.__version__, "path": sys.path}
-        (self.folder / "facts.json").write_text(json.dumps(facts))
+        facts = {{"numpy": np.__version__, "path": sys.path}}
+        (self.folder / {FACTS!r}).write_text(json.dumps(facts))
 
     def is_ready(self):
-        (self.folder / "was_asked").touch()
+        (self.folder / {WAS_ASKED!r}).touch()
         return True
 
     def execute(self, requests):
@@ -111,13 +112,13 @@ def ask_server(installation: TritonInstallation) -> ServerFeatures:
         with _running(installation, folder) as server:
             version = server.version()
             server.says_yes("/v2/models/echo/ready")
-            calls_is_ready = (echo / "was_asked").exists()
+            calls_is_ready = (echo / WAS_ASKED).exists()
             limits_json_depth = server.limits_json_depth()
             are_tensors_whole = server.echoes(_SENT)  # a stub may die of it
             server.kill_stub()
             is_unready_with_dead_stub = not server.says_yes("/v2/health/ready")
             knows_max_inflight_requests = server.loads("graph")
-        facts = json.loads((echo / "facts.json").read_text(encoding="utf-8"))
+        facts = json.loads((echo / FACTS).read_text(encoding="utf-8"))
         return ServerFeatures(
             program=str(installation.tritonserver),
             version=version,
@@ -138,7 +139,7 @@ def _write_models(repository: Path) -> Path:
     for name, config in (("echo", _ECHO_CONFIG), ("graph", _GRAPH_CONFIG)):
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(config, encoding="utf-8")
-    (repository / "echo" / "1" / "model.py").write_text(_ECHO, encoding="utf-8")
+    (repository / "echo" / "1" / "model.py").write_text(ECHO, encoding="utf-8")
     return repository / "echo"
 
 

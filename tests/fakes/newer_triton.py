@@ -10,6 +10,9 @@ too, which it listens for itself. Nothing of the project is imported. The answer
   its own, and stays ready.
 - JSON that is nested 100 deep or more is 400: server #8172 (`HTTP_MAX_JSON_NESTING_DEPTH`); a body of more than 64 MiB:
   server #8432 (`HTTP_DEFAULT_MAX_INPUT_SIZE`, `--http-max-input-size`).
+- A body of more than 4 MB is 400, as observed on 2.71 for 5 MB of text; the real server would die of it (2.51).
+- `max_inflight_requests` in an ensemble's config is known (core, `ensemble_scheduler.cc`): the field is taken out of
+  the file before the real server, which does not know it, is told to load the model.
 - Shared memory of clients is refused without `--allow-client-shm=true`: server #8721.
 - `--help` names those two flags (`command_line_parser.cc`).
 
@@ -32,11 +35,15 @@ import aiohttp
 import psutil
 from aiohttp import web
 
+ABORTED = "aborted"  # beside the program: a line for each stub that did
 _FLAGS = ("allow-client-shm", "http-max-input-size")
 _MAX_DEPTH = 100
 _MAX_BYTES = 1 << 26
+_MOST_FOR_REAL = 4_000_000
 _NO_SHM = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 _SHM_CALL = re.compile(r"/v2/(system|cuda)sharedmemory(/region/[^/]+)?/(un)?register")
+_LOAD = re.compile(r"/v2/repository/models/([^/]+)/load")
+_NEW_FIELD = re.compile(r"max_inflight_requests: *\d+")
 _MODEL_READY = re.compile(r"/v2/models/([^/]+)(?:/versions/(\d+))?/ready")
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 _POLL_S = 0.05
@@ -47,26 +54,43 @@ _FORWARDED = (
 )  # fmt: skip
 
 
-def write_newer_triton(folder: Path, record: Path) -> Path:
+def write_newer_triton(folder: Path, record: Path, *, is_aborting: bool = False) -> Path:
     """Write the program into a folder; returns the folder, which belongs first on PATH.
 
     Args:
         record: where `make setup` wrote down what it installed, installation.json.
+        is_aborting: each stub aborts once its model is finalized, as with Python 3.11 since python_backend #433.
     """
     folder.mkdir(parents=True)
+    if is_aborting:
+        _write_aborting_stub(folder / "backends", _Real(record).backends)
     program = folder / "tritonserver"
     program.write_text(
         f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        f"from newer_triton import main\nmain({str(record)!r}, sys.argv[1:])\n"
+        f"from newer_triton import main\nmain({str(record)!r}, sys.argv[1:], {str(folder / 'backends')!r})\n"
     )
     program.chmod(0o755)
     return folder
 
 
-def main(record: str, arguments: list[str]) -> None:
+def _write_aborting_stub(folder: Path, real: str) -> None:
+    """Write a folder of backends whose stub aborts after it has ended, and notes its status before that."""
+    (folder / "python").mkdir(parents=True)
+    for path in Path(real, "python").iterdir():
+        (folder / "python" / path.name).symlink_to(path)
+    stub = folder / "python" / "triton_python_backend_stub"
+    target = stub.resolve()
+    stub.unlink()
+    stub.write_text(f'#!/bin/sh\n{target} "$@"; echo $? >> {folder.parent / ABORTED}; kill -ABRT $$\n')
+    stub.chmod(0o755)
+
+
+def main(record: str, arguments: list[str], backends: str) -> None:
     """Run as `tritonserver` would, and end as it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"newer-triton")  # else there would be two processes called tritonserver
     real = _Real(Path(record))
+    if Path(backends).is_dir():
+        real.backends = backends
     if "--help" in arguments:
         sys.exit(real.print_help())
     status = asyncio.run(_serve(real, arguments))
@@ -173,6 +197,7 @@ class _Answers:
     ) -> None:
         self.dead_stubs = dead_stubs
         self._session = session
+        self._repository = Path(given["model-repository"])
         self._takes_shared_memory = given.get("allow-client-shm", "false") in ("true", "1")
         self._max_bytes = int(given.get("http-max-input-size", _MAX_BYTES))
 
@@ -182,6 +207,8 @@ class _Answers:
             return web.json_response({"error": refusal}, status=400)
         if self._is_unready(request.path):
             return web.Response(status=400)
+        if load := _LOAD.fullmatch(request.path):
+            _take_out_new_field(self._repository / load[1] / "config.pbtxt")
         headers = {name: value for name, value in request.headers.items() if name.lower() in _FORWARDED}
         async with self._session.request(request.method, request.rel_url, data=body or None, headers=headers) as real:
             response = web.StreamResponse(status=real.status)
@@ -204,6 +231,8 @@ class _Answers:
                 f"request JSON size of {length} bytes exceeds the maximum allowed input size of {self._max_bytes} "
                 "bytes. Use --http-max-input-size to increase the limit."
             )
+        if length > _MOST_FOR_REAL:
+            return "observed: status 400"
         if _depth(body[:length]) > _MAX_DEPTH:
             return f"JSON nesting depth exceeds maximum allowed limit ({_MAX_DEPTH})"
         return None
@@ -217,6 +246,11 @@ class _Answers:
         model, version = asked.groups()
         mark = f"/{model}/{version}/model.py" if version else f"/{model}/"
         return any(mark in command for command in self.dead_stubs())
+
+
+def _take_out_new_field(config: Path) -> None:
+    if config.is_file() and _NEW_FIELD.search(text := config.read_text()):
+        config.write_text(_NEW_FIELD.sub("", text))
 
 
 def _depth(text: bytes) -> int:

@@ -119,9 +119,29 @@ def test_deeply_nested_json_is_refused_or_crashes_the_server_and_it_is_back_by_i
     assert_it_died_and_is_back(server, triton)
 
 
+def test_five_megabytes_of_json_are_answered_or_crash_the_server_and_it_is_back_by_itself(
+    start_server: Callable[..., RunningServer], asked_server: ServerFeatures
+) -> None:
+    server = start_server(engine=SLOW)
+    triton = server.tritonserver()
+    assert generate(server, "ensemble", b'"%s"' % (b"a" * 3_000_000)) == 400  # far longer than it may be
+    assert triton.is_running()
+    if asked_server.limits_http_bytes:
+        assert generate(server, "ensemble", b'"%s"' % (b"a" * 5_000_000)) == 400
+        assert triton.is_running()
+        return
+    assert generate(server, "ensemble", b'"%s"' % (b"a" * 5_000_000)) is None
+    assert_it_died_and_is_back(server, triton)
+
+
 def nested(server: RunningServer, model: str, depth: int) -> int | None:
     """The status of the answer to a list in a list, `depth` of them; None: there was no answer."""
-    body = b'{"text_input": %s%s}' % (b"[" * depth, b"]" * depth)
+    return generate(server, model, b"[" * depth + b"]" * depth)
+
+
+def generate(server: RunningServer, model: str, text_input: bytes) -> int | None:
+    """The status of the answer to a JSON value as `text_input`; None: there was no answer."""
+    body = b'{"text_input": %s}' % text_input
     request = urllib.request.Request(f"http://127.0.0.1:{server.http_port}/v2/models/{model}/generate", data=body)
     try:
         urllib.request.urlopen(request, timeout=20).close()

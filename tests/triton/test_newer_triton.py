@@ -6,15 +6,17 @@ Each test is a row of the table in docs/support.md.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from newer_triton import write_newer_triton
+from newer_triton import ABORTED, write_newer_triton
 from plain_triton import PlainTriton, write_model
 from running_server import PROJECT, RunningServer, deployment_text
 from streams_under_change import Streams, answers
@@ -22,9 +24,10 @@ from test_cancellation import wait_until
 from test_live_releases import ENGINE, Live, kill_adapter
 
 from ensemble_configs.errors import SpecError
+from ensemble_configs.model_names import PYTHON_MODELS
 from serving.server.installation import RECORD, TritonInstallation, find_triton, recorded_triton
 from serving.server.server_features import ServerFeatures, refuse_broken_tensors
-from serving.server.server_probe import ask_server
+from serving.server.server_probe import ECHO, FACTS, WAS_ASKED, ask_server
 
 LOAD_TIMEOUT_S = 12
 
@@ -94,6 +97,7 @@ def test_what_a_client_must_not_do_a_newer_server_refuses_by_itself_and_goes_on(
     assert (status, "exceeds the maximum allowed input size of 67108864" in said) == (400, True)
     status, said = post(server, REGION, REGISTER)
     assert (status, "--allow-client-shm=true" in said) == (400, True)
+    assert post(server, "/v2/models/ensemble/generate", b'{"text_input": "%s"}' % (b"a" * 5_000_000))[0] == 400
     assert triton.is_running()
     assert "shared memory of clients closed by the control key" not in server.log()
 
@@ -134,10 +138,11 @@ def test_each_answer_of_either_server_is_asked_and_not_guessed(below: tuple[str,
     folder = below[1].removeprefix("PATH=").partition(os.pathsep)[0]
     newer = ask_server(TritonInstallation(Path(folder, "tritonserver"), None, ()))
     assert (older.are_tensors_whole, newer.are_tensors_whole) == (True, True)
-    for answer in ("closes_client_shm", "limits_http_bytes", "limits_json_depth", "is_unready_with_dead_stub"):
+    for answer in ("closes_client_shm", "limits_http_bytes", "limits_json_depth", "is_unready_with_dead_stub",
+                   "knows_max_inflight_requests"):  # fmt: skip
         assert (getattr(older, answer), getattr(newer, answer)) == (False, True), answer
     # The rest is the stub's and the core's, which the stand-in leaves to the real server.
-    for answer in ("version", "numpy", "calls_is_ready", "knows_max_inflight_requests", "reads_pythonpath"):
+    for answer in ("version", "numpy", "calls_is_ready", "reads_pythonpath"):
         assert getattr(newer, answer) == getattr(older, answer)
 
 
@@ -192,3 +197,42 @@ def test_a_stub_imports_the_servers_own_module_whatever_lies_on_pythonpath(
     write_model(tmp_path / "models", "three", config=CONFIG, code=CODE)
     with PlainTriton(tmp_path / "models", tmp_path) as server:
         assert post(server, "/v2/models/three/infer", ASKED)[0] == 200
+
+
+def test_a_process_that_aborts_once_it_was_unloaded_is_no_crash(tmp_path: Path) -> None:
+    folder = write_newer_triton(tmp_path / "bin", RECORD, is_aborting=True)
+    below = ("env", f"PATH={folder}{os.pathsep}{os.environ['PATH']}")
+    text = deployment_text("live", engine=ENGINE | {"seed": 1})
+    with RunningServer(text, tmp_path / "live", below=below) as server:
+        live, triton = Live(server), server.tritonserver().pid
+        live.add(2, seed=2)
+        live.control.ask("promote", number=2)
+        live.control.ask("settle")
+        live.control.ask("remove", number=1)
+        assert server.is_ready()
+        assert server.tritonserver().pid == triton
+        assert server.stop() == 0
+        assert len((folder / ABORTED).read_text().split()) >= 2 * len(PYTHON_MODELS), "those of both releases did abort"
+        assert not re.search(r"died|starting it again|could not be taken out|has lost a request", server.log())
+
+
+def test_a_server_that_asks_a_model_or_reads_pythonpath_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What 2.71's stub does with the model that a server is asked with; the tests' own server does neither.
+    monkeypatch.syspath_prepend(tmp_path / "on_the_path")
+    model: dict[str, Any] = {}
+    exec(ECHO, model)
+    asked = model["TritonPythonModel"]()
+    asked.initialize({"model_repository": str(tmp_path)})
+    assert str(tmp_path / "on_the_path") in json.loads((tmp_path / FACTS).read_text())["path"]
+    assert not (tmp_path / WAS_ASKED).exists()
+    assert asked.is_ready() is True
+    assert (tmp_path / WAS_ASKED).exists()
+
+
+@pytest.mark.parametrize("room", ["serving", "model_repository", "clients"])
+def test_nothing_of_ours_streams_from_another_model(room: str) -> None:
+    # The iterator over such responses can be cancelled on 2.71 (python_backend #398), while `execute` runs.
+    calls = [path for path in (PROJECT / room).rglob("*.py") if "exec(decoupled" in path.read_text()]
+    assert calls == []

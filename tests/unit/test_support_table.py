@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the documents say of GPUs is what the data and the files of `trireme prove` say."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from build_engines.support_table import (
     with_gpu_row,
     with_tables,
 )
+from build_engines.triton_differences import differences
 from build_engines.trtllm_versions import VERSIONS
 from build_engines.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
 
@@ -75,3 +77,12 @@ def test_every_gpu_has_a_row_with_its_formats() -> None:
     assert of_sm["90"]["`fp8_rowwise`"] == "yes"
     assert of_sm["80"]["`fp8`"] == "no"
     assert len(header) == 2 + len(WEIGHT_FORMATS) + len(KV_FORMAT_SMS) - 1
+
+
+def test_every_difference_between_triton_servers_names_tests_that_there_are() -> None:
+    root = README.parent
+    for row in differences().rows:
+        for test in row.tests:
+            file, _, name = test.partition("::")
+            source = (root / file).read_text(encoding="utf-8")
+            assert not name or re.search(rf"^(async )?def {name}\(", source, re.MULTILINE), f"{row.what}: {test}"

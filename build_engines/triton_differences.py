@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of what two Triton servers do differently, what it means here, and which tests show it, from data."""
+
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import Field
+
+from ensemble_configs.spec import Spec
+from ensemble_configs.validation import validate
+
+_DATA = Path(__file__).with_name("triton_differences.yaml")
+
+
+class Difference(Spec):
+    """One thing that the servers do differently, or are often believed to.
+
+    Attributes:
+        source: O: observed on both servers; S: the newer one's is read in upstream's source.
+        tests: node ids of pytest, or files.
+    """
+
+    what: str
+    older: str
+    newer: str
+    here: str
+    source: Literal["O", "S"]
+    tests: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class Differences(Spec):
+    """The rows, the servers, and the day that they were compared."""
+
+    date: date
+    older: str
+    newer: str
+    rows: Annotated[tuple[Difference, ...], Field(min_length=1)]
+
+
+def differences() -> Differences:
+    """Return the data file's content."""
+    return validate(Differences, yaml.safe_load(_DATA.read_text(encoding="utf-8")), source=_DATA)
+
+
+def difference_table() -> Iterator[str]:
+    """Return the lines of the table, as Markdown, with the day and the meaning of its marks."""
+    found = differences()
+    yield f"As of {found.date}. O: observed on both; S: the newer one's is read in its source."
+    yield ""
+    columns = ("what", f"Triton {found.older}", f"Triton {found.newer}", "here", "", "tests")
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    for row in found.rows:
+        tests = "<br>".join(f"`{test.partition('::')[2] or test}`" for test in row.tests)
+        yield f"| {' | '.join([row.what, row.older, row.newer, row.here, row.source, tests])} |"
