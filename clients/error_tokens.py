@@ -8,7 +8,9 @@ import json
 import re
 from typing import NamedTuple
 
+from clients.access import redacted
 from ensemble_configs.errors import (
+    AccessDenied,
     BuildError,
     QueueFull,
     RequestCancelled,
@@ -22,11 +24,18 @@ from ensemble_configs.errors import (
 
 Fact = int | float | str
 
+_ERRORS = (
+    SpecError,
+    BuildError,
+    RequestError,
+    AccessDenied,
+    ServerError,
+    Unavailable,
+    RequestTimeout,
+    RequestCancelled,
+)
 # INTERNAL from a server is a ServerError: the client cannot know more.
-_BY_CODE: dict[str, type[ServingError]] = {
-    error.code: error
-    for error in (SpecError, BuildError, RequestError, ServerError, Unavailable, RequestTimeout, RequestCancelled)
-}
+_BY_CODE: dict[str, type[ServingError]] = {error.code: error for error in _ERRORS}
 
 _VALUE = r'[^\s\[\]"=]+|"(?:[^"\\]|\\.)*"'
 _TOKEN = re.compile(rf"\[(?P<code>{'|'.join(_BY_CODE)})(?P<facts>(?: \w+=(?:{_VALUE}))*)\]")
@@ -110,6 +119,7 @@ def parse_error(text: str, *, address: str | None = None) -> ServingError:
     Args:
         address: the server that was called, for messages about the connection; found in the text where not given.
     """
+    text = redacted(text)
     token = _TOKEN.search(text)
     if token is None:
         return _from_known_text(text, address)

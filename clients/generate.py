@@ -10,6 +10,8 @@ from typing import Annotated
 import msgspec
 import typer
 
+from clients.access import Access
+from clients.access_options import with_access
 from clients.infer_messages import PINNING_MODEL
 from clients.latency import Arrival, MetricUndefined, RequestRecord, e2e_ms, tpot_ms, ttft_ms
 from clients.rollout.routed_client import generate_routed
@@ -29,10 +31,13 @@ class GenerateReport(msgspec.Struct, frozen=True):
     e2e_ms: float | None
 
 
+@with_access
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input, less one newline at its end.")],
     *,
-    url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")] = "localhost:8001",
+    url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint; grpcs://host:port: with TLS.")] = (
+        "localhost:8001"
+    ),
     model: Annotated[
         str | None, typer.Option(help="The model to ask.", show_default="ensemble; with --release tensorrt_llm_bls")
     ] = None,
@@ -61,6 +66,7 @@ def generate(
     system: Annotated[str | None, typer.Option(help="With --chat: what the model is told before.")] = None,
     timeout_s: Annotated[float | None, typer.Option(help="Give up after this many seconds.")] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
+    access: Access,
 ) -> None:
     """Ask a running server for text, shown as it is made.
 
@@ -74,9 +80,11 @@ def generate(
       trireme generate - --json < prompt.txt
       trireme generate "What is the capital of France?" --chat
       trireme generate "Once upon a time" --split-url http://localhost:8010 --key user-7
+      trireme generate "Once upon a time" --url grpcs://llm.example:443 --ca-file ca.crt --token-file key.txt
 
     \b
-    Exit codes: 0 done; 1 the server failed; 2 the request is wrong or no server answers; 130 Ctrl-C.
+    Exit codes: 0 done; 1 the server failed; 2 the request, the address or the key is wrong, or no server
+    answers; 130 Ctrl-C.
     """
     is_unbounded = temperature is not None and top_p is None and top_k is None
     text = _read_stdin() if prompt == "-" else prompt
@@ -101,9 +109,9 @@ def generate(
     _refuse_two_ways(model, release, split_url, key)
     with contextlib.ExitStack() as held:
         if split_url is not None:
-            answer = generate_routed(url, split_url, request, key=key, timeout_s=timeout_s)
+            answer = generate_routed(url, split_url, request, key=key, access=access, timeout_s=timeout_s)
         else:
-            client = held.enter_context(TritonClient(url))
+            client = held.enter_context(TritonClient(url, access=access))
             chosen = model or (PINNING_MODEL if release is not None else "ensemble")
             answer = client.generate(request, model=chosen, release=release, timeout_s=timeout_s)
         sent_ns = time.monotonic_ns()  # at the first chunk that is asked for, right after

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
 
 import grpc
 import grpc.aio
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
+from clients.access import NO_ACCESS, Access, grpc_endpoint
+from clients.access_errors import refused_call
 from clients.client_span import ClientSpan, NoSpan
 from clients.error_tokens import parse_error
+from clients.grpc_channel import RenewedChannel
 from clients.infer_messages import (
     GenerateChunk,
     GenerateRequest,
@@ -29,12 +32,13 @@ from clients.infer_messages import (
     model_metadata,
 )
 from clients.silence_watch import SilenceWatch
-from ensemble_configs.errors import RequestCancelled, RequestError, ServingError, Unavailable
+from clients.tls_context import check_access
+from ensemble_configs.errors import AccessDenied, RequestCancelled, ServingError, Unavailable
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
-__all__ = ["AsyncTritonClient", "GenerateChunk", "GenerateRequest", "TritonClient"]
+__all__ = ["Access", "AsyncTritonClient", "GenerateChunk", "GenerateRequest", "TritonClient"]
 
 # Long enough for a full queue and a long prompt; nothing else notices a peer that vanished (TCP would take hours).
 IDLE_TIMEOUT_S = 120.0
@@ -56,19 +60,22 @@ class AsyncTritonClient:
     """One connection for any number of requests at a time. Create it inside a running event loop.
 
     Args:
-        url: ``host:port`` of the gRPC endpoint.
+        url: ``host:port`` of the gRPC endpoint, or ``grpcs://host:port`` for TLS.
+        access: certificates and the key, where the server wants them. None: it wants none.
         tracer: OpenTelemetry's, for a span of each request; the server goes on in its trace. None: no spans.
 
     Raises:
-        RequestError: the url has a scheme or no port.
+        RequestError: the url is no such address.
+        SpecError: a file of `access` cannot be read, or two fields do not go together.
     """
 
-    def __init__(self, url: str = "localhost:8001", *, tracer: "Tracer | None" = None) -> None:
-        _check_url(url)
-        self._url = url
+    def __init__(
+        self, url: str = "localhost:8001", *, access: Access | None = None, tracer: "Tracer | None" = None
+    ) -> None:
+        self._url, self._access = grpc_endpoint(url, access or NO_ACCESS)
+        check_access(self._access)
         self._tracer = tracer
-        self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL_OPTIONS)
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._channel = RenewedChannel(self._url, self._access, _CHANNEL_OPTIONS)
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,16 +88,27 @@ class AsyncTritonClient:
         await self._channel.close()
 
     async def is_ready(self, *, model: str = "ensemble", model_version: str = "", timeout_s: float = 5.0) -> bool:
-        """Whether the server and the model take requests now; False as well where nothing answers."""
+        """Whether the server and the model take requests now; False as well where nothing answers.
+
+        Raises:
+            AccessDenied: the server is not trusted, or does not accept the client's certificate or key.
+        """
         asked = service_pb2.ModelReadyRequest(name=model, version=model_version)
+        key = self._access.headers()
+        line = self._channel.take()
         try:
-            live = await self._stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=timeout_s)
+            live = await line.stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=timeout_s, metadata=key)
             if not live.ready:
                 return False
-            answer = await self._stub.ModelReady(asked, timeout=timeout_s, metadata=model_metadata(model))
+            metadata = (*model_metadata(model), *key)
+            answer = await line.stub.ModelReady(asked, timeout=timeout_s, metadata=metadata)
             return bool(answer.ready)
-        except grpc.aio.AioRpcError:
+        except grpc.aio.AioRpcError as exc:
+            if denied := await self._why_denied(exc):
+                raise denied from exc
             return False
+        finally:
+            self._channel.give_back(line)
 
     async def generate(
         self,
@@ -119,6 +137,7 @@ class AsyncTritonClient:
 
         Raises:
             RequestError: the request is wrong, or names a model that is not there.
+            AccessDenied: the server is not trusted, or does not accept the client's certificate or key.
             RequestTimeout: `timeout_s` passed, or the server's own deadline.
             Unavailable: nothing answers, the connection was lost, or nothing came for `idle_timeout_s`.
             RequestCancelled: the client was closed, or the server cancelled this request alone.
@@ -128,16 +147,20 @@ class AsyncTritonClient:
         message = encode_request(
             request, model=model, model_version=model_version, request_id=request_id, release=release
         )
+        key = self._access.headers()
         span = self._span(traceparent, model, request_id)
-        call = self._stub.ModelStreamInfer(timeout=timeout_s, metadata=(*model_metadata(model), *span.metadata))
+        line = self._channel.take()
+        metadata = (*model_metadata(model), *span.metadata, *key)
+        call = line.stub.ModelStreamInfer(timeout=timeout_s, metadata=metadata)
         silence = SilenceWatch(call, idle_timeout_s)
-        is_complete = False
+        is_complete = has_begun = False
         failure: ServingError | None = None
         try:
             await call.write(message)
             # To the stream's end, past the final response: cancelling a request that just ended is a race for nothing.
             async for response in call:
                 received_ns = time.monotonic_ns()
+                has_begun = True
                 if response.error_message:
                     failure = parse_error(response.error_message, address=self._url)
                     await _let_end(call)
@@ -155,11 +178,7 @@ class AsyncTritonClient:
                 early_end = f"{self._url} ended the stream before its final response"
                 failure = Unavailable(early_end, reason="connection_lost")
         except grpc.aio.AioRpcError as exc:
-            if exc.code() is grpc.StatusCode.CANCELLED:  # by a server that stops; our own is asyncio's, below
-                lost = f"the connection to {self._url} was lost: the server ended the call"
-                failure = Unavailable(lost, reason="connection_lost")
-            else:
-                failure = parse_error(f"[{exc.code()}] {exc.details()}", address=self._url)
+            failure = await self._why_failed(exc, has_begun=has_begun)
         except asyncio.CancelledError:
             if _is_task_cancelled():
                 raise
@@ -167,6 +186,7 @@ class AsyncTritonClient:
         finally:
             silence.stop()
             call.cancel()
+            self._channel.give_back(line)
             span.end(failure, is_complete=is_complete)
         if failure is not None and not is_complete:
             raise failure
@@ -175,6 +195,17 @@ class AsyncTritonClient:
         if self._tracer is None or traceparent is not None:
             return NoSpan(traceparent)
         return ClientSpan(self._tracer, model=model, request_id=request_id, address=self._url)
+
+    async def _why_failed(self, exc: grpc.aio.AioRpcError, *, has_begun: bool) -> ServingError:
+        if exc.code() is grpc.StatusCode.CANCELLED:  # by a server that stops; our own is asyncio's
+            lost = f"the connection to {self._url} was lost: the server ended the call"
+            return Unavailable(lost, reason="connection_lost")
+        denied = None if has_begun else await self._why_denied(exc)
+        return denied or parse_error(f"[{exc.code()}] {exc.details()}", address=self._url)
+
+    async def _why_denied(self, exc: grpc.aio.AioRpcError) -> AccessDenied | None:
+        """Return why nothing was asked at all, if the reason is in certificates or the key; it may try a handshake."""
+        return await asyncio.to_thread(refused_call, f"[{exc.code()}] {exc.details()}", self._url, self._access)
 
     def _why_cancelled(self, silence: SilenceWatch) -> ServingError:
         if silence.is_over:
@@ -199,12 +230,6 @@ async def _half_close(call: StreamCall) -> None:
     # grpc.aio 1.85 lets an error of its own out where the call has ended by itself meanwhile, at its deadline say.
     with contextlib.suppress(grpc.aio.InternalError):
         await call.done_writing()
-
-
-def _check_url(url: str) -> None:
-    if "://" in url or not url.rpartition(":")[2].isdecimal():
-        message = f"url must be host:port of the gRPC endpoint, such as localhost:8001, got {url!r}"
-        raise RequestError(message, field="url", value=url)
 
 
 def _is_task_cancelled() -> bool:
@@ -241,10 +266,12 @@ class TritonClient:
     `contextlib.closing`.
     """
 
-    def __init__(self, url: str = "localhost:8001", *, tracer: "Tracer | None" = None) -> None:
-        _check_url(url)
+    def __init__(
+        self, url: str = "localhost:8001", *, access: Access | None = None, tracer: "Tracer | None" = None
+    ) -> None:
+        grpc_endpoint(url)  # what is wrong with it is told before there is a loop to close
         self._runner = asyncio.Runner()
-        self._client = self._runner.run(_connect(url, tracer))
+        self._client = self._runner.run(_connect(url, access, tracer))
 
     def __enter__(self) -> Self:
         return self
@@ -264,5 +291,5 @@ class TritonClient:
     generate = _in_step(AsyncTritonClient.generate)
 
 
-async def _connect(url: str, tracer: "Tracer | None") -> AsyncTritonClient:
-    return AsyncTritonClient(url, tracer=tracer)
+async def _connect(url: str, access: Access | None, tracer: "Tracer | None") -> AsyncTritonClient:
+    return AsyncTritonClient(url, access=access, tracer=tracer)

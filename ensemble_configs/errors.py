@@ -5,6 +5,7 @@
     ├── SpecError                   INVALID_SPEC  a deployment or file is wrong (exit 2)
     ├── BuildError                  BUILD         an engine could not be built (exit 2)
     ├── RequestError                INVALID_ARG   this request is wrong; the next may be right
+    ├── AccessDenied                ACCESS_DENIED certificates or a key are not accepted (exit 2)
     └── ServerError                 INTERNAL
         ├── Unavailable             UNAVAILABLE   try again, or elsewhere
         │   └── QueueFull           UNAVAILABLE   with retry_after_ms
@@ -54,6 +55,15 @@ class RequestError(ServingError):
     """A request asks for what is not allowed; it fails alone."""
 
     code = "INVALID_ARG"
+
+
+class AccessDenied(ServingError):
+    """A connection whose certificates or key are not accepted, by the one side or the other; facts hold `reason`.
+
+    Nothing but other certificates, another key or another address helps: what is asked again is refused again.
+    """
+
+    code = "ACCESS_DENIED"
 
 
 class ServerError(ServingError):

@@ -11,7 +11,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 import typer
 
-from ensemble_configs.errors import BuildError, RequestError, ServingError, SpecError, Unavailable
+from ensemble_configs.errors import AccessDenied, BuildError, RequestError, ServingError, SpecError, Unavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -144,8 +144,8 @@ def _exiting(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def exit_code(error: ServingError) -> int:
-    """2 where the caller has to change something: the spec, the request or the address; 1 where the server failed."""
-    if isinstance(error, SpecError | BuildError | RequestError):
+    """2 where the caller has to change something: spec, request, address or key; 1 where the server failed."""
+    if isinstance(error, SpecError | BuildError | RequestError | AccessDenied):
         return EXIT_USAGE
     is_wrong_address = isinstance(error, Unavailable) and error.facts.get("reason") == "unreachable"
     return EXIT_USAGE if is_wrong_address else EXIT_FAILED

@@ -10,6 +10,8 @@ from typing import Annotated
 import msgspec
 import typer
 
+from clients.access import Access
+from clients.access_options import with_access
 from clients.batch.batch_line import BatchLine
 from clients.batch.chat_lines import chat_renderer
 from clients.batch.input_file import InputFile
@@ -44,11 +46,14 @@ class JobReport(msgspec.Struct, frozen=True):
     shortened: int
 
 
+@with_access
 def run(
     source: Annotated[Path, typer.Argument(metavar="IN", help="The requests: OpenAI batch lines (JSONL).")],
     *,
     out: Annotated[Path, typer.Option(help="The results, a line for each request; of an earlier run: go on with it.")],
-    url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")] = "localhost:8001",
+    url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint; grpcs://host:port: with TLS.")] = (
+        "localhost:8001"
+    ),
     model: Annotated[str, typer.Option(help="Triton's model to ask.")] = "ensemble",
     served_model: Annotated[
         str | None, typer.Option(help="Lines whose body names another model fail. Without it any name is taken.")
@@ -74,6 +79,7 @@ def run(
     is_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on standard output at the end.")
     ] = False,
+    access: Access,
 ) -> None:
     """Answer a file of requests at batch priority, beside interactive requests.
 
@@ -86,10 +92,11 @@ def run(
       trireme batch run requests.jsonl --out results.jsonl
       trireme batch run requests.jsonl --out results.jsonl --tenant research --chat-template /models/mine
       trireme batch run requests.jsonl --out results.jsonl --without-admission --max-in-flight 32 --json
+      trireme batch run requests.jsonl --out results.jsonl --url grpcs://llm.example:443 --token-file key.txt
 
     \b
-    Exit codes: 0 every line has an answer; 1 some failed, or the server was away too long; 2 the command, a file or
-    the address is wrong; 130 Ctrl-C.
+    Exit codes: 0 every line has an answer; 1 some failed, or the server was away too long; 2 the command, a file,
+    the address, a certificate or the key is wrong; 130 Ctrl-C.
     """
     base = GenerateRequest(
         max_tokens=1,
@@ -119,7 +126,7 @@ def run(
             _tell_what_is_resumed(requests, results)
 
             async def answer() -> JobReport:
-                async with AsyncTritonClient(url) as client:
+                async with AsyncTritonClient(url, access=access) as client:
                     job = BatchJob(
                         client, requests, results, ask_of=ask_of, model=model, ceiling=max_in_flight,
                         line_timeout_s=line_timeout_s, patience_s=patience_s,

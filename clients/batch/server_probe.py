@@ -7,7 +7,7 @@ import time
 from clients.batch.setbacks import Setback, setback_of
 from clients.infer_messages import GenerateRequest
 from clients.streaming import AsyncTritonClient
-from ensemble_configs.errors import RequestError, ServingError
+from ensemble_configs.errors import AccessDenied, RequestError, ServingError
 
 _READY_S = 30.0  # an engine that is just being restarted
 _PAUSE_S = 0.5
@@ -30,7 +30,7 @@ async def check_server(client: AsyncTritonClient, base: GenerateRequest, *, mode
                 pass
         except ServingError as exc:
             match setback_of(exc):
-                case Setback.UNFIT:
+                case Setback.UNFIT if not isinstance(exc, AccessDenied):
                     raise _without_admission(exc) from exc
                 case Setback.BUSY:  # it has been looked at: the server knows classes
                     return

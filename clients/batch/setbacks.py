@@ -5,7 +5,7 @@ import enum
 import random
 
 from clients.batch.line_error import LineError
-from ensemble_configs.errors import QueueFull, RequestError, RequestTimeout, ServingError, Unavailable
+from ensemble_configs.errors import AccessDenied, QueueFull, RequestError, RequestTimeout, ServingError, Unavailable
 
 SCHEDULING = ("priority", "tenant", "queue_timeout_ms")  # what the job says of itself and not a line
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
@@ -20,11 +20,13 @@ class Setback(enum.Enum):
     BUSY = enum.auto()  # refused for want of room; not begun
     AWAY = enum.auto()  # there is no server or engine to take it; not begun
     LOST = enum.auto()  # it may have been begun; it may even have been the cause
-    UNFIT = enum.auto()  # the server does not take what the job says of itself
+    UNFIT = enum.auto()  # the server does not take what the job says of itself, or not its key
 
 
 def setback_of(error: ServingError) -> Setback:
     """Which of them an error is."""
+    if isinstance(error, AccessDenied):
+        return Setback.UNFIT
     reason, field = error.facts.get("reason"), error.facts.get("field")
     if isinstance(error, RequestError):
         if field in SCHEDULING:

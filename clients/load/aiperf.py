@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
+from clients.access import Access, is_grpc_url
+from clients.access_options import with_access
 from clients.load.aiperf_records import records_of
 from clients.load.load_arguments import (
     IslOption,
@@ -28,6 +30,7 @@ from clients.load.load_arguments import (
     WorkloadOption,
     chosen_workload,
     metrics_url,
+    refuse_access,
     refuse_what_only_ours_plays,
     with_lengths,
     workload_data,
@@ -40,12 +43,20 @@ from clients.load.run_folder import Run, refuse_used, write_run
 from clients.load.run_origin import Origin
 from clients.load.summary import print_summary
 from clients.load.tool_run import find_tool, from_first_request, run_tool
-from ensemble_configs.errors import ServerError, SpecError
+from ensemble_configs.errors import RequestError, ServerError, SpecError
 
 _SHOWN = (
     "time_to_first_token", "inter_token_latency", "request_latency", "output_token_throughput", "request_throughput",
     "output_sequence_length",
 )  # fmt: skip
+# Source: aiperf's src/aiperf/transports/http_defaults.py: of TLS it has only whether certificates are checked, by
+# Python's defaults, which SSL_CERT_FILE changes; and docs of its command line: a key is its --api-key.
+_NO_PLACE_FOR = {
+    "cert_file": "it has no client certificates",
+    "server_name": "it expects the name of the address",
+    "token_file": "it takes a key only on its command line, where others could read it",
+    "token_env": "it takes a key only on its command line, where others could read it",
+}
 _NOTE = (
     "aiperf counts the tokens of the answers' text anew where it speaks for itself; the figures above are of "
     "the tokens that the server counted, from aiperf's raw records."
@@ -54,6 +65,7 @@ _NOTE = (
 _TEXT, _TOKENS = "@text@", "@max_tokens@"
 
 
+@with_access
 def aiperf(
     *,
     out: OutOption,
@@ -75,6 +87,7 @@ def aiperf(
     metrics: MetricsOption = None,
     binary: Annotated[Path | None, typer.Option(help="The program.", show_default="in .tools, or on PATH")] = None,
     is_json: JsonOption = False,
+    access: Access,
 ) -> None:
     """Put a load on a running server with NVIDIA's aiperf, over HTTP, and keep every request of it.
 
@@ -87,6 +100,13 @@ def aiperf(
       trireme bench aiperf --url http://localhost:8080/v1 --model mine --rate 5 --tokenizer /models/mine --out runs/a
     """
     refuse_used(out)
+    refuse_access(access, "aiperf", fields=_NO_PLACE_FOR)
+    if is_grpc_url(url) and "://" in url:
+        raise RequestError(
+            f"aiperf asks over HTTP: --url is host:port of Triton's HTTP endpoint, or http://HOST:PORT/v1, got {url!r}",
+            field="url",
+            value=url,
+        )
     program = find_tool(
         "aiperf",
         "aiperf/bin/aiperf",
@@ -96,13 +116,14 @@ def aiperf(
     if not tokenizer.is_dir():
         raise SpecError(f"{tokenizer} is no folder; --tokenizer names one with a tokenizer.json", field="tokenizer")
     load = Load(
-        url=url, model=model, workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), rate_per_s=rate,
+        url=url, access=access, model=model,
+        workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), rate_per_s=rate,
         num_users=concurrency, arrivals=arrivals, num_requests=requests, seed=seed,
     )  # fmt: skip
     refuse_what_only_ours_plays(load, "aiperf")
     load.check()
     run = measure(
-        with_lengths(load, tokenizer), out, program, warmup=warmup, metrics=metrics_url(metrics, url),
+        with_lengths(load, tokenizer), out, program, warmup=warmup, metrics=metrics_url(metrics, url, access),
         tokenizer=tokenizer.resolve(),
     )  # fmt: skip
     print_summary(run, is_json=is_json)
@@ -123,7 +144,10 @@ def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str |
         (folder / "input.jsonl").write_text("".join(_row(session) for session in plan))
         (folder / "template.json").write_text(_template(load, plan[-1]))
         command = [str(program), *_options(load, folder, warmup=warmup, tokenizer=tokenizer)]
-        found = run_tool(command, cwd=folder, env={"COLUMNS": "200"}, metrics=metrics, what="aiperf")
+        trusted = {"SSL_CERT_FILE": load.access.ca_file} if load.access.ca_file else {}
+        found = run_tool(
+            command, cwd=folder, env={"COLUMNS": "200", **trusted}, metrics=metrics, access=load.access, what="aiperf"
+        )
         records = records_of(
             folder / "artifacts" / "profile_export_raw.jsonl", found.start_epoch_ns,
             is_openai=is_openai_url(load.url), is_open=load.is_open,
@@ -146,7 +170,7 @@ def _template(load: Load, session: Session) -> str:
     """The body of a request, for its template engine."""
     request = session.request(0, "")
     if is_openai_url(load.url):
-        counts_each = asyncio.run(takes_counts(load.url, load.model))
+        counts_each = asyncio.run(takes_counts(load.url, load.model, load.access))
         body = msgspec.json.decode(completion_body(request, model=load.model, counts_each=counts_each))
     else:
         body = {name: value for name, value in msgspec.structs.asdict(request).items() if value is not None}
@@ -161,7 +185,8 @@ def _options(load: Load, folder: Path, *, warmup: int, tokenizer: Path) -> list[
         parts = urlsplit(completions_url(load.url))
         base, path, field = f"{parts.scheme}://{parts.netloc}", parts.path, "choices[0].text"
     else:
-        base, path = f"http://{load.url}", f"/v2/models/{load.model}/generate_stream"
+        base = f"http{'s' if load.access.uses_tls else ''}://{load.url}"
+        path = f"/v2/models/{load.model}/generate_stream"
         field = "text_output"
     if load.rate_per_s is not None:
         how = ["--request-rate", f"{load.rate_per_s:g}", "--arrival-pattern", load.arrivals]

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import time
 
+from clients.access import NO_ACCESS, Access
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.load.load_record import DONE, UNANSWERED, LoadRecord, reason_of
 from clients.load.openai_client import AsyncOpenAIClient
@@ -19,13 +20,14 @@ _ERROR_LENGTH = 200  # characters of an error's text that are kept
 Client = AsyncTritonClient | AsyncOpenAIClient
 
 
-def connect(url: str) -> Client:
+def connect(url: str, access: Access = NO_ACCESS) -> Client:
     """A client of the server there, Triton's gRPC endpoint or an OpenAI-compatible one.
 
     Raises:
         RequestError: the url is of neither.
+        SpecError: a file of `access` cannot be read.
     """
-    return AsyncOpenAIClient(url) if is_openai_url(url) else AsyncTritonClient(url)
+    return (AsyncOpenAIClient if is_openai_url(url) else AsyncTritonClient)(url, access=access)
 
 
 class Asker:

@@ -9,6 +9,8 @@ import msgspec
 import typer
 from rich.console import Console
 
+from clients.access import Access
+from clients.access_options import with_access
 from clients.load.capacity_found import FILE, Capacity
 from clients.load.capacity_trials import LEAST_REQUESTS, LEAST_ROUNDS, Bench
 from clients.load.figures.slo import Target, parse_targets
@@ -37,6 +39,7 @@ _MAX_RATE_PER_S = 1_000_000
 _MAX_TRIAL_S = 86_400
 
 
+@with_access
 def capacity(
     *,
     out: Annotated[Path, typer.Option(help="Folder for every run, capacity.json and report.html.")],
@@ -62,6 +65,7 @@ def capacity(
     seed: SeedOption = 1,
     metrics: MetricsOption = None,
     is_json: JsonOption = False,
+    access: Access,
 ) -> None:
     """Find the highest rate and the most users that hold targets, and see how the server degrades beyond.
 
@@ -94,14 +98,19 @@ def capacity(
             value=start,
         )
     load = Load(
-        url=url, model=model, workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), rate_per_s=start,
+        url=url, access=access, model=model,
+        workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), rate_per_s=start,
         arrivals=arrivals, duration_s=trial, num_processes=processes, seed=seed,
     )  # fmt: skip
     if load.spec().kind == "trace":
         raise RequestError("a trace has one rate; search with another workload", field="workload")
     load.check()
     bench = Bench(
-        with_lengths(load, tokenizer), targets, out, max_error_share=max_errors, metrics=metrics_url(metrics, url)
+        with_lengths(load, tokenizer),
+        targets,
+        out,
+        max_error_share=max_errors,
+        metrics=metrics_url(metrics, url, access),
     )
     try:
         bench.search(start=start, precision=precision, has_users=not without_users)

@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from clients.access import Access, grpc_endpoint
+from clients.access_options import with_access
 from clients.load.load_arguments import (
     GrpcUrlOption,
     JsonOption,
@@ -21,11 +23,12 @@ from clients.load.load_arguments import (
     OutOption,
     SeedOption,
     metrics_url,
+    refuse_access,
     refuse_openai_url,
     workload_data,
 )
 from clients.load.load_options import Load
-from clients.load.perf_analyzer import HOW_TO_INSTALL, PLACE, records_of
+from clients.load.perf_analyzer import HOW_TO_INSTALL, NO_PLACE_FOR, PLACE, records_of, tls_options
 from clients.load.run_folder import Run, refuse_used, write_run
 from clients.load.run_origin import Origin
 from clients.load.summary import print_summary
@@ -48,6 +51,7 @@ _NOTE = (
 )
 
 
+@with_access
 def genai_perf(
     *,
     out: OutOption,
@@ -63,6 +67,7 @@ def genai_perf(
     metrics: MetricsOption = None,
     binary: Annotated[Path | None, typer.Option(help="The program.", show_default="in .tools, or on PATH")] = None,
     is_json: JsonOption = False,
+    access: Access,
 ) -> None:
     """Put a load on a running server with NVIDIA's genai-perf and keep every request of it.
 
@@ -72,9 +77,12 @@ def genai_perf(
     """
     refuse_used(out)
     refuse_openai_url(url, "genai-perf")
+    refuse_access(access, "genai-perf", fields=NO_PLACE_FOR)
+    target, access = grpc_endpoint(url, access)
     fixed = SyntheticWorkload(kind="synthetic", isl=constant(isl), osl=constant(osl))
     load = Load(
-        url=url, model=model, workload=workload_data(fixed), rate_per_s=rate, num_users=concurrency,
+        url=url, access=access, model=model,
+        workload=workload_data(fixed), rate_per_s=rate, num_users=concurrency,
         num_requests=requests, seed=seed,
     )  # fmt: skip
     load.check()
@@ -85,16 +93,19 @@ def genai_perf(
     how = ["--concurrency", str(concurrency)] if concurrency is not None else ["--request-rate", f"{rate:g}"]
     command = [
         str(program), "profile", "-m", model, "--backend", "tensorrtllm", "--endpoint-type", "kserve", "--streaming",
-        "-u", url, "--tokenizer", str(tokenizer.resolve()), "--synthetic-input-tokens-mean", str(isl),
+        "-u", target, "--tokenizer", str(tokenizer.resolve()), "--synthetic-input-tokens-mean", str(isl),
         "--output-tokens-mean", str(osl), "--output-tokens-mean-deterministic", "--random-seed", str(seed),
         "--request-count", str(requests), "--extra-inputs", "return_num_output_tokens:true",
         "--extra-inputs", "return_num_input_tokens:true", "--artifact-dir", "artifacts", *how,
+        *(["--", *tls_options(access)] if access.uses_tls else []),  # what follows is perf_analyzer's
     ]  # fmt: skip
     origin = Origin.here()
     with tempfile.TemporaryDirectory(prefix="trireme-bench-") as name:
         folder = Path(name)
         env = {"PATH": f"{beside}:/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
-        found = run_tool(command, cwd=folder, env=env, metrics=metrics_url(metrics, url), what="genai-perf")
+        found = run_tool(
+            command, cwd=folder, env=env, metrics=metrics_url(metrics, url, access), access=access, what="genai-perf"
+        )
         exported = _read(folder, "profile_export.json", found.output)
         said = _read(folder, "profile_export_genai_perf.json", found.output)
     records = records_of(exported, found.start_epoch_ns, [])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options that the verbs of `trireme bench` share, and the load that they make together."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -8,6 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
+from clients.access import NO_ACCESS, Access, host_of
 from clients.load.load_options import Load
 from clients.load.openai_stream import is_openai_url
 from clients.load.prompts import ProportionalWriter
@@ -15,16 +17,17 @@ from clients.load.server_samples import read_metrics
 from clients.load.workload_spec import WORKLOAD, FixedWorkload, SyntheticWorkload, Workload, constant, read_workload
 from ensemble_configs.errors import RequestError
 
+_OPTION_OF = {"server_name": "--tls-server-name"}
 _LENGTH = 64  # tokens of prompts and answers, where nothing says it
 
 UrlOption = Annotated[
     str,
     typer.Option(
         help="host:port of Triton's gRPC endpoint, or http://HOST:PORT/v1 of an OpenAI-compatible server (its key in "
-        "OPENAI_API_KEY)."
+        "OPENAI_API_KEY); with TLS grpcs://... and https://..."
     ),
 ]
-GrpcUrlOption = Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")]
+GrpcUrlOption = Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint; grpcs://host:port: with TLS.")]
 ModelOption = Annotated[str, typer.Option(help="The model to ask, by the server's name.")]
 WorkloadOption = Annotated[
     Path | None, typer.Option(help="What to ask, as YAML (docs/benchmarks.md); otherwise --isl and --osl.")
@@ -88,7 +91,7 @@ def with_lengths(load: Load, tokenizer: Path | None) -> Load:
             "length, or a workload of fixed prompts",
             field="tokenizer",
         )
-    writer = ProportionalWriter.ask(load.url, load.model, seed=load.seed)
+    writer = ProportionalWriter.ask(load.url, load.model, access=load.access, seed=load.seed)
     return msgspec.structs.replace(load, tokens_per_word=writer.tokens_per_word)
 
 
@@ -98,22 +101,23 @@ def workload_data(workload: Workload) -> dict[str, object]:
     return data
 
 
-def metrics_url(given: str | None, url: str) -> str | None:
+def metrics_url(given: str | None, url: str, access: Access = NO_ACCESS) -> str | None:
     """Where the server's metrics are; None: not to be read. One that is given is read once, before any load.
 
     Raises:
         RequestError: what is given has none of the metrics that a report shows.
+        AccessDenied: it is not trusted, or wants another key; `access` is for a page over https.
     """
     if given is None:
         # An OpenAI-compatible server may have none, and others than ours.
-        return None if is_openai_url(url) else f"http://{url.rpartition(':')[0]}:8002/metrics"
+        return None if is_openai_url(url) else f"http://{host_of(url)}:8002/metrics"
     if given.lower() in {"", "none"}:
         return None
     found = given if "://" in given else f"http://{given}/metrics"
     try:
         if urlsplit(found).scheme not in {"http", "https"}:
             raise ValueError("is no http:// or https:// address")  # noqa: TRY301  one message for all
-        if not read_metrics(found):
+        if not read_metrics(found, access):
             raise ValueError("has no trireme_ or nv_ metrics")  # noqa: TRY301
     except (OSError, ValueError) as exc:
         why = getattr(exc, "reason", exc)  # urllib's errors hold what went wrong
@@ -135,6 +139,18 @@ def refuse_openai_url(url: str, tool: str) -> None:
             field="url",
             value=url,
         )
+
+
+def refuse_access(access: Access, tool: str, *, fields: Mapping[str, str]) -> None:
+    """Raises: RequestError: `access` has what a tool cannot do. Args: `fields`: those, with the reason."""
+    for field, why in fields.items():
+        if getattr(access, field) is not None:
+            option = _OPTION_OF.get(field, f"--{field.replace('_', '-')}")
+            raise RequestError(
+                f"{tool} cannot take {option}: {why}; leave it out, or put the load on with `trireme bench run` or "
+                "`locust`",
+                field=field,
+            )
 
 
 def refuse_what_only_ours_plays(load: Load, tool: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from clients.access import NO_ACCESS, Access, with_scheme
 from clients.load.arrivals import arrivals_s
 from clients.load.openai_stream import completions_url, is_openai_url, refuse_unknown
 from clients.load.plan import Session, sessions
@@ -27,6 +28,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         url: host:port of Triton's gRPC endpoint, or http://HOST:PORT/v1 of an OpenAI-compatible server.
+        access: certificates and the key, as names of files and variables.
         workload: as JSON data (`clients.load.workload_spec`).
         rate_per_s: of an open loop; None: a closed loop of `num_users`, or a trace, which has its own moments.
         num_requests: sessions that are begun; None: as many as `duration_s` takes.
@@ -34,6 +36,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     url: str
+    access: Access = NO_ACCESS
     model: str = "ensemble"
     workload: dict[str, Any]
     rate_per_s: float | None = None
@@ -59,6 +62,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         """Raises: RequestError: what is asked for does not go together, by the option's name."""
         if is_openai_url(self.url):
             completions_url(self.url)
+            with_scheme(self.url, self.access)
         is_trace = self.spec().kind == "trace"
         if (self.rate_per_s is None and not is_trace) == (self.num_users is None):
             raise RequestError(

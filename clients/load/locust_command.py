@@ -12,6 +12,8 @@ from typing import Annotated
 import msgspec
 import typer
 
+from clients.access import Access
+from clients.access_options import with_access
 from clients.load import locust_messages
 from clients.load.load_arguments import (
     IslOption,
@@ -49,6 +51,7 @@ _PLACE = "bench/bin/locust"
 _STOP_S = 120  # for answers to end, once the time is over
 
 
+@with_access
 def locust(
     *,
     out: OutOption,
@@ -72,6 +75,7 @@ def locust(
     binary: Annotated[Path | None, typer.Option(help="The program.", show_default="in .tools, or on PATH")] = None,
     is_json: JsonOption = False,
     more: Annotated[list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="More options of Locust's.")] = None,
+    access: Access,
 ) -> None:
     """Put a load on a running server with Locust's users, and keep every request of it.
 
@@ -89,7 +93,8 @@ def locust(
     refuse_used(out)
     program = find_tool("locust", _PLACE, given=binary, how="`pip install 'trireme[bench]'`, or make setup's bench")
     load = Load(
-        url=url, model=model, workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), num_users=users,
+        url=url, access=access, model=model,
+        workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), num_users=users,
         num_requests=requests, duration_s=duration, timeout_s=timeout, num_processes=min(workers, users), seed=seed,
     )  # fmt: skip
     load.check()
@@ -99,7 +104,9 @@ def locust(
             field="workload",
         )
     load = with_lengths(load, tokenizer)
-    run = measure(load, out, program, warmup=warmup, metrics=metrics_url(metrics, url), is_web=web, more=more or [])
+    run = measure(
+        load, out, program, warmup=warmup, metrics=metrics_url(metrics, url, access), is_web=web, more=more or []
+    )
     print_summary(run, is_json=is_json)
     if run.info.was_interrupted:
         raise KeyboardInterrupt
@@ -118,7 +125,8 @@ def measure(
         warm_up(load, warmup)
     with tempfile.TemporaryDirectory(prefix="trireme-bench-") as name:
         folder = Path(name)
-        told = LocustLoad(load, counts_each=is_openai_url(load.url) and asyncio.run(takes_counts(load.url, load.model)))
+        counts_each = is_openai_url(load.url) and asyncio.run(takes_counts(load.url, load.model, load.access))
+        told = LocustLoad(load, counts_each=counts_each)
         (folder / "load.json").write_bytes(msgspec.json.encode(told))
         env = {
             locust_messages.LOAD_VARIABLE: str(folder / "load.json"),
@@ -127,8 +135,9 @@ def measure(
         }
         command = [str(program), *_options(load, is_web=is_web), *more]
         found = run_tool(
-            command, cwd=folder, env=env, metrics=metrics, what="locust", is_shown=is_web, keeps_what_it_has=True
-        )
+            command, cwd=folder, env=env, metrics=metrics, access=load.access, what="locust", is_shown=is_web,
+            keeps_what_it_has=True,
+        )  # fmt: skip
         records, found = _read(folder / "records.json", found)
     started = " ".join(f"{key}={value}" for key, value in env.items()) + " " + shlex.join(command)
     info = origin.info(load, tool=f"locust {_version(program)}", started=started, warmup=warmup)

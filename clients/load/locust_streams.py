@@ -4,6 +4,7 @@
 Imported by the locustfile after gRPC was told of gevent.
 """
 
+import ssl
 import uuid
 from collections.abc import Callable, Iterator
 from http.client import HTTPException
@@ -14,7 +15,10 @@ import grpc
 from geventhttpclient import HTTPClient
 from tritonclient.grpc import service_pb2_grpc
 
+from clients.access import grpc_endpoint, with_port
+from clients.access_errors import refused_call, refused_connection
 from clients.error_tokens import parse_error
+from clients.grpc_channel import open_channel
 from clients.infer_messages import (
     GenerateChunk,
     GenerateRequest,
@@ -25,7 +29,16 @@ from clients.infer_messages import (
 )
 from clients.load.locust_messages import LocustLoad
 from clients.load.openai_errors import http_error
-from clients.load.openai_stream import OK, CompletionStream, completion_body, completions_url, headers, is_openai_url
+from clients.load.openai_stream import (
+    OK,
+    CompletionStream,
+    completion_body,
+    completions_url,
+    headers,
+    is_openai_url,
+    with_api_key,
+)
+from clients.tls_context import tls_context
 from ensemble_configs.errors import RequestTimeout, Unavailable
 
 _PATIENCE_S = 600.0  # with an HTTP server that says nothing
@@ -39,7 +52,8 @@ class TritonStreams:
     def __init__(self, told: LocustLoad, now_ns: Clock) -> None:
         self._load = told.load
         self._now_ns = now_ns
-        self._channel = grpc.insecure_channel(told.load.url, options=[("grpc.use_local_subchannel_pool", 1)])
+        self._channel = open_channel(told.load.url, told.load.access, [("grpc.use_local_subchannel_pool", 1)])
+        self._target, self._access = grpc_endpoint(told.load.url, told.load.access)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def close(self) -> None:
@@ -51,7 +65,7 @@ class TritonStreams:
         load = self._load
         message = encode_request(request, model=load.model, model_version="", request_id=uuid.uuid4().hex)
         try:
-            metadata = model_metadata(load.model)
+            metadata = (*model_metadata(load.model), *self._access.headers())
             for response in self._stub.ModelStreamInfer(iter([message]), timeout=load.timeout_s, metadata=metadata):
                 at_ns = self._now_ns()
                 if response.error_message:
@@ -60,7 +74,8 @@ class TritonStreams:
                 if chunk is not None:
                     yield chunk
         except grpc.RpcError as exc:
-            raise parse_error(f"[{exc.code()}] {exc.details()}", address=load.url) from exc
+            said = f"[{exc.code()}] {exc.details()}"
+            raise refused_call(said, self._target, self._access) or parse_error(said, address=load.url) from exc
 
 
 class OpenAIStreams:
@@ -69,12 +84,18 @@ class OpenAIStreams:
     def __init__(self, told: LocustLoad, now_ns: Clock) -> None:
         self._told = told
         self._now_ns = now_ns
+        self._access = with_api_key(told.load.url, told.load.access)
         self._http = self._connection()
         self._path = urlsplit(completions_url(told.load.url)).path
 
     def _connection(self) -> HTTPClient:
         patience_s = max(_PATIENCE_S, self._told.load.timeout_s or 0.0)  # with each read, not with the request
-        return HTTPClient.from_url(self._told.load.url, network_timeout=patience_s)
+        context = {"ssl_context_factory": self._context} if self._access.uses_tls else {}
+        return HTTPClient.from_url(self._told.load.url, network_timeout=patience_s, **context)
+
+    def _context(self, **_: object) -> ssl.SSLContext:
+        """Return the context as `access` says; that the client would add a list of authorities to is not used."""
+        return tls_context(self._access)
 
     def close(self) -> None:
         """Disconnect."""
@@ -86,9 +107,10 @@ class OpenAIStreams:
         body = completion_body(request, model=told.load.model, counts_each=told.counts_each)
         limit = gevent.Timeout.start_new(told.load.timeout_s)
         try:
-            response = self._http.post(self._path, body, headers())
+            response = self._http.post(self._path, body, headers(self._access))
             if response.status_code != OK:
-                raise http_error(response.status_code, response.read(), str(response.get("Retry-After", "")))
+                retry_after = str(response.get("Retry-After", ""))
+                raise http_error(response.status_code, response.read(), retry_after, access=self._access)
             while line := response.readline(b"\n"):
                 yield from stream.feed(line, self._now_ns())
         except gevent.Timeout as exc:
@@ -100,6 +122,8 @@ class OpenAIStreams:
             raise RequestTimeout("the request was not done within its timeout") from exc
         except (OSError, HTTPException) as exc:
             yield from stream.release()
+            if denied := refused_connection(str(exc), with_port(told.load.url), self._access):
+                raise denied from exc
             raise Unavailable(f"{told.load.url}: {exc}", reason="connection_lost") from exc
         finally:
             limit.close()

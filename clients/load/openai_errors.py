@@ -8,8 +8,11 @@ from typing import Any
 
 import msgspec
 
+from clients.access import NO_ACCESS, Access, redacted
+from clients.access_errors import refused_status
 from ensemble_configs.errors import RequestError, RequestTimeout, ServerError, ServingError, Unavailable
 
+API_KEY_VARIABLE = "OPENAI_API_KEY"
 _REFUSALS = {429: "refused", 502: "unreachable", 503: "refused"}
 _TIMEOUTS = (408, 504)
 _SHOWN = 300  # characters of what a server says of an error
@@ -24,9 +27,16 @@ def stream_error(data: bytes) -> ServingError:
     return http_error(status, data)
 
 
-def http_error(status: int, body: bytes, retry_after: str = "") -> ServingError:
-    """The error that an answer stands for which is not `OK`. Args: `retry_after`: the header of that name."""
+def http_error(status: int, body: bytes, retry_after: str = "", *, access: Access = NO_ACCESS) -> ServingError:
+    """Return the error that an answer stands for which is not `OK`.
+
+    Args:
+        retry_after: the header of that name.
+        access: with which it was asked for.
+    """
     message = f"HTTP {status}: {_message(body)}"
+    if denied := refused_status(status, message, access):
+        return denied
     if status in _REFUSALS:
         return Unavailable(message, reason=_REFUSALS[status], retry_after_ms=_retry_after_ms(retry_after))
     if status in _TIMEOUTS:
@@ -45,14 +55,14 @@ def _message(body: bytes) -> str:
 
 def shown(said: bytes) -> str:
     """What a server said, on one line, without the key."""
-    text = " ".join(said.decode(errors="replace").split())
+    text = redacted(" ".join(said.decode(errors="replace").split()))
     key = api_key()
     return (text.replace(key, "...") if key else text)[:_SHOWN] or "the server gave no reason"
 
 
 def api_key() -> str | None:
     """That of OPENAI_API_KEY, as OpenAI's own clients have it; None: there is none."""
-    return os.environ.get("OPENAI_API_KEY") or None
+    return os.environ.get(API_KEY_VARIABLE) or None
 
 
 def _decoded(data: bytes) -> Any:

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from clients.access import Access, is_grpc_url, with_scheme
 from clients.infer_messages import GenerateChunk, GenerateRequest
-from clients.load.openai_errors import api_key, shown, stream_error
+from clients.load.openai_errors import API_KEY_VARIABLE, api_key, shown, stream_error
 from ensemble_configs.errors import RequestError, ServerError, Unavailable
 
 OK = 200
@@ -24,7 +25,7 @@ _NEEDLESS = {
 
 def is_openai_url(url: str) -> bool:
     """Whether it is that of an OpenAI-compatible server, and not host:port of Triton's gRPC endpoint."""
-    return "://" in url
+    return not is_grpc_url(url)
 
 
 def completions_url(url: str) -> str:
@@ -44,10 +45,21 @@ def completions_url(url: str) -> str:
     return f"{url.rstrip('/')}/completions"
 
 
-def headers() -> dict[str, str]:
-    """Of a request; the key is that of OPENAI_API_KEY, as OpenAI's own clients have it."""
-    key = api_key()
-    return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+def with_api_key(url: str, access: Access) -> Access:
+    """Return how to connect to the server at an address; where no key is named, that of OPENAI_API_KEY is sent.
+
+    Raises:
+        RequestError: the address is one without TLS, and `access` wants it.
+    """
+    access = with_scheme(url, access)
+    if access.has_token or api_key() is None:
+        return access
+    return msgspec.structs.replace(access, token_env=API_KEY_VARIABLE)
+
+
+def headers(access: Access) -> dict[str, str]:
+    """Return those of a request, with the key as it is now. Raises: SpecError: the key cannot be read."""
+    return {"Content-Type": "application/json", **dict(access.headers())}
 
 
 def refuse_unknown(request: GenerateRequest) -> None:
@@ -119,10 +131,12 @@ class CompletionStream:
 
     Attributes:
         is_done: the server said that this is all.
+        has_begun: some bytes of it have come.
     """
 
     def __init__(self) -> None:
         self.is_done = False
+        self.has_begun = False
         self._rest = b""
         self._held: list[GenerateChunk] = []  # the first one has tokens, or none has
         self._num_tokens = 0  # of all chunks, held ones included
@@ -135,6 +149,7 @@ class CompletionStream:
         Raises:
             ServingError: an event is an error, or is none that can be read.
         """
+        self.has_begun = True
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             name, _, value = line.strip().partition(b":")

@@ -17,6 +17,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from clients.access import Access, grpc_endpoint
+from clients.access_options import with_access
 from clients.infer_messages import GenerateRequest
 from clients.load.load_arguments import (
     GrpcUrlOption,
@@ -31,6 +33,7 @@ from clients.load.load_arguments import (
     WorkloadOption,
     chosen_workload,
     metrics_url,
+    refuse_access,
     refuse_openai_url,
     refuse_what_only_ours_plays,
     with_lengths,
@@ -48,6 +51,12 @@ from ensemble_configs.errors import ServerError
 
 HOW_TO_INSTALL = "`make bench-tools` in a checkout installs it"
 PLACE = "perf-analyzer/path/perf_analyzer"
+# Source: its docs/cli.md, and what it prints with --help (2.51): -H is for HTTP alone.
+NO_PLACE_FOR = {
+    "token_file": "its -H is for HTTP, and over gRPC it sends no key",
+    "token_env": "its -H is for HTTP, and over gRPC it sends no key",
+    "server_name": "it expects the name of the address",
+}
 _CUT = 65536  # an export of a multiple of so many bytes has lost its end
 _ATTEMPTS = 3
 _NOTE = (
@@ -56,6 +65,7 @@ _NOTE = (
 )
 
 
+@with_access
 def perf_analyzer(
     *,
     out: OutOption,
@@ -74,6 +84,7 @@ def perf_analyzer(
     metrics: MetricsOption = None,
     binary: Annotated[Path | None, typer.Option(help="The program.", show_default="in .tools, or on PATH")] = None,
     is_json: JsonOption = False,
+    access: Access,
 ) -> None:
     """Put a load on a running server with NVIDIA's perf_analyzer and keep every request of it.
 
@@ -84,14 +95,16 @@ def perf_analyzer(
     """
     refuse_used(out)
     refuse_openai_url(url, "perf_analyzer")
+    refuse_access(access, "perf_analyzer", fields=NO_PLACE_FOR)
     program = find_tool("perf_analyzer", PLACE, given=binary, how=HOW_TO_INSTALL)
     load = Load(
-        url=url, model=model, workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), rate_per_s=rate,
+        url=url, access=access, model=model,
+        workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), rate_per_s=rate,
         num_users=concurrency, arrivals=arrivals, num_requests=requests, seed=seed,
     )  # fmt: skip
     refuse_what_only_ours_plays(load, "perf_analyzer")
     load.check()
-    run = measure(with_lengths(load, tokenizer), out, program, warmup=warmup, metrics=metrics_url(metrics, url))
+    run = measure(with_lengths(load, tokenizer), out, program, warmup=warmup, metrics=metrics_url(metrics, url, access))
     print_summary(run, is_json=is_json)
 
 
@@ -109,7 +122,7 @@ def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str |
         folder = Path(name)
         (folder / "input.json").write_text(json.dumps({"data": [_row(session) for session in plan]}))
         command = [str(program), *_options(load)]
-        found, exported = _exported(command, folder, metrics)
+        found, exported = _exported(command, folder, metrics, load.access)
     records = records_of(exported, found.start_epoch_ns, plan)
     found = from_first_request(found, records)
     version = re.search(r"\d+\.\d+\.\d+", str(exported.get("version", "")))
@@ -129,7 +142,9 @@ def _said(output: str) -> dict[str, str]:
 
 
 def _options(load: Load) -> list[str]:
-    how = ["-m", load.model, "-u", load.url, "-i", "grpc", "--async", "--streaming", "--input-data", "input.json"]
+    target, access = grpc_endpoint(load.url, load.access)
+    how = ["-m", load.model, "-u", target, "-i", "grpc", "--async", "--streaming", "--input-data", "input.json"]
+    how += tls_options(access)
     if load.rate_per_s is not None:
         how += ["--request-rate-range", f"{load.rate_per_s:g}", "--request-distribution", load.arrivals]
     else:
@@ -137,6 +152,19 @@ def _options(load: Load) -> list[str]:
     # It refuses fewer requests than users or the rate.
     least = max(load.num_requests or 1, load.num_users or 1, -int(-(load.rate_per_s or 1) // 1))
     return [*how, "--request-count", str(least), "--profile-export-file", "export.json"]
+
+
+def tls_options(access: Access) -> list[str]:
+    """Return perf_analyzer's options for TLS over gRPC."""
+    if not access.uses_tls:
+        return []
+    files = {
+        "root-certifications": access.ca_file,
+        "certificate-chain": access.cert_file,
+        "private-key": access.key_file,
+    }
+    named = [part for name, path in files.items() if path for part in (f"--ssl-grpc-{name}-file", path)]
+    return ["--ssl-grpc-use-ssl", *named]
 
 
 def _row(session: Session) -> dict[str, list[Any]]:
@@ -148,10 +176,12 @@ def _row(session: Session) -> dict[str, list[Any]]:
     }
 
 
-def _exported(command: Sequence[str], folder: Path, metrics: str | None) -> tuple[ToolRun, dict[str, Any]]:
+def _exported(
+    command: Sequence[str], folder: Path, metrics: str | None, access: Access
+) -> tuple[ToolRun, dict[str, Any]]:
     """Run it; once in some tens of runs on a busy machine its export is cut, and it is run again."""
     for attempt in itertools.count(1):
-        found = run_tool(command, cwd=folder, metrics=metrics, what="perf_analyzer")
+        found = run_tool(command, cwd=folder, metrics=metrics, access=access, what="perf_analyzer")
         text = (folder / "export.json").read_bytes() if (folder / "export.json").exists() else b""
         if text and len(text) % _CUT:
             break

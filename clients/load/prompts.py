@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import Protocol
 
+from clients.access import Access
 from clients.exact_prompts import WORDS, PromptMaker, least_tokens
 from clients.infer_messages import GenerateRequest
 from clients.streaming import TritonClient
@@ -56,7 +57,7 @@ class ProportionalWriter:
         self._rng = random.Random(seed)
 
     @classmethod
-    def ask(cls, url: str, model: str, *, seed: int) -> "ProportionalWriter":
+    def ask(cls, url: str, model: str, *, access: Access, seed: int) -> "ProportionalWriter":
         """Have the server count the tokens of some words.
 
         Raises:
@@ -64,7 +65,7 @@ class ProportionalWriter:
         """
         words = random.Random(0).choices(WORDS, k=_PROBE_WORDS)
         probe = GenerateRequest(text_input=" ".join(words), max_tokens=1, stream=True, return_num_input_tokens=True)
-        with TritonClient(url) as client:
+        with TritonClient(url, access=access) as client:
             chunks = list(client.generate(probe, model=model, timeout_s=60.0))
         counted = next((chunk.num_input_tokens for chunk in chunks if chunk.num_input_tokens), None)
         if counted is None:

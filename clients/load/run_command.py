@@ -8,6 +8,8 @@ from typing import Annotated, Self
 import msgspec
 import typer
 
+from clients.access import Access
+from clients.access_options import with_access
 from clients.load.load_arguments import (
     IslOption,
     JsonOption,
@@ -40,6 +42,7 @@ _WARMUP = 8
 _GONE_S = 1.0  # nobody answered for so long at the end: not a single connection that was lost
 
 
+@with_access
 def run(
     *,
     out: OutOption,
@@ -70,6 +73,7 @@ def run(
     seed: SeedOption = 1,
     metrics: MetricsOption = None,
     is_json: JsonOption = False,
+    access: Access,
 ) -> None:
     """Put a load on a running server and keep every request of it.
 
@@ -86,11 +90,13 @@ def run(
 
     \b
     Exit codes: 0 done, even if some requests failed; 1 all failed, the server was gone at the end, or the folder
-    could not be written; 2 an option is wrong or no server answers at the start; 130 Ctrl-C or SIGTERM.
+    could not be written; 2 an option, a certificate or a key is wrong, or no server answers at the start; 130 Ctrl-C
+    or SIGTERM.
     """
     refuse_used(out)
     load = Load(
         url=url,
+        access=access,
         model=model,
         workload=workload_data(chosen_workload(workload, isl=isl, osl=osl, prompt=prompt)),
         rate_per_s=rate,
@@ -107,7 +113,7 @@ def run(
     )
     load.check()
     load = with_lengths(load, tokenizer)
-    found = put_on(load, out, warmup=warmup, metrics=metrics_url(metrics, url), is_quiet=is_json)
+    found = put_on(load, out, warmup=warmup, metrics=metrics_url(metrics, url, access), is_quiet=is_json)
     if found.records or not found.info.was_interrupted:
         print_summary(found, is_json=is_json)
     if found.info.was_interrupted:
@@ -136,6 +142,7 @@ def put_on(load: Load, out: Path, *, warmup: int, metrics: str | None, is_quiet:
 
     Raises:
         Unavailable: no server takes requests there.
+        AccessDenied: it is not trusted, or does not accept the client's certificate or key.
         ServerGone: nobody answered any more at the end; what had ended is kept.
         ServerError: a process of the client died; what had ended is kept.
         ServingError: the folder cannot be written.
@@ -144,7 +151,10 @@ def put_on(load: Load, out: Path, *, warmup: int, metrics: str | None, is_quiet:
     if warmup:
         warm_up(load, warmup)
     info = origin.info(load, tool=f"trireme {package_version('trireme')}", warmup=warmup)
-    with LoadProgress(load, is_quiet=is_quiet) as progress, _Keeper(out, info, metrics, progress) as keeper:
+    with (
+        LoadProgress(load, is_quiet=is_quiet) as progress,
+        _Keeper(out, info, metrics, load.access, progress) as keeper,
+    ):
         outcome = run_processes(load, planned=progress.plan, began=keeper.began, told=keeper.told)
         keeper.end(outcome)
     found = Run(path=out, info=info, records=outcome.records, samples=keeper.samples)
@@ -156,8 +166,9 @@ def put_on(load: Load, out: Path, *, warmup: int, metrics: str | None, is_quiet:
 class _Keeper:
     """Writes a run down while it runs, with the server's metrics; inside a `with`."""
 
-    def __init__(self, out: Path, info: RunInfo, metrics: str | None, progress: LoadProgress) -> None:
+    def __init__(self, out: Path, info: RunInfo, metrics: str | None, access: Access, progress: LoadProgress) -> None:
         self._out = out
+        self._access = access
         self._info = info
         self._metrics = metrics
         self._progress = progress
@@ -180,7 +191,7 @@ class _Keeper:
         self._progress.begin(num_sessions)
         self._files = self._held.enter_context(RunFiles(self._out, self._info))
         if self._metrics is not None:
-            self._watch = self._held.enter_context(ServerWatch(self._metrics, start_ns=start_ns))
+            self._watch = self._held.enter_context(ServerWatch(self._metrics, start_ns=start_ns, access=self._access))
 
     def told(self, records: list[LoadRecord]) -> None:
         new = self.samples[self._num_samples :]

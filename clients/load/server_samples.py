@@ -3,11 +3,18 @@
 
 import threading
 import time
+import urllib.error
 import urllib.request
 from http.client import HTTPException, InvalidURL
+from urllib.parse import urlsplit
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
+
+from clients.access import NO_ACCESS, Access
+from clients.access_errors import refused_connection, refused_status
+from clients.tls_context import http_call
+from ensemble_configs.errors import ServingError
 
 _PREFIXES = ("trireme_", "nv_trt_llm_", "nv_gpu_", "nv_inference_pending", "nv_llm_")
 _LEFT_OUT = ("_bucket", "_created")  # a report has every request itself
@@ -26,16 +33,28 @@ class ServerSample(msgspec.Struct, frozen=True):
     values: dict[str, float]
 
 
-def read_metrics(url: str) -> dict[str, float]:
-    """Those of a Triton with our models.
+def read_metrics(url: str, access: Access = NO_ACCESS) -> dict[str, float]:
+    """Return those of a Triton with our models. Args: `access`: for a page that is read over https.
 
     Raises:
+        AccessDenied: the place is not trusted, or wants another key.
+        SpecError: a file of `access` cannot be read.
         OSError: nobody answers, or not in HTTP.
         ValueError: it is no address, or what is there is not Prometheus's text.
     """
+    call = http_call(url, access)
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+        with urllib.request.urlopen(call.request, timeout=_TIMEOUT_S, context=call.context) as response:
             text = response.read().decode()
+    except urllib.error.HTTPError as exc:
+        with exc:
+            if denied := refused_status(exc.code, f"HTTP {exc.code} of {url}", access):
+                raise denied from exc
+            raise
+    except urllib.error.URLError as exc:
+        if call.context is not None and (denied := refused_connection(str(exc.reason), urlsplit(url).netloc, access)):
+            raise denied from exc
+        raise
     except InvalidURL as exc:
         raise ValueError(f"is no address: {exc}") from exc
     except HTTPException as exc:  # is no OSError; its text may be bytes of gRPC
@@ -58,10 +77,11 @@ class ServerWatch:
         samples: so far. failure: why there are none, or no more; None: they are whole.
     """
 
-    def __init__(self, url: str, *, start_ns: int, period_s: float = 0.5) -> None:
+    def __init__(self, url: str, *, start_ns: int, period_s: float = 0.5, access: Access = NO_ACCESS) -> None:
         self.samples: list[ServerSample] = []
         self.failure: str | None = None
         self._url = url
+        self._access = access
         self._start_ns = start_ns
         self._period_s = period_s
         self._is_over = threading.Event()
@@ -79,7 +99,11 @@ class ServerWatch:
         while not self._is_over.is_set():
             begun_s = time.monotonic()
             try:
-                self.samples.append(ServerSample(time.monotonic_ns() - self._start_ns, read_metrics(self._url)))
+                self.samples.append(
+                    ServerSample(time.monotonic_ns() - self._start_ns, read_metrics(self._url, self._access))
+                )
             except (OSError, ValueError) as exc:
                 self.failure = f"{self._url}: {exc}"
+            except ServingError as exc:
+                self.failure = exc.message
             self._is_over.wait(max(0.0, self._period_s - (time.monotonic() - begun_s)))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import psutil
 from rich.console import Console
 
+from clients.access import NO_ACCESS, Access
 from clients.load.load_record import LoadRecord
 from clients.load.processes import noted_signals
 from clients.load.server_samples import ServerSample, ServerWatch
@@ -67,6 +68,7 @@ def run_tool(
     cwd: Path,
     env: Mapping[str, str] | None = None,
     metrics: str | None,
+    access: Access = NO_ACCESS,
     what: str,
     is_shown: bool = False,
     keeps_what_it_has: bool = False,
@@ -76,6 +78,7 @@ def run_tool(
     Ctrl-C, SIGTERM or SIGHUP end it with every process that it started; a second one does so at once.
 
     Args:
+        access: for metrics that are read over https.
         what: it is, for messages.
         is_shown: its output goes to the terminal as it comes; `output` is empty then.
         keeps_what_it_has: it leaves its results on SIGTERM, and ends its own processes; that is its end and not ours.
@@ -85,7 +88,7 @@ def run_tool(
         ServerError: it failed; with the end of what it said.
     """
     start_epoch_ns, start_ns = time.time_ns(), time.monotonic_ns()
-    watch = ServerWatch(metrics, start_ns=start_ns) if metrics else None
+    watch = ServerWatch(metrics, start_ns=start_ns, access=access) if metrics else None
     output = cwd / "output.txt"
     console = Console(stderr=True)
     with contextlib.ExitStack() as held:

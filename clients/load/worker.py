@@ -150,7 +150,7 @@ class _Worker:
     async def run(self) -> Found:
         load = self._load
         planned, is_whole = self._prepared()
-        async with connect(load.url) as client:
+        async with connect(load.url, load.access) as client:
             if not await client.is_ready(model=load.model):
                 raise not_ready(load.url, load.model)
             gc.collect()  # takes most of a second of a large plan, so before the start is set

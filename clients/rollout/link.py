@@ -15,9 +15,12 @@ from typing import NamedTuple, Self
 
 import msgspec
 
+from clients.access import NO_ACCESS, Access
+from clients.access_errors import refused_connection, refused_status
 from clients.rollout.outcome import Outcome
 from clients.rollout.wire import OutcomeBatch, SplitAnswer
-from ensemble_configs.errors import RequestError
+from clients.tls_context import http_call
+from ensemble_configs.errors import AccessDenied, RequestError, SpecError
 
 _FLUSH_S = 1.0
 _MAX_KEPT = 20_000  # outcomes that nobody takes; more are dropped
@@ -38,12 +41,15 @@ class RolloutLink:
 
     Args:
         split_url: of the rollout, such as ``http://127.0.0.1:8010``.
+        access: certificates and the key, for one that is reached over https.
 
     Raises:
         RequestError: it is none.
     """
 
-    def __init__(self, split_url: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, split_url: str, *, access: Access = NO_ACCESS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         if not _is_url(split_url):
             raise RequestError(
                 f"split_url must be where a rollout answers, such as http://localhost:8010, got {split_url!r}",
@@ -51,6 +57,8 @@ class RolloutLink:
                 value=split_url,
             )
         self._url = split_url.rstrip("/")
+        self._access = access
+        self._denied: AccessDenied | None = None  # by what answered last
         self._clock = clock
         self._name = uuid.uuid4().hex
         self._answer: SplitAnswer | None = None
@@ -59,7 +67,10 @@ class RolloutLink:
         self._pending: dict[bytes, float] = {}
 
     async def __aenter__(self) -> Self:
+        """Raises: AccessDenied: the rollout is not trusted, or does not accept the key; later it is only not heard."""
         await self._refresh()
+        if self._denied is not None:
+            raise self._denied
         self._task = asyncio.create_task(self._keep_up())
         return self
 
@@ -118,11 +129,21 @@ class RolloutLink:
 
         def ask() -> _Reply | None:
             try:
-                with urllib.request.urlopen(self._url + path, data=body, timeout=_ANSWER_S) as response:
+                call = http_call(self._url + path, self._access, data=body)
+                with urllib.request.urlopen(call.request, timeout=_ANSWER_S, context=call.context) as response:
                     return _Reply(response.status, bytes(response.read()))
             except urllib.error.HTTPError as exc:
                 with exc:
+                    self._denied = refused_status(exc.code, f"HTTP {exc.code} of {self._url}", self._access)
                     return _Reply(exc.code, b"")
+            except SpecError as exc:  # a file is just being replaced, or gone
+                self._denied = AccessDenied(exc.message, reason="unreadable")
+                return None
+            except urllib.error.URLError as exc:
+                self._denied = refused_connection(
+                    str(exc.reason), urllib.parse.urlsplit(self._url).netloc, self._access
+                )
+                return None
             except (OSError, ValueError, http.client.HTTPException):  # the last: it was killed while it answered
                 return None
 

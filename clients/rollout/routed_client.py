@@ -13,6 +13,7 @@ from typing import Self
 
 import msgspec
 
+from clients.access import NO_ACCESS, Access, grpc_endpoint
 from clients.rollout.copies import Copies, Copy
 from clients.rollout.link import RolloutLink, Step
 from clients.rollout.outcome import Outcome
@@ -20,7 +21,7 @@ from clients.rollout.seen import Seen
 from clients.rollout.split import CANDIDATE, STABLE, Places, Slice, place_of, slice_at, stratum_of, unit_of
 from clients.rollout.wire import Mirror
 from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest
-from ensemble_configs.errors import RequestCancelled, ServingError, Unavailable
+from ensemble_configs.errors import AccessDenied, RequestCancelled, ServingError, Unavailable
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,9 +54,11 @@ class RoutedClient:
         url: ``host:port`` of the gRPC endpoint.
         split_url: of the rollout, such as ``http://127.0.0.1:8010``.
         stable_model: asked where nothing is known of a rollout.
+        access: certificates and the key, for every server and for a rollout that answers over https. None: none.
 
     Raises:
         RequestError: an url is none.
+        SpecError: a file of `access` cannot be read.
     """
 
     def __init__(
@@ -64,10 +67,13 @@ class RoutedClient:
         split_url: str,
         *,
         stable_model: str = "ensemble",
+        access: Access | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._link = RolloutLink(split_url, clock=clock)
-        self._clients = {"": AsyncTritonClient(url)}
+        # What a rollout names besides is asked as the server of the url is: it gets no key without the same TLS.
+        self._access = grpc_endpoint(url, access or NO_ACCESS).access
+        self._link = RolloutLink(split_url, access=access or NO_ACCESS, clock=clock)
+        self._clients = {"": AsyncTritonClient(url, access=access)}
         self._stable = Slice(upto=1.0, arm=STABLE, model=stable_model)
         self._places = Places()
         self._copies = Copies()
@@ -154,7 +160,7 @@ class RoutedClient:
             raise
         except ServingError as exc:
             self._tell(ticket.counts_for, seen.outcome(error=exc.code), copy)
-            if not ticket.to.has_fallback or seen.has_begun or not isinstance(exc, Unavailable):
+            if not ticket.to.has_fallback or seen.has_begun or not isinstance(exc, Unavailable | AccessDenied):
                 raise
         else:
             self._tell(ticket.counts_for, seen.outcome(), copy, seen.text)
@@ -167,7 +173,7 @@ class RoutedClient:
 
     def _client(self, url: str) -> AsyncTritonClient:
         if url not in self._clients:
-            self._clients[url] = AsyncTritonClient(url)
+            self._clients[url] = AsyncTritonClient(url, access=self._access)
         return self._clients[url]
 
     def _copy(self, ticket: Ticket, request: GenerateRequest, timeout_s: float | None) -> Copy | None:
@@ -192,11 +198,17 @@ class RoutedClient:
 
 
 def generate_routed(
-    url: str, split_url: str, request: GenerateRequest, *, key: str | None, timeout_s: float | None = None
+    url: str,
+    split_url: str,
+    request: GenerateRequest,
+    *,
+    key: str | None,
+    access: Access | None = None,
+    timeout_s: float | None = None,
 ) -> Generator[GenerateChunk, None, None]:
     """One request as `RoutedClient.generate` sends it, for scripts; close the generator to cancel it."""
     with asyncio.Runner() as runner:
-        client = RoutedClient(url, split_url)
+        client = RoutedClient(url, split_url, access=access)
         runner.run(client.__aenter__())
         chunks = client.generate(request, key=key, timeout_s=timeout_s)
         try:

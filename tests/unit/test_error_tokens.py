@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from clients.error_tokens import parse_error
 from ensemble_configs.errors import (
+    AccessDenied,
     BuildError,
     QueueFull,
     RequestCancelled,
@@ -18,7 +19,9 @@ from ensemble_configs.errors import (
     Unavailable,
 )
 
-CODES = [SpecError, BuildError, RequestError, ServerError, Unavailable, RequestTimeout, RequestCancelled]
+CODES = [
+    SpecError, BuildError, RequestError, AccessDenied, ServerError, Unavailable, RequestTimeout, RequestCancelled,
+]  # fmt: skip
 KEYS = st.from_regex(r"[a-z][a-z_0-9]{0,8}", fullmatch=True).filter(lambda key: key not in {"self", "message"})
 NUMBERS = st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False)
 PREFIXES = ["", "in ensemble 'ensemble', ", "[StatusCode.INTERNAL] ", "[StatusCode.UNKNOWN] in ensemble 'e', "]

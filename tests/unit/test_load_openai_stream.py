@@ -13,7 +13,7 @@ from completions_server import DONE, event
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.load.openai_errors import http_error
 from clients.load.openai_stream import CompletionStream, completion_body, completions_url
-from ensemble_configs.errors import RequestError, RequestTimeout, ServerError, ServingError, Unavailable
+from ensemble_configs.errors import AccessDenied, RequestError, RequestTimeout, ServerError, ServingError, Unavailable
 
 CUT_CHARACTER = (b'data: {"choices": [{"text": "\xc3', b'\xbc"}]}\n')
 ASKED = GenerateRequest(text_input="a b", max_tokens=8)
@@ -124,7 +124,7 @@ def test_an_error_in_the_stream_is_raised_with_the_servers_words(
         (400, b'{"error": {"message": "max_tokens is above 8"}}', RequestError, "HTTP 400: max_tokens is above 8"),
         (404, b'{"detail": "Not Found"}', RequestError, "HTTP 404: Not Found"),
         (422, b'{"detail": [{"loc": ["prompt"]}]}', RequestError, '"loc": ["prompt"]'),
-        (401, b'{"error": "who are you"}', RequestError, "HTTP 401: who are you"),
+        (401, b'{"error": "who are you"}', AccessDenied, "HTTP 401: who are you"),
         (500, b"<html>\n oh </html>", ServerError, "HTTP 500: <html> oh </html>"),
         (502, b"", Unavailable, "HTTP 502: the server gave no reason"),
         (429, b'{"message": "slowly"}', Unavailable, "HTTP 429: slowly"),
