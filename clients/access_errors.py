@@ -17,9 +17,9 @@ from ensemble_configs.errors import AccessDenied, SpecError
 
 _PATIENCE_S = 3.0  # of the handshake that is tried
 _KEY_STATUSES = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
-_KEY_CODES = re.compile(r"StatusCode\.(?:UNAUTHENTICATED|PERMISSION_DENIED)\]")
-# gRPC's texts of what may be a refusal of TLS, or only a server that is gone.
-_MAYBE = re.compile(r"[Hh]andshake|Socket closed|recvmsg|Connection reset|Broken pipe")
+_KEY_CODES = re.compile(r"\[StatusCode\.(?:UNAUTHENTICATED|PERMISSION_DENIED)\]")
+# gRPC's words for a connection that nobody took; any other that failed may have been refused for its certificates.
+_NOBODY = re.compile(r"Connection refused|[Nn]o route|unreachable|DNS|resolving|[Tt]imed? ?out")
 
 # By words that OpenSSL and BoringSSL have in common; the first that is found counts. An alert is the server's.
 _SIGNS = tuple(
@@ -54,7 +54,7 @@ def refused_call(text: str, target: str, access: Access) -> AccessDenied | None:
     if "StatusCode.UNAVAILABLE" not in text:
         return None
     found = refused_connection(text, target, access)
-    return found or (tried_handshake(target, access) if _MAYBE.search(text) else None)
+    return found or (None if _NOBODY.search(text) else tried_handshake(target, access))
 
 
 def refused_status(status: int, message: str, access: Access) -> AccessDenied | None:

@@ -2,6 +2,7 @@
 """What a deployment says on `tritonserver`'s command line; paths and secrets come from whoever starts it."""
 
 from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.grpc_tls import GrpcTlsSpec
 from ensemble_configs.observability_spec import TracingSpec
 
 Flags = list[tuple[str, str]]
@@ -37,7 +38,18 @@ def launch_flags(spec: DeploymentSpec) -> Flags:
     }
     if triton.allow_client_shm:  # off is the default of the servers that have this flag, and others do not know it
         flags[CLIENT_SHM_FLAG] = "true"
-    return [(name, str(value)) for name, value in flags.items()] + _rate_limit(spec) + _tracing(spec.tracing)
+    plain = [(name, str(value)) for name, value in flags.items()]
+    return plain + _grpc_tls(triton.grpc_tls) + _rate_limit(spec) + _tracing(spec.tracing)
+
+
+def _grpc_tls(tls: GrpcTlsSpec | None) -> Flags:
+    """Triton's own names; with the flag of mTLS alone, 2.51 speaks TLS as well."""
+    if tls is None:
+        return []
+    flags = [("grpc-server-cert", str(tls.cert_file)), ("grpc-server-key", str(tls.key_file))]
+    if tls.client_ca_file is None:
+        return [("grpc-use-ssl", "true"), *flags]
+    return [("grpc-use-ssl-mutual", "true"), *flags, ("grpc-root-cert", str(tls.client_ca_file))]
 
 
 def _num_versions(spec: DeploymentSpec) -> int:

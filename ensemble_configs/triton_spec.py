@@ -3,6 +3,7 @@
 
 from pydantic import Field, model_validator
 
+from ensemble_configs.grpc_tls import GrpcTlsSpec
 from ensemble_configs.spec import NotNegative, Number, Port, Positive, Spec
 
 
@@ -14,6 +15,9 @@ class TritonSpec(Spec):
     )
     http_port: Port = 8000
     grpc_port: Port = 8001
+    grpc_tls: GrpcTlsSpec | None = Field(
+        default=None, description="certificates of the gRPC endpoint; Triton's HTTP endpoint has no TLS"
+    )
     metrics_port: Port = 8002
     triton_max_batch_size: Positive = Field(
         default=256, description="prompts that Triton lets through in one request; a request may hold 128 of them"

@@ -91,8 +91,8 @@ COMMANDS = {
 
 def run_command(name: str, args: list[str]) -> None:
     """Run one subcommand; it ends with SystemExit, as typer does."""
-    # gRPC's own log lines would stand between ours when a server goes away; set GRPC_VERBOSITY=info to see them.
-    os.environ.setdefault("GRPC_VERBOSITY", "error")
+    # gRPC's own log lines would stand between ours when a server goes or refuses TLS; GRPC_VERBOSITY=info shows them.
+    os.environ.setdefault("GRPC_VERBOSITY", "none")
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     command = COMMANDS[name]
     for function in command.verbs or (command.function,):

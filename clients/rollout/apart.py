@@ -44,6 +44,13 @@ def check_second(first: Mapping[str, Any], second: Mapping[str, Any], folder: Pa
             field="second_server",
             value=str(folder),
         )
+    if bool(first.get("grpc_access")) != bool(second.get("grpc_access")):
+        raise RequestError(
+            f"of the first server and second_server {folder} one has TLS on gRPC (triton.grpc_tls) and the other has "
+            "not, and clients reach both in one way; give both certificates, or neither",
+            field="second_server",
+            value=str(folder),
+        )
     if first["name"] != second["name"]:
         raise RequestError(
             f"the model of second_server {folder} is {second['name']}, and must be called {first['name']}, as the "
@@ -97,7 +104,7 @@ def plan_apart(
     tell(f"release {home['release']} is served by {folder}, at {at_second['grpc']}")
     return release, {
         "second_server": str(folder.absolute()),
-        "second_url": url or str(at_second["grpc"]),
+        "second_url": url or ("grpcs://" if at_second.get("grpc_access") else "") + str(at_second["grpc"]),
         "home_release": home,
         "home_stable": next(each for each in at_first["releases"] if each["release"] == at_first["release"]),
     }

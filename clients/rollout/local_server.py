@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Generator, Mapping
 from typing import Any
 
+from clients.access import Access
 from clients.infer_messages import PINNING_MODEL
 from clients.rollout.held_out import HeldOut, prompts_of
 from clients.rollout.replay import PromptScores, Target, replay
@@ -38,7 +39,7 @@ class LocalServer:
         if len(models) != 1:
             names = ", ".join(str(each["name"]) for each in _models(found))
             raise ServingError(f"name one of the server's models with --model: {names}", field="model")
-        return {**models[0], **{name: found[name] for name in ("grpc", "deployment", "pid")}}
+        return {**models[0], **{name: found.get(name) for name in ("grpc", "grpc_access", "deployment", "pid")}}
 
     def why_no_room(self, release: Mapping[str, object]) -> str:
         """What memory is missing for a release beside what is served; "" where none is."""
@@ -85,11 +86,12 @@ class LocalServer:
         """Who answers for a release; None: for the stable one."""
         status = self.status()
         url, prefix = str(status["grpc"]), status["prefix"]
+        access = Access(**(status.get("grpc_access") or {}))
         if number in (None, status["release"]):
-            return Target(url, f"{prefix}ensemble")
+            return Target(url, f"{prefix}ensemble", access=access)
         if number == status["canary"]:
-            return Target(url, prefix + CANARY)
-        return Target(url, prefix + PINNING_MODEL, number)
+            return Target(url, prefix + CANARY, access=access)
+        return Target(url, prefix + PINNING_MODEL, number, access)
 
     def replay(self, held_out: HeldOut, number: int) -> Generator[list[PromptScores], None, None]:
         """As `Server`."""
@@ -101,7 +103,7 @@ class LocalServer:
         )
 
     async def _try(self, target: Target, num_requests: int) -> None:
-        async with AsyncTritonClient(target.url) as client:
+        async with AsyncTritonClient(target.url, access=target.access) as client:
             texts = await asyncio.gather(*(self._answer(client, target, n) for n in range(num_requests)))
         if not any(texts):
             raise ServerError(f"none of {num_requests} answers of {target.name} has any text")

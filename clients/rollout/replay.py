@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from clients.access import NO_ACCESS, Access
 from clients.batch.setbacks import Pauses, Setback, setback_of
 from clients.rollout.held_out import Prompt
 from clients.rollout.likeness import likeness
@@ -90,6 +91,7 @@ class Target(NamedTuple):
     url: str
     model: str
     release: int | None = None
+    access: Access = NO_ACCESS
 
     @property
     def name(self) -> str:
@@ -125,7 +127,9 @@ class _Replay:
     """Workers that take one prompt after the other; they get on only while `next_ones` is awaited."""
 
     def __init__(self, prompts: Sequence[Prompt], *, stable: Target, candidate: Target, num_at_a_time: int) -> None:
-        self._clients = {target.url: AsyncTritonClient(target.url) for target in (stable, candidate)}
+        self._clients = {
+            target.url: AsyncTritonClient(target.url, access=target.access) for target in (stable, candidate)
+        }
         self._prompts = iter(prompts)
         self._stable, self._candidate = stable, candidate
         self._scored: list[PromptScores] = []

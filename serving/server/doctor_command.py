@@ -12,6 +12,7 @@ from rich.table import Table
 from ensemble_configs.deployment import load_deployment
 from ensemble_configs.errors import SpecError
 from ensemble_configs.finding import Finding
+from ensemble_configs.grpc_tls import GrpcTlsSpec, certificate_of, grpc_tls_findings
 from ensemble_configs.memory_need import memory_need_bytes
 from ensemble_configs.release_manifest import ReleaseManifest, address, load_manifest
 from ensemble_configs.release_spec import ReleaseSpec
@@ -59,15 +60,18 @@ def doctor(
             raise SpecError("--server asks Triton alone; check releases with a second `trireme doctor`", field="server")
         _report_server(is_json=is_json)
         return
+    served = _releases(release, deployment)
+    tls = None if deployment is None else load_deployment(deployment).triton.grpc_tls
+    wrong_tls = [] if tls is None else grpc_tls_findings(tls)
     results = [
-        (folder, findings_here(folder, spec, num_nodes=nodes, is_full=is_full), spec)
-        for folder, spec in _releases(release, deployment)
+        (folder, [*findings_here(folder, spec, num_nodes=nodes, is_full=is_full), *wrong_tls], spec)
+        for folder, spec in served
     ]
     if is_json:
-        typer.echo(json.dumps([_facts(folder, findings) for folder, findings, _ in results], indent=2))
+        typer.echo(json.dumps([_facts(folder, findings, tls) for folder, findings, _ in results], indent=2))
     else:
         for folder, findings, spec in results:
-            _print(folder, findings, spec)
+            _print(folder, findings, spec, tls)
     if any(findings for _, findings, _ in results):
         raise typer.Exit(1)
 
@@ -105,14 +109,17 @@ def _releases(release: Path | None, deployment: Path | None) -> list[tuple[Path,
     return [*wanted]
 
 
-def _facts(folder: Path, findings: list[Finding]) -> dict[str, object]:
+def _facts(folder: Path, findings: list[Finding], tls: GrpcTlsSpec | None) -> dict[str, object]:
     manifest = _manifest(folder)
+    certificate = None if tls is None or findings else certificate_of(tls)
     return {
         "release": str(folder),
         "name": manifest and manifest.name,
         "address": manifest and address(folder),
         "is_fit": not findings,
         "findings": [finding.model_dump() for finding in findings],
+        "grpc_certificate": certificate
+        and {"names": certificate.names, "valid_until": certificate.valid_until.isoformat()},
     }
 
 
@@ -123,7 +130,7 @@ def _manifest(folder: Path) -> ReleaseManifest | None:
         return None
 
 
-def _print(folder: Path, findings: list[Finding], spec: ReleaseSpec | None) -> None:
+def _print(folder: Path, findings: list[Finding], spec: ReleaseSpec | None, tls: GrpcTlsSpec | None) -> None:
     console = Console(highlight=False, markup=False)
     manifest = _manifest(folder)
     if manifest is not None:
@@ -132,6 +139,8 @@ def _print(folder: Path, findings: list[Finding], spec: ReleaseSpec | None) -> N
         assert manifest is not None
         for line in _summary(manifest, spec):
             console.print(line, soft_wrap=True)
+        if tls is not None:
+            console.print(f"  gRPC     certificate of {certificate_of(tls).summary}", soft_wrap=True)
         return
     table = Table(title=f"{folder} cannot be served here: {len(findings)} found", title_justify="left")
     for column in ("check", "found", "wanted", "next step"):

@@ -11,6 +11,7 @@ from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.engine_fit import refuse_unfit_engine
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import SpecError
+from ensemble_configs.grpc_tls import grpc_tls_findings
 from ensemble_configs.memory_need import memory_need_bytes
 from ensemble_configs.release_manifest import find_release, load_manifest
 from ensemble_configs.release_spec import ReleaseSpec
@@ -34,6 +35,7 @@ def check(spec: DeploymentSpec) -> None:
     """
     check_releases(spec.releases)
     _check_kinds(spec)
+    _check_certificates(spec.triton)
     _check_ports(spec.triton)
 
 
@@ -139,6 +141,13 @@ def _check_openvino_files(engine: OpenVinoEngineSpec) -> None:
             f"engine.lora_file: there is no file {engine.lora_file}; name a safetensors file, or leave it out",
             field="engine.lora_file",
         )
+
+
+def _check_certificates(triton: TritonSpec) -> None:
+    if triton.grpc_tls is None:
+        return
+    for finding in grpc_tls_findings(triton.grpc_tls):
+        raise SpecError(str(finding), field=finding.check)
 
 
 def _check_ports(triton: TritonSpec) -> None:

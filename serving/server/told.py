@@ -32,10 +32,11 @@ def welcome(spec: DeploymentSpec, seconds: float) -> str:
         command = str(program)
     host = f"[{triton.host}]" if ":" in triton.host else triton.host
     host = "localhost" if triton.host in ("127.0.0.1", "0.0.0.0", "::") else host
-    ask = f'ask it:  {command} generate "{_QUESTION}" --url {host}:{triton.grpc_port}{model}' if texts else ""
+    scheme = "" if triton.grpc_tls is None else "grpcs://"
+    ask = f'ask it:  {command} generate "{_QUESTION}" --url {scheme}{host}:{triton.grpc_port}{model}' if texts else ""
     return (
         f"ready after {seconds:.1f} s\n"
-        f"  gRPC     {host}:{triton.grpc_port}\n"
+        f"  gRPC     {scheme}{host}:{triton.grpc_port}\n"
         f"  HTTP     http://{host}:{triton.http_port}/v2\n"
         f"  metrics  http://{host}:{triton.metrics_port}/metrics\n"
         f"{models}{ask}"

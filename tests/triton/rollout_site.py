@@ -123,11 +123,11 @@ class Site:
         return dict(models[0])
 
 
-def serving(folder: Path, **engine: object) -> RunningServer:
+def serving(folder: Path, *, triton: Mapping[str, object] | None = None, **engine: object) -> RunningServer:
     """A server of release 1: `ENGINE` but for what is named. Its releases may take half a minute to load, and it may be
     killed as often as a test likes.
     """
-    triton = {"restart_backoff_s": 0.0, "max_restarts": 100}
+    triton = {"restart_backoff_s": 0.0, "max_restarts": 100, **(triton or {})}
     endpoints = ["ensemble", "tensorrt_llm_bls"]  # those that a rollout goes by; each more is a process a release
     text = deployment_text("live", engine=ENGINE | {"seed": 1} | engine, triton=triton, endpoints=endpoints)
     return RunningServer(text, folder, options=("--ready-timeout-s", "30"))

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Self
 
+from clients.access import NO_ACCESS, Access
 from clients.rollout.routed_client import RoutedClient
 from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest, TritonClient
 from ensemble_configs.errors import ServingError
@@ -119,13 +120,22 @@ class Streams:
 class RoutedLoad(Streams):
     """Those of clients that go where a rollout says; half of the requests have one of 32 keys."""
 
-    def __init__(self, url: str, split_url: str, by_release: Mapping[int, Mapping[str, str]], **how_many: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        split_url: str,
+        by_release: Mapping[int, Mapping[str, str]],
+        *,
+        access: Access = NO_ACCESS,
+        **how_many: int,
+    ) -> None:
         super().__init__(url, by_release, **how_many)
         self._split_url = split_url
+        self._access = access
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator[Ask]:
-        async with RoutedClient(self._url, self._split_url) as client:
+        async with RoutedClient(self._url, self._split_url, access=self._access) as client:
             yield lambda prompt, rng: client.generate(
                 request(prompt, max_tokens=self.max_tokens), key=rng.choice([None, f"user {rng.randrange(32)}"])
             )
