@@ -23,6 +23,7 @@ _HEADER_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 _TOKEN = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _MAX_TOKEN_CHARS = 16_384
 _MOST_KEPT = 16
+_LEAST_HIDDEN = 8  # characters; what is shorter is a part of words, and a text without it could not be read
 _HIDDEN = "..."
 
 _tokens_read: dict[str, None] = {}  # by this process, the newest last; for `redacted`
@@ -209,7 +210,7 @@ def redacted(text: str) -> str:
 
 
 def _remember(token: str) -> None:
-    if token in _tokens_read:
+    if token in _tokens_read or len(token) < _LEAST_HIDDEN:
         return
     _tokens_read[token] = None
     while len(_tokens_read) > _MOST_KEPT:

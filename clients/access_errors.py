@@ -18,6 +18,8 @@ from ensemble_configs.errors import AccessDenied, SpecError
 _PATIENCE_S = 3.0  # of the handshake that is tried
 _KEY_STATUSES = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 _KEY_CODES = re.compile(r"\[StatusCode\.(?:UNAUTHENTICATED|PERMISSION_DENIED)\]")
+# The second is grpc.aio's word for a request that could not be written any more.
+_LOST = re.compile(r"\[StatusCode\.(?:UNAVAILABLE\]|INTERNAL\] Internal error from Core)")
 # gRPC's words for a connection that nobody took; any other that failed may have been refused for its certificates.
 _NOBODY = re.compile(r"Connection refused|[Nn]o route|unreachable|DNS|resolving|[Tt]imed? ?out")
 
@@ -51,7 +53,7 @@ def refused_call(text: str, target: str, access: Access) -> AccessDenied | None:
     """
     if _KEY_CODES.match(text):
         return refused_key(text.partition("] ")[2], target, access)
-    if "StatusCode.UNAVAILABLE" not in text:
+    if not _LOST.match(text):
         return None
     found = refused_connection(text, target, access)
     return found or (None if _NOBODY.search(text) else tried_handshake(target, access))

@@ -33,6 +33,7 @@ from ensemble_configs.errors import (
 
 # Shorter than any server's own (mostly 5 s): one that closes a connection while a request is on its way loses it.
 _KEEP_ALIVE_S = 2.0
+_TLS_END_S = 0.25
 _PROBE = GenerateRequest(text_input="a", max_tokens=1)
 
 
@@ -76,6 +77,8 @@ class AsyncOpenAIClient:
             body.set_exception(aiohttp.ClientConnectionError("closed"))
         await self._session.close()
         await self._new_connections.close()
+        if self._access.uses_tls:  # aiohttp 3.14 does not wait for the end of TLS; its documentation says to
+            await asyncio.sleep(_TLS_END_S)
 
     async def is_ready(self, *, model: str, timeout_s: float = 60.0) -> bool:
         """Whether the server answers a request for one token; False as well where nothing answers.
