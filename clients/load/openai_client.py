@@ -2,6 +2,7 @@
 """Asks an OpenAI-compatible server, as `clients.streaming` asks Triton; what is said there is `openai_stream`'s."""
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncGenerator
 from typing import Self
@@ -33,7 +34,9 @@ from ensemble_configs.errors import (
 
 # Shorter than any server's own (mostly 5 s): one that closes a connection while a request is on its way loses it.
 _KEEP_ALIVE_S = 2.0
-_TLS_END_S = 0.25
+# CPython before 3.12.8 and 3.13.1 leaves TLS connections open that their server has half closed, and aiohttp can end them; remove
+# when no older one is supported. aiohttp warns where it is needless.
+_CLEANS_UP = sys.version_info < (3, 12, 8) or (3, 13, 0) <= sys.version_info < (3, 13, 1)
 _PROBE = GenerateRequest(text_input="a", max_tokens=1)
 
 
@@ -60,9 +63,15 @@ class AsyncOpenAIClient:
         context = tls_context(self._access) if self._access.uses_tls else True
         self._is_closed = False
         self._bodies: set[aiohttp.StreamReader] = set()  # of the answers that run
-        self._session = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=context))
+        self._session = _session(
+            aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=context, enable_cleanup_closed=_CLEANS_UP
+            )
+        )
         # llama.cpp offers to keep a connection and closes it behind a stream, which shows when it is used again.
-        self._new_connections = _session(aiohttp.TCPConnector(limit=0, force_close=True, ssl=context))
+        self._new_connections = _session(
+            aiohttp.TCPConnector(limit=0, force_close=True, ssl=context, enable_cleanup_closed=_CLEANS_UP)
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,8 +86,7 @@ class AsyncOpenAIClient:
             body.set_exception(aiohttp.ClientConnectionError("closed"))
         await self._session.close()
         await self._new_connections.close()
-        if self._access.uses_tls:  # aiohttp 3.14 does not wait for the end of TLS; its documentation says to
-            await asyncio.sleep(_TLS_END_S)
+        await asyncio.sleep(0)  # what aiohttp aborts is closed in the loop's next round
 
     async def is_ready(self, *, model: str, timeout_s: float = 60.0) -> bool:
         """Whether the server answers a request for one token; False as well where nothing answers.
