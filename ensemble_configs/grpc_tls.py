@@ -70,6 +70,11 @@ class Certificate(NamedTuple):
         return (self.valid_until - _now()) / datetime.timedelta(days=1)
 
     @property
+    def facts(self) -> dict[str, object]:
+        """Return it for a program, as JSON data."""
+        return {"names": list(self.names), "valid_until": self.valid_until.isoformat()}
+
+    @property
     def summary(self) -> str:
         """Return it in some words, with a warning where it expires soon."""
         soon = ": RENEW IT, and start the server again" if self.days_left < _SOON_DAYS else ""

@@ -44,9 +44,25 @@ def helm_values(spec: DeploymentSpec) -> dict[str, object]:
             "grpc": spec.triton.grpc_port,
             "metrics": spec.triton.metrics_port,
         },
+        **_grpc_tls(spec),
         "defaultServer": dns_label(found[0].name),
         "servers": servers,
     }
+
+
+def _grpc_tls(spec: DeploymentSpec) -> dict[str, object]:
+    """Where a Secret is mounted, and whether Envoy has to show a certificate; nothing without TLS."""
+    tls = spec.triton.grpc_tls
+    if tls is None:
+        return {}
+    folders = {path.parent for path in tls.files.values()}
+    if len(folders) > 1:
+        raise SpecError(
+            f"triton.grpc_tls names files in {', '.join(map(str, sorted(folders)))}; in Kubernetes they come from one "
+            "Secret, which is one folder: name them all in one, such as /etc/trireme/grpc-tls",
+            field="triton.grpc_tls",
+        )
+    return {"grpcTls": {"directory": str(_in_image(folders.pop())), "isMutual": tls.client_ca_file is not None}}
 
 
 def _server(workload: Workload) -> dict[str, object]:

@@ -34,8 +34,8 @@ from ensemble_configs.errors import (
 
 # Shorter than any server's own (mostly 5 s): one that closes a connection while a request is on its way loses it.
 _KEEP_ALIVE_S = 2.0
-# CPython before 3.12.8 and 3.13.1 leaves TLS connections open that their server has half closed, and aiohttp can end them; remove
-# when no older one is supported. aiohttp warns where it is needless.
+# CPython before 3.12.8 and 3.13.1 leaves TLS connections open that their server has half closed, and aiohttp can end
+# them; remove when no older one is supported. aiohttp warns where it is needless.
 _CLEANS_UP = sys.version_info < (3, 12, 8) or (3, 13, 0) <= sys.version_info < (3, 13, 1)
 _PROBE = GenerateRequest(text_input="a", max_tokens=1)
 

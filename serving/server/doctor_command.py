@@ -118,8 +118,7 @@ def _facts(folder: Path, findings: list[Finding], tls: GrpcTlsSpec | None) -> di
         "address": manifest and address(folder),
         "is_fit": not findings,
         "findings": [finding.model_dump() for finding in findings],
-        "grpc_certificate": certificate
-        and {"names": certificate.names, "valid_until": certificate.valid_until.isoformat()},
+        **({} if certificate is None else {"grpc_certificate": certificate.facts}),
     }
 
 

@@ -168,5 +168,14 @@ BASES: dict[str, Data] = {
     "draft_target": {
         **_gpu("draft_target", "pytorch", {"method": "draft_target", "dir": "/draft", "max_draft_len": 4}),
         "placement": {"gpus": [0], "mps_thread_percentage": 50},
+        "triton": {
+            "grpc_tls": {
+                "cert_file": "/tls/tls.crt",
+                "key_file": "/tls/tls.key",
+                "client_ca_file": "/tls/ca.crt",
+                "own_cert_file": "/tls/own.crt",
+                "own_key_file": "/tls/own.key",
+            }
+        },
     },
 }

@@ -77,7 +77,7 @@ class EnvoyOfChart:
         }
         path = self._folder / "envoy.yaml"
         text = yaml.safe_dump(config)
-        for part in ("routes", "tls"):
+        for part in ("routes", "grpc-tls", "tls"):
             text = text.replace(f"/etc/envoy/{part}", str(self._folder / part))
         path.write_text(text)
         return path

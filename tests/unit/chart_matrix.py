@@ -57,6 +57,16 @@ SITES: dict[str, Values] = {
         "imagePullSecrets": ["pull"],
         "network": {**CLIENTS, "monitoring": [{"namespaceSelector": {}}], "egress": [{"ports": [{"port": 4318}]}]},
     },
+    "TLS of Triton's own": {
+        "grpcTls": {
+            "directory": "/etc/trireme/grpc-tls",
+            "isMutual": True,
+            "secret": "triton-tls",
+            "serverName": "chat.models.svc",
+            "envoySecret": "envoy-client",
+        },
+        "envoy": {"enabled": True},
+    },
     "no policies": {"network": {"enabled": False}, "spread": {"topologyKeys": []}},
     "pulled to a host path": {
         "releases": {"pull": {"enabled": True, "claim": "r", "cacheHostPath": "/nvme", "cacheClaim": ""}}

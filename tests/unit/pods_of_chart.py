@@ -26,8 +26,9 @@ class Pod:
         metadata: of the last gRPC request.
     """
 
-    def __init__(self, name: str, host: str, ports: Mapping[str, int]) -> None:
+    def __init__(self, name: str, host: str, ports: Mapping[str, int], credentials: Any = None) -> None:
         self.name, self.host = name, host
+        self._credentials = credentials  # of gRPC, for a server with TLS
         self._ports = ports
         self.num_requests = 0
         self.is_ready = True
@@ -46,7 +47,11 @@ class Pod:
         service = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers)
         self._server.add_generic_rpc_handlers((service,))
         port = self._ports["grpc"]
-        assert self._server.add_insecure_port(f"{self.host}:{port}") == port
+        address = f"{self.host}:{port}"
+        if self._credentials is None:
+            assert self._server.add_insecure_port(address) == port
+        else:
+            assert self._server.add_secure_port(address, self._credentials) == port
         await self._server.start()
         await self._serve(self._told, self._ports["http"])
         await self._serve(self._health, self._ports["health"])
@@ -95,10 +100,12 @@ class Pod:
 
 
 @contextlib.asynccontextmanager
-async def pods(ports: Mapping[str, int], **hosts: str) -> AsyncIterator[dict[str, Pod]]:
+async def pods(ports: Mapping[str, int], *, credentials: Any = None, **hosts: str) -> AsyncIterator[dict[str, Pod]]:
     """By name, each at its address."""
     async with contextlib.AsyncExitStack() as held:
-        yield {name: await held.enter_async_context(Pod(name, host, ports)) for name, host in hosts.items()}
+        yield {
+            name: await held.enter_async_context(Pod(name, host, ports, credentials)) for name, host in hosts.items()
+        }
 
 
 class Client:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from certificates import Authority
 
@@ -83,7 +84,7 @@ def test_what_does_not_go_together_or_cannot_be_read_is_refused(
         "empty": tmp_path / "empty", "lines": tmp_path / "lines",
     }  # fmt: skip
     with pytest.raises(SpecError, match=said) as refused:
-        check_access(Access(**{name: value.format(**names) for name, value in fields.items()}))
+        check_access(msgspec.convert({name: value.format(**names) for name, value in fields.items()}, Access))
     assert "s3cret" not in str(refused.value)
 
 

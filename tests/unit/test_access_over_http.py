@@ -73,9 +73,11 @@ def by_bearer(doors: Doors) -> Access:
 
 
 def by_certificate(doors: Doors, *, is_ours: bool = True) -> Access:
-    pair = {"cert_file": str(doors.client.cert), "key_file": str(doors.client.key)} if is_ours else {}
+    cert, private = (str(path) if is_ours else None for path in doors.client)
     key = str(doors.authority.ca.parent.parent / "key")
-    return Access(ca_file=str(doors.authority.ca), token_file=key, token_header=KEY_HEADER, **pair)
+    return Access(
+        ca_file=str(doors.authority.ca), cert_file=cert, key_file=private, token_file=key, token_header=KEY_HEADER
+    )
 
 
 def ready(port: int, access: Access, *, scheme: str = "https") -> bool:

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc
 import grpc.aio
 import pytest
 import yaml
+from certificates import Authority, Pair
 from chart_here import CHART, IMAGES, deployment_values, merged, needs_chart, of_kind, render
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -176,6 +178,50 @@ async def posted(session: aiohttp.ClientSession, path: str, body: Any) -> tuple[
     content = io.BytesIO(json.dumps(body).encode())
     async with session.post(path, data=content, headers={"content-type": "application/json"}) as answer:
         return answer.status, await answer.json(content_type=None)
+
+
+@pytest.mark.parametrize("is_mutual", [False, True], ids=["TLS", "mTLS"])
+def test_envoy_reaches_servers_with_tls_of_their_own_and_no_others(tmp_path: Path, is_mutual: bool) -> None:
+    authority, stranger = Authority(tmp_path / "ours"), Authority(tmp_path / "strangers")
+    tls = {"cert_file": "/etc/trireme/grpc-tls/tls.crt", "key_file": "/etc/trireme/grpc-tls/tls.key"}
+    if is_mutual:
+        tls |= {"client_ca_file": "/etc/trireme/grpc-tls/ca.crt"}
+    (tmp_path / "deployment.yaml").write_text(yaml.safe_dump(DEPLOYMENT | {"triton": {"grpc_tls": tls}}))
+    site = {"grpcTls": {"secret": "pair", "serverName": "pair.models.svc"}}
+    values = merged(deployment_values(tmp_path / "deployment.yaml"), IMAGES, site)
+    envoy = EnvoyOfChart(tmp_path / "envoy", values)
+    secret = tmp_path / "envoy" / "grpc-tls"
+    secret.mkdir()
+    shown = authority.client()
+    for name, path in {"ca.crt": authority.ca, "tls.crt": shown.cert, "tls.key": shown.key}.items():
+        (secret / name).write_bytes(path.read_bytes())
+    validate(envoy.write())
+
+    async def run() -> None:
+        right, wrong = (each.server(hosts=("pair.models.svc",)) for each in (authority, stranger))
+        async with (
+            pods(envoy.ports, credentials=credentials(right, authority, is_mutual), chat=NAMES["chat"]),
+            pods(envoy.ports, credentials=credentials(wrong, authority, is_mutual), code=NAMES["code"]),
+        ):
+            for name in ("chat", "code"):
+                envoy.pods[name].append(NAMES[name])
+            with in_thread(envoy) as started:
+                await started  # health has no TLS, so both are well
+                async with client(envoy.url) as asking:
+                    assert await asking.stream(("x-trireme-release", "stable")) == ["chat"] * NUM_CHUNKS
+                    with pytest.raises(grpc.aio.AioRpcError) as refused:
+                        await asking.ask(("x-trireme-model", "code_ensemble"))
+                    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(run())
+
+
+def credentials(pair: Pair, clients: Authority, is_mutual: bool) -> Any:
+    """A server's; with mTLS it asks for certificates of an authority."""
+    trusted = clients.ca.read_bytes() if is_mutual else None
+    return grpc.ssl_server_credentials(
+        [(pair.key.read_bytes(), pair.cert.read_bytes())], trusted, require_client_auth=is_mutual
+    )
 
 
 def test_nobody_reaches_the_control_api_through_it(envoy: EnvoyOfChart) -> None:

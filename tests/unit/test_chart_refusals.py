@@ -46,6 +46,12 @@ BAD: list[tuple[Values, str]] = [
     ({"releases": {"pull": {"enabled": True}}}, "at '/releases/pull/claim'"),
     ({"releases": {"pull": {"enabled": True, "claim": "r"}}}, "at '/releases/pull/cacheHostPath'"),
     ({"podSecurity": {"user": 0}}, "at '/podSecurity/user'"),
+    ({"grpcTls": {"directory": "/etc/tls"}}, "grpcTls.secret is missing"),
+    ({"grpcTls": {"secret": "tls"}}, "the deployment has no triton.grpc_tls"),
+    (
+        {"grpcTls": {"directory": "/etc/tls", "secret": "tls"}, "envoy": {"enabled": True}},
+        "grpcTls.serverName is missing",
+    ),
     ({"drain": {"delaySeconds": -1}}, "at '/drain/delaySeconds'"),
     ({"startup": {"timeoutSeconds": "10m"}}, "at '/startup/timeoutSeconds'"),
     ({"traffic": {"code": {}}}, "traffic.code: there is no such server, but chat, chat-2"),

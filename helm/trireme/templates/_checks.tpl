@@ -52,6 +52,17 @@ template begins with it, for which of them is the first nobody says, and it woul
 {{- if lt (len (uniq (list (int $ports.http) (int $ports.grpc) (int $ports.metrics) (int $ports.health)))) 4 -}}
 {{- fail (printf "ports must differ, got http %v, grpc %v, metrics %v, health %v" $ports.http $ports.grpc $ports.metrics $ports.health) -}}
 {{- end -}}
+{{- with .Values.grpcTls -}}
+{{- if and .directory (not .secret) -}}
+{{- fail (printf "grpcTls.secret is missing: the deployment has triton.grpc_tls, with files in %s; name the Secret that holds them" .directory) -}}
+{{- end -}}
+{{- if and .secret (not .directory) -}}
+{{- fail (printf "grpcTls.secret is %q, and the deployment has no triton.grpc_tls: name its files there and render the values again, or leave the Secret out" .secret) -}}
+{{- end -}}
+{{- if and .directory $.Values.envoy.enabled (not .serverName) -}}
+{{- fail "grpcTls.serverName is missing: Envoy checks the servers' certificate; name one of the names that are in it" -}}
+{{- end -}}
+{{- end -}}
 {{- if lt (int .Values.scaling.maxReplicas) (int .Values.scaling.minReplicas) -}}
 {{- fail (printf "scaling.maxReplicas (%v) is less than scaling.minReplicas (%v)" .Values.scaling.maxReplicas .Values.scaling.minReplicas) -}}
 {{- end -}}

@@ -130,6 +130,9 @@ spec:
         - {name: scratch, mountPath: /var/lib/trireme, subPath: work}
         - {name: scratch, mountPath: /tmp, subPath: tmp}
         - {name: shared-memory, mountPath: /dev/shm}
+        {{- if and $values.grpcTls.directory (not $isWorker) }}
+        - {name: grpc-tls, mountPath: {{ $values.grpcTls.directory | quote }}, readOnly: true}
+        {{- end }}
         {{- if and $values.controlKey.secret (not $isWorker) }}
         - {name: control-key, mountPath: /etc/trireme/control, readOnly: true}
         {{- end }}
@@ -152,6 +155,10 @@ spec:
       emptyDir: {sizeLimit: {{ $values.resources.scratchGiB }}Gi}
     - name: shared-memory
       emptyDir: {medium: Memory, sizeLimit: {{ include "trireme.sharedMemory" . }}}
+    {{- if and $values.grpcTls.directory (not $isWorker) }}
+    - name: grpc-tls
+      secret: {secretName: {{ $values.grpcTls.secret | quote }}, defaultMode: 0440}
+    {{- end }}
     {{- if and $values.controlKey.secret (not $isWorker) }}
     - name: control-key
       secret:

@@ -183,6 +183,29 @@ would keep them all. */}}
       "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
       explicit_http_config: {http2_protocol_options: {}}
   {{- end }}
+  {{- if and $isGrpc $values.grpcTls.directory }}
+  transport_socket:
+    name: envoy.transport_sockets.tls
+    typed_config:
+      "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext
+      sni: {{ $values.grpcTls.serverName | quote }}
+      common_tls_context:
+        validation_context:
+          trusted_ca: {filename: /etc/envoy/grpc-tls/ca.crt, watched_directory: {path: /etc/envoy/grpc-tls}}
+          match_typed_subject_alt_names: [{san_type: DNS, matcher: {exact: {{ $values.grpcTls.serverName | quote }}}}]
+        {{- if $values.grpcTls.isMutual }}
+        tls_certificates:
+          - certificate_chain: {filename: /etc/envoy/grpc-tls/tls.crt}
+            private_key: {filename: /etc/envoy/grpc-tls/tls.key}
+            watched_directory: {path: /etc/envoy/grpc-tls}
+        {{- end }}
+  transport_socket_matches:  # health has a port of its own, without TLS
+    - name: health
+      match: {health: true}
+      transport_socket:
+        name: envoy.transport_sockets.raw_buffer
+        typed_config: {"@type": type.googleapis.com/envoy.extensions.transport_sockets.raw_buffer.v3.RawBuffer}
+  {{- end }}
   health_checks:
     - timeout: 2s
       interval: 1s
@@ -190,6 +213,9 @@ would keep them all. */}}
       unhealthy_threshold: 3
       healthy_threshold: 1
       http_health_check: {path: /ready}
+      {{- if and $isGrpc $values.grpcTls.directory }}
+      transport_socket_match_criteria: {health: true}
+      {{- end }}
   # By what happens to connections. A refusal by admission is an answer: who is busy must not be taken for dead.
   outlier_detection:
     split_external_local_origin_errors: true
