@@ -48,7 +48,8 @@ def render_for_a_cluster(spec: DeploymentSpec) -> None:
         text, refusal = render_helm_values(spec, source="d.yaml"), None
     except SpecError as exc:
         text, refusal = "servers: {}", exc.message
-    assert refusal is None or re.match(r"\w+: (placement|the engine's)|\w+ is on \d+ nodes|two servers|triton.grpc_tls names files", refusal)
+    told = r"\w+: (placement|the engine's)|\w+ is on \d+ nodes|two servers|triton.grpc_tls names files"
+    assert refusal is None or re.match(told, refusal)
     for server in yaml.load(text, yaml.CSafeLoader)["servers"].values():
         assert DeploymentSpec.model_validate(yaml.load(server["deployment"], yaml.CSafeLoader)).name == spec.name
 
