@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a client makes sure of a server, and shows who it is itself: TLS, client certificates, a key in the metadata.
+"""Access to a server: whom a client trusts, and what it shows itself: TLS, client certificates, a key in the metadata.
 
 `Access` holds names of files and of an environment variable, never a secret: it may be shown, written and sent to other
 processes. A key is read for each request, so that one which is replaced while a client runs is used from then on. What
@@ -30,7 +30,7 @@ _tokens_read: dict[str, None] = {}  # by this process, the newest last; for `red
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a client needs beside an address; the default is a connection without TLS and without a key.
+    """Means of access beside an address; the default is a connection without TLS and without a key.
 
     Attributes:
         is_tls: the connection is encrypted and the server's certificate checked; the other fields of TLS mean it too.
@@ -52,12 +52,12 @@ class Access(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def uses_tls(self) -> bool:
-        """Whether connections are encrypted; a field that only TLS has asks for it."""
+        """Return whether connections are encrypted; a field that only TLS has asks for it."""
         return self.is_tls or any((self.ca_file, self.cert_file, self.key_file, self.server_name))
 
     @property
     def has_token(self) -> bool:
-        """Whether a key is sent."""
+        """Return whether a key is sent."""
         return self.token_file is not None or self.token_env is not None
 
     def check(self) -> None:
@@ -142,7 +142,7 @@ NO_ACCESS = Access()
 
 
 class Endpoint(NamedTuple):
-    """Where to connect to, and how."""
+    """An address to connect to, and the access for it."""
 
     target: str  # host:port
     access: Access
@@ -186,7 +186,7 @@ def with_scheme(url: str, access: Access) -> Access:
 
 
 def is_grpc_url(url: str) -> bool:
-    """Whether an address is of a gRPC endpoint, and not of HTTP."""
+    """Return whether an address is of a gRPC endpoint, and not of HTTP."""
     return "://" not in url or url.partition("://")[0] in _GRPC_SCHEMES
 
 
@@ -227,5 +227,5 @@ def _read(path: Path, option: str, field: str) -> bytes:
 
 
 def _without_user(url: str) -> str:
-    """An address may hold a password, by mistake; an error does not repeat it."""
+    """Return an address without user and password, which an error does not repeat."""
     return re.sub(r"[^/@]*@", "...@", url)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it means that a connection or a key was refused, as `AccessDenied` that says what to change.
+"""Reasons for which a connection or a key was refused, as `AccessDenied` that says what to change.
 
 gRPC tells a handshake that failed as UNAVAILABLE, as it tells a server that is down; some servers close the connection
 without a word where a client certificate is missing. So where its text does not say why, one handshake is tried by

@@ -109,7 +109,7 @@ def _with_name(access: Access, options: Options) -> Options:
 
 
 def _state_of(access: Access) -> tuple[tuple[int, int, int] | None, ...]:
-    """What changes when a file is written anew, or the link to it is."""
+    """Return what changes when a file is written anew, or the link to it is."""
     if not access.uses_tls:
         return ()
     found: list[tuple[int, int, int] | None] = []

@@ -97,7 +97,7 @@ def bare_context() -> ssl.SSLContext:
 
 
 class HttpCall(NamedTuple):
-    """What `urllib.request.urlopen` is to be given; `context` is None for an address without TLS."""
+    """Arguments of `urllib.request.urlopen`; `context` is None for an address without TLS."""
 
     request: urllib.request.Request
     context: ssl.SSLContext | None

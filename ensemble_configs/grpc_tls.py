@@ -46,7 +46,7 @@ class GrpcTlsSpec(Spec):
 
     @property
     def own_pair(self) -> tuple[Path, Path]:
-        """What commands on this machine show to the server."""
+        """Return the certificate and key that commands on this machine show to the server."""
         if self.own_cert_file is None or self.own_key_file is None:
             return self.cert_file, self.key_file
         return self.own_cert_file, self.own_key_file
@@ -59,14 +59,14 @@ class GrpcTlsSpec(Spec):
 
 
 class Certificate(NamedTuple):
-    """What people are told of the server's certificate."""
+    """Names and end of the server's certificate, as people are told of them."""
 
     names: tuple[str, ...]
     valid_until: datetime.datetime
 
     @property
     def days_left(self) -> float:
-        """Days until it expires; below 0: it has."""
+        """Return the days until it expires; below 0: it has."""
         return (self.valid_until - _now()) / datetime.timedelta(days=1)
 
     @property

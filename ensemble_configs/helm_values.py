@@ -51,7 +51,7 @@ def helm_values(spec: DeploymentSpec) -> dict[str, object]:
 
 
 def _grpc_tls(spec: DeploymentSpec) -> dict[str, object]:
-    """Where a Secret is mounted, and whether Envoy has to show a certificate; nothing without TLS."""
+    """Return where a Secret is mounted, and whether Envoy has to show a certificate; nothing without TLS."""
     tls = spec.triton.grpc_tls
     if tls is None:
         return {}

@@ -23,7 +23,7 @@ _START_S = 20.0
 
 
 class Backend(NamedTuple):
-    """What paths that begin with `prefix` lead to."""
+    """A server that paths which begin with `prefix` lead to."""
 
     prefix: str
     port: int
@@ -31,7 +31,7 @@ class Backend(NamedTuple):
 
 
 class Listener(NamedTuple):
-    """One port; `client_ca`: client certificates of that authority are asked for."""
+    """A port with its own checks; `client_ca`: client certificates of that authority are asked for."""
 
     port: int
     pair: Pair

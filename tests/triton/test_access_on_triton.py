@@ -140,19 +140,19 @@ def trireme(*args: object, env: Mapping[str, str] | None = None) -> "subprocess.
 
 
 def options(doors: Doors) -> list[object]:
-    """Those of a command for the door with the bearer token."""
+    """Return the options of a command for the door with the bearer token."""
     where = ["--url", f"grpcs://localhost:{doors.bearer}", "--ca-file", doors.authority.ca]
     return [*where, "--token-file", doors.token_file]
 
 
 def by_all(doors: Doors) -> list[object]:
-    """The same for the door with everything."""
+    """Return the options for the door that wants everything."""
     pair = ["--cert-file", doors.client.cert, "--key-file", doors.client.key, "--ca-file", doors.authority.ca]
     return ["--url", f"localhost:{doors.mutual}", *pair, "--token-env", "LLM_KEY", "--token-header", KEY_HEADER]
 
 
 def refuse_secrets(folder: Path, *texts: str) -> None:
-    """No file of a folder has a key in it, and no text has."""
+    """Assert that no file of a folder and no text has a key in it."""
     for path in (path for path in folder.rglob("*") if path.is_file()):
         assert b"s3cret" not in path.read_bytes(), path
     assert not any("s3cret" in text for text in texts), texts

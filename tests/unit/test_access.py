@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How clients connect: addresses, files, keys, and what is refused before anything is sent."""
+"""Connections of clients: addresses, files, keys, and what is refused before anything is sent."""
 
 import inspect
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from certificates import Authority
 from clients.access import Access, grpc_endpoint, is_grpc_url, redacted
 from clients.access_errors import refused_call, refused_connection
 from clients.access_options import with_access
+from clients.load.perf_analyzer import tls_options
 from clients.tls_context import check_access, http_call
 from ensemble_configs.errors import AccessDenied, RequestError, SpecError
 
@@ -167,3 +170,32 @@ def test_a_refusal_is_no_request_error_and_is_not_tried_again() -> None:
     from clients.batch.setbacks import Setback, setback_of  # noqa: PLC0415
 
     assert setback_of(AccessDenied("no", reason="key")) is Setback.UNFIT
+
+
+@pytest.mark.parametrize(
+    ("tool", "option", "why"),
+    [
+        ("perf-analyzer", "--token-file", "over gRPC it sends no key"),
+        ("perf-analyzer", "--tls-server-name", "it expects the name of the address"),
+        ("genai-perf", "--token-file", "over gRPC it sends no key"),
+        ("aiperf", "--token-file", "only on its command line"),
+    ],
+)
+def test_what_a_tool_cannot_do_is_refused_by_name(tmp_path: Path, tool: str, option: str, why: str) -> None:
+    (tmp_path / "token").write_text("a-long-token")
+    given = [option, str(tmp_path / "token") if option == "--token-file" else "other.example"]
+    more = [] if tool == "perf-analyzer" else ["--tokenizer", str(tmp_path)]
+    command = [sys.executable, "-m", "trireme", "bench", tool, "--concurrency", "1", "--out", str(tmp_path / "run")]
+    done = subprocess.run([*command, *given, *more], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"cannot take {option}: " in done.stderr
+    assert why in done.stderr
+
+
+def test_tls_becomes_perf_analyzers_options() -> None:
+    access = Access(ca_file="/ca", cert_file="/c", key_file="/k")
+    assert tls_options(access) == [
+        "--ssl-grpc-use-ssl", "--ssl-grpc-root-certifications-file", "/ca", "--ssl-grpc-certificate-chain-file", "/c",
+        "--ssl-grpc-private-key-file", "/k",
+    ]  # fmt: skip
+    assert tls_options(Access(token_file="/t")) == []

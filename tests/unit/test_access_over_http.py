@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked over HTTP, through a real Envoy with TLS and a key: OpenAI-compatible servers, a rollout's split."""
+"""Requests over HTTP, through a real Envoy with TLS and a key: OpenAI-compatible servers, a rollout's split."""
 
 import asyncio
 import json
