@@ -41,6 +41,13 @@ LOCKS: dict[str, list[str]] = {
         *["--no-emit-package", "torch"],
     ],
     "chart": ["requirements/chart.in"],
+    # of NVIDIA's image what the public index has too: a stand-in for tests; and what the project adds to the image
+    "gpu-base": ["requirements/gpu-base.in", "--overrides", "requirements/gpu-base-overrides.txt", *SERVING_NUMPY],
+    "gpu-image": [
+        *["requirements/gpu-image.in", "-c", "requirements/gpu-base.in"],
+        *["--overrides", "requirements/gpu-image-overrides.txt", *SERVING_NUMPY],
+    ],
+    "gpu-image-in-front": ["requirements/gpu-image-in-front.in", "--no-deps"],
     "triton": ["requirements/triton.in", "--no-deps"],
     "build-numpy": ["requirements/build-numpy.in"],
     "lock": ["requirements/lock.in"],
