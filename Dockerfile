@@ -3,7 +3,8 @@
 #   docker build --build-arg BASE=nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3@sha256:... -t REGISTRY/trireme .
 #   docker push REGISTRY/trireme    # prints the digest that the chart wants
 #
-# Built releases are not in it: they are mounted, or pulled to the node's disk (docs/kubernetes.md).
+# Built releases are not in it: they are mounted, or pulled to the node's disk (docs/kubernetes.md). How the project lies
+# beside NVIDIA's own packages: docs/gpu_image.md.
 ARG BASE=nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3
 # checkov:skip=CKV_DOCKER_7:the tag, or better the digest, is in the argument
 FROM ${BASE}
@@ -19,18 +20,32 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends openssh-client openssh-server \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
 
-# Before the code, which changes more often. The base's packages stay visible: tensorrt_llm is one of them.
-COPY requirements/serving.txt /opt/trireme/requirements/
-# Without pip: NVIDIA's images have no ensurepip, and their own pip installs into it as well.
-RUN python3 -m venv --system-site-packages --without-pip /opt/venv \
-    && /opt/venv/bin/python -m pip install --no-cache-dir --require-hashes --requirement /opt/trireme/requirements/serving.txt
+# Before the code, which changes more often.
+COPY pyproject.toml /opt/trireme/
+COPY requirements/gpu-image* /opt/trireme/requirements/
+COPY scripts /opt/trireme/scripts
+# More for scripts/gpu_image.py: "--in-front NAME" for a base that has another version than Trireme runs with.
+ARG GPU_IMAGE_OPTIONS=
+# python3 is the base's, which has tensorrt_llm. Root's cache would be of no use to the user who serves.
+# hadolint ignore=SC2086
+RUN PYTHONDONTWRITEBYTECODE=1 python3 /opt/trireme/scripts/gpu_image.py --into /opt/trireme-environment ${GPU_IMAGE_OPTIONS}
 
 COPY . /opt/trireme
-# The root file system is read only where it runs, so bytecode is made now.
-RUN /opt/venv/bin/python -m pip install --no-cache-dir --no-deps --editable /opt/trireme \
-    && /opt/venv/bin/python -m compileall -q -j 0 /opt/trireme
+ENV PATH=/opt/trireme-environment/bin:${PATH}
+# The user has no home, and the root file system is read only where it runs: what the libraries below TensorRT-LLM compile
+# for a GPU, and what they download, goes to /tmp.
+ENV HOME=/tmp \
+    XDG_CACHE_HOME=/tmp/cache \
+    HF_HOME=/tmp/cache/huggingface \
+    TRITON_CACHE_DIR=/tmp/cache/triton \
+    TORCHINDUCTOR_CACHE_DIR=/tmp/cache/torchinductor \
+    FLASHINFER_WORKSPACE_BASE=/tmp/cache/flashinfer \
+    CUDA_CACHE_PATH=/tmp/cache/cuda
+# Bytecode is made now, too. Then tensorrt_llm is imported: as far as that goes without a driver, which a machine that
+# builds images has not.
+RUN python3 -m compileall -q -j 0 /opt/trireme /opt/trireme-environment \
+    && trireme doctor --tensorrt-llm --without-gpu
 
-ENV PATH=/opt/venv/bin:${PATH}
 USER 10001:10001
 WORKDIR /var/lib/trireme
 ENTRYPOINT ["trireme"]

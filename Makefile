@@ -26,14 +26,14 @@ serve: setup ## Render the default deployment and serve it on Triton until Ctrl-
 	.venv/bin/trireme serve $(ARGS)
 
 test: setup ## The whole suite, real Triton included (ARGS="-k stop_words")
-	@$(SETUP) --only perf-analyzer envoy bench prometheus chromium chart openmpi openssh
+	@$(SETUP) --only perf-analyzer envoy bench prometheus chromium chart openmpi openssh gpu-image-wheels
 	@status=0; $(UNIT) $(ARGS) || [ $$? -eq 5 ] || status=1; $(TRITON) $(ARGS) || [ $$? -eq 5 ] || status=1; exit $$status
 
 unit: setup ## The tests that need no server; some minutes
 	$(UNIT) $(ARGS)
 
 triton-test: setup ## Only the tests on the real Triton
-	@$(SETUP) --only perf-analyzer envoy bench prometheus chart openmpi openssh
+	@$(SETUP) --only perf-analyzer envoy bench prometheus chart openmpi openssh gpu-image-wheels
 	$(TRITON) $(ARGS)
 
 soak: setup bench-tools aisimulate ## The full counts of the long checks; two hours on two idle cores

@@ -16,6 +16,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from scripts.lock_blocks import lock_blocks
+
 
 @dataclass(frozen=True)
 class LockEntry:
@@ -52,15 +54,12 @@ class Conflict:
 def read_lock(text: str) -> dict[str, LockEntry]:
     """Return the packages of a lock that this interpreter is to have, by name."""
     found = {}
-    for block in re.split(r"\n(?=[A-Za-z0-9])", text):
-        match = re.match(r"([A-Za-z0-9._-]+)==(\S+)( ; [^\\\n]+)?", block)
-        if match is None:
-            continue
-        marker = (match[3] or "").strip(" ;")
-        requirement = Requirement(f"{match[1]}; {marker}" if marker else match[1])
-        if requirement.marker is None or requirement.marker.evaluate():
-            entry = LockEntry(canonicalize_name(match[1]), match[2], block.rstrip() + "\n")
-            found[entry.name] = entry
+    for name, block in lock_blocks(text).items():
+        for line in re.findall(r"^[A-Za-z0-9].*==.*?(?= \\|$)", block, re.MULTILINE):
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate():
+                version = next(iter(requirement.specifier)).version
+                found[name] = LockEntry(name, version, block)
     return found
 
 

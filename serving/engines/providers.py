@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine providers, by the name that a deployment calls them; each is imported only when it is asked for."""
 
+import contextlib
 import importlib.util
+from collections.abc import Iterator
 
 from ensemble_configs.engine_specs import (
     EngineSpec,
@@ -10,10 +12,11 @@ from ensemble_configs.engine_specs import (
     SimulatedEngineSpec,
     TensorRtEngineSpec,
 )
-from ensemble_configs.errors import SpecError
+from ensemble_configs.errors import ServerError, SpecError
 from serving.engines.base import Engine
 from serving.engines.clock import Clock, WallClock
 from serving.engines.model_folder import load_model_folder
+from serving.tensorrt_llm_causes import explain, known_cause, where_it_is
 
 # What `pip install "trireme[extra]"` brings, by the module that only this provider imports.
 _EXTRAS = {"openvino_genai": "serving", "tensorrt_llm": "build-trtllm"}
@@ -51,14 +54,36 @@ def _tensorrt(spec: TensorRtEngineSpec) -> Engine:
     check_installed(spec)
     from serving.engines.tensorrt import load_tensorrt_engine  # noqa: PLC0415
 
-    return load_tensorrt_engine(spec)
+    with _explained_imports():
+        return load_tensorrt_engine(spec)
 
 
 def _pytorch(spec: PyTorchEngineSpec) -> Engine:
     check_installed(spec)
     from serving.engines.pytorch import load_pytorch_engine  # noqa: PLC0415
 
-    return load_pytorch_engine(spec, load_model_folder(spec.dir, weights="config.json"))
+    with _explained_imports():
+        return load_pytorch_engine(spec, load_model_folder(spec.dir, weights="config.json"))
+
+
+@contextlib.contextmanager
+def _explained_imports() -> Iterator[None]:
+    """Add to what TensorRT-LLM fails with what is wrong and what to do, where that is known.
+
+    Raises:
+        ServerError: an import has failed; the text begins with upstream's.
+        SpecError: likewise, where the failure came while the model was loaded.
+    """
+    try:
+        yield
+    except ImportError as exc:
+        finding, _ = explain("tensorrt_llm", str(exc))
+        raise ServerError(f"{finding}; `trireme doctor --tensorrt-llm` tells more") from exc
+    except SpecError as exc:
+        cause = known_cause(exc.message) if exc.__cause__ is not None else None
+        if cause is None:
+            raise
+        raise SpecError(f"{exc.message}; it needs {cause.wanted}: {cause.next_step}", field="engine") from exc
 
 
 def _simulated(spec: SimulatedEngineSpec, clock: Clock) -> Engine:
@@ -72,8 +97,10 @@ def check_installed(spec: EngineSpec) -> None:
     module = _MODULES.get(spec.provider)
     if module is not None and importlib.util.find_spec(module) is None:
         extra = _EXTRAS[module]
+        cure = f"; in NVIDIA's image: {where_it_is()}" if module == "tensorrt_llm" else ""
         raise SpecError(
-            f"engine.provider {spec.provider!r} needs {module}, which is not installed; pip install 'trireme[{extra}]'",
+            f"engine.provider {spec.provider!r} needs {module}, which is not installed; pip install 'trireme[{extra}]'"
+            f"{cure}",
             field="engine.provider",
             extra=extra,
         )

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme doctor`: all that stands in the way of serving a built release on this machine, found without a GPU."""
+"""`trireme doctor`: all that stands in the way of serving a built release on this machine, found without a GPU.
+
+With --tensorrt-llm: what stands in the way of TensorRT-LLM itself.
+"""
 
 import json
 from pathlib import Path
@@ -20,6 +23,7 @@ from serving.release_check import findings_here, releases_of
 from serving.server.installation import find_triton
 from serving.server.server_features import consequences
 from serving.server.server_probe import ask_server
+from serving.tensorrt_llm_findings import findings_of_tensorrt_llm, installed_version
 
 
 def doctor(
@@ -43,6 +47,16 @@ def doctor(
             help="Start this machine's Triton without your models for some seconds and ask what it can do; alone.",
         ),
     ] = False,
+    is_trying_upstream: Annotated[
+        bool,
+        typer.Option(
+            "--tensorrt-llm", help="Check whether TensorRT-LLM itself runs here: driver, versions, imports; a minute."
+        ),
+    ] = False,
+    is_without_gpu: Annotated[
+        bool,
+        typer.Option("--without-gpu", help="With --tensorrt-llm, as an image is built: leave out what needs a driver."),
+    ] = False,
     is_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Check a built release against this machine and, if you name it, a deployment; exit status 1 if anything is wrong.
@@ -54,13 +68,16 @@ def doctor(
       trireme doctor --deployment my.yaml --full
 
       trireme doctor --server
+
+      trireme doctor --tensorrt-llm
     """
     if is_server:
         if release is not None or deployment is not None:
             raise SpecError("--server asks Triton alone; check releases with a second `trireme doctor`", field="server")
         _report_server(is_json=is_json)
         return
-    served = _releases(release, deployment)
+    upstream = _try_upstream(is_without_gpu=is_without_gpu, is_json=is_json) if is_trying_upstream else None
+    served = _releases(release, deployment, is_one_wanted=not is_trying_upstream)
     tls = None if deployment is None else load_deployment(deployment).triton.grpc_tls
     wrong_tls = [] if tls is None else grpc_tls_findings(tls)
     results = [
@@ -68,11 +85,12 @@ def doctor(
         for folder, spec in served
     ]
     if is_json:
-        typer.echo(json.dumps([_facts(folder, findings, tls) for folder, findings, _ in results], indent=2))
+        facts = [_facts(folder, findings, tls) for folder, findings, _ in results]
+        typer.echo(json.dumps(([] if upstream is None else [_upstream_facts(upstream)]) + facts, indent=2))
     else:
         for folder, findings, spec in results:
             _print(folder, findings, spec, tls)
-    if any(findings for _, findings, _ in results):
+    if upstream or any(findings for _, findings, _ in results):
         raise typer.Exit(1)
 
 
@@ -93,9 +111,38 @@ def _report_server(*, is_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _releases(release: Path | None, deployment: Path | None) -> list[tuple[Path, ReleaseSpec | None]]:
-    """Raises: SpecError: neither names a release, or they name different ones."""
+def _try_upstream(*, is_without_gpu: bool, is_json: bool) -> list[Finding]:
+    """Return what is wrong with TensorRT-LLM here, and print it where a person reads."""
+    if not is_json:
+        Console(stderr=True, highlight=False).print("importing tensorrt_llm, which takes up to a minute ...")
+    findings = findings_of_tensorrt_llm(is_without_gpu=is_without_gpu)
+    if is_json:
+        return findings
+    console = Console(highlight=False, markup=False)
+    if findings:
+        console.print(_table(f"TensorRT-LLM does not run here: {len(findings)} found", findings))
+    elif is_without_gpu:
+        console.print("TensorRT-LLM is imported as far as that goes without a driver", soft_wrap=True)
+    else:
+        console.print(f"TensorRT-LLM {installed_version()} can be imported here", soft_wrap=True)
+    return findings
+
+
+def _upstream_facts(findings: list[Finding]) -> dict[str, object]:
+    return {
+        "tensorrt_llm": installed_version(),
+        "is_fit": not findings,
+        "findings": [finding.model_dump() for finding in findings],
+    }
+
+
+def _releases(
+    release: Path | None, deployment: Path | None, *, is_one_wanted: bool
+) -> list[tuple[Path, ReleaseSpec | None]]:
+    """Raises: SpecError: neither names a release though one is wanted, or they name different ones."""
     if deployment is None:
+        if release is None and not is_one_wanted:
+            return []
         if release is None:
             raise SpecError("name the folder of a release, or a deployment that serves one (--deployment)")
         return [(release.resolve(), None)]
@@ -141,12 +188,16 @@ def _print(folder: Path, findings: list[Finding], spec: ReleaseSpec | None, tls:
         if tls is not None:
             console.print(f"  gRPC     certificate of {certificate_of(tls).summary}", soft_wrap=True)
         return
-    table = Table(title=f"{folder} cannot be served here: {len(findings)} found", title_justify="left")
+    console.print(_table(f"{folder} cannot be served here: {len(findings)} found", findings))
+
+
+def _table(title: str, findings: list[Finding]) -> Table:
+    table = Table(title=title, title_justify="left")
     for column in ("check", "found", "wanted", "next step"):
         table.add_column(column, overflow="fold")
     for finding in findings:
         table.add_row(finding.check, finding.found, finding.wanted, finding.next_step)
-    console.print(table)
+    return table
 
 
 def _summary(manifest: ReleaseManifest, spec: ReleaseSpec | None) -> list[str]:

@@ -26,7 +26,7 @@ import pytest
 from chart_here import ROOT, Documents, of_kind
 from pyroute2 import IPRoute, NetNS
 
-IMAGE_PATH = "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+IMAGE_PATH = "/opt/trireme-environment/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENVIRONMENT = "/opt/environment"
 _NAMESPACES = ("--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child")
 _subnets = itertools.count(os.getpid() % 200)
@@ -316,7 +316,7 @@ def image() -> Path:
         (code / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, code / path)
     (folder / "installed.pth").write_text("/opt/trireme\n")
-    program = folder / "opt/venv/bin/trireme"
+    program = folder / "opt/trireme-environment/bin/trireme"
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\nexec {_ENVIRONMENT}/bin/python -m trireme "$@"\n')
     program.chmod(0o755)

@@ -42,6 +42,15 @@ def test_a_changed_default_a_new_field_and_a_lost_class_each_show() -> None:
     assert '-  "WarpDrive": {' in diff
 
 
+def test_the_order_of_a_unions_members_is_no_drift() -> None:
+    """Python's typing gives back the first of equal Unions: after transformers' import, that of another package."""
+    facts = {"x": {"classes": {"A": {"fields": {"f": {"type": "Dict[str,Union[str,List[Union[b,a]]]]"}}}}}}
+    other = {"x": {"classes": {"A": {"fields": {"f": {"type": "Dict[str,Union[List[Union[a,b]],str]]"}}}}}}
+    assert trtllm_facts.drift(facts, other) == ""
+    other["x"]["classes"]["A"]["fields"]["f"]["type"] = "Dict[str,Union[List[Union[a,c]],str]]"
+    assert "Union[a,c]" in trtllm_facts.drift(facts, other)
+
+
 def test_what_was_read_can_take_the_place_of_the_facts(tmp_path: Path) -> None:
     with fake_tensorrt_llm():
         assert trtllm_facts.main(["--write", str(tmp_path)]) == 0
