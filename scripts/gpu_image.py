@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if not __package__:
     sys.path[0] = str(ROOT)  # called as a file: `scripts` is imported as a package all the same
 
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -203,7 +204,7 @@ def refuse_conflicts(base: Mapping[str, Package], plan: Plan, staging: Path) -> 
         **installed_packages([staging / "in_front"]),
     }
     exceptions = read_requirements(OVERRIDES.read_text(encoding="utf-8"))
-    overrides = {
+    overrides: dict[str, SpecifierSet] = {
         canonicalize_name(each.name): each.specifier
         for each in exceptions
         if each.marker is None or each.marker.evaluate()
@@ -280,7 +281,7 @@ def site_folder() -> Path:
     return Path(sysconfig.get_path("purelib"))
 
 
-def names(packages: Iterable[Package] | Iterable[LockEntry]) -> str:
+def names(packages: Iterable[Package | LockEntry]) -> str:
     """Return packages with their versions, in one line."""
     return ", ".join(f"{each.name} {each.version}" for each in sorted(packages, key=lambda each: each.name))
 

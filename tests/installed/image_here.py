@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Self
 
 from base_image import DRIVER, PATH, bind_mounts, write_base_image, write_driver
+from chart_here import ROOT
 from dockerfile import assignments, read_dockerfile
-from pod_here import ROOT, build_context
+from pod_here import build_context
 
 _START_S = 30.0
 _SUBSTITUTES = "/opt/substitutes"
 # What the machine that builds is told, and no container: pip without an index, whatever this machine's configuration.
-_BUILDING = {
+WITHOUT_INDEX = {
     "PIP_NO_INDEX": "1",
     "PIP_FIND_LINKS": "/opt/wheels-of-tests",
     "PIP_CONFIG_FILE": "/dev/null",
@@ -135,7 +136,7 @@ class Image:
                     raise AssertionError(f"no such instruction is known here: {word}")
 
     def _run(self, text: str, variables: Mapping[str, str]) -> str:
-        environment = {**_BUILDING, **variables, **self.environment}
+        environment = {**WITHOUT_INDEX, **variables, **self.environment}
         environment["PATH"] = f"{_SUBSTITUTES}:{environment['PATH']}"
         done = self._inside(["sh", "-ec", text], environment, user="0:0", workdir="/")
         if done.returncode:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from base_image import VENV, why_no_base_image, write_driver
-from image_here import FailedStep, Image
-from pod_here import ROOT, skip_without_pods
+from chart_here import ROOT
+from image_here import WITHOUT_INDEX, FailedStep, Image
+from pod_here import skip_without_pods
 
 from scripts.environments import locked_names
 from scripts.lock_blocks import lock_blocks
@@ -46,6 +47,13 @@ def python(image: Image, program: str, **options: Any) -> "subprocess.CompletedP
     return image.run(["python3", "-c", program], **options)
 
 
+def found(pattern: str, text: str) -> str:
+    """The first group of what must be there."""
+    match = re.search(pattern, text, re.DOTALL)
+    assert match is not None, pattern
+    return match[1]
+
+
 # As it should be
 
 
@@ -60,7 +68,7 @@ def test_no_package_of_the_base_is_shadowed_but_openai(image: Image) -> None:
     base = locked_names((ROOT / "requirements/gpu-base.txt").read_text())
     program = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
     versions = json.loads(image.run(["python3", "-c", program, *sorted(base - {"colorama"})]).stdout)
-    pinned = {name: re.search(r"==([^\s;]+)", block)[1] for name, block in BASE_BLOCKS.items() if name in versions}
+    pinned = {name: found(r"==([^\s;]+)", block) for name, block in BASE_BLOCKS.items() if name in versions}
     assert {name: version for name, version in versions.items() if version != pinned[name]} == {"openai": "1.109.1"}
     assert (versions["numpy"], versions["transformers"]) == ("1.26.4", "4.57.3")
     record = json.loads(image.run(["cat", f"{OURS}/installed.json"]).stdout)
@@ -100,15 +108,15 @@ def test_the_commands_of_the_document_prove_it_from_a_checkout(tmp_path: Path) -
     if why := why_no_base_image():
         pytest.skip(why)
     text = (ROOT / "docs/prove.md").read_text()
-    installing, proving = re.findall(r"^# (.*)$", re.search(r"```console\n(.*?)```", text, re.DOTALL)[1], re.MULTILINE)
-    quick = "--steps facts,build,bench --out /tmp/out --work /tmp/work " + " ".join(QUICK)
+    installing, proving = re.findall(r"^# (.*)$", found(r"```console\n(.*?)```", text), re.MULTILINE)
+    quick = "--steps facts,build,conformance,bench --out /tmp/out --work /tmp/work " + " ".join(QUICK)
     with Image(tmp_path / "base") as base:
         base.workdir = "/trireme"
         done = base.run(
             ["bash", "-ec", f"{installing} >&2\n{proving} {quick}"],
             is_read_only=False,
             volumes={"/trireme": ROOT},
-            environment={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/opt/wheels-of-tests", "PIP_CONFIG_FILE": "/dev/null"},
+            environment={**WITHOUT_INDEX, "PYTEST_ADDOPTS": "-k 'greedy_means or info_tells or short_request'"},
             timeout_s=400,
         )
         assert done.returncode == 0, done.stdout + done.stderr
@@ -125,8 +133,8 @@ def finding(image: Image, **options: Any) -> dict[str, str]:
     done = image.run(["trireme", "doctor", "--tensorrt-llm", "--json"], **options)
     assert done.returncode == 1, done.stdout + done.stderr
     [answer] = json.loads(done.stdout)
-    [found] = answer["findings"]
-    return dict(found)
+    [only] = answer["findings"]
+    return dict(only)
 
 
 def test_an_environment_made_from_the_bases_does_not_see_its_packages(image: Image) -> None:
@@ -139,32 +147,32 @@ def test_an_environment_made_from_the_bases_does_not_see_its_packages(image: Ima
     assert "ModuleNotFoundError: No module named 'tensorrt_llm'" in done.stderr
     doctor = "/tmp/venv/bin/python -m trireme doctor --tensorrt-llm --json"
     done = image.run(["bash", "-ec", f"{nested} {doctor}"], volumes=OTHERS)
-    [found] = json.loads(done.stdout)[0]["findings"]
-    assert (found["check"], done.returncode) == ("python", 1)
-    assert f"it is in {VENV}, whose packages an environment made from it does not see" in found["next_step"]
+    [told] = json.loads(done.stdout)[0]["findings"]
+    assert (told["check"], done.returncode) == ("python", 1)
+    assert f"it is in {VENV}, whose packages an environment made from it does not see" in told["next_step"]
 
 
 def test_newer_packages_in_front_of_the_bases_break_transformers(image: Image) -> None:
     """A2: huggingface-hub 1 of our own lock."""
-    shadowed = {"volumes": OTHERS, "environment": {"PYTHONPATH": IN_OTHERS}}
+    shadowed: dict[str, Any] = {"volumes": OTHERS, "environment": {"PYTHONPATH": IN_OTHERS}}
     upstream = r"huggingface-hub>=0\.34\.0,<1\.0 is required for a normal functioning of this module, but found"
     assert re.search(upstream, python(image, IMPORT, **shadowed).stderr)
     done = image.run(["trireme", "doctor", "--tensorrt-llm", "--json"], **shadowed)
-    found = json.loads(done.stdout)[0]["findings"][0]
-    assert (found["check"], found["wanted"]) == ("transformers", "huggingface-hub>=0.34.0,<1.0")
-    assert re.search(upstream, found["found"])
-    assert "unset PYTHONPATH" in found["next_step"]
+    told = json.loads(done.stdout)[0]["findings"][0]
+    assert (told["check"], told["wanted"]) == ("transformers", "huggingface-hub>=0.34.0,<1.0")
+    assert re.search(upstream, told["found"])
+    assert "unset PYTHONPATH" in told["next_step"]
 
 
 def test_the_bases_openai_breaks_the_pytorch_backend(image: Image) -> None:
     """A3: and the engine says so when it is loaded."""
-    without = {"volumes": {f"{OURS}/in_front": None}}
+    without: dict[str, Any] = {"volumes": {f"{OURS}/in_front": None}}
     upstream = "cannot import name 'PartReasoningText' from 'openai.types.responses.response_content_part_added_event'"
     assert upstream in python(image, IMPORT, **without).stderr
-    found = finding(image, **without)
-    assert found["check"] == "openai"
-    assert "PartReasoningText" in found["found"]
-    assert "scripts/gpu_image.py" in found["next_step"]
+    told = finding(image, **without)
+    assert told["check"] == "openai"
+    assert "PartReasoningText" in told["found"]
+    assert "scripts/gpu_image.py" in told["next_step"]
     prove = ["trireme", "prove", "--steps", "bench", "--out", "/tmp/out", "--work", "/tmp/work"]
     done = image.run([*prove, *QUICK], timeout_s=200, **without)
     steps = {step["name"]: step for step in json.loads(done.stdout)["steps"]}
@@ -178,15 +186,15 @@ def test_an_old_driver_is_told_with_the_container_that_it_runs(image: Image, tmp
     write_driver(tmp_path, version="580.95.05")
     tmp_path.chmod(0o755)
     path = f"/opt/other/usr/local/bin:{image.environment['PATH']}"
-    found = finding(image, volumes={"/opt/other": tmp_path}, environment={"PATH": path})
-    assert (found["check"], found["found"], found["wanted"]) == ("driver", "580.95.05", "590.44.01 or newer")
-    assert "or take the container 25.12 to 26.02 (TensorRT-LLM 1.1.0)" in found["next_step"]
+    told = finding(image, volumes={"/opt/other": tmp_path}, environment={"PATH": path})
+    assert (told["check"], told["found"], told["wanted"]) == ("driver", "580.95.05", "590.44.01 or newer")
+    assert "or take the container 25.12 to 26.02 (TensorRT-LLM 1.1.0)" in told["next_step"]
 
 
 def test_without_gpus_all_the_driver_is_what_is_missing(image: Image) -> None:
-    found = finding(image, has_gpu=False)
-    assert found["check"] == "driver"
-    assert "--gpus all" in found["next_step"]
+    told = finding(image, has_gpu=False)
+    assert told["check"] == "driver"
+    assert "--gpus all" in told["next_step"]
     assert "NVML Shared Library Not Found" in python(image, IMPORT, has_gpu=False).stderr
 
 
