@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from scripts.commands import run, say
-from scripts.environments import ENVIRONMENTS, digest, locked_names, python_of
+from scripts.environments import ENVIRONMENTS, digest, locked_names, python_of, version_of
 from scripts.lock_blocks import lock_blocks
 from scripts.unpacked_lock import STAMP, replace_directory
 
@@ -20,7 +20,7 @@ BASE_LOCK = "requirements/gpu-base.txt"
 
 
 def is_current(root: Path) -> bool:
-    """Whether the files of these locks are there."""
+    """Whether the files of these locks are there, for the Python of the environment that stands for the image's."""
     try:
         return (root / DIRECTORY / STAMP).read_text(encoding="utf-8") == expected_stamp(root)
     except OSError:
@@ -29,7 +29,8 @@ def is_current(root: Path) -> bool:
 
 def expected_stamp(root: Path) -> str:
     """What the stamp of an up-to-date folder says."""
-    return "\n".join(digest(root / lock) for lock in (*LOCKS, BASE_LOCK))
+    python = version_of(root, ENVIRONMENTS["gpu-base"]) or "no Python"
+    return "\n".join([python, *(digest(root / lock) for lock in (*LOCKS, BASE_LOCK))])
 
 
 def prepare(root: Path) -> None:

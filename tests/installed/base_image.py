@@ -33,8 +33,11 @@ _BASE = ROOT / ".tools/gpu-base"
 
 def why_no_base_image() -> str:
     """Return what is missing here for the stand-in; empty: nothing."""
-    if not (_BASE / "bin/python").exists() or not WHEELS.is_dir():
-        return "python3 scripts/bootstrap.py --only gpu-image-wheels installs the stand-in of NVIDIA's image"
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    if not (_BASE / "lib" / version).is_dir() or not WHEELS.is_dir():
+        return (
+            f"scripts/bootstrap.py --python {version} --only gpu-image-wheels installs the stand-in of NVIDIA's image"
+        )
     return ""
 
 

@@ -109,6 +109,8 @@ def test_the_commands_of_the_document_prove_it_from_a_checkout(tmp_path: Path) -
         pytest.skip(why)
     text = (ROOT / "docs/prove.md").read_text()
     installing, proving = re.findall(r"^# (.*)$", found(r"```console\n(.*?)```", text), re.MULTILINE)
+    for flag in ("--gpus all", "--shm-size", "--ulimit memlock=-1", "--ulimit stack=67108864"):
+        assert flag in text
     quick = "--steps facts,build,conformance,bench --out /tmp/out --work /tmp/work " + " ".join(QUICK)
     with Image(tmp_path / "base") as base:
         base.workdir = "/trireme"

@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from scripts import bootstrap, environments, envoy, perf_analyzer, prometheus, triton_installation, unpacked_lock
+from scripts import (
+    bootstrap,
+    environments,
+    envoy,
+    gpu_image_wheels,
+    perf_analyzer,
+    prometheus,
+    triton_installation,
+    unpacked_lock,
+)
 from scripts.commands import SetupError, cause_of, run
 from scripts.cpu_torch import torch_version
 from scripts.environments import STAMP, UNFINISHED, Environment, expected_stamp, is_current, locked_names
@@ -323,6 +332,26 @@ class TestEnvoy:
     ) -> None:
         monkeypatch.setattr(platform, "machine", lambda: "riscv64")
         assert envoy.is_current(tmp_path)
+
+
+class TestGpuImageWheels:
+    def test_they_are_current_for_these_locks_and_this_python(self, tmp_path: Path) -> None:
+        (tmp_path / "requirements").mkdir()
+        for lock in (*gpu_image_wheels.LOCKS, gpu_image_wheels.BASE_LOCK):
+            (tmp_path / lock).write_text("openai==1.109.1\n")
+        stamp = tmp_path / gpu_image_wheels.DIRECTORY / unpacked_lock.STAMP
+        stamp.parent.mkdir(parents=True)
+        assert not gpu_image_wheels.is_current(tmp_path)
+        stamp.write_text(gpu_image_wheels.expected_stamp(tmp_path))
+        assert gpu_image_wheels.is_current(tmp_path)
+        (tmp_path / gpu_image_wheels.LOCKS[1]).write_text("openai==1.109.2\n")
+        assert not gpu_image_wheels.is_current(tmp_path)
+        stamp.write_text(gpu_image_wheels.expected_stamp(tmp_path))
+        environment = tmp_path / ".tools/gpu-base"
+        (environment / "bin").mkdir(parents=True)
+        (environment / "bin/python").touch()
+        (environment / "pyvenv.cfg").write_text("version = 3.12.1\n")
+        assert not gpu_image_wheels.is_current(tmp_path)
 
 
 class TestPrometheus:
