@@ -36,6 +36,7 @@ from build_engines.stage_process import last_lines
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.errors import SpecError
 from serving.server.installation import find_triton
+from serving.tensorrt_llm_causes import where_it_is
 
 PROVIDERS = ("tensorrt", "pytorch")
 STEPS = {
@@ -99,7 +100,7 @@ class Proving:
     def _version(self) -> str:
         version = self.proof.machine.versions.get("tensorrt_llm")
         if version is None:
-            raise StepFailed("tensorrt_llm is not installed; run this in a container tritonserver:*-trtllm-python-py3")
+            raise StepFailed(f"tensorrt_llm is not installed; {where_it_is()}")
         return version
 
     def _facts(self) -> None:

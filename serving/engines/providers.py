@@ -79,6 +79,12 @@ def _explained_imports() -> Iterator[None]:
     except ImportError as exc:
         finding, _ = explain("tensorrt_llm", str(exc))
         raise ServerError(f"{finding}; `trireme doctor --tensorrt-llm` tells more") from exc
+    except OSError as exc:  # of a library that is loaded by name
+        if known_cause(str(exc)) is None:
+            raise
+        raise ServerError(
+            f"{explain('tensorrt_llm', str(exc))[0]}; `trireme doctor --tensorrt-llm` tells more"
+        ) from exc
     except SpecError as exc:
         cause = known_cause(exc.message) if exc.__cause__ is not None else None
         if cause is None:

@@ -127,6 +127,23 @@ def test_the_commands_of_the_document_prove_it_from_a_checkout(tmp_path: Path) -
     assert document["drift"]["diff"] == []
 
 
+def test_a_package_of_the_base_that_does_not_fit_is_named_and_can_be_shadowed(tmp_path: Path) -> None:
+    """A base has a version that the project does not run with: nothing is installed until somebody decides."""
+    skip_without_pods()
+    if why := why_no_base_image():
+        pytest.skip(why)
+    metadata = f"{VENV}/lib/{PYTHON_NAME}/site-packages/msgspec-0.1.dist-info"
+    old = f"RUN mkdir {metadata} && printf 'Name: msgspec\\nVersion: 0.1\\n' > {metadata}/METADATA\n"
+    install = f"RUN python3 /opt/trireme/scripts/gpu_image.py --into {OURS}"
+    with Image(tmp_path / "image") as image:
+        with pytest.raises(FailedStep) as failure:
+            image.build(DOCKERFILE.replace("ARG GPU_IMAGE_OPTIONS=\n", f"ARG GPU_IMAGE_OPTIONS=\n{old}"))
+        assert f"the project needs msgspec>=0.19; msgspec 0.1 is in {VENV}" in failure.value.output
+        assert "shadow it with msgspec 0.22.0: --in-front msgspec" in failure.value.output
+        image.build(f"{install} --in-front msgspec\nRUN python3 -c 'import msgspec; print(msgspec.__file__)'")
+        assert f"{OURS}/in_front/msgspec/__init__.py" in image.said
+
+
 # With one repair taken back
 
 
