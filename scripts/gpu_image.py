@@ -40,6 +40,7 @@ from scripts.base_packages import (
     replacement_conflicts,
 )
 from scripts.commands import SetupError, describe_os_error
+from scripts.unpacked_lock import replace_directory
 
 WANTED, LOCK, IN_FRONT_LOCK, OVERRIDES = (
     ROOT / "requirements" / name
@@ -118,7 +119,7 @@ def install(into: Path, *, in_front: Sequence[str]) -> None:
         refuse_conflicts(base, plan, staging)
         write_program(staging, into)
         write_record(staging / RECORD, plan, base)
-        replace(staging, into)
+        replace_directory(staging, into)
         write_path_file(into)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -126,9 +127,13 @@ def install(into: Path, *, in_front: Sequence[str]) -> None:
 
 
 def base_folders(into: Path) -> list[Path]:
-    """Return where this Python imports packages from, without what an earlier call has added."""
-    places = [Path(place) for place in sys.path if place]
-    return [place for place in places if place != ROOT and not place.is_relative_to(into) and place.is_dir()]
+    """Return where this Python imports packages from, without what an earlier call has added, into whatever folder."""
+    added = [into]
+    if (site_folder() / PATH_FILE).exists():
+        before, *_ = (site_folder() / PATH_FILE).read_text(encoding="utf-8").splitlines()
+        added.append(Path(before).parent)
+    places = [Path(place) for place in sys.path if place and Path(place) != ROOT]
+    return [place for place in places if place.is_dir() and not any(place.is_relative_to(each) for each in added)]
 
 
 def refuse_other_pythons(base: Mapping[str, Package]) -> None:
@@ -251,16 +256,6 @@ def write_record(file: Path, plan: Plan, base: Mapping[str, Package]) -> None:
         "kept": {each.name: each.version for each in plan.kept},
     }
     file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-def replace(staging: Path, into: Path) -> None:
-    """Put a finished folder in its place."""
-    old = into.with_name(f"{into.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if into.exists():
-        into.rename(old)
-    staging.rename(into)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_path_file(into: Path) -> None:

@@ -192,6 +192,18 @@ def test_it_can_be_run_again(base: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "env"]
 
 
+def test_what_an_earlier_run_put_into_another_folder_is_not_the_bases(base: Path, tmp_path: Path) -> None:
+    assert run(base, tmp_path).returncode == 0
+    [ours] = site_of(base).glob("msgspec-*")
+    ours.rename(tmp_path / "env/packages" / ours.name)
+    done = run(base, tmp_path, "--into", str(tmp_path / "other"))
+    assert "installing 1 behind them: msgspec" in done.stdout
+    assert "No module named pip" in done.stderr
+    assert "pip ended with status 1" in done.stderr
+    assert not (tmp_path / "other").exists()
+    assert (site_of(base) / "trireme.pth").read_text().startswith(f"{tmp_path}/env/packages\n")
+
+
 def test_packages_that_do_not_fit_are_named_with_what_to_do_and_nothing_is_changed(base: Path, tmp_path: Path) -> None:
     for old in site_of(base).glob("numpy-*"):
         old.rename(old.with_name("numpy-3.1.dist-info"))
