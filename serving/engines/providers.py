@@ -71,20 +71,16 @@ def _explained_imports() -> Iterator[None]:
     """Add to what TensorRT-LLM fails with what is wrong and what to do, where that is known.
 
     Raises:
-        ServerError: an import has failed; the text begins with upstream's.
+        ServerError: an import has failed; upstream's text stands in it.
         SpecError: likewise, where the failure came while the model was loaded.
     """
     try:
         yield
-    except ImportError as exc:
+    except (ImportError, OSError) as exc:
+        if isinstance(exc, OSError) and known_cause(str(exc)) is None:  # not of a library that is loaded by name
+            raise
         finding, _ = explain("tensorrt_llm", str(exc))
         raise ServerError(f"{finding}; `trireme doctor --tensorrt-llm` tells more") from exc
-    except OSError as exc:  # of a library that is loaded by name
-        if known_cause(str(exc)) is None:
-            raise
-        raise ServerError(
-            f"{explain('tensorrt_llm', str(exc))[0]}; `trireme doctor --tensorrt-llm` tells more"
-        ) from exc
     except SpecError as exc:
         cause = known_cause(exc.message) if exc.__cause__ is not None else None
         if cause is None:

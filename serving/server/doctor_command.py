@@ -76,6 +76,8 @@ def doctor(
             raise SpecError("--server asks Triton alone; check releases with a second `trireme doctor`", field="server")
         _report_server(is_json=is_json)
         return
+    if is_without_gpu and not is_trying_upstream:
+        raise SpecError("--without-gpu is for --tensorrt-llm alone; add that, or leave it out")
     upstream = _try_upstream(is_without_gpu=is_without_gpu, is_json=is_json) if is_trying_upstream else None
     served = _releases(release, deployment, is_one_wanted=not is_trying_upstream)
     tls = None if deployment is None else load_deployment(deployment).triton.grpc_tls

@@ -97,6 +97,7 @@ def test_half_a_release_is_told_and_not_served(tmp_path: Path, release: Path) ->
     ("arguments", "words"),
     [
         pytest.param([], "name the folder of a release", id="nothing"),
+        pytest.param(["x", "--without-gpu"], "--without-gpu is for --tensorrt-llm alone", id="half an option"),
         pytest.param(["--deployment", "d.yaml", "elsewhere"], "not elsewhere; set release_dir", id="another"),
         pytest.param(["--deployment", "plain.yaml"], "plain.yaml serves no built release", id="none"),
         pytest.param(["--deployment", "key.yaml"], "release_public_key is set, but simulated is no release", id="key"),
