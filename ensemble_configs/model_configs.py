@@ -32,8 +32,6 @@ GENERATED = "# Generated from "  # how every config begins
 
 Message = dict[str, object]
 
-_DECOUPLED: Message = {"model_transaction_policy": {"decoupled": True}}
-
 
 def render_configs(
     model: ModelSpec, triton: TritonSpec, *, source: str, parameters: Mapping[str, str] | None = None
@@ -63,8 +61,7 @@ def model_messages(
 def _message(model: ModelSpec, triton: TritonSpec, step: str, told: Message) -> Message:
     if step == GRAPH:
         return _graph(model, triton)
-    # Decoupled: any number of responses for a request, and execute() returns before the first of them.
-    return _python_model(model, triton, step) | (_DECOUPLED if role_of(step) in _STARTING else {}) | told
+    return _python_model(model, triton, step) | _policy(model, step) | told
 
 
 def render_extra_config(extra: ExtraModelSpec, text: str, *, source: str) -> str:
@@ -88,6 +85,13 @@ def _python_model(model: ModelSpec, triton: TritonSpec, step: str) -> Message:
         "instance_group": [_instances(getattr(model.instances, role), limiter)],
         **_queue(model, step),
     }
+
+
+def _policy(model: ModelSpec, step: str) -> Message:
+    """Decoupled: any number of responses for a request. In both cases execute() returns before the first of them."""
+    if role_of(step) not in _STARTING:
+        return {}
+    return {"model_transaction_policy": {"decoupled": model.decoupled}}
 
 
 def _versions(model: ModelSpec, step: str) -> Message:

@@ -100,6 +100,10 @@ class ModelSpec(ReleaseSpec):
         default=("ensemble", "tensorrt_llm_bls", "ensemble_graph"),
         description="the ways from text to text that are served; each is a process or two; tensorrt_llm always is",
     )
+    decoupled: Boolean = Field(
+        default=True,
+        description="upstream's name: requests may stream; false: each gets one response, by ModelInfer and /infer too",
+    )
     rate_limiter: RateLimiterSpec | None = None
     instances: InstancesSpec = InstancesSpec()
     triton_queue: TritonQueueSpec | None = None

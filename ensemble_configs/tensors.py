@@ -54,6 +54,11 @@ def _option(name: str, data_type: str, *, engine: str = "", field: str = "") -> 
     return Tensor(data_type=data_type, ensemble=name, engine=engine or name, is_scalar=True, field=field)
 
 
+def _special_id(name: str, *, preprocessing: str) -> Tensor:
+    """A token id that the first step and the engine step read."""
+    return Tensor(data_type=INT32, ensemble=name, preprocessing=preprocessing, engine=name, is_scalar=True, field=name)
+
+
 def _engine_only(
     name: str, data_type: str, dims: tuple[int, ...] = (1,), *, is_ragged: bool = True, field: str = ""
 ) -> Tensor:
@@ -86,8 +91,8 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
     Tensor(
         ensemble="stop_words", data_type=STRING, dims=(-1,), preprocessing="STOP_WORDS_DICT", field="stop_words_list"
     ),
-    Tensor(ensemble="end_id", data_type=INT32, preprocessing="END_ID", field="end_id"),
-    Tensor(ensemble="pad_id", data_type=INT32, preprocessing="PAD_ID", field="pad_id"),
+    _special_id("end_id", preprocessing="END_ID"),
+    _special_id("pad_id", preprocessing="PAD_ID"),
     Tensor(
         ensemble="embedding_bias_words",
         data_type=STRING,
@@ -212,8 +217,10 @@ PROMPT_TENSORS: tuple[Tensor, ...] = (
         is_scalar=True,
         field="max_tokens",
     ),
-    Tensor(preprocessing="OUT_END_ID", data_type=INT32, engine="end_id", is_scalar=True, field="end_id"),
-    Tensor(preprocessing="OUT_PAD_ID", data_type=INT32, engine="pad_id", is_scalar=True, field="pad_id"),
+    # For callers of the steps by themselves: without a client's own they are the tokenizer's, and the engine knows
+    # more ways for a text to end. So in the ensemble what a client sends goes to the engine, and these go nowhere.
+    Tensor(preprocessing="OUT_END_ID", data_type=INT32, field="end_id"),
+    Tensor(preprocessing="OUT_PAD_ID", data_type=INT32, field="pad_id"),
     Tensor(
         preprocessing="STOP_WORDS_IDS",
         data_type=INT32,

@@ -48,7 +48,7 @@ def why_refused(row: Tensor, capabilities: Capabilities) -> str | None:
 
 def condition_of(row: Tensor, capabilities: Capabilities) -> str:
     """What a deployment or a request must be like for a tensor that works; "" if it always does."""
-    condition = capabilities.conditions.get(row.field)
+    condition = capabilities.conditions.get(row.engine) or capabilities.conditions.get(row.field)
     words = [CONDITIONS.get(row.field), condition.words if condition else None]
     return "; ".join(word for word in words if word)
 

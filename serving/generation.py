@@ -25,6 +25,7 @@ from serving.reply_lanes import ReplyLanes
 from serving.request_metrics import RequestMetrics
 from serving.request_parameters import with_timeout
 from serving.request_sequences import Generation, Prompt, RequestSequences
+from serving.response_checks import check_response
 from serving.running_request import Reply, ReplySink, RunningRequest
 from serving.sequence_group import SequenceGroup
 from serving.stream_state import Census, StreamContext
@@ -111,6 +112,7 @@ class GenerationService:
                 self._stop(request_id, prompt.context)
             sink.send(Reply(token_ids=[], is_final=True))
             return
+        check_response((prompt.request.options for prompt in prompts), sink, self.info)
         sequences, group = self._asked.sequences(prompts, sink, request_id, trace=trace, on_failure=self._left.orphan)
         with self._lock:
             refusal = self._refusal

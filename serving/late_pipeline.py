@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable
 
 from ensemble_configs.errors import ServerError, ServingError
-from serving.text_pipeline import Tensors, TensorSink, TextPipeline
+from serving.tensor_sink import Tensors, TensorSink
+from serving.text_pipeline import TextPipeline
 from serving.tracing.request_trace import RequestTrace
 
 _log = logging.getLogger("trireme.late_pipeline")

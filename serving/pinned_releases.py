@@ -16,7 +16,8 @@ from serving.engine_sources import SharedEngine, has_engine, named_engine
 from serving.late_pipeline import LatePipeline
 from serving.request_metrics import RequestMetrics
 from serving.request_parameters import RELEASE, parameters_of, release_asked_for, with_scheduling
-from serving.text_pipeline import Tensors, TensorSink, TextPipeline
+from serving.tensor_sink import Tensors, TensorSink
+from serving.text_pipeline import TextPipeline
 from serving.tracing.request_trace import RequestTrace
 
 

@@ -44,7 +44,9 @@ def engine_rows(tensors: Row) -> list[Row]:
         RequestError: as `rows_of`, or a length beyond what there is.
     """
     rows = rows_of(tensors)
-    return rows if len(rows) == 1 else for_each_row(_unpadded, rows)
+    if len(rows) > 1:
+        return for_each_row(_unpadded, rows)
+    return [_without_filler(tensors)] if "decoder_input_ids" in tensors else rows
 
 
 def for_each_row(work: Callable[[Row], T], rows: Sequence[Row]) -> list[T]:
@@ -97,10 +99,23 @@ def _unpadded(row: Row) -> Row:
     if "prompt_table_extra_ids" in cut and "input_ids" in cut:
         cut["prompt_table_extra_ids"] = cut["prompt_table_extra_ids"][:, : cut["input_ids"].shape[1]]
     _cut(cut, "decoder_input_ids", "decoder_input_lengths", at_least=0)
-    if "decoder_input_ids" in cut and not cut["decoder_input_ids"].size:  # another prompt of the batch has one
-        del cut["decoder_input_ids"]
-        cut.pop("decoder_input_lengths", None)
-    return cut
+    return _without_filler(cut)
+
+
+def _without_filler(row: Row) -> Row:
+    """Return the row without a decoder's prompt that says nothing.
+
+    Another prompt of the batch has one, or `preprocessing` made up for it. Upstream's end-to-end client sends on what
+    that made, the padding id alone and without its length, and upstream's decoder-only engines do not look at it.
+    """
+    ids = row.get("decoder_input_ids")
+    if ids is None:
+        return row
+    length = row["decoder_input_lengths"].item() if "decoder_input_lengths" in row else ids.size
+    is_padding = ids.size == 1 and "pad_id" in row and ids.item() == row["pad_id"].item()
+    if length and not is_padding:
+        return row
+    return {name: array for name, array in row.items() if name not in ("decoder_input_ids", "decoder_input_lengths")}
 
 
 def _cut(row: dict[str, Array], name: str, lengths: str, *, at_least: int) -> None:

@@ -58,6 +58,26 @@ class PromptStep:
         outputs = for_each_row(lambda row: self._prepare_one(row, traceparent), rows)
         return outputs[0] if len(outputs) == 1 else joined(outputs, pad_ids=[self._pad_id(row) for row in rows])
 
+    def respond(self, tensors: Row, *, traceparent: str = "") -> dict[str, npt.NDArray[np.generic]]:
+        """Return `prepare`'s tensors, with those that upstream's step always has.
+
+        Callers of the steps by themselves read them without looking and send them on: the end and padding id (the
+        tokenizer's, where the request names none), and for a decoder without a prompt a padding token of length 0.
+
+        Raises:
+            RequestError: as `prepare`.
+        """
+        outputs = self.prepare(tensors, traceparent=traceparent)
+        rows = rows_of(tensors)
+        pad_ids = np.array([[self._pad_id(row)] for row in rows], dtype=np.int32)
+        fillers: dict[str, npt.NDArray[np.generic]] = {"OUT_PAD_ID": pad_ids}
+        if self._tokenizer.end_id is not None:
+            fillers["OUT_END_ID"] = np.full_like(pad_ids, self._tokenizer.end_id)
+        if "DECODER_INPUT_ID" not in outputs:
+            fillers["DECODER_INPUT_ID"] = pad_ids
+            fillers["REQUEST_DECODER_INPUT_LEN"] = np.zeros_like(pad_ids)
+        return fillers | outputs
+
     def _prepare_one(self, tensors: Row, traceparent: str) -> dict[str, npt.NDArray[np.generic]]:
         input_ids = self._input_ids(tensors)
         stop_words = tensors.get("STOP_WORDS_DICT")

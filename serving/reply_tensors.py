@@ -9,6 +9,26 @@ from serving.engines.base import ExtraOutputs, PerfMetrics
 from serving.engines.packed_array import Array
 from serving.running_request import Reply
 from serving.stream_state import pack
+from serving.tensor_sink import TensorSink
+
+
+class TensorReplies:
+    """The replies to one request of the engine step, as tensors.
+
+    Args:
+        sink: takes them.
+    """
+
+    def __init__(self, sink: TensorSink) -> None:
+        self._sink = sink
+        self.takes_one = sink.takes_one
+        self.fail = sink.fail
+        self.is_cancelled = sink.is_cancelled
+        self.named_outputs = sink.named_outputs
+
+    def send(self, reply: Reply) -> None:
+        """Send one reply."""
+        self._sink.send(reply_tensors(reply), is_final=reply.is_final)
 
 
 def reply_tensors(reply: Reply) -> dict[str, Array]:

@@ -57,7 +57,7 @@ class RequestSequences:
         """
         rows = engine_rows(tensors)
         if len(rows) == 1:
-            return [self._prompt(tensors, is_context_only)]
+            return [self._prompt(rows[0], is_context_only)]
         prompts = for_each_row(lambda row: self._prompt(row, is_context_only), rows)
         _check_batch(prompts)
         return prompts
@@ -123,6 +123,7 @@ class RequestSequences:
             sampling=sampling,
             stop_strings=prompt.stop_strings,
             scheduling=prompt.request.scheduling,
+            tells_perf=options.return_perf_metrics,
         )
         running = RunningRequest(
             sink,

@@ -2,6 +2,7 @@
 """One request between its arrival and its last reply: from the engine's chunks to the contract's replies."""
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,7 +29,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     cum_log_prob: float | None = None  # of all generated tokens up to here
     batch_index: int | None = None  # of the prompt, where a request has several
     sequence_index: int | None = None  # where a prompt has several
-    perf: PerfMetrics | None = None  # with the last reply
+    perf: PerfMetrics | None = None  # of all up to this reply
     extras: ExtraOutputs | None = None  # of beams as many as asked for, each with what `token_ids` has of the prompt
 
     @property
@@ -38,7 +39,13 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplySink(Protocol):
-    """Where the replies to one request go. Called by one thread at a time, and not at all after its last call."""
+    """Where the replies to one request go. Called by one thread at a time, and not at all after its last call.
+
+    Attributes:
+        takes_one: the request gets one response, so it cannot stream (`decoupled: false`).
+    """
+
+    takes_one: bool
 
     def send(self, reply: Reply) -> None:
         """One reply; the one with `is_final` is the last call. Where another one raises, `fail` is the last call."""
@@ -48,6 +55,9 @@ class ReplySink(Protocol):
 
     def is_cancelled(self) -> bool:
         """Whether nobody waits for the replies any more."""
+
+    def named_outputs(self) -> Collection[str]:
+        """Return the outputs that the client asked for by name; none if it named none and takes what there is."""
 
 
 @dataclass(slots=True)

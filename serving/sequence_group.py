@@ -48,6 +48,8 @@ class SequenceGroup:
     """
 
     def __init__(self, sink: ReplySink, members: Sequence[Member], *, on_failure: Callable[[], None]) -> None:
+        self.takes_one = sink.takes_one
+        self.named_outputs = sink.named_outputs
         self._sink = sink
         self._num_open = len(members)
         self._on_failure = on_failure
@@ -93,6 +95,8 @@ class _SequenceSink:
     def __init__(self, group: SequenceGroup, member: Member) -> None:
         self._group = group
         self._member = member
+        self.takes_one = group.takes_one
+        self.named_outputs = group.named_outputs
         self.fail = group.fail
         self.is_cancelled = group.is_cancelled
 

@@ -36,10 +36,15 @@ from serving.engines.clock import Clock
 class _Sequence:
     num_prompt_tokens: int
     num_context_tokens: int = 0  # that it reads in a step; 0: it has no token yet
+    tells_perf: bool = False
 
 
 class AccountedEngine(Engine):
-    """Passes everything through, and adds `steps` to the stats, and `costs` to what is told of the engine."""
+    """Passes everything through, and adds what it sums up or asks for.
+
+    That is `steps` in the stats, `costs` in what is told of the engine, and `perf` in the chunks of requests that want
+    it with each.
+    """
 
     def __init__(self, engine: Engine, clock: Clock, costs: EngineCosts | None = None) -> None:
         self._engine = engine
@@ -55,7 +60,7 @@ class AccountedEngine(Engine):
     def add(self, request: GenerationRequest) -> None:
         """Queue a request."""
         self._engine.add(request)
-        self._sequences[request.key] = _Sequence(len(request.input_ids))
+        self._sequences[request.key] = _Sequence(len(request.input_ids), tells_perf=request.tells_perf)
 
     def cancel(self, key: int) -> None:
         """Stop a request."""
@@ -105,6 +110,8 @@ class AccountedEngine(Engine):
         sequence = self._sequences.get(chunk.key)
         if sequence is None:
             return False, 0
+        if sequence.tells_perf and chunk.perf is None:
+            chunk.perf = self._engine.perf_of(chunk.key)
         is_first, num_prompt_tokens = False, 0
         num_new = len(chunk.token_ids)
         if num_new and not sequence.num_context_tokens:

@@ -29,10 +29,10 @@ class StreamState(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
     key: int
     is_final: bool
-    # With the first chunk only.
-    stop_strings: tuple[str, ...] = ()
     # So many tokens at the start of this chunk are the prompt: text that no stop string is looked for in.
     num_prompt_tokens: int = 0
+    # With the first chunk only. At the end of the struct, for text never ends with the byte that pads a batch.
+    stop_strings: tuple[str, ...] = ()
 
 
 class Census(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -69,7 +69,7 @@ _state_decoder: msgspec.msgpack.Decoder[StreamState | Census] = msgspec.msgpack.
 keys_decoder = msgspec.msgpack.Decoder(list[int])
 
 
-# Behind a context that is shorter than another one of its batch: a byte that MessagePack and UTF-8 never use.
+# Behind a context or state that is shorter than another one of its batch: a byte that MessagePack and UTF-8 never use.
 CONTEXT_PADDING = 0xC1
 _PADDING = bytes([CONTEXT_PADDING])
 
@@ -88,6 +88,18 @@ def unpack_state(packed: bytes) -> StreamState | Census:
         return _state_decoder.decode(packed)
     except msgspec.DecodeError as exc:
         raise _not_ours("stream_state") from exc
+
+
+def unpack_final_states(packed: npt.NDArray[np.generic]) -> list[StreamState]:
+    """Return the state of each row of a whole response, ``[rows, n] uint8``.
+
+    Raises:
+        RequestError: somebody else than the engine step wrote them.
+    """
+    states = [unpack_state(row.tobytes().rstrip(_PADDING)) for row in packed]
+    if not all(isinstance(state, StreamState) and state.is_final for state in states):
+        raise _not_ours("stream_state")
+    return states  # type: ignore[return-value]
 
 
 def _not_ours(field: str) -> RequestError:

@@ -7,7 +7,6 @@ is, also before its first token.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,26 +22,11 @@ from serving.reply_tensors import text_tensors
 from serving.request_metrics import RequestMetrics
 from serving.running_request import Reply
 from serving.stream_state import StreamState
+from serving.tensor_sink import Tensors, TensorSink
 from serving.text_step import add_chunk, beam_texts
 from serving.tracing.request_trace import RequestTrace
 
-Tensors = Mapping[str, npt.NDArray[np.generic]]
-
-
 _CLIENT_CHECK_S = 0.12  # a client that has gone is to be noticed within 250 ms
-
-
-class TensorSink(Protocol):
-    """Where the responses to one request go."""
-
-    def send(self, tensors: Tensors, *, is_final: bool) -> None:
-        """One response, by the names of the ensemble's outputs."""
-
-    def fail(self, error: ServingError) -> None:
-        """The last call, instead of a final response."""
-
-    def is_cancelled(self) -> bool:
-        """Whether the client has gone."""
 
 
 class _TextSink:
@@ -55,8 +39,10 @@ class _TextSink:
         # By stream: of a request with several sequences, each has its own.
         self._texts: dict[int, StreamText] = {}
         self._sent: dict[int, bytearray] = {}  # the text of a stream up to now, where responses accumulate
+        self.takes_one = sink.takes_one
         self.fail = sink.fail
         self.is_cancelled = sink.is_cancelled
+        self.named_outputs = sink.named_outputs
 
     def send(self, reply: Reply) -> None:
         state = reply.stream_state

@@ -18,7 +18,7 @@ from ensemble_configs.errors import RequestError
 from ensemble_configs.release import load_release
 from serving.detokenization import StreamText, TextDecoder
 from serving.required_tensors import check_required
-from serving.stream_state import Census, StreamState, unpack_state
+from serving.stream_state import Census, StreamState, unpack_final_states, unpack_state
 
 _CANCEL_CHECK_S = 0.04  # a message to the server each time: not for every chunk
 
@@ -55,7 +55,7 @@ class TextStep:
 
         Args:
             tensors: ``TOKENS_BATCH [batch, beams, n]``, perhaps ``SEQUENCE_LENGTH [batch, beams]``; with
-                ``STREAM_STATE [1, n]`` those of one request.
+                ``STREAM_STATE [1, n]`` those of one stream, with ``[rows, n]`` the whole texts of several.
             is_cancelled: whether the client of this chunk's stream has gone.
 
         Raises:
@@ -67,6 +67,8 @@ class TextStep:
         packed = tensors.get("STREAM_STATE")
         if packed is None:
             answers = [self._decoder.decode(ids).encode() for ids in beams]
+        elif len(packed) > 1:
+            answers = self._whole_texts(unpack_final_states(packed), beams)
         else:
             match unpack_state(packed.tobytes()):
                 case Census(num_chunks, lost_keys):
@@ -78,6 +80,17 @@ class TextStep:
                 case state:
                     answers = [self._text(state, beams[0], is_cancelled).encode()]
         return np.array(answers, dtype=np.object_)
+
+    def _whole_texts(self, states: list[StreamState], beams: list[list[int]]) -> list[bytes]:
+        """Return the texts of a response that holds several streams from beginning to end, as many beams of each."""
+        if len(beams) % len(states):
+            raise RequestError(f"STREAM_STATE has {len(states)} rows for {len(beams)} beams", field="STREAM_STATE")
+        width = len(beams) // len(states)
+        return [
+            text
+            for row, state in enumerate(states)
+            for text in beam_texts(self._decoder, state, beams[row * width : (row + 1) * width])
+        ]
 
     def _text(self, state: StreamState, token_ids: list[int], is_cancelled: Callable[[], bool]) -> str:
         now_s = time.monotonic()

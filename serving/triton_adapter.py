@@ -4,8 +4,9 @@
 Each error fails one request, and none shows a traceback to a caller.
 """
 
+import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,12 @@ import triton_python_backend_utils as pb_utils
 
 from ensemble_configs.errors import ServerError, ServingError
 from ensemble_configs.model_names import prefix_of
+from ensemble_configs.tensors import outputs_of
 from serving.engine_sources import named_engine
+from serving.tensor_sink import TensorSink
 from serving.tracing.request_trace import RequestTrace
 from serving.tracing.request_tracer import RequestTracer
+from serving.whole_response import WholeResponse
 
 _log = logging.getLogger("trireme.adapter")
 
@@ -60,7 +64,7 @@ def guarded(respond: Callable[[Any], Any], request: Any, trace: RequestTrace | N
 
 
 def start_each(start: Callable[..., Any], requests: list[Any], tracer: RequestTracer) -> None:
-    """`start(request, trace=...)` for each of a decoupled model's requests; what it raises is the only response."""
+    """Call `start(request, trace=...)` for each request; what it raises is the only response."""
     for request in requests:
         trace = tracer.begin(request)
         refusal = guarded(partial(start, trace=trace), request, trace)
@@ -68,13 +72,45 @@ def start_each(start: Callable[..., Any], requests: list[Any], tracer: RequestTr
             request.get_response_sender().send(refusal, flags=final_flag())
 
 
-class TensorSink:
-    """The responses to one request of a decoupled model, from named arrays."""
+class Responses:
+    """What a model needs to know of its config to respond, for as long as it is loaded.
 
-    def __init__(self, request: Any, trace: RequestTrace | None = None) -> None:
+    Args:
+        args: what Triton initializes the model with.
+        step: which model of upstream's it is, whatever stands before its name.
+    """
+
+    def __init__(self, args: Mapping[str, str], *, step: str) -> None:
+        policy = json.loads(args["model_config"]).get("model_transaction_policy", {})
+        self._is_decoupled = bool(policy.get("decoupled", False))
+        self._all_outputs = frozenset(name for name, _ in outputs_of(step))
+
+    def sink(self, request: Any, trace: RequestTrace | None) -> TensorSink:
+        """Return where the responses to one request go."""
+        sink = _SenderSink(request, trace, self._all_outputs)
+        return sink if self._is_decoupled else WholeResponse(sink)
+
+
+class _SenderSink:
+    """The responses to one request, sent when they are there: `execute` has returned before.
+
+    A model that is not decoupled may respond so too, once for each request: Triton's own words for it are in the
+    README of its Python backend, and `tests/triton/test_unary.py` shows that such requests run side by side.
+    """
+
+    takes_one = False
+
+    def __init__(self, request: Any, trace: RequestTrace | None, all_outputs: frozenset[str]) -> None:
+        self._request = request
+        self._all_outputs = all_outputs
         self._sender = request.get_response_sender()
         self._trace = trace
         self.is_cancelled = self._sender.is_cancelled
+
+    def named_outputs(self) -> Collection[str]:
+        """Return the outputs that the client named. Triton names all of them where it did not, and so does a graph."""
+        names = frozenset(self._request.requested_output_names())
+        return () if names >= self._all_outputs or "stream_state" in names else names
 
     def send(self, tensors: Mapping[str, npt.NDArray[np.generic]], *, is_final: bool) -> None:
         """One response."""

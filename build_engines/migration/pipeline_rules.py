@@ -19,13 +19,22 @@ def _max_batch_size(_: Value, context: Context) -> Verdict:
     return carried("triton.triton_max_batch_size", largest, why) if largest else implied("the default, 256")
 
 
+_ENGINES_POLICY = "tensorrt_llm.model_transaction_policy.decoupled"
+
+
 def _decoupled(value: Value, _: Context) -> Verdict:
-    if value.read(boolean):
-        return implied("streams, always")
-    return lost(
-        "every model with text or tokens streams here, and Triton refuses ModelInfer and /infer for such a model; have "
-        "clients of those send the same tensors by ModelStreamInfer or POST /generate"
-    )
+    is_decoupled = value.read(boolean)
+    if is_decoupled is None:
+        return lost("whether requests stream is not filled; they do now, so set decoupled: false if clients are unary")
+    return implied("streams, the default") if is_decoupled else carried("decoupled", False, "one response a request")
+
+
+def _decoupled_as_engine(value: Value, context: Context) -> Verdict:
+    """A deployment has one setting for all models; upstream's script fills one value into both."""
+    of_engine = context.get(_ENGINES_POLICY)
+    if value.read(boolean) == of_engine.read(boolean):
+        return implied("as tensorrt_llm's, always")
+    return lost(f"all models are as tensorrt_llm, which is {of_engine.text}; set decoupled to what clients need")
 
 
 def _queue_size(value: Value, _: Context) -> Verdict:
@@ -42,7 +51,7 @@ EVERY_MODEL: Mapping[str, Rule] = {
     "instance_group.count": always(_ONE_PROCESS),
     "instance_group.kind": always("models run on the CPU; the engine's processes take the GPUs"),
     "backend": always("every model is a Python one"),
-    "model_transaction_policy.decoupled": always("ensemble and tensorrt_llm stream, the steps beside them answer once"),
+    "model_transaction_policy.decoupled": always("the ensemble and its steps follow tensorrt_llm's"),
 }
 
 
@@ -101,7 +110,7 @@ POSTPROCESSING: Mapping[str, Rule] = {
 }
 STREAMING: Mapping[str, Rule] = {"model_transaction_policy.decoupled": _decoupled}
 BLS: Mapping[str, Rule] = {
-    **STREAMING,
+    "model_transaction_policy.decoupled": _decoupled_as_engine,
     "parameters.accumulate_tokens": carry("bls.accumulate_tokens", boolean, default=False),
     "parameters.tensorrt_llm_model_name": only(
         "tensorrt_llm", "the engine's model is called tensorrt_llm here; have clients ask that name"

@@ -83,6 +83,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     stop_strings: tuple[str, ...] = ()  # matched by the engine loop, not by the engine
     scheduling: Scheduling = Scheduling()  # admission's
+    tells_perf: bool = False  # its chunks say what is known of it up to them, as upstream's do
     # So many at the end of `input_ids` are output: the request goes on where an earlier one ended. An engine that
     # verifies drafts honours it in all that looks at the output alone, such as penalties and seeds.
     num_output_ids: int = 0
@@ -137,7 +138,8 @@ class TokenChunk(msgspec.Struct, array_like=True):
     finish_reason: FinishReason | None = None
     error: str | None = None  # the text of a ServingError, token and all
     log_probs: list[float] | None = None  # one for each of `token_ids`, where asked for
-    perf: PerfMetrics | None = None  # with the last chunk, where the engine knows
+    # Where the engine knows: with the last chunk, and with each where the request `tells_perf`.
+    perf: PerfMetrics | None = None
     extras: ExtraOutputs | None = None
 
 

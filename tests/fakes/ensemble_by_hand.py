@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
-from google.protobuf import text_format
+from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 
 from serving.run_dir import RUN_DIR_VARIABLE
@@ -85,8 +85,8 @@ class EnsembleByHand:
         with tempfile.TemporaryDirectory() as run_dir, _environment(RUN_DIR_VARIABLE, run_dir):
             for model in (*(step.model_name for step in self._steps), "ensemble", "tensorrt_llm_bls"):
                 adapter = self.adapters[model] = load_adapter(repository, model)
-                args = {"model_name": model, "model_version": "1"}
-                adapter.initialize(args | {"model_repository": str(repository / model)})
+                args = {"model_name": model, "model_version": "1", "model_repository": str(repository / model)}
+                adapter.initialize(args | {"model_config": _as_json(self._configs[model])})
         pb_utils.InferenceRequest.loaded_models = {name: _Instance(model) for name, model in self.adapters.items()}
 
     def close(self) -> None:
@@ -149,10 +149,18 @@ class EnsembleByHand:
         sender = request.get_response_sender()
         sender.on_response = on_response
         responses = pb_utils.InferenceRequest.loaded_models[model].execute([request])
-        if not config.model_transaction_policy.decoupled:
+        if responses is not None:
             [response] = responses
             sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         return sender
+
+
+def _as_json(config: model_config_pb2.ModelConfig) -> str:
+    """What the server hands a model: the names of the protobuf message, fields at their default too."""
+    text: str = json_format.MessageToJson(
+        config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return text
 
 
 def _mapped(input_map: Mapping[str, str], wire: Arrays) -> dict[str, Array]:

@@ -186,6 +186,10 @@ class InferenceRequest:
         """The client's, in microseconds; 0: none."""
         return self._timeout
 
+    def requested_output_names(self) -> list[str]:
+        """Those that the client named; all of the model's where it named none."""
+        return self._requested_output_names
+
     def get_response_sender(self) -> ResponseSender:
         """Always the same one."""
         return self._sender

@@ -11,6 +11,8 @@ from serving.running_request import Reply
 class RecordingSink:
     """Keeps all that it is told. What a sink must never see is noted, not raised: the caller would swallow it."""
 
+    takes_one = False
+
     def __init__(
         self,
         *,
@@ -46,6 +48,10 @@ class RecordingSink:
         with _alone(self, "is_cancelled"):
             self._before_poll()
             return self.is_abandoned
+
+    def named_outputs(self) -> tuple[str, ...]:
+        """None: the test takes what there is."""
+        return ()
 
     @property
     def is_ended(self) -> bool:

@@ -4,11 +4,13 @@
 import threading
 
 from ensemble_configs.errors import ServingError
-from serving.text_pipeline import Tensors
+from serving.tensor_sink import Tensors
 
 
 class RecordingTensorSink:
     """Keeps all that it is told."""
+
+    takes_one = False
 
     def __init__(self) -> None:
         self.responses: list[Tensors] = []
@@ -30,6 +32,10 @@ class RecordingTensorSink:
     def is_cancelled(self) -> bool:
         """Whether the test has walked away."""
         return self.is_abandoned
+
+    def named_outputs(self) -> tuple[str, ...]:
+        """None: the test takes what there is."""
+        return ()
 
     def texts(self, timeout_s: float = 20.0) -> list[str]:
         """The text of every response, once the last has come without an error."""

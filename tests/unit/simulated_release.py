@@ -21,6 +21,7 @@ def write_release(
     *,
     release: int = 1,
     is_accumulating: bool = False,
+    decoupled: bool = True,
     admission: AdmissionSpec | None = None,
     **responses: object,
 ) -> Path:
@@ -29,6 +30,7 @@ def write_release(
     spec = DeploymentSpec.of_one(
         name="test",
         release=release,
+        decoupled=decoupled,
         bls=BlsSpec(accumulate_tokens=is_accumulating),
         tokenizer=TokenizerSpec(dir=TOKENIZER),
         engine=SimulatedEngineSpec.model_validate({"provider": "simulated"} | settings),

@@ -115,8 +115,12 @@ BETWEEN_STEPS = [row for row in input_rows() if row.postprocessing]  # postproce
 SENT = [row for row in input_rows() if row not in BETWEEN_STEPS and row.engine != "stream_context"]
 CELLS = [pytest.param(row, provider, id=f"{key_of(row)}-{provider}") for row in SENT for provider in PROVIDERS]
 OUTPUT_CELLS = [
-    pytest.param(row, provider, id=f"{key_of(row)}-{provider}") for row in output_rows() for provider in PROVIDERS
+    pytest.param(row, provider, id=f"{key_of(row)}-{provider}")
+    for row in output_rows()
+    if key_of(row)
+    for provider in PROVIDERS
 ]
+OF_PREPROCESSING = [row.preprocessing for row in output_rows() if not key_of(row)]  # read by callers of the steps
 
 
 # What a deployment that does all the rest cannot do, and what it needs for it; then something else is lost: with drafts
@@ -156,8 +160,9 @@ class Server:
         names = {row.ensemble: row.preprocessing for row in CLIENT_INPUTS if row.preprocessing}
         prompt = [] if "messages" in keys else ["text_input"]
         given = {names[key]: self.value(key) for key in (*prompt, "max_tokens", *keys)}
-        to_engine = {row.preprocessing: row.engine for row in PROMPT_TENSORS}
-        return {to_engine[name]: array for name, array in self.prompt_step.prepare(given).items()}
+        to_engine = {row.preprocessing: row.engine for row in PROMPT_TENSORS if row.engine}
+        outputs = self.prompt_step.prepare(given)
+        return {to_engine[name]: array for name, array in outputs.items() if name in to_engine}
 
     def answer_to(self, tensors: dict[str, Array], *, is_context_only: bool = False) -> dict[str, Array]:
         """All outputs of a request, or of the last prompt of a batch; the last one of each name."""
@@ -167,7 +172,9 @@ class Server:
         options = decoded.options
         packed = options.stream_context
         answers: dict[str, Array] = {}
-        sink: Any = SimpleNamespace(send=lambda reply: answers.update(self._tensors(reply)))
+        sink: Any = SimpleNamespace(
+            send=lambda reply: answers.update(self._tensors(reply)), takes_one=False, named_outputs=tuple
+        )
         has_several = (options.num_return_sequences or 1) > 1
         if has_several or len(rows) > 1:
             member = Member(len(rows) - 1 if len(rows) > 1 else None, 0 if has_several else None)
@@ -233,7 +240,8 @@ def test_a_provider_can_or_says_why_not_for_every_parameter_of_the_seam(provider
     fields = set(SamplingParams.__struct_fields__)
     assert capabilities.supported.isdisjoint(capabilities.why_not)
     assert capabilities.supported | (capabilities.why_not.keys() & fields) == fields
-    assert capabilities.conditions.keys() <= capabilities.supported
+    outputs = {row.engine for row in output_rows()}
+    assert capabilities.conditions.keys() <= capabilities.supported | outputs
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -297,6 +305,12 @@ def test_an_output_is_there_or_not_as_the_table_says(
             server.answer_to(server.tensors([]), is_context_only=True) if name == "context_phase_params" else (
                 server.answer_to(server.tensors([asking]))
             )
+
+
+def test_what_only_callers_of_the_steps_read_comes_from_the_first(server_of: Callable[..., Server]) -> None:
+    server = server_of("simulated")
+    outputs = server.prompt_step.respond({"QUERY": server.value("text_input"), "REQUEST_OUTPUT_LEN": np.array([[3]])})
+    assert set(OF_PREPROCESSING) <= outputs.keys()
 
 
 @pytest.mark.parametrize("row", BETWEEN_STEPS, ids=lambda row: row.postprocessing)

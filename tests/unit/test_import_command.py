@@ -52,7 +52,7 @@ def test_a_deployment_is_written_and_every_setting_is_reported(
 def test_strict_fails_when_something_cannot_be_carried_and_writes_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = write_old_repository(tmp_path / "old", values={"decoupled_mode": "False"})
+    old = write_old_repository(tmp_path / "old", values={"max_queue_size": "128"})
     out = tmp_path / "new.yaml"
     assert run(capsys, monkeypatch, old, "--out", out)[0] == 0
     assert run(capsys, monkeypatch, old, "--out", out, "--strict", "--force")[0] == 1

@@ -224,8 +224,27 @@ def test_a_repository_that_nobody_filled_is_read_to_the_end(version: Version, tm
         for placeholder, setting in named.items():
             filled_by_script = {"max_queue_size"} | ({"max_queue_delay_microseconds"} if version >= (0, 19) else set())
             assert (entry(result, setting).note == "not filled") is (placeholder not in filled_by_script), setting
-    decoupled = ["tensorrt_llm.decoupled", "tensorrt_llm_bls.decoupled"]
-    assert [name for name in lost(result) if "version" not in name] == decoupled
+    assert [name for name in lost(result) if "version" not in name] == ["tensorrt_llm.decoupled"]
+
+
+@pytest.mark.parametrize("mode", ["True", "False"])
+def test_a_repository_streams_or_answers_once_as_it_did(mode: str, tmp_path: Path) -> None:
+    result = imported(tmp_path, {"decoupled_mode": mode})
+    assert result.deployment.model.decoupled is (mode == "True")
+    assert [name for name in lost(result) if "decoupled" in name] == []
+
+
+def test_models_that_differ_in_their_policy_are_all_as_the_engines(tmp_path: Path) -> None:
+    repository = write_old_repository(tmp_path / "old", values={"decoupled_mode": "False"})
+    bls = repository / "tensorrt_llm_bls" / "config.pbtxt"
+    bls.write_text(
+        bls.read_text().replace("decoupled: false", "decoupled: true").replace("decoupled: False", "decoupled: True")
+    )
+    engine = write_engine_config(tmp_path / "engine")
+    result = plan_import(repository, out=tmp_path / "new.yaml", engine_dir=engine, tokenizer_dir=TOKENIZER)
+    assert result.deployment.model.decoupled is False
+    assert "tensorrt_llm_bls.decoupled" in lost(result)
+    assert "all models are as tensorrt_llm, which is False" in entry(result, "tensorrt_llm_bls.decoupled").verdict.why
 
 
 def test_templates_are_filled_as_upstreams_script_fills_them() -> None:
@@ -372,8 +391,8 @@ def test_an_engine_without_the_models_around_it_is_enough(tmp_path: Path) -> Non
 
 
 def test_the_report_in_the_documentation_is_one_that_the_import_writes(tmp_path: Path) -> None:
-    values = {"decoupled_mode": "False", "kv_cache_free_gpu_mem_fraction": "0.85", "normalize_log_probs": "true"}
-    report = imported(tmp_path, values).report.to_text()
+    values = {"decoupled_mode": "False", "kv_cache_free_gpu_mem_fraction": "0.85", "max_queue_size": "128"}
+    report = imported(tmp_path, values | {"normalize_log_probs": "true"}).report.to_text()
     document = (Path(__file__).resolve().parent.parent.parent / "docs" / "migration.md").read_text()
     [sample] = [block for block in document.split("```") if "carried into the deployment" in block]
     shown = re.sub(r"\n  (?=model; )", " ", sample)  # the document breaks long lines

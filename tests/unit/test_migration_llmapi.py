@@ -202,7 +202,6 @@ LOST: list[tuple[dict[str, Any], str, str]] = [
     ({"backend": "_autodeploy"}, "model.yaml: backend", "provider pytorch is written"),
     ({"backend": "tensorrt"}, "model.yaml: backend", "its own inflight_batcher_llm repository"),
     ({"speculative_config": {"decoding_type": "Medusa"}}, "model.yaml: speculative_config", "see engine.speculation"),
-    ({"triton_config": {"decoupled": False}}, "model.yaml: triton_config.decoupled", "ModelStreamInfer"),
     (
         {"cuda_graph_config": {"batch_sizes": [1, 2]}},
         "model.yaml: cuda_graph_config.batch_sizes",
@@ -216,6 +215,12 @@ def test_what_cannot_be_carried_is_named(arguments: dict[str, Any], setting: str
     result = imported(tmp_path, {"model": "/old/llama", "max_seq_len": 9} | arguments)
     assert setting in lost(result)
     assert words in entry(result, setting).verdict.why
+
+
+def test_a_server_of_unary_clients_stays_one(tmp_path: Path) -> None:
+    policy = {"triton_config": {"max_batch_size": 0, "decoupled": False}}
+    result = imported(tmp_path, {"model": "/old/llama", "max_seq_len": 9} | policy)
+    assert result.deployment.model.decoupled is False
 
 
 def test_every_tensor_of_llmapi_is_told_its_name_here(tmp_path: Path) -> None:

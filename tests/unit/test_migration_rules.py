@@ -37,7 +37,9 @@ def engine_of(result: Import) -> dict[str, Any]:
 
 # placeholder, its value, what becomes of it, words of the reason
 CASES: list[tuple[str, str, str, Outcome, str]] = [
-    ("decoupled_mode", "False", "tensorrt_llm.decoupled", LOST, "have clients of those send the same tensors"),
+    ("decoupled_mode", "True", "tensorrt_llm.decoupled", IMPLIED, "streams"),
+    ("decoupled_mode", "False", "tensorrt_llm.decoupled", CARRIED, "one response a request"),
+    ("decoupled_mode", "False", "tensorrt_llm_bls.decoupled", IMPLIED, "as tensorrt_llm's"),
     ("max_queue_size", "128", "tensorrt_llm.dynamic_batching.default_queue_policy.max_queue_size", LOST, "no bound"),
     ("batching_strategy", "V1", "tensorrt_llm.gpt_model_type", LOST, "static batching"),
     ("encoder_engine_dir", "/enc", "tensorrt_llm.encoder_model_path", LOST, "encoder and a decoder"),

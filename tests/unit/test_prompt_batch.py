@@ -29,7 +29,8 @@ from serving.request_sequences import RequestSequences
 from serving.running_request import ReplySink
 from serving.stopping_engine import StoppingEngine
 from serving.stream_state import KEYS_PER_REQUEST
-from serving.text_pipeline import Tensors, TextPipeline
+from serving.tensor_sink import Tensors
+from serving.text_pipeline import TextPipeline
 from serving.tokenization import PromptTokenizer
 
 # Rows

@@ -53,8 +53,8 @@ def prompt(*texts: bytes, **more: npt.NDArray[np.generic]) -> Arrays:
 
 
 def to_engine(outputs: Arrays) -> Arrays:
-    names = {row.preprocessing: row.engine for row in PROMPT_TENSORS}
-    return {names[name]: array for name, array in outputs.items()}
+    names = {row.preprocessing: row.engine for row in PROMPT_TENSORS if row.engine}
+    return {names[name]: array for name, array in outputs.items() if name in names}
 
 
 def words(*strings: bytes) -> npt.NDArray[np.generic]:

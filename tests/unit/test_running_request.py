@@ -86,14 +86,17 @@ def test_a_cancelled_request_ends_with_what_it_has() -> None:
 def test_the_state_of_a_stream_of_the_ensemble_goes_with_each_reply_and_its_stop_strings_with_the_first() -> None:
     context = StreamContext(99, ("stop",))
     made = replies(running(context=context, is_streaming=True), TokenChunk(7, [10]), TokenChunk(7, [11], LENGTH))
-    assert [reply.stream_state for reply in made] == [StreamState(99, False, ("stop",)), StreamState(99, True)]
+    assert [reply.stream_state for reply in made] == [
+        StreamState(99, False, stop_strings=("stop",)),
+        StreamState(99, True),
+    ]
 
 
 def test_the_state_says_how_many_tokens_are_the_prompt() -> None:
     [reply] = replies(running(context=StreamContext(99), is_prompt_echoed=True), TokenChunk(7, [10], LENGTH))
-    assert reply.stream_state == StreamState(99, True, (), 3)
+    assert reply.stream_state == StreamState(99, True, 3)
     [reply] = replies(running(context=StreamContext(99)), TokenChunk(7, [10], LENGTH))
-    assert reply.stream_state == StreamState(99, True, (), 0)
+    assert reply.stream_state == StreamState(99, True, 0)
 
 
 def test_it_knows_its_stream_by_the_name_that_preprocessing_gave() -> None:

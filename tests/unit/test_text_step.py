@@ -89,18 +89,18 @@ def test_two_streams_do_not_mix(step: TextStep) -> None:
 
 
 def test_the_text_is_cut_before_a_stop_string_that_came_with_the_first_chunk(step: TextStep) -> None:
-    assert chunk(step, tokens("one tw"), StreamState(1, False, ("two",))) == "one "
+    assert chunk(step, tokens("one tw"), StreamState(1, False, stop_strings=("two",))) == "one "
     assert chunk(step, tokens("o three"), StreamState(1, True)) == ""
 
 
 def test_a_held_beginning_of_a_stop_string_is_given_out_at_the_end(step: TextStep) -> None:
-    assert chunk(step, tokens("one tw"), StreamState(1, False, ("two",))) == "one "
+    assert chunk(step, tokens("one tw"), StreamState(1, False, stop_strings=("two",))) == "one "
     assert chunk(step, [], StreamState(1, True)) == "tw"
 
 
 def test_the_echoed_prompt_is_not_searched_for_stop_strings(step: TextStep) -> None:
     prompt, answer = tokens("say two"), tokens(" one two")
-    state = StreamState(1, True, ("two",), len(prompt))
+    state = StreamState(1, True, len(prompt), ("two",))
     assert chunk(step, prompt + answer, state) == "say two one "
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton adapter of `ensemble` (text to text, decoupled); the logic is in serving.text_pipeline."""
+"""Triton adapter of `ensemble` (text to text); the logic is in serving.text_pipeline."""
 
 import triton_python_backend_utils as pb_utils
 
@@ -9,7 +9,7 @@ from serving.request_metrics import RequestMetrics
 from serving.request_parameters import check_release, parameters_of, with_scheduling
 from serving.text_pipeline import TextPipeline
 from serving.tracing.request_tracer import RequestTracer
-from serving.triton_adapter import TensorSink, engine_name, release_folder, start_each
+from serving.triton_adapter import Responses, engine_name, release_folder, start_each
 
 
 class TritonPythonModel:
@@ -17,6 +17,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         self.tracer = RequestTracer(args)
+        self.responses = Responses(args, step="ensemble")
         self.version = args["model_version"]
         metrics = RequestMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
         source = SharedEngine(engine_name(args, step="ensemble"))
@@ -32,7 +33,7 @@ class TritonPythonModel:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         self.pipeline.start(
             with_scheduling(tensors, parameters),
-            TensorSink(request, trace),
+            self.responses.sink(request, trace),
             request_id=request.request_id(),
             timeout_us=request.timeout(),
             trace=trace,

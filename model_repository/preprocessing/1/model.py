@@ -28,7 +28,7 @@ class TritonPythonModel:
 
     def _respond(self, request, *, trace):
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        prompt = self.step.prepare(tensors, traceparent=trace.handed_on() if trace is not None else "")
+        prompt = self.step.respond(tensors, traceparent=trace.handed_on() if trace is not None else "")
         if trace is not None:
             trace.end_step("preprocessing")
         return pb_utils.InferenceResponse([pb_utils.Tensor(*named) for named in prompt.items()])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton adapter of `tensorrt_llm` (in-flight batching, decoupled); the logic is in serving.generation."""
+"""Triton adapter of `tensorrt_llm` (in-flight batching); the logic is in serving.generation."""
 
 from functools import partial
 
@@ -12,31 +12,11 @@ from serving.engine_metrics import EngineMetrics
 from serving.engine_sources import EngineListener, OwnedEngine
 from serving.generation import GenerationService
 from serving.lifeline import Lifeline, generation_handlers
-from serving.reply_tensors import reply_tensors
+from serving.reply_tensors import TensorReplies
 from serving.request_metrics import RequestMetrics
 from serving.request_parameters import check_release, is_context_only, parameters_of, with_scheduling
 from serving.tracing.request_tracer import RequestTracer
-from serving.triton_adapter import engine_name, error_response, final_flag, release_folder, start_each
-
-
-class TritonSink:
-    """The replies to one request, as Triton's responses."""
-
-    def __init__(self, sender, trace) -> None:
-        self.sender = sender
-        self.trace = trace
-        self.is_cancelled = sender.is_cancelled
-
-    def send(self, reply) -> None:
-        tensors = [pb_utils.Tensor(*named) for named in reply_tensors(reply).items()]
-        if reply.is_final and self.trace is not None:
-            self.trace.end()
-        self.sender.send(pb_utils.InferenceResponse(tensors), flags=final_flag() if reply.is_final else 0)
-
-    def fail(self, error) -> None:
-        if self.trace is not None:
-            self.trace.end(error)
-        self.sender.send(error_response(error), flags=final_flag())
+from serving.triton_adapter import Responses, engine_name, release_folder, start_each
 
 
 class TritonPythonModel:
@@ -45,6 +25,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self.tracer = RequestTracer(args)
         folder = release_folder(args)
+        self.responses = Responses(args, step="tensorrt_llm")
         self.version = args["model_version"]
         gauges = EngineMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
         metrics = RequestMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
@@ -70,7 +51,7 @@ class TritonPythonModel:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         self.service.start(
             with_scheduling(tensors, parameters),
-            TritonSink(request.get_response_sender(), trace),
+            TensorReplies(self.responses.sink(request, trace)),
             request_id=request.request_id(),
             is_context_only=is_context_only(parameters),
             timeout_us=request.timeout(),

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton adapter of `tensorrt_llm_bls` (text to text, decoupled); the logic is in serving.pinned_releases."""
+"""Triton adapter of `tensorrt_llm_bls` (text to text); the logic is in serving.pinned_releases."""
 
 import triton_python_backend_utils as pb_utils
 
 from serving.lifeline import Lifeline, generation_handlers
 from serving.pinned_releases import PinnedReleases
 from serving.tracing.request_tracer import RequestTracer
-from serving.triton_adapter import TensorSink, release_folder, start_each
+from serving.triton_adapter import Responses, release_folder, start_each
 
 
 class TritonPythonModel:
@@ -14,6 +14,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         self.tracer = RequestTracer(args)
+        self.responses = Responses(args, step="tensorrt_llm_bls")
         self.releases = PinnedReleases(release_folder(args), pb_utils.MetricFamily)
         self.lifeline = Lifeline(args, generation_handlers(self.releases))
 
@@ -24,7 +25,7 @@ class TritonPythonModel:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         self.releases.start(
             tensors,
-            TensorSink(request, trace),
+            self.responses.sink(request, trace),
             request_id=request.request_id(),
             parameters=request.parameters(),
             timeout_us=request.timeout(),
