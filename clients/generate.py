@@ -4,7 +4,8 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -68,7 +69,7 @@ def generate(
     is_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
     access: Access,
 ) -> None:
-    """Ask a running server for text, shown as it is made.
+    """Ask a running server for text, shown as it is made; at its end where the deployment is unary (decoupled: false).
 
     Without --temperature, --top-p or --top-k the answer is greedy: always the likeliest token. Ctrl-C, or a reader
     that goes away, cancels the request on the server.
@@ -109,11 +110,12 @@ def generate(
     _refuse_two_ways(model, release, split_url, key)
     with contextlib.ExitStack() as held:
         if split_url is not None:
-            answer = generate_routed(url, split_url, request, key=key, access=access, timeout_s=timeout_s)
+            ask = partial(generate_routed, url, split_url, key=key, access=access, timeout_s=timeout_s)
         else:
             client = held.enter_context(TritonClient(url, access=access))
             chosen = model or (PINNING_MODEL if release is not None else "ensemble")
-            answer = client.generate(request, model=chosen, release=release, timeout_s=timeout_s)
+            ask = partial(client.generate, model=chosen, release=release, timeout_s=timeout_s)
+        answer = _streamed_or_whole(ask, request)
         sent_ns = time.monotonic_ns()  # at the first chunk that is asked for, right after
         chunks = held.enter_context(contextlib.closing(answer))
         if is_json:
@@ -125,6 +127,18 @@ def generate(
 def _conversation(system: str | None, text: str) -> list[dict[str, object]]:
     said = [("system", system), ("user", text)]
     return [{"role": role, "content": content} for role, content in said if content is not None]
+
+
+def _streamed_or_whole(
+    ask: Callable[[GenerateRequest], Iterator[GenerateChunk]], request: GenerateRequest
+) -> Generator[GenerateChunk, None, None]:
+    """Yield the answer as it is made; at once at its end from a unary deployment, which refuses a stream by name."""
+    try:
+        yield from ask(request)
+    except RequestError as exc:
+        if exc.facts.get("field") != "stream":
+            raise
+        yield from ask(msgspec.structs.replace(request, stream=False))
 
 
 def _refuse_two_ways(model: str | None, release: int | None, split_url: str | None, key: str | None) -> None:

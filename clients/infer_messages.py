@@ -94,7 +94,7 @@ class GenerateChunk(msgspec.Struct, frozen=True, gc=False):
     beams: tuple[str, ...] | None = None  # the text of each, the best first; None: there is one
     log_probs: tuple[float, ...] | None = None  # of this chunk's tokens
     cum_log_prob: float | None = None  # of all tokens up to here
-    perf: dict[str, float] | None = None  # with the last chunk, by the outputs' names
+    perf: dict[str, float] | None = None  # up to this chunk, by the outputs' names
 
 
 _ROWS = tuple((name, row) for name, row in inputs_of("tensorrt_llm_bls") if name in GenerateRequest.__struct_fields__)
@@ -163,45 +163,80 @@ def is_final_response(message: StreamResponse) -> bool:
 
 
 def decode_chunk(message: StreamResponse, *, is_final: bool, received_ns: int) -> GenerateChunk | None:
-    """One response as a chunk; None where it has no outputs.
+    """One response of a stream as a chunk; None where it has no outputs.
+
+    Raises:
+        ServerError: outputs that are not what the contract says.
+    """
+    chunks = decode_chunks(message, is_final=is_final, received_ns=received_ns)
+    return chunks[0] if chunks else None
+
+
+def decode_chunks(message: StreamResponse, *, is_final: bool, received_ns: int) -> list[GenerateChunk]:
+    """Return a response as a chunk for each of its rows; none where it has no outputs.
+
+    There are several in the one response of a unary deployment to a request with several sequences.
 
     Raises:
         ServerError: outputs that are not what the contract says.
     """
     response = message.infer_response
     if not response.outputs:
-        return None
+        return []
     names = [output.name for output in response.outputs]
+    num_rows = next((output.shape[0] for output in response.outputs if output.name == "sequence_index"), 1)
     try:
         raw: dict[str, bytes] = dict(zip(names, response.raw_output_contents, strict=True))
-        texts = _texts(raw["text_output"]) if "text_output" in raw else [""]
-        return GenerateChunk(
-            text=texts[0],
-            beams=tuple(texts) if len(texts) > 1 else None,
-            finish_reason=_texts(raw["finish_reason"])[0] if "finish_reason" in raw else None,
-            num_input_tokens=_count(raw.get("num_input_tokens")),
-            num_output_tokens=_count(raw.get("num_output_tokens")),
-            is_final=is_final,
-            received_ns=received_ns,
-            sequence_index=_count(raw.get("sequence_index")),
-            log_probs=_of_best("output_log_probs", raw.get("output_log_probs"), len(texts)),
-            cum_log_prob=_number("cum_log_probs", raw.get("cum_log_probs"), len(texts)),
-            perf={name: _one(name, raw[name]) for name in _PERF if name in raw} if "arrival_time_ns" in raw else None,
-        )
+        rows = [raw] if num_rows == 1 else [_row(raw, index, num_rows) for index in range(num_rows)]
+        ends = [is_final and row is rows[-1] for row in rows]
+        return [_chunk(row, is_final=is_end, received_ns=received_ns) for row, is_end in zip(rows, ends, strict=True)]
     except ValueError as exc:
         raise ServerError(f"the server sent a response that is not of the serving contract: {exc}") from exc
 
 
+def _row(raw: dict[str, bytes], index: int, num_rows: int) -> dict[str, bytes]:
+    """Return the bytes of one row of every tensor; each has as many for every row, but for text."""
+    row: dict[str, bytes] = {}
+    for name, data in raw.items():
+        is_text = name in _OUTPUTS and _OUTPUTS[name].data_type == STRING
+        parts: Sequence[bytes] = _elements(data) if is_text else ()
+        size = (len(parts) or len(data)) // num_rows
+        part = slice(index * size, (index + 1) * size)
+        row[name] = b"".join(parts[part]) if parts else data[part]
+    return row
+
+
+def _chunk(raw: dict[str, bytes], *, is_final: bool, received_ns: int) -> GenerateChunk:
+    texts = _texts(raw["text_output"]) if "text_output" in raw else [""]
+    return GenerateChunk(
+        text=texts[0],
+        beams=tuple(texts) if len(texts) > 1 else None,
+        finish_reason=_texts(raw["finish_reason"])[0] if "finish_reason" in raw else None,
+        num_input_tokens=_count(raw.get("num_input_tokens")),
+        num_output_tokens=_count(raw.get("num_output_tokens")),
+        is_final=is_final,
+        received_ns=received_ns,
+        sequence_index=_count(raw.get("sequence_index")),
+        log_probs=_of_best("output_log_probs", raw.get("output_log_probs"), len(texts)),
+        cum_log_prob=_number("cum_log_probs", raw.get("cum_log_probs"), len(texts)),
+        perf={name: _one(name, raw[name]) for name in _PERF if name in raw} if "arrival_time_ns" in raw else None,
+    )
+
+
 def _texts(raw: bytes) -> list[str]:
-    """Each element is its length, 4 bytes, and its text. An empty tensor is what a stub with numpy 2 sends."""
-    texts, start = [], 0
+    return [element[4:].decode() for element in _elements(raw)]
+
+
+def _elements(raw: bytes) -> list[bytes]:
+    """Each is its length, 4 bytes, and its text. An empty tensor is what a stub with numpy 2 sends."""
+    elements, start = [], 0
     while start + 4 <= len(raw):
         end = start + 4 + int.from_bytes(raw[start : start + 4], "little")
-        texts.append(raw[start + 4 : end])
+        elements.append(raw[start:end])
         start = end
-    if not texts or start != len(raw):
+    if not elements or start != len(raw):
         raise ValueError(f"a text tensor of {len(raw)} bytes does not hold whole texts")
-    return [text.decode() for text in texts]
+    return elements
 
 
 def _numbers(name: str, raw: bytes | None) -> tuple[float, ...] | None:

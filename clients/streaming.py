@@ -26,7 +26,7 @@ from clients.grpc_channel import RenewedChannel
 from clients.infer_messages import (
     GenerateChunk,
     GenerateRequest,
-    decode_chunk,
+    decode_chunks,
     encode_request,
     is_final_response,
     model_metadata,
@@ -168,8 +168,7 @@ class AsyncTritonClient:
                 is_complete = is_final_response(response)
                 if is_complete:
                     await _half_close(call)  # not before: see _CHANNEL_OPTIONS
-                chunk = decode_chunk(response, is_final=is_complete, received_ns=received_ns)
-                if chunk is not None:
+                for chunk in decode_chunks(response, is_final=is_complete, received_ns=received_ns):
                     silence.pause()
                     span.note(chunk)
                     yield chunk

@@ -161,6 +161,17 @@ def test_our_client_gets_the_whole_answer_where_it_does_not_ask_for_a_stream(una
     assert [chunk.text] == texts(infer(unary, "ensemble", asked(PROMPTS[0])))
 
 
+def test_our_client_gets_a_chunk_for_each_sequence(unary: RunningServer) -> None:
+    request = GenerateRequest(
+        text_input=PROMPTS[0], max_tokens=8, top_p=1.0, num_return_sequences=3, return_num_output_tokens=True
+    )
+    with TritonClient(unary.url) as client:
+        chunks = list(client.generate(request))
+    assert [chunk.sequence_index for chunk in chunks] == [0, 1, 2]
+    assert [chunk.num_output_tokens for chunk in chunks] == [8] * 3
+    assert len({chunk.text for chunk in chunks}) == 3
+
+
 def test_trireme_generate_shows_the_answer_of_a_unary_deployment(unary: RunningServer) -> None:
     command = [sys.executable, "-m", "trireme", "generate", PROMPTS[0], "--max-tokens", "8", "--url", unary.url]
     done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, timeout=60, check=False)

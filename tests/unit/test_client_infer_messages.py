@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import InferInput, service_pb2
 
-from clients.infer_messages import GenerateRequest, decode_chunk, encode_request
+from clients.infer_messages import GenerateRequest, decode_chunk, decode_chunks, encode_request
 from ensemble_configs.errors import RequestError, ServerError
 from ensemble_configs.tensors import CLIENT_INPUTS, inputs_of
 
@@ -125,6 +125,26 @@ def test_of_beams_every_text_is_there_and_the_best_ones_numbers() -> None:
     assert chunk is not None
     assert (chunk.text, chunk.beams) == ("best", ("best", "", "third"))
     assert (chunk.cum_log_prob, chunk.log_probs) == (-1, (-0.5, -0.5))
+
+
+def test_a_response_with_several_sequences_is_a_chunk_for_each() -> None:
+    message = service_pb2.ModelStreamInferResponse()
+    texts = b"".join(len(text).to_bytes(4, "little") + text for text in (b"first", b"", b"third"))
+    outputs = {
+        "text_output": (texts, [3]),
+        "sequence_index": (struct.pack("<3i", 0, 1, 2), [3, 1]),
+        "num_output_tokens": (struct.pack("<3i", 5, 1, 7), [3, 1]),
+        "output_log_probs": (struct.pack("<6f", -1, -2, -3, 0, -4, -5), [3, 1, 2]),
+    }
+    for name, (raw, shape) in outputs.items():
+        message.infer_response.outputs.add(name=name, shape=shape)
+        message.infer_response.raw_output_contents.append(raw)
+    chunks = decode_chunks(message, is_final=True, received_ns=0)
+    assert [chunk.text for chunk in chunks] == ["first", "", "third"]
+    assert [chunk.sequence_index for chunk in chunks] == [0, 1, 2]
+    assert [chunk.num_output_tokens for chunk in chunks] == [5, 1, 7]
+    assert [chunk.log_probs for chunk in chunks] == [(-1, -2), (-3, 0), (-4, -5)]
+    assert [chunk.is_final for chunk in chunks] == [False, False, True]
 
 
 @pytest.mark.parametrize(
