@@ -5,7 +5,7 @@ The one place that knows the tensor encoding. tritonclient has no types, so its 
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -106,9 +106,18 @@ def model_metadata(model: str) -> tuple[tuple[str, str], ...]:
 
 
 def encode_request(
-    request: GenerateRequest, *, model: str, model_version: str, request_id: str, release: int | None = None
+    request: GenerateRequest,
+    *,
+    model: str,
+    model_version: str,
+    request_id: str,
+    release: int | None = None,
+    perf_outputs: Collection[str] | None = None,
 ) -> InferRequest:
     """The request as one message, shapes ``[1, n]``.
+
+    Args:
+        perf_outputs: the outputs of `return_perf_metrics` to name; None: all are asked for.
 
     Raises:
         RequestError: a value that its tensor cannot hold, by its name; a release for a model that would not look at it.
@@ -129,6 +138,10 @@ def encode_request(
             continue
         message.inputs.add(name=name, datatype=_datatype(row), shape=[1, len(values)])
         message.raw_input_contents.append(_encode_values(name, row, values))
+    if perf_outputs is not None:
+        for name in _OUTPUTS:
+            if name not in _PERF or name in perf_outputs:
+                message.outputs.add(name=name)
     return message
 
 
@@ -219,7 +232,9 @@ def _chunk(raw: dict[str, bytes], *, is_final: bool, received_ns: int) -> Genera
         sequence_index=_count(raw.get("sequence_index")),
         log_probs=_of_best("output_log_probs", raw.get("output_log_probs"), len(texts)),
         cum_log_prob=_number("cum_log_probs", raw.get("cum_log_probs"), len(texts)),
-        perf={name: _one(name, raw[name]) for name in _PERF if name in raw} if "arrival_time_ns" in raw else None,
+        perf={name: _one(name, raw[name]) for name in _PERF if name in raw}
+        if any(name in raw for name in _PERF)
+        else None,
     )
 
 

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Collection, Generator
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
 
 import grpc
@@ -121,6 +121,7 @@ class AsyncTritonClient:
         timeout_s: float | None = None,
         idle_timeout_s: float | None = IDLE_TIMEOUT_S,
         traceparent: str | None = None,
+        perf_outputs: Collection[str] | None = None,
     ) -> AsyncGenerator[GenerateChunk, None]:
         """Send a request and yield its chunks as they come.
 
@@ -134,6 +135,8 @@ class AsyncTritonClient:
             idle_timeout_s: for the wait for one response, the first included. None: no limit. The reader's own time
                 does not count.
             traceparent: the caller's span as W3C trace context, for the server to go on with; no span is made here.
+            perf_outputs: with `return_perf_metrics` the measurements to ask for, by name. None: all, which an engine
+                that does not know all of them refuses.
 
         Raises:
             RequestError: the request is wrong, or names a model that is not there.
@@ -145,7 +148,12 @@ class AsyncTritonClient:
         """
         request_id = request_id or uuid.uuid4().hex
         message = encode_request(
-            request, model=model, model_version=model_version, request_id=request_id, release=release
+            request,
+            model=model,
+            model_version=model_version,
+            request_id=request_id,
+            release=release,
+            perf_outputs=perf_outputs,
         )
         key = self._access.headers()
         span = self._span(traceparent, model, request_id)

@@ -62,7 +62,8 @@ class PromptStep:
         """Return `prepare`'s tensors, with those that upstream's step always has.
 
         Callers of the steps by themselves read them without looking and send them on: the end and padding id (the
-        tokenizer's, where the request names none), and for a decoder without a prompt a padding token of length 0.
+        tokenizer's, where the request names none), lists of no words, and a padding token of length 0 for a decoder
+        without a prompt.
 
         Raises:
             RequestError: as `prepare`.
@@ -70,7 +71,12 @@ class PromptStep:
         outputs = self.prepare(tensors, traceparent=traceparent)
         rows = rows_of(tensors)
         pad_ids = np.array([[self._pad_id(row)] for row in rows], dtype=np.int32)
-        fillers: dict[str, npt.NDArray[np.generic]] = {"OUT_PAD_ID": pad_ids}
+        no_words = np.empty((len(rows), 2, 0), dtype=np.int32)
+        fillers: dict[str, npt.NDArray[np.generic]] = {
+            "OUT_PAD_ID": pad_ids,
+            "BAD_WORDS_IDS": no_words,
+            "STOP_WORDS_IDS": no_words,
+        }
         if self._tokenizer.end_id is not None:
             fillers["OUT_END_ID"] = np.full_like(pad_ids, self._tokenizer.end_id)
         if "DECODER_INPUT_ID" not in outputs:

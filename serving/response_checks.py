@@ -32,12 +32,14 @@ def check_response(options: Iterable[ResponseOptions], sink: ReplySink, info: En
 
 
 def _check_measured(sink: ReplySink, info: EngineInfo) -> None:
-    """Upstream's client takes what it has named to be there, and ends with a traceback where it is not."""
+    """Who names no outputs asks for all. Upstream's clients look at each, and end with a traceback where one is not."""
     named = sink.named_outputs()
-    for name in _MEASURED:
-        if name in named and name in info.why_not:
-            raise RequestError(
-                f"{name} is an output that the provider {info.provider!r} cannot fill; {info.why_not[name]}",
-                field=name,
-                provider=info.provider,
-            )
+    missing = [name for name in _MEASURED if name in info.why_not and (not named or name in named)]
+    if missing:
+        known = ", ".join(name for name in _MEASURED if name not in info.why_not)
+        raise RequestError(
+            f"{missing[0]}, which return_perf_metrics asks for, is not known to the provider {info.provider!r}: "
+            f"{info.why_not[missing[0]]}; of the measurements name these among the outputs alone: {known}",
+            field=missing[0],
+            provider=info.provider,
+        )

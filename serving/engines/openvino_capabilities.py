@@ -36,11 +36,11 @@ _ONE_SET = (
     "its pipeline has one set of adapters for all requests, and add_request ignores GenerationConfig.adapters; "
     "name the adapter in the deployment, engine.lora_file"
 )
-_UNTOLD_BLOCKS = "PipelineMetrics counts the blocks of all requests together; do not name it among the outputs"
+_UNTOLD_BLOCKS = "PipelineMetrics counts the blocks of all requests together"
 _UNTOLD_DRAFTS = Condition(
     "without `engine.max_ngram_size`",
     lambda spec: spec.max_ngram_size is None,
-    "how often a prompt had something to look up it does not tell; do not name it among the outputs",
+    "OpenVINO does not tell how often a prompt had something to look up",
 )
 # Of a request, not of the deployment: `openvino_drafting.refuse_undraftable`.
 _GREEDY_WITH_DRAFTS = Condition("with `engine.draft_dir` in greedy requests alone", lambda _: True, "")

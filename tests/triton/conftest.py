@@ -62,6 +62,16 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServe
 
 
 @pytest.fixture(scope="session")
+def unary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The simulated engine behind `decoupled: false`, 5 ms a step, shared by all tests that leave it as it was."""
+    engine = {"provider": "simulated", "step_ms": 5.0, "num_kv_blocks": 4096}
+    with RunningServer(
+        deployment_text("unary", engine=engine, decoupled=False), tmp_path_factory.mktemp("u")
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def openvino(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """The demo model on OpenVINO, shared by all tests that leave it as it was."""
     engine = {"provider": "openvino", "dir": str(PROJECT / "examples/demo_model/openvino/target")}

@@ -13,6 +13,7 @@ from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.errors import RequestError
 
 NUM_CALLERS = 16
+MEASURED = ("arrival_time_ns", "last_token_time_ns")  # of return_perf_metrics, and known to every engine
 _WORDS = ["fox", "Paris", "法国的首都", "😀", "مرحبا", "23 + 45 =", "word"]
 
 
@@ -43,21 +44,21 @@ class MixedLoad:
 
     async def _read(self, client: AsyncTritonClient) -> None:
         is_final = False
-        async for chunk in client.generate(self._request()):
+        async for chunk in client.generate(self._request(), perf_outputs=MEASURED):
             self.num_responses += 1
             is_final = chunk.is_final
         assert is_final
 
     async def _be_refused(self, client: AsyncTritonClient) -> None:
         with pytest.raises(RequestError, match="top_p"):
-            await anext(client.generate(self._request(top_p=1.5)))
+            await anext(client.generate(self._request(top_p=1.5), perf_outputs=MEASURED))
 
     async def _miss_the_model(self, client: AsyncTritonClient) -> None:
         with pytest.raises(RequestError, match="no_such_model"):
             await anext(client.generate(self._request(), model="no_such_model"))
 
     async def _leave(self, client: AsyncTritonClient) -> None:
-        async with contextlib.aclosing(client.generate(self._request())) as chunks:
+        async with contextlib.aclosing(client.generate(self._request(), perf_outputs=MEASURED)) as chunks:
             for _ in range(self._rng.randrange(1, 10)):
                 self.num_responses += await anext(chunks, None) is not None
 

@@ -2,7 +2,7 @@
 """Requests as an upstream client makes them: tritonclient's own API, arrays by tensor name, any model."""
 
 import queue
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,7 @@ def stream(
     *,
     request_id: str = "",
     parameters: Mapping[str, int | str] | None = None,
+    outputs: Sequence[str] | None = None,
 ) -> Generator[dict[str, Array], None, None]:
     """The responses to one request, each as arrays by output name, up to the final one.
 
@@ -72,7 +73,12 @@ def stream(
         client.start_stream(lambda result, error: responses.put((result, error)))
         try:
             client.async_stream_infer(
-                model, inputs, request_id=request_id, enable_empty_final_response=True, parameters=parameters
+                model,
+                inputs,
+                outputs=None if outputs is None else [grpcclient.InferRequestedOutput(name) for name in outputs],
+                request_id=request_id,
+                enable_empty_final_response=True,
+                parameters=parameters,
             )
             while True:
                 result, error = responses.get(timeout=60)

@@ -13,6 +13,8 @@ from test_cancellation import wait_until
 
 ASK: dict[str, object] = {"text_input": "What is the capital of France?", "max_tokens": 12, "stream": True}
 
+DRAFT_OUTPUTS = ["text_output", "acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"]
+
 
 @pytest.mark.parametrize(
     ("asked", "counted_at"),
@@ -74,7 +76,7 @@ def test_accepted_drafts_and_ends_are_those_that_clients_were_told(start_server:
     told = {"accepted": 0, "drafted": 0}
     ask = ASK | {"stream": False, "return_perf_metrics": True, "max_tokens": 40, "exclude_input_in_output": True}
     for prompt in ("Once upon a time", "What is 23 + 45?"):
-        [reply] = stream(server.url, "ensemble", ask | {"text_input": prompt})
+        [reply] = stream(server.url, "ensemble", ask | {"text_input": prompt}, outputs=DRAFT_OUTPUTS)
         told["accepted"] += int(reply["total_accepted_draft_tokens"].item())
         told["drafted"] += int(reply["total_draft_tokens"].item())
         assert reply["acceptance_rate"].item() > 0

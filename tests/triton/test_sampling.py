@@ -82,21 +82,32 @@ DRAFT_OUTPUTS = {"acceptance_rate", "total_accepted_draft_tokens", "total_draft_
 
 
 @pytest.mark.parametrize("name", ["return_perf_metrics", "return_kv_cache_reuse_stats"])
-def test_the_last_response_tells_of_the_performance(simulated: RunningServer, model: str, name: str) -> None:
+def test_each_response_tells_of_the_performance(simulated: RunningServer, model: str, name: str) -> None:
     before_ns = time.time_ns()
-    *others, last = stream(simulated.url, model, ASK | {"stream": True, name: True})
+    responses = list(stream(simulated.url, model, ASK | {"stream": True, name: True}))
+    last = responses[-1]
     outputs = KV_OUTPUTS | TIME_OUTPUTS | DRAFT_OUTPUTS
     assert set(last) == outputs | {"text_output"}
-    assert not any(outputs & set(response) for response in others)
+    assert all(outputs <= set(response) for response in responses)  # upstream's client looks at each
     assert all(last[output].shape == (1, 1) for output in outputs)
     arrival, scheduled, first, end = (int(last[output][0][0]) for output in sorted(TIME_OUTPUTS))
     assert before_ns < arrival < scheduled < first < end < time.time_ns()
 
 
-def test_what_openvino_does_not_tell_of_the_kv_cache_is_absent(openvino: RunningServer, model: str) -> None:
-    [whole] = stream(openvino.url, model, ASK | {"return_perf_metrics": True})
-    assert set(whole) >= TIME_OUTPUTS
-    assert not KV_OUTPUTS & set(whole)
+def test_what_openvino_does_not_tell_of_the_kv_cache_is_refused_by_name(openvino: RunningServer, model: str) -> None:
+    asked = ASK | {"return_perf_metrics": True}
+    refusal = r"\[INVALID_ARG field=kv_cache_alloc_new_blocks provider=openvino\].*name these among the outputs"
+    with pytest.raises(StreamFailed, match=refusal):
+        list(stream(openvino.url, model, asked))
+    with pytest.raises(StreamFailed, match=refusal):
+        list(stream(openvino.url, model, asked, outputs=["text_output", "arrival_time_ns", *KV_OUTPUTS]))
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])  # Triton's own ensemble hands no names on
+def test_what_openvino_measures_is_there_for_who_names_it(openvino: RunningServer, model: str) -> None:
+    named = {"text_output", *TIME_OUTPUTS, *DRAFT_OUTPUTS}
+    [whole] = stream(openvino.url, model, ASK | {"return_perf_metrics": True}, outputs=sorted(named))
+    assert set(whole) == named
 
 
 def test_bad_words_are_kept_out_and_biased_ones_come(simulated: RunningServer, model: str) -> None:
@@ -165,8 +176,11 @@ def test_a_draft_model_changes_nothing_but_what_it_saves(
     engine = {"provider": "openvino", "dir": str(models / "target"), "draft_dir": str(models / "draft")}
     drafting = start_server(engine=engine | {"is_prefix_caching": False})
     story = ASK | {"text_input": "Once upon a time", "max_tokens": 60}
-    [response] = stream(drafting.url, model, story | {"return_perf_metrics": True})
-    assert [response["text_output"][0].decode()] == texts(openvino, model, **story)
+    assert texts(drafting, model, **story) == texts(openvino, model, **story)
+    outputs = ["text_output", *TIME_OUTPUTS, *DRAFT_OUTPUTS]
+    of_graph = model == "ensemble_graph"  # which hands on no names of outputs, so that all are asked for
+    asked = "ensemble" if of_graph else model
+    [response] = stream(drafting.url, asked, story | {"return_perf_metrics": True}, outputs=outputs)
     accepted, drafted = (int(response[name][0][0]) for name in ("total_accepted_draft_tokens", "total_draft_tokens"))
     assert 20 < accepted <= drafted
     assert response["acceptance_rate"][0][0] == pytest.approx(accepted / drafted)
@@ -185,15 +199,16 @@ def test_our_own_client_gives_what_was_asked_for_as_typed_values(openvino: Runni
         return_num_output_tokens=True,
         return_perf_metrics=True,
     )
+    named = ("arrival_time_ns", "last_token_time_ns", "total_draft_tokens")
     with TritonClient(openvino.url) as client:
-        chunks = list(client.generate(request))
+        chunks = list(client.generate(request, perf_outputs=named))
     assert {chunk.sequence_index for chunk in chunks} == {0, 1}
     assert all(len(chunk.log_probs or ()) == chunk.num_output_tokens for chunk in chunks)
     for index in (0, 1):
         own = [chunk for chunk in chunks if chunk.sequence_index == index]
         log_probs = [log_prob for chunk in own for log_prob in chunk.log_probs or ()]
         assert own[-1].cum_log_prob == pytest.approx(sum(log_probs), abs=1e-4)
-        assert [chunk.perf is not None for chunk in own] == [*[False] * (len(own) - 1), True]
+        assert all(chunk.perf is not None for chunk in own)
     perf = chunks[-1].perf
     assert perf is not None
     assert perf["arrival_time_ns"] < perf["last_token_time_ns"]

@@ -2,13 +2,14 @@
 """A deployment with `decoupled: false` on the real server: unary clients, who share the engine's batch all the same."""
 
 import json
+import queue
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,25 +18,16 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from raw_calls import Array, infer_inputs
-from running_server import PROJECT, RunningServer, deployment_text
+from running_server import PROJECT, RunningServer
 from test_cancellation import wait_idle
 from tritonclient.utils import InferenceServerException
 
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.errors import RequestError
 
-ENGINE = {"provider": "simulated", "step_ms": 10.0, "num_kv_blocks": 4096}
+ENGINE = {"provider": "simulated", "step_ms": 5.0, "num_kv_blocks": 4096}
 MODELS = ["ensemble", "ensemble_graph", "tensorrt_llm_bls"]
 PROMPTS = ["What is the capital of France?", "Once", "one two three four five"]
-
-
-@pytest.fixture(scope="module")
-def unary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """10 ms a step, shared by all tests that leave it as it was."""
-    with RunningServer(
-        deployment_text("unary", engine=ENGINE, decoupled=False), tmp_path_factory.mktemp("u")
-    ) as server:
-        yield server
 
 
 def column(*values: object, dtype: Any = np.int32) -> Array:
@@ -137,7 +129,7 @@ def test_sixteen_unary_requests_share_the_steps_of_the_engine(unary: RunningServ
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: texts(infer(unary, "ensemble", asked(PROMPTS[0], max_tokens=50))), range(16)))
     assert len({answer for [answer] in answers}) == 1
-    assert time.monotonic() - began_s < 16 * 50 * 0.010 / 2, "one after the other would take 8 s"
+    assert time.monotonic() - began_s < 16 * 50 * 0.005 / 2, "one after the other would take 4 s"
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -198,6 +190,23 @@ def test_a_stop_request_ends_a_unary_request_with_what_it_has(unary: RunningServ
         infer(unary, "tensorrt_llm", stop | {"stop": column(True, dtype=np.bool_)}, request_id="7")
         [[length]] = running.result(timeout=5).as_numpy("sequence_length").tolist()
     assert 1 < length < 1000
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm"])
+def test_a_unary_request_that_its_client_cancels_says_so(unary: RunningServer, model: str) -> None:
+    # inflight_batcher_llm_client.py --stop-after-ms 300 --stop-via-request-cancel
+    tensors = asked(PROMPTS[0], max_tokens=1000)
+    if model == "tensorrt_llm":
+        tensors = {"input_ids": column(20), "input_lengths": column(1), "request_output_len": column(1000)}
+    received: queue.Queue[Any] = queue.Queue()
+    with grpcclient.InferenceServerClient(unary.url) as client:
+        call = client.async_infer(model, infer_inputs(tensors), lambda result, error: received.put(error or result))
+        time.sleep(0.3)
+        call.cancel()
+        error = received.get(timeout=5)
+    assert isinstance(error, InferenceServerException)
+    assert error.status() == "StatusCode.CANCELLED"
+    wait_idle(unary, 2)
 
 
 def test_a_bad_request_fails_alone_and_by_name(unary: RunningServer) -> None:

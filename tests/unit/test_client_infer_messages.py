@@ -165,3 +165,15 @@ def test_a_release_is_a_parameter_of_the_one_model_that_looks_at_it() -> None:
     assert "release" not in encode(request).parameters
     with pytest.raises(RequestError, match=r"field=release value=2.*needs model 'tensorrt_llm_bls', got 'ensemble'"):
         encode_request(request, model="ensemble", model_version="", request_id="", release=2)
+
+
+def test_measurements_are_named_where_not_all_are_asked_for() -> None:
+    request = GenerateRequest(text_input="hi", max_tokens=3, return_perf_metrics=True)
+    every = encode_request(request, model="ensemble", model_version="", request_id="1")
+    assert list(every.outputs) == []
+    some = encode_request(
+        request, model="ensemble", model_version="", request_id="1", perf_outputs=("arrival_time_ns",)
+    )
+    names = {output.name for output in some.outputs}
+    assert {"text_output", "finish_reason", "num_output_tokens", "arrival_time_ns"} <= names
+    assert not {"kv_cache_reused_blocks", "first_token_time_ns", "acceptance_rate"} & names

@@ -63,6 +63,12 @@ def test_a_promotion_loads_only_what_clients_call() -> None:
     }
 
 
+def test_another_transaction_policy_loads_what_starts_generations_anew() -> None:
+    diff = compare(spec(model()), spec(model(decoupled=False)))
+    starting = ("ensemble", "tensorrt_llm", "tensorrt_llm_bls")
+    assert kinds(diff) == {f"chat_{step}": (Kind.RELOADED, (1,), ()) for step in starting}
+
+
 def test_a_field_of_a_release_loads_that_release_everywhere_and_is_named() -> None:
     diff = compare(
         spec(model(other_releases=[release(2)])), spec(model("chat", {"seed": 5}, other_releases=[release(2)]))

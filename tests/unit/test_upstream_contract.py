@@ -101,3 +101,15 @@ def test_nothing_in_the_repository_is_left_to_be_filled_in() -> None:
     for path in DEFAULT_REPOSITORY.rglob("*"):
         if path.suffix in {".pbtxt", ".json", ".py"}:
             assert "${" not in path.read_text()
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_every_model_that_starts_generations_streams_or_answers_once(decoupled: bool) -> None:
+    spec = load_deployment(DEFAULT_DEPLOYMENT).with_model(decoupled=decoupled)
+    configs = {
+        name: text_format.Parse(text, model_config_pb2.ModelConfig())
+        for name, text in render_configs(spec.model, spec.triton, source="test").items()
+    }
+    policies = {name: config.model_transaction_policy.decoupled for name, config in configs.items()}
+    starting = {"ensemble", "tensorrt_llm", "tensorrt_llm_bls"}  # the graph is as the steps in it
+    assert policies == {name: decoupled and name in starting for name in policies}

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Upstream's clients with each of their flags, on a decoupled and on a unary server: each works, or is told by name.
+
+The README's promise, "a client that worked goes on unchanged". The cases are in `upstream_clients.py`.
+"""
+
+import re
+
+import pytest
+from running_server import RunningServer
+from upstream_clients import END_TO_END, INFLIGHT, INPUT_IDS, PROMPT, core_model, end_to_end, inflight, listed, steps
+
+BOTH = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "whole"])
+TEXT_MODELS = ["ensemble", "tensorrt_llm_bls"]
+
+
+def assert_refused(answer: object, field: str) -> None:
+    assert isinstance(answer, str), answer
+    assert re.search(rf"\[INVALID_ARG field={field} ", answer), answer
+
+
+@BOTH
+@pytest.mark.parametrize("flag", END_TO_END)
+@pytest.mark.parametrize("model", TEXT_MODELS)
+def test_the_end_to_end_client_works_on_a_decoupled_server(
+    simulated: RunningServer, model: str, flag: str, streaming: bool
+) -> None:
+    case = END_TO_END[flag]
+    answer = end_to_end(simulated, model, case, streaming=streaming)
+    if streaming and case.refused_of:
+        assert_refused(answer, case.refused_of)
+        return
+    assert isinstance(answer, list), answer
+    shown = [text for prompt in answer for text in prompt]
+    is_beams = case.refused_of == "beam_width"  # of which this client shows the best
+    assert all(shown[:1] if is_beams else shown)
+    is_echoed = not streaming and flag != "--exclude-input-in-output"
+    assert all(text.startswith(PROMPT) == is_echoed for text in shown if text)
+
+
+@BOTH
+@pytest.mark.parametrize("flag", END_TO_END)
+@pytest.mark.parametrize("model", TEXT_MODELS)
+def test_the_end_to_end_client_on_a_unary_server_gets_the_same_or_is_told_not_to_stream(
+    simulated: RunningServer, unary: RunningServer, model: str, flag: str, streaming: bool
+) -> None:
+    case = END_TO_END[flag]
+    answer = end_to_end(unary, model, case, streaming=streaming)
+    if streaming:
+        assert_refused(answer, case.refused_of or "stream")
+        return
+    assert isinstance(answer, list), answer
+    expected = end_to_end(simulated, model, case, streaming=False)
+    # Of several rows in the one response this client looks at the first: upstream's unary servers had none.
+    assert answer[0][0] == expected[0][0]
+
+
+@BOTH
+@pytest.mark.parametrize("flag", INFLIGHT)
+def test_the_in_flight_client_on_a_decoupled_server_works_over_a_stream(
+    simulated: RunningServer, flag: str, streaming: bool
+) -> None:
+    case = INFLIGHT[flag]
+    answer = inflight(simulated, case, streaming=streaming)
+    if streaming and case.refused_of:
+        assert_refused(answer, case.refused_of)
+    elif not streaming and "num_return_sequences" not in case.sends:
+        # Triton's own word, and upstream's server had no other: `decoupled: false` is for such clients.
+        assert "doesn't support models with decoupled transaction policy" in str(answer)
+    else:
+        assert_tokens(answer, flag)
+
+
+@BOTH
+@pytest.mark.parametrize("flag", INFLIGHT)
+def test_the_in_flight_client_on_a_unary_server_works_without_streaming(
+    unary: RunningServer, flag: str, streaming: bool
+) -> None:
+    case = INFLIGHT[flag]
+    answer = inflight(unary, case, streaming=streaming)
+    if streaming:
+        assert_refused(answer, case.refused_of or "streaming")
+    else:
+        assert_tokens(answer, flag)
+
+
+def assert_tokens(answer: object, flag: str) -> None:
+    assert isinstance(answer, list), answer
+    first = answer[0]
+    is_excluded = flag == "--exclude-input-in-output"
+    if not is_excluded:
+        assert first[: len(INPUT_IDS)] == INPUT_IDS
+    made = first if is_excluded else first[len(INPUT_IDS) :]
+    assert len(made) == (3 if flag == "--request-output-len" else 6)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param({}, id="speculative decoding client"),
+        pytest.param({"BAD_WORDS_DICT": listed(""), "STOP_WORDS_DICT": listed("")}, id="end_to_end_test"),
+    ],
+)
+def test_the_steps_called_one_by_one_give_the_text_of_the_ensemble(
+    unary: RunningServer, protocol: str, words: dict[str, object]
+) -> None:
+    by_steps, at_once = steps(unary, protocol, words)  # type: ignore[arg-type]
+    assert by_steps == at_once
+    assert at_once.startswith(PROMPT)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_the_benchmark_of_the_core_model_runs_on_a_unary_server(unary: RunningServer, protocol: str) -> None:
+    assert core_model(unary, protocol) == len(INPUT_IDS) + 6
+
+
+def test_the_benchmark_of_the_core_model_runs_decoupled(simulated: RunningServer) -> None:
+    assert core_model(simulated, "grpc", is_stream=True) == len(INPUT_IDS) + 6
+
+
+# What OpenVINO cannot, by the flag that asks for it; the field is the one that the client knows.
+OPENVINO_REFUSES = {
+    "--bad-words": "bad_words",
+    "--embedding-bias-words --embedding-bias-weights": "embedding_bias_words",
+    "--return-context-logits": "return_context_logits",
+    "--return-generation-logits": "return_generation_logits",
+    "--return-perf-metrics": "kv_cache_alloc_new_blocks",
+    "--lora-path --lora-task-id": "lora_task_id",
+    "--lora-task-id": "lora_task_id",
+    "--draft-tokens-csv": "draft_input_ids",
+    "--prompt-embedding-table-path": "prompt_embedding_table",
+    "--prompt_table_extra_id": "prompt_table_extra_ids",
+    "--lookahead_config": "lookahead_window_size",
+}
+
+
+@BOTH
+@pytest.mark.parametrize("flag", END_TO_END)
+def test_the_end_to_end_client_is_told_what_the_engine_cannot(
+    openvino: RunningServer, flag: str, streaming: bool
+) -> None:
+    case = END_TO_END[flag]
+    answer = end_to_end(openvino, "ensemble", case, streaming=streaming)
+    refused = OPENVINO_REFUSES.get(flag, "") or (case.refused_of if streaming else "")
+    if refused:
+        assert_refused(answer, refused)
+    else:
+        assert isinstance(answer, list), answer
+
+
+@pytest.mark.parametrize("flag", INFLIGHT)
+def test_the_in_flight_client_is_told_what_the_engine_cannot(openvino: RunningServer, flag: str) -> None:
+    case = INFLIGHT[flag]
+    answer = inflight(openvino, case, streaming=True)
+    refused = OPENVINO_REFUSES.get(flag, case.refused_of)
+    if refused:
+        assert_refused(answer, refused)
+    else:
+        assert isinstance(answer, list), answer
