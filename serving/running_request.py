@@ -15,6 +15,8 @@ from serving.request_metrics import RequestTimes
 from serving.requests import ResponseOptions
 from serving.stream_state import StreamContext, StreamState
 
+_NOTHING_YET = PerfMetrics(0, 0, 0, 0, 0, 0, 0)
+
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """One response: the new tokens of a stream, or everything at once."""
@@ -146,15 +148,16 @@ class RunningRequest:
             stream_state=self._stream_state(is_final, len(prompt)),
             log_probs=log_probs if self.returns_log_probs else None,
             cum_log_prob=self._cum_log_prob if self.returns_log_probs else None,
-            perf=self._perf(chunk) if options.return_perf_metrics else None,
+            perf=self._perf(chunk, has_tokens=bool(token_ids)) if options.return_perf_metrics else None,
             extras=extras if beams is None else _with_beams(extras, beams, prompt),
         )
 
-    def _perf(self, chunk: TokenChunk) -> PerfMetrics | None:
-        if chunk.perf is None:
-            return None
+    def _perf(self, chunk: TokenChunk, *, has_tokens: bool) -> PerfMetrics | None:
+        perf = chunk.perf
+        if perf is None and not has_tokens and not self.num_replies:
+            perf = _NOTHING_YET  # it was stopped before it began, and its client looks at each output
         # The engine sees a request only when its step is over, which may take a while.
-        return msgspec.structs.replace(chunk.perf, arrival_time_ns=self.times.arrival_ns)
+        return None if perf is None else msgspec.structs.replace(perf, arrival_time_ns=self.times.arrival_ns)
 
     def _stream_state(self, is_final: bool, num_prompt_tokens: int) -> StreamState | None:
         if self.context is None:

@@ -2,6 +2,7 @@
 """A deployment with `decoupled: false` on the real server: unary clients, who share the engine's batch all the same."""
 
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +36,7 @@ def column(*values: object, dtype: Any = np.int32) -> Array:
     return np.array([[value] for value in values], dtype=dtype)
 
 
-def asked(*prompts: str, max_tokens: int = 8, **more: Array) -> dict[str, Array]:
+def asked(*prompts: str, max_tokens: int = 8, **more: Any) -> dict[str, Array]:
     rows = {
         "text_input": column(*(prompt.encode() for prompt in prompts), dtype=np.object_),
         "max_tokens": column(*[max_tokens] * len(prompts)),
@@ -85,7 +87,7 @@ def test_a_batch_has_a_row_for_each_prompt(unary: RunningServer, model: str) -> 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_several_sequences_and_beams_come_in_one_response(unary: RunningServer, model: str) -> None:
-    more = {"num_return_sequences": column(2, 2), "top_p": column(1.0, 1.0, dtype=np.float32)}
+    more: dict[str, Any] = {"num_return_sequences": column(2, 2), "top_p": column(1.0, 1.0, dtype=np.float32)}
     result = infer(unary, model, asked(*PROMPTS[:2], **more))
     assert result.as_numpy("sequence_index").tolist() == [[0], [1], [0], [1]]
     assert len(set(texts(result))) == 4
@@ -124,6 +126,16 @@ def test_a_short_request_that_comes_later_is_answered_first(unary: RunningServer
     assert ends["short"] + 0.5 < ends["long"]
 
 
+def test_tritons_own_queue_holds_up_no_unary_request(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(engine=ENGINE, decoupled=False, triton_queue={"max_queue_size": 8})
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(infer, server, "ensemble", asked(PROMPTS[0], max_tokens=300))
+        time.sleep(0.3)
+        assert texts(infer(server, "ensemble", asked(PROMPTS[0], max_tokens=3)))
+        assert not long.done()
+        assert texts(long.result(timeout=20))
+
+
 def test_sixteen_unary_requests_share_the_steps_of_the_engine(unary: RunningServer) -> None:
     began_s = time.monotonic()
     with ThreadPoolExecutor(16) as pool:
@@ -134,7 +146,7 @@ def test_sixteen_unary_requests_share_the_steps_of_the_engine(unary: RunningServ
 
 @pytest.mark.parametrize("model", MODELS)
 def test_who_wants_a_stream_is_told_what_to_change(unary: RunningServer, model: str) -> None:
-    stream = {"stream": column(True, dtype=np.bool_)}
+    stream: dict[str, Any] = {"stream": column(True, dtype=np.bool_)}
     with pytest.raises(InferenceServerException, match=r"\[INVALID_ARG field=stream value=True\].*decoupled: true"):
         infer(unary, model, asked(PROMPTS[0], **stream))
     with pytest.raises(urllib.error.HTTPError) as failure:
@@ -169,6 +181,27 @@ def test_trireme_generate_shows_the_answer_of_a_unary_deployment(unary: RunningS
     done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == texts(infer(unary, "ensemble", asked(PROMPTS[0])))[0] + "\n"
+
+
+def test_batch_jobs_are_answered_by_a_unary_server(unary: RunningServer, tmp_path: Path) -> None:
+    body = {"model": "ensemble", "prompt": PROMPTS[0], "max_tokens": 6, "n": 2, "temperature": 1.0}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    (tmp_path / "requests.jsonl").write_text(json.dumps(line) + "\n")
+    command = [sys.executable, "-m", "trireme", "batch", "run", "requests.jsonl", "--out", "results.jsonl"]
+    done = subprocess.run(
+        [*command, "--without-admission", "--url", unary.url],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+    )
+    assert done.returncode == 0, done.stderr
+    [result] = (tmp_path / "results.jsonl").read_text().splitlines()
+    choices = json.loads(result)["response"]["body"]["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1]
+    assert len({choice["text"] for choice in choices}) == 2
 
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls", "tensorrt_llm"])
@@ -210,7 +243,7 @@ def test_a_unary_request_that_its_client_cancels_says_so(unary: RunningServer, m
 
 
 def test_a_bad_request_fails_alone_and_by_name(unary: RunningServer) -> None:
-    bad = {"top_p": column(0.5, 1.5, dtype=np.float32)}
+    bad: dict[str, Any] = {"top_p": column(0.5, 1.5, dtype=np.float32)}
     with pytest.raises(InferenceServerException, match=r"\[INVALID_ARG field=top_p value=1.5 batch_index=1\]"):
         infer(unary, "ensemble", asked(*PROMPTS[:2], **bad))
     assert texts(infer(unary, "ensemble", asked(PROMPTS[0])))

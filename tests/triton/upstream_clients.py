@@ -35,7 +35,8 @@ PERF_OUTPUTS = (
 
 def one(value: object, dtype: Any) -> Array:
     """``[1, 1]``."""
-    return np.array([[value]], dtype=dtype)
+    array: Array = np.array([[value]], dtype=dtype)
+    return array
 
 
 def listed(*values: object, dtype: Any = object) -> Array:
@@ -65,7 +66,7 @@ class Flag:
     refused_of: str = ""
 
 
-_LORA = {
+_LORA: Mapping[str, Array] = {
     "lora_weights": np.array([[[0.5, 1.0]]], np.float16),
     "lora_config": np.array([[[0, 0, 8]]], np.int32),
     "lora_task_id": one(3, np.uint64),

@@ -139,3 +139,12 @@ def test_a_reply_that_could_not_be_sent_is_not_counted() -> None:
     with pytest.raises(OSError, match="no room"):
         request.send(Reply(token_ids=[1], is_final=True))
     assert request.is_over, "the sink may have had it"
+
+
+def test_a_request_that_was_stopped_before_it_began_has_measured_nothing() -> None:
+    [reply] = replies(running(return_perf_metrics=True), TokenChunk(7, [], FinishReason.CANCELLED))
+    assert reply.perf is not None
+    assert reply.perf.arrival_time_ns > 0
+    assert (reply.perf.first_token_time_ns, reply.perf.kv_cache_alloc_total_blocks) == (0, 0)
+    [unmeasured] = replies(running(return_perf_metrics=True), TokenChunk(7, [10], LENGTH))
+    assert unmeasured.perf is None, "an engine that says nothing is not taken for one that did nothing"
