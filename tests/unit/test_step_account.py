@@ -65,6 +65,16 @@ def test_every_step_is_accounted_for_by_what_it_did() -> None:
     )
 
 
+def test_each_chunk_of_a_request_that_wants_it_says_what_is_known_up_to_it() -> None:
+    engine = accounted()
+    engine.add(msgspec.structs.replace(request(1, 20, 3), tells_perf=True))
+    engine.add(request(2, 20, 3))
+    chunks = [chunk for _ in range(3) for chunk in engine.step()]
+    told = [chunk.perf for chunk in chunks if chunk.key == 1]
+    assert [perf is not None and perf.kv_cache_alloc_total_blocks for perf in told] == [2, 2, 2]
+    assert [chunk.perf is not None for chunk in chunks if chunk.key == 2] == [False, False, True]
+
+
 def test_a_prompt_in_pieces_is_several_steps_of_prefill_and_counts_with_its_first_token() -> None:
     engine = accounted(max_num_batched_tokens=8)
     engine.add(request(1, 20, 2))
