@@ -88,7 +88,7 @@ def _python_model(model: ModelSpec, triton: TritonSpec, step: str) -> Message:
 
 
 def _policy(model: ModelSpec, step: str) -> Message:
-    """Decoupled: any number of responses for a request. In both cases execute() returns before the first of them."""
+    """Return the transaction policy of a step that starts generations, whose execute() returns before any response."""
     if role_of(step) not in _STARTING:
         return {}
     return {"model_transaction_policy": {"decoupled": model.decoupled}}

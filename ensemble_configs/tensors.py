@@ -55,7 +55,7 @@ def _option(name: str, data_type: str, *, engine: str = "", field: str = "") -> 
 
 
 def _special_id(name: str, *, preprocessing: str) -> Tensor:
-    """A token id that the first step and the engine step read."""
+    """Return the row of a token id that the first step and the engine step read."""
     return Tensor(data_type=INT32, ensemble=name, preprocessing=preprocessing, engine=name, is_scalar=True, field=name)
 
 

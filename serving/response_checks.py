@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request may not expect of its response, refused before anything is generated for it."""
+"""Checks of what a request expects of its response, made before anything is generated for it."""
 
 from collections.abc import Iterable
 
@@ -32,7 +32,10 @@ def check_response(options: Iterable[ResponseOptions], sink: ReplySink, info: En
 
 
 def _check_measured(sink: ReplySink, info: EngineInfo) -> None:
-    """Who names no outputs asks for all. Upstream's clients look at each, and end with a traceback where one is not."""
+    """Refuse measurements that the engine has not; a request that names no outputs asks for all of them.
+
+    Upstream's clients look at each, and end with a traceback where one is not there.
+    """
     named = sink.named_outputs()
     missing = [name for name in _MEASURED if name in info.why_not and (not named or name in named)]
     if missing:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the responses to one request go, as named arrays: what the library asks of Triton."""
+"""The destination of the responses to one request, as named arrays: what the library asks of Triton."""
 
 from collections.abc import Collection, Mapping
 from typing import Protocol

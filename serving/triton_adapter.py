@@ -73,7 +73,7 @@ def start_each(start: Callable[..., Any], requests: list[Any], tracer: RequestTr
 
 
 class Responses:
-    """What a model needs to know of its config to respond, for as long as it is loaded.
+    """The way a model responds, by its config, for as long as it is loaded.
 
     Args:
         args: what Triton initializes the model with.
@@ -94,8 +94,8 @@ class Responses:
 class _SenderSink:
     """The responses to one request, sent when they are there: `execute` has returned before.
 
-    A model that is not decoupled may respond so too, once for each request: Triton's own words for it are in the
-    README of its Python backend, and `tests/triton/test_unary.py` shows that such requests run side by side.
+    A model that is not decoupled may respond so too, once for each request; `tests/triton/test_unary.py` shows that
+    such requests run side by side.
     """
 
     takes_one = False

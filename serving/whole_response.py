@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One response for a whole request, of a model that is not decoupled: a row for each prompt, or for each sequence.
+"""The single response of a model that is not decoupled: a row for each prompt of the request, or for each sequence.
 
 A request with one prompt and one sequence has one response anyway. Of several, the rows are in the order of
 `batch_index` and `sequence_index`, which say whose each is. A tensor has the dims of its largest row, and shorter ones

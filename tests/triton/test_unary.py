@@ -21,7 +21,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from raw_calls import Array, infer_inputs
 from running_server import PROJECT, RunningServer
-from test_cancellation import wait_idle
+from test_cancellation import wait_idle, wait_until
 from tritonclient.utils import InferenceServerException
 
 from clients.streaming import GenerateRequest, TritonClient
@@ -240,6 +240,31 @@ def test_a_unary_request_that_its_client_cancels_says_so(unary: RunningServer, m
     assert isinstance(error, InferenceServerException)
     assert error.status() == "StatusCode.CANCELLED"
     wait_idle(unary, 2)
+
+
+def test_a_unary_request_is_counted_once_with_its_tokens(unary: RunningServer) -> None:
+    labels = {"model": "ensemble", "version": "1"}
+
+    def counts() -> list[float]:
+        return [
+            unary.metric("trireme_requests_total", finish_reason="length", **labels),
+            unary.metric("trireme_generation_tokens_total", **labels),
+            unary.metric("trireme_e2e_request_latency_seconds_count", **labels),
+        ]
+
+    time.sleep(0.5)  # what others asked before is counted in bunches
+    before = counts()
+    infer(unary, "ensemble", asked(PROMPTS[0], max_tokens=8))
+    wait_until(lambda: [now - then for now, then in zip(counts(), before, strict=True)] == [1, 8, 1], 5)
+
+
+def test_a_deadline_ends_a_unary_request_where_there_is_admission(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(engine=ENGINE, decoupled=False, admission={})
+    late: dict[str, Any] = {"deadline_ms": column(300)}
+    with pytest.raises(InferenceServerException, match=r"\[DEADLINE reason=deadline_ms"):
+        infer(server, "ensemble", asked(PROMPTS[0], max_tokens=1000, **late))
+    assert texts(infer(server, "ensemble", asked(PROMPTS[0])))
+    wait_idle(server, 2)
 
 
 def test_a_bad_request_fails_alone_and_by_name(unary: RunningServer) -> None:

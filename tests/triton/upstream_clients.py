@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each flag of upstream's clients sends, and what the client then reads without looking whether it is there.
+"""The tensors that each flag of upstream's clients sends, and the outputs that the client then reads without looking.
 
 Written from NVIDIA/TensorRT-LLM, `triton_backend/` (read 2026-11-24); the code is ours. A client that reads what is not
 there ends with a traceback, and so does its stand-in here: with a TypeError, which no test catches.
@@ -49,7 +49,7 @@ TRUE = one(True, bool)
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag of a client, or some that belong together.
+    """A flag of a client, or some that belong together.
 
     Attributes:
         sends: the tensors that it adds, or sends in place of the default.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a response cannot be is refused before anything is generated, by the name that the client knows."""
+"""Responses that cannot be are refused before anything is generated, by the name that the client knows."""
 
 import msgspec
 import pytest
