@@ -33,7 +33,14 @@ class _BatchSpec(Spec):
         default=30.0,
         ge=2,
         le=86_400,
-        description="an engine that is silent for so long is ended and started again; more than its longest step takes",
+        description="an engine that is silent, or has work and gets no further, for so long is ended and started "
+        "again; more than its longest step takes",
+    )
+    load_timeout_s: Number = Field(
+        default=1800.0,
+        ge=1,
+        le=86_400,
+        description="an engine that has not loaded within this time is ended, and the error says what it logged last",
     )
 
     @property
@@ -205,6 +212,21 @@ class _TrtLlmSpec(_BatchSpec):
     max_beam_width: Positive = Field(
         default=1, description="beams that a request may search with; with pytorch: that every request must search with"
     )
+    launcher: Literal["auto", "mpirun", "none"] = Field(
+        default="auto",
+        description="what starts the engine's process and its ranks; auto: mpirun for several ranks, and one process "
+        "without ranks for one",
+    )
+
+    @property
+    def world_size(self) -> int:
+        """GPUs of one engine."""
+        return self.tp_size * self.pp_size
+
+    @property
+    def close_timeout_s(self) -> float:
+        """Seconds that NCCL and CUDA may take to free what every rank holds; tens of them with 8 ranks."""
+        return min(15.0 + 5.0 * self.world_size, 120.0)
 
     @model_validator(mode="after")
     def _ranks_are_few(self) -> "_TrtLlmSpec":
@@ -250,11 +272,6 @@ class TensorRtEngineSpec(_TrtLlmSpec):
     )
     perf_knobs: PerfKnobsSpec = PerfKnobsSpec()
     speculation: Annotated[LookaheadSpec | MedusaSpec | EagleSpec, Field(discriminator="method")] | None = None
-
-    @property
-    def world_size(self) -> int:
-        """GPUs of one engine."""
-        return self.tp_size * self.pp_size
 
     @property
     def max_tokens_per_step(self) -> int:

@@ -43,6 +43,7 @@ class EngineClient:
         self._send_lock = threading.Lock()  # one message after the other
         self._is_closing = threading.Event()
         self._channel: Channel | None = None  # None: no engine is ready
+        self._broken: Broken | None = None  # the last words of the engine that has just ended
         self._reader: threading.Thread | None = None
         self.info: EngineInfo  # from start() on
 
@@ -118,7 +119,7 @@ class EngineClient:
             try:
                 reports = channel.receive(is_blocking=True, timeout_s=left_s)
             except ChannelClosed:
-                self._lose(Unavailable("the engine died; it is being restarted", reason="engine_died"))
+                self._lose(self._death())
                 stepped_s = time.monotonic()
                 continue
             self._take(reports)
@@ -140,10 +141,20 @@ class EngineClient:
         if not self._is_closing.is_set():
             self._restart()
 
+    def _death(self) -> Unavailable:
+        """The error of those whose requests are lost with the engine."""
+        broken, self._broken = self._broken, None
+        if broken is not None and broken.reason == "engine_hung":
+            return Unavailable("the engine hung: it had work and got no further; it is restarted", reason="engine_hung")
+        if broken is None and not self._is_closing.is_set() and (why := self._source.why_ended()):
+            _log.error("the engine has ended: %s", why)
+        return Unavailable("the engine died; it is being restarted", reason="engine_died")
+
     def _take(self, reports: list[object]) -> None:
         steps = [report for report in reports if isinstance(report, Step)]
         for report in reports:
             if isinstance(report, Broken):
+                self._broken = report
                 _log.error("engine: %s", report.error)
         if steps:
             self._on_steps(steps)

@@ -67,7 +67,7 @@ def _on_demand(release: ReleaseSpec, *, folder: Path, run_dir: Path, member: str
     assert release.on_demand is not None
     os.environ[RUN_DIR_VARIABLE] = str(run_dir)  # for the process below: asked itself, it would find another
     return OnDemandEngine(
-        lambda: OwnedEngine(folder, is_inner=True),
+        lambda: OwnedEngine.of_release(release, folder, is_inner=True),
         Residency(run_dir / LEDGER_FILE, release.on_demand, member=member),
         release.on_demand,
         WallClock(),

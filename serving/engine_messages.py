@@ -51,6 +51,7 @@ class Broken(msgspec.Struct, tag="broken", array_like=True):
     """Engine to adapter, last words: the text of the ServingError that ended it."""
 
     error: str
+    reason: str = "engine_died"  # that is told to those who have requests there
 
 
 Command = Submit | Cancel | Stop
@@ -112,13 +113,17 @@ class Channel:
         except (OSError, ValueError) as exc:  # closed by another thread of ours
             raise ChannelClosed(str(exc)) from exc
 
-    def receive_one(self) -> object:
+    def receive_one(self, *, timeout_s: float | None = None) -> object:
         """The next message, waiting for it; what came with it is left to `receive`.
 
         Raises:
             ChannelClosed: the other side is gone.
+            TimeoutError: nothing came for `timeout_s`.
         """
-        first, *self._unread = self.receive(is_blocking=True)
+        messages = self.receive(is_blocking=True, timeout_s=timeout_s)
+        if not messages:
+            raise TimeoutError(f"nothing came for {timeout_s:g} s")
+        first, *self._unread = messages
         return first
 
     def _read(self, *, is_blocking: bool) -> bytes:

@@ -7,24 +7,37 @@ its queue while an engine is being restarted.
 """
 
 import contextlib
+import logging
+import os
 import secrets
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from ensemble_configs.errors import ServerError, Unavailable
-from serving.engine_messages import Broken, Channel, ChannelClosed, Ready, Report
+from ensemble_configs.release_spec import ReleaseSpec
+from serving.engine_guard.gpu_memory import GpuMemory
+from serving.engine_guard.guarded_process import EngineProcess, GuardedProcess, PlainProcess
+from serving.engine_messages import Channel, ChannelClosed, Report
+from serving.engine_start_up import read_info, wait_until_loaded
 from serving.engines.base import EngineInfo
+from serving.engines.engine_start import EngineStart
+from serving.engines.providers import start_of_release
 from serving.run_dir import run_dir
 from serving.server_log import log_format
 
+_log = logging.getLogger("trireme.engine_sources")
+
 # After it was hung up on; it may use 5 s (CLOSE_TIMEOUT_S in engine_process) to end what it has started.
 _KILL_AFTER_S = 7.0
+_GUARD_S = 20.0  # beside what the engine may take: for the guard to end what the engine has left behind
+_WHY_S = 0.5  # that those may wait for who are to be told
 _POLL_S = 0.02
 # How long a guest waits for the owner to exist: Triton loads models in any order, and an owner that loads is there.
 _OWNER_APPEARS_S = 60.0
@@ -49,6 +62,9 @@ class EngineSource(Protocol):
     def discard(self, *, ends_itself: bool) -> None:
         """The connection is closed; end what is behind it. `ends_itself`: it served, and will see the hang-up."""
 
+    def why_ended(self) -> str:
+        """Return what is known of the end of an engine that served; empty: no more than that it ended."""
+
     def close(self) -> None:
         """No connection is made from now on."""
 
@@ -65,6 +81,8 @@ class OwnedEngine(EngineSource):
         listener: where guests of the engine come in.
         watchdog_s: must be longer than the engine's longest step, and than a heartbeat of its process.
         is_inner: the engine's process itself starts it, for an engine that is loaded on demand.
+        load_timeout_s: the engine is ended if it has not loaded by then; None: it may take for ever.
+        plan: says how its process starts, each time anew; None: as it is.
     """
 
     def __init__(
@@ -74,36 +92,75 @@ class OwnedEngine(EngineSource):
         *,
         watchdog_s: float | None = None,
         is_inner: bool = False,
+        load_timeout_s: float | None = None,
+        plan: Callable[[], EngineStart] = EngineStart,
     ) -> None:
         self._is_inner = is_inner
         self.watchdog_s = watchdog_s
+        self._load_timeout_s = load_timeout_s
         self._release_dir = release_dir
         self._listener = listener
+        self._plan = plan
+        self._close_timeout_s = 0.0
+        self._memory = GpuMemory()
+        self._held: str | None = None  # what an ended engine's GPUs have not got back
+        self._pids: list[int] = []
         self._lock = threading.Lock()  # no process is started behind close()
         self._is_closing = False
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: EngineProcess | None = None
+
+    @classmethod
+    def of_release(
+        cls,
+        release: ReleaseSpec,
+        release_dir: Path,
+        listener: "EngineListener | None" = None,
+        *,
+        is_inner: bool = False,
+    ) -> "OwnedEngine":
+        """Return the source of a release's engine, as its deployment wants it started and watched over."""
+        is_outer = release.on_demand is not None and not is_inner  # it waits for its turn before it loads anything
+        return cls(
+            release_dir,
+            listener,
+            watchdog_s=release.engine.watchdog_s,
+            is_inner=is_inner,
+            load_timeout_s=None if is_outer else release.engine.load_timeout_s,
+            plan=partial(_start_of_outer if is_outer else start_of_release, release),
+        )
 
     def connect(self) -> tuple[Channel, EngineInfo]:
         """Start a process and wait until it has loaded the engine."""
+        if self._held is not None and (held := self._memory.wait_until_free(self._pids)) is not None:
+            raise Unavailable(f"the engine is not started again: {held}", reason="gpu_memory_held")
+        self._held = None
         ours, theirs = socket.socketpair()
         channel = Channel(ours, Report)
         try:
             with theirs:
                 process = self._start(theirs.fileno())
-            return channel, _wait_until_loaded(process, channel)
+            info = wait_until_loaded(process, channel, self._load_timeout_s)
+            process.note_loaded()
         except BaseException:
             channel.close()
             raise
+        return channel, info
 
     def discard(self, *, ends_itself: bool) -> None:
-        """Wait for the end of a process that was hung up on, and kill it if it does not come."""
+        """Wait for the end of a process that was hung up on, and kill it if it does not come; then for its memory."""
         process = self._process
-        if process is not None:
-            try:
-                process.wait(_KILL_AFTER_S if ends_itself else 0)  # one that is still loading sees no hang-up
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        if process is None:
+            return
+        if not process.wait(max(_KILL_AFTER_S, self._close_timeout_s) if ends_itself else 0):
+            process.end()  # one that is still loading sees no hang-up
+        self._pids = sorted(process.pids)
+        self._held = self._memory.wait_until_free(self._pids)
+        if self._held is not None:
+            _log.error("%s", self._held)
+
+    def why_ended(self) -> str:
+        """Return what is known of the end of the process."""
+        return self._process.why_ended(_WHY_S) if self._process is not None else ""
 
     def close(self) -> None:
         """Start no process any more."""
@@ -114,24 +171,37 @@ class OwnedEngine(EngineSource):
 
     @property
     def pid(self) -> int | None:
-        """The engine's process id."""
+        """The engine's process id, or that of its guard."""
         return self._process.pid if self._process else None
 
-    def _start(self, socket_number: int) -> subprocess.Popen[bytes]:
+    def _start(self, socket_number: int) -> EngineProcess:
         numbers = [socket_number]
-        command = [_python(), "-m", "serving.engine_process", "--release", self._release_dir, "--fd", socket_number]
-        command += ["--run-dir", run_dir()]  # an engine's process, asked itself, would find another
+        command = [_python(), "-m", "serving.engine_process", "--release", str(self._release_dir)]
+        command += ["--run-dir", str(run_dir())]  # an engine's process, asked itself, would find another
         command += ["--log-format", log_format()]
         if self._is_inner:
             command.append("--inner")
         if self._listener is not None:
             numbers.append(self._listener.fileno())
-            command += ["--guests-fd", self._listener.fileno()]
+        start = self._plan()
+        if start.is_guarded:
+            self._memory.note_before_start()
         with self._lock:
             if self._is_closing:
                 raise Unavailable("the engine is being closed", reason="shutdown")
-            self._process = subprocess.Popen([str(part) for part in command], pass_fds=numbers)
+            self._process = self._started(start, command, numbers)
             return self._process
+
+    def _started(self, start: EngineStart, command: list[str], numbers: list[int]) -> EngineProcess:
+        if start.close_timeout_s is not None:
+            self._close_timeout_s = start.close_timeout_s + _GUARD_S
+            command += ["--close-timeout-s", str(start.close_timeout_s)]
+        if not start.is_guarded:
+            for option, number in zip(("--fd", "--guests-fd"), numbers, strict=False):
+                command += [option, str(number)]
+            return PlainProcess(command, start.environment_from(os.environ), numbers)
+        guard = [command[0], "-m", "serving.engine_guard"]
+        return GuardedProcess(start, guard, command, fds=numbers, run_dir=run_dir())
 
 
 class SharedEngine(EngineSource):
@@ -151,7 +221,7 @@ class SharedEngine(EngineSource):
             channel.close()
             raise Unavailable("the engine is being closed", reason="shutdown")
         try:
-            return channel, _read_info(channel)
+            return channel, read_info(channel)
         except ChannelClosed as exc:
             channel.close()
             raise ServerError("the engine that tensorrt_llm loads ended while loading; its log says why") from exc
@@ -163,6 +233,10 @@ class SharedEngine(EngineSource):
 
     def discard(self, *, ends_itself: bool) -> None:
         """Nothing is behind the connection that is ours."""
+
+    def why_ended(self) -> str:
+        """The owner knows."""
+        return ""
 
     def close(self) -> None:
         """Call nobody any more, and wait for nobody."""
@@ -219,6 +293,12 @@ class EngineListener:
         self._socket.close()
 
 
+def _start_of_outer(release: ReleaseSpec) -> EngineStart:
+    """Return how the process starts that loads a release's engine on demand, and has time to end it."""
+    inner_s = start_of_release(release).close_timeout_s
+    return EngineStart(close_timeout_s=None if inner_s is None else inner_s + _GUARD_S)
+
+
 def named_engine(prefix: str, version: str) -> str:
     """What an engine is called among those of its server.
 
@@ -236,26 +316,6 @@ def has_engine(name: str) -> bool:
 
 def _address(name: str) -> Path:
     return run_dir() / f"engine-{name}"
-
-
-def _wait_until_loaded(process: subprocess.Popen[bytes], channel: Channel) -> EngineInfo:
-    """Raises: ServerError: it was not loaded, and its process has ended."""
-    try:
-        return _read_info(channel)
-    except ChannelClosed as exc:
-        status = process.wait()
-        raise ServerError(f"the engine process ended with status {status} while loading; its log says why") from exc
-    except ServerError:
-        process.wait()
-        raise
-
-
-def _read_info(channel: Channel) -> EngineInfo:
-    report = channel.receive_one()  # with Ready may come what the first step said
-    if isinstance(report, Broken):
-        raise ServerError(f"the engine could not be loaded: {report.error}")
-    assert isinstance(report, Ready), report
-    return report.info
 
 
 def _python() -> str:

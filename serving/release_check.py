@@ -12,6 +12,7 @@ from ensemble_configs.preflight import check_release
 from ensemble_configs.release_lock import in_use
 from ensemble_configs.release_manifest import BINDING_PACKAGES, find_release, load_manifest
 from ensemble_configs.release_spec import ReleaseSpec
+from serving.engines.providers import start_of_release
 from serving.this_machine import read_machine
 
 
@@ -57,6 +58,16 @@ def releases_of(spec: ReleaseSpec) -> list[tuple[Path, ReleaseSpec]]:
                 field="release_public_key",
             )
     return found
+
+
+def launcher_findings(spec: ReleaseSpec) -> list[Finding]:
+    """Return what keeps the ranks of an engine from being started on this machine."""
+    try:
+        start_of_release(spec)
+    except SpecError as exc:
+        if exc.facts.get("field") == "engine.launcher":
+            return [Finding(check="launcher", found="none", wanted="mpirun on PATH", next_step=exc.message)]
+    return []
 
 
 def findings_here(

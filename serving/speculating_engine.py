@@ -106,6 +106,13 @@ class SpeculatingEngine(Engine):
         """Whether one of the two has."""
         return self._target.has_work or self._draft.has_work
 
+    @property
+    def progress(self) -> int | None:
+        """Of both together: they take turns."""
+        each = [engine.progress for engine in (self._target, self._draft)]
+        known = [progress for progress in each if progress is not None]
+        return sum(known) if known else None
+
     def stats(self) -> EngineStats:
         """The target's, where a request that is being drafted for runs too; and the draft engine's.
 

@@ -147,6 +147,11 @@ class AccountedEngine(Engine):
         """As the engine's."""
         return self._engine.max_idle_s
 
+    @property
+    def progress(self) -> int | None:
+        """As the engine's."""
+        return self._engine.progress
+
     def stats(self) -> EngineStats:
         """The engine's, with the account."""
         stats = self._engine.stats()

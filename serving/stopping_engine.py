@@ -83,6 +83,11 @@ class StoppingEngine(Engine):
         """As the engine's."""
         return self._engine.has_work
 
+    @property
+    def progress(self) -> int | None:
+        """As the engine's."""
+        return self._engine.progress
+
     def stats(self) -> EngineStats:
         """As the engine's."""
         return self._engine.stats()

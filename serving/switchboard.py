@@ -3,6 +3,7 @@
 own.
 """
 
+import contextlib
 import selectors
 import socket
 import threading
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from serving.engine_messages import Cancel, Channel, ChannelClosed, Command, Ready, Step, Stop, Submit
+from serving.engine_messages import Broken, Cancel, Channel, ChannelClosed, Command, Ready, Step, Stop, Submit
 from serving.engines.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
 
 HEARTBEAT_S = 1.0  # the owner hears at least so often from an engine that is well
@@ -122,6 +123,19 @@ class Switchboard:
             return False
         self._owner_heard_s = now_s
         return True
+
+    def tell_all(self, broken: Broken) -> None:
+        """Give every caller the engine's last words.
+
+        Raises:
+            ChannelClosed: the owner is gone.
+        """
+        with self._lock:
+            for registered in list(self._selector.get_map().values()):
+                if registered.data is not None and not registered.data.is_owner:
+                    with contextlib.suppress(ChannelClosed):
+                        registered.data.channel.send(broken)
+            self._owner.channel.send(broken)
 
     def close(self) -> None:
         """Hang up on everybody."""

@@ -193,6 +193,11 @@ class AdmittingEngine(Engine):
         return bool(len(self._line)) or self._in_flight.is_leaving or self._engine.has_work
 
     @property
+    def progress(self) -> int | None:
+        """As the engine's; who waits in line waits for no step."""
+        return self._engine.progress
+
+    @property
     def max_idle_s(self) -> float:
         """As the engine's."""
         return self._engine.max_idle_s

@@ -286,6 +286,15 @@ class Engine(ABC):
         """What the engine holds now. Cheap enough for every step."""
 
     @property
+    def progress(self) -> int | None:
+        """A number that changes when the work goes on, of an engine whose `step` returns though nothing may go on.
+
+        It is for one that batches by itself, in processes of its own: with work and the same number for as long as
+        the deployment's `watchdog_s`, it hangs. None: there is no work, or each return of `step` is progress.
+        """
+        return None
+
+    @property
     def max_idle_s(self) -> float:
         """How long it may be left without a `step` while it has no work."""
         return math.inf

@@ -4,9 +4,17 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from typing import TypeVar
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import Any, TypeVar
 
 Value = TypeVar("Value")
+
+_ANSWERS_S = 10.0  # a call that takes longer is not one of a request: the library is stuck in the loop's thread
+
+
+class LoopStuckError(Exception):
+    """The loop's thread does not answer; what it was given may still happen."""
 
 
 class EventLoopThread:
@@ -15,6 +23,9 @@ class EventLoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself holds them weakly
+        self._lock = threading.Lock()
+        self._calls: set[Future[Any]] = set()  # that somebody waits for
+        self._is_stuck = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -23,13 +34,46 @@ class EventLoopThread:
         self._loop.run_forever()
         self._loop.close()
 
-    def call(self, function: Callable[[], Value]) -> Value:
-        """Run a function in the loop's thread, with the loop running around it, and wait for what it returns."""
+    def call(self, function: Callable[[], Value], *, timeout_s: float | None = _ANSWERS_S) -> Value:
+        """Run a function in the loop's thread, with the loop running around it, and wait for what it returns.
 
-        async def run() -> Value:
-            return function()
+        Args:
+            function: must not wait for the loop.
+            timeout_s: how long to wait; None: for ever.
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+        Raises:
+            LoopStuckError: the loop has not run it, or has not come back from it, in time; or `abandon` was called.
+        """
+        answer: Future[Value] = Future()
+
+        def run() -> None:
+            with suppress(InvalidStateError):  # nobody waits for it any more
+                try:
+                    answer.set_result(function())
+                except BaseException as exc:
+                    answer.set_exception(exc)
+
+        with self._lock:
+            self._calls.add(answer)
+        self._loop.call_soon_threadsafe(run)
+        try:
+            return answer.result(timeout_s)
+        except TimeoutError as exc:
+            if answer.done():
+                raise
+            self._is_stuck = True
+            raise LoopStuckError(f"no answer for {timeout_s:g} s") from exc
+        finally:
+            with self._lock:
+                self._calls.discard(answer)
+
+    def abandon(self, error: Exception) -> None:
+        """Give up what runs in the loop's thread: those who wait for it get the error; for any thread."""
+        with self._lock:
+            self._is_stuck = self._is_stuck or bool(self._calls)
+            for answer in self._calls:
+                with suppress(InvalidStateError):
+                    answer.set_exception(error)
 
     def spawn(self, coroutine: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Start a task and return it; from inside `call` only."""
@@ -39,7 +83,9 @@ class EventLoopThread:
         return task
 
     def close(self) -> None:
-        """Cancel what runs, wait for its end, and end the thread."""
+        """Cancel what runs, wait for its end, and end the thread; a stuck one is left to the end of the process."""
+        if self._is_stuck:
+            return
         asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -3,7 +3,11 @@
 
 import contextlib
 import importlib.util
+import os
+import shutil
 from collections.abc import Iterator
+
+import msgspec
 
 from ensemble_configs.engine_specs import (
     EngineSpec,
@@ -13,8 +17,10 @@ from ensemble_configs.engine_specs import (
     TensorRtEngineSpec,
 )
 from ensemble_configs.errors import ServerError, SpecError
+from ensemble_configs.release_spec import ReleaseSpec
 from serving.engines.base import Engine
 from serving.engines.clock import Clock, WallClock
+from serving.engines.engine_start import EngineStart
 from serving.engines.model_folder import load_model_folder
 from serving.tensorrt_llm_causes import explain, known_cause, where_it_is
 
@@ -51,7 +57,7 @@ def _openvino(spec: OpenVinoEngineSpec) -> Engine:
 
 
 def _tensorrt(spec: TensorRtEngineSpec) -> Engine:
-    check_installed(spec)
+    _prepare_ranks(spec)
     from serving.engines.tensorrt import load_tensorrt_engine  # noqa: PLC0415
 
     with _explained_imports():
@@ -59,7 +65,7 @@ def _tensorrt(spec: TensorRtEngineSpec) -> Engine:
 
 
 def _pytorch(spec: PyTorchEngineSpec) -> Engine:
-    check_installed(spec)
+    _prepare_ranks(spec)
     from serving.engines.pytorch import load_pytorch_engine  # noqa: PLC0415
 
     with _explained_imports():
@@ -88,10 +94,36 @@ def _explained_imports() -> Iterator[None]:
         raise SpecError(f"{exc.message}; it needs {cause.wanted}: {cause.next_step}", field="engine") from exc
 
 
+def _prepare_ranks(spec: TensorRtEngineSpec | PyTorchEngineSpec) -> None:
+    check_installed(spec)
+    from serving.engines.trtllm_start import rank_environment  # noqa: PLC0415
+
+    os.environ.update(rank_environment(spec))  # upstream reads it where it makes the LLM
+
+
 def _simulated(spec: SimulatedEngineSpec, clock: Clock) -> Engine:
     from serving.engines.simulated import SimulatedEngine  # noqa: PLC0415
 
     return SimulatedEngine(spec, clock)
+
+
+def start_of_release(release: ReleaseSpec) -> EngineStart:
+    """Return how the process of a release's engines starts here, with the part of the machine that is theirs.
+
+    Raises:
+        SpecError: what the engines need to be started is not here.
+    """
+    specs = [spec for spec in (release.engine, release.draft_engine) if spec is not None]
+    trtllm = [spec for spec in specs if isinstance(spec, TensorRtEngineSpec | PyTorchEngineSpec)]
+    if not trtllm:
+        return EngineStart()
+    from serving.engines.trtllm_start import plan_engine_start  # noqa: PLC0415
+
+    start = plan_engine_start(trtllm, os.environ, shutil.which)
+    placement = release.placement
+    # Here and not only in the engine's process: ranks are started by the launcher, beside it.
+    environment = start.environment | placement.environment()
+    return msgspec.structs.replace(start, environment=environment, cpus=placement.cpus)
 
 
 def check_installed(spec: EngineSpec) -> None:

@@ -40,7 +40,7 @@ def load_pytorch_engine(spec: PyTorchEngineSpec, model: ModelFolder) -> Engine:
     )
     arguments = llm_arguments(spec, upstream, kv_block_tokens=spec.kv_block_tokens)
     whole = whole_sequence_of(spec) if spec.num_kv_blocks is None else None
-    return TrtLlmEngine(upstream, arguments, words, info, whole_sequence=whole)
+    return TrtLlmEngine(upstream, arguments, words, info, whole_sequence=whole, load_timeout_s=spec.load_timeout_s)
 
 
 def _within_release(spec: PyTorchEngineSpec) -> PyTorchEngineSpec:

@@ -42,7 +42,7 @@ def load_tensorrt_engine(spec: TensorRtEngineSpec) -> Engine:
     )
     arguments = llm_arguments(spec, upstream, kv_block_tokens=folder.kv_block_tokens)
     whole = whole_sequence_of(spec) if spec.num_kv_blocks is None else None
-    return TrtLlmEngine(upstream, arguments, words, info, whole_sequence=whole)
+    return TrtLlmEngine(upstream, arguments, words, info, whole_sequence=whole, load_timeout_s=spec.load_timeout_s)
 
 
 def refuse_versions_without_engines(version: str) -> None:

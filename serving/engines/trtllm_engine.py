@@ -28,8 +28,9 @@ from serving.engines.base import (
     PerfMetrics,
     TokenChunk,
 )
-from serving.engines.event_loop_thread import EventLoopThread
+from serving.engines.event_loop_thread import EventLoopThread, LoopStuckError
 from serving.engines.request_limits import refuse_short_cache, refuse_unservable
+from serving.engines.thread_failures import thread_failures
 from serving.engines.trtllm_cancels import Cancels, Ending
 from serving.engines.trtllm_outputs import NewOutput, RunningRequest
 from serving.engines.trtllm_sampling import SamplingWords
@@ -40,6 +41,7 @@ from serving.engines.trtllm_upstream import Llm, Result, Upstream
 _MAX_WAIT_S = 0.002
 _FIRST_TOKEN_S = 600.0
 _FIRST_STATS_S = 30.0
+_CLOSE_S = 150.0  # more than any deployment gives (`close_timeout_s`), whose processes are then killed
 
 _log = logging.getLogger("trireme.engine")
 
@@ -69,11 +71,18 @@ class TrtLlmEngine(Engine):
         words: SamplingWords,
         info: EngineInfo,
         *,
+        load_timeout_s: float,
         whole_sequence: WholeSequence | None = None,
     ) -> None:
-        """Args: `arguments` make the LLM; of `info`, the KV cache is filled in from what upstream tells.
+        """Load the model, and generate a first token with it.
 
-        `whole_sequence` is what the cache must hold, where the free memory decides how large it is.
+        Args:
+            upstream: the installed TensorRT-LLM.
+            arguments: make the LLM.
+            words: the requests, as upstream wants them.
+            info: the KV cache is filled in from what upstream tells.
+            load_timeout_s: how long the LLM may take to be made.
+            whole_sequence: what the cache must hold, where the free memory decides how large it is.
 
         Raises:
             SpecError: upstream cannot load the model in this way, makes no token with it, or has no room for a sequence
@@ -81,6 +90,8 @@ class TrtLlmEngine(Engine):
         """
         self._whole_sequence = whole_sequence
         self._upstream = upstream
+        self._load_timeout_s = load_timeout_s
+        self._num_seen_events = 0  # of what upstream has made
         self._words = words
         self._requests: dict[int, RunningRequest] = {}
         self._cancels = Cancels()
@@ -115,13 +126,28 @@ class TrtLlmEngine(Engine):
             self.info = msgspec.structs.replace(self.info, max_seq_len=longest)
 
     def _load(self, arguments: dict[str, object]) -> Llm:
+        """Make the LLM; where MPI cannot start the ranks, a thread of upstream's ends and the LLM waits for ever."""
         try:
-            return self._loop.call(lambda: self._upstream.make_llm(**arguments))
+            with thread_failures(self._give_up_loading):
+                return self._loop.call(
+                    lambda: self._upstream.make_llm(**arguments),
+                    timeout_s=self._load_timeout_s,
+                )
+        except LoopStuckError as exc:
+            raise SpecError(
+                f"TensorRT-LLM {self._upstream.version} has not loaded {arguments['model']} within "
+                f"{self._load_timeout_s:g} s (engine.load_timeout_s)",
+                field="engine.load_timeout_s",
+            ) from exc
         except (AssertionError, ImportError, OSError, RuntimeError, TypeError, ValueError) as exc:
             raise SpecError(
                 f"TensorRT-LLM {self._upstream.version} cannot load {arguments['model']}: {_one_line(exc)}",
                 field="engine",
             ) from exc
+
+    def _give_up_loading(self, error: Exception) -> None:
+        if "MPI" in f"{type(error).__module__}: {error}":
+            self._loop.abandon(RuntimeError(f"MPI could not start the ranks: {_one_line(error)}"))
 
     def _measure(self) -> None:
         """Generate one token, which loads what upstream loads late, and take the KV cache's size from the stats."""
@@ -212,6 +238,7 @@ class TrtLlmEngine(Engine):
         return list(chunks.values())
 
     def _take(self, event: _Event, chunks: dict[int, TokenChunk]) -> None:
+        self._num_seen_events += 1
         if event.failure is not None:
             raise ServerError(
                 f"TensorRT-LLM's executor broke: {_one_line(event.failure)}", reason="executor_died"
@@ -239,6 +266,11 @@ class TrtLlmEngine(Engine):
         """Whether a request runs or waits upstream, or upstream computes or ends one that was cancelled."""
         return bool(self._requests) or self._cancels.are_work
 
+    @property
+    def progress(self) -> int | None:
+        """What upstream has made and how often it has iterated: our own steps go on whatever becomes of its ranks."""
+        return self._num_seen_events + self._stats.num_iterations if self.has_work else None
+
     def stats(self) -> EngineStats:
         """Our requests, divided as upstream's last iteration says, and the blocks that it used."""
         num_requests = len(self._requests)
@@ -258,8 +290,8 @@ class TrtLlmEngine(Engine):
         return self.has_work or self._cancels.may_hold_blocks
 
     def close(self) -> None:
-        """End what runs and upstream's processes."""
-        self._loop.call(self._end)
+        """End what runs and upstream's processes, which takes NCCL and CUDA tens of seconds with many ranks."""
+        self._loop.call(self._end, timeout_s=_CLOSE_S)
         self._loop.close()
 
     def _end(self) -> None:

@@ -57,6 +57,21 @@ class Loading:
             self._result.close()
 
 
+class Ending:
+    """A process that is being ended, on a thread of its own: to free the memory of many GPUs takes tens of seconds."""
+
+    def __init__(self, engine: "InnerEngine", *, ends_itself: bool) -> None:
+        self._thread = threading.Thread(
+            target=engine.close, kwargs={"ends_itself": ends_itself}, name="end-engine", daemon=True
+        )
+        self._thread.start()
+
+    def is_done(self, *, timeout_s: float | None) -> bool:
+        """Return whether the memory is free; waits so long for it, None: to the end."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+
 def no_stats(info: EngineInfo) -> EngineStats:
     """Of an engine that holds nothing."""
     return EngineStats(
@@ -72,6 +87,7 @@ class InnerEngine:
         self._source = source
         self._channel = channel
         self._running: set[int] = set()
+        self.reason = "engine_died"  # of its end, once it has ended
         self.stats = no_stats(info)
 
     @property
@@ -108,6 +124,7 @@ class InnerEngine:
 
     def _ours(self, message: object) -> Iterator[TokenChunk]:
         if isinstance(message, Broken):
+            self.reason = message.reason
             _log.error("engine: %s", message.error)
         if not isinstance(message, Step):
             return

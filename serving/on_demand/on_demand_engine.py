@@ -21,7 +21,7 @@ from serving.engine_sources import EngineSource
 from serving.engines.base import Engine, EngineStats, GenerationRequest, ResidencyStats, TokenChunk
 from serving.engines.clock import Clock
 from serving.engines.request_limits import refuse_unservable
-from serving.on_demand.inner_engine import InnerEngine, Loading, no_stats
+from serving.on_demand.inner_engine import Ending, InnerEngine, Loading, no_stats
 from serving.on_demand.residency import Residency
 
 _log = logging.getLogger("trireme.on_demand")
@@ -66,6 +66,7 @@ class OnDemandEngine(Engine):
         self._waiting: deque[_Waiting] = deque()
         self._engine: InnerEngine | None = None
         self._loading: Loading | None = None
+        self._ending: Ending | None = None  # until its memory is free, nothing may come in its place
         self._was_asked = False  # since it was loaded
         self._is_leaving = False  # it takes no new requests, for another engine is to come
         self._since_s = self._heard_s = self._looked_s = clock.now_s()
@@ -101,7 +102,9 @@ class OnDemandEngine(Engine):
         """Hand on what the engine has made; or do what has to be done that it comes, or goes."""
         now_s = self._clock.now_s()
         self._refuse_late(now_s)
-        if self._loading is not None:
+        if self._ending is not None:
+            self._see_ending(self._ending)
+        elif self._loading is not None:
             self._see_loading()
         elif self._engine is not None:
             self._serve(self._engine, now_s)
@@ -116,7 +119,8 @@ class OnDemandEngine(Engine):
     def has_work(self) -> bool:
         """Whether somebody waits or is served."""
         is_busy = self._engine is not None and self._engine.is_busy
-        return bool(self._waiting) or is_busy or self._loading is not None or bool(self._chunks)
+        is_changing = self._loading is not None or self._ending is not None
+        return bool(self._waiting) or is_busy or is_changing or bool(self._chunks)
 
     @property
     def max_idle_s(self) -> float:
@@ -136,6 +140,8 @@ class OnDemandEngine(Engine):
         """End the engine's process, wherever it is."""
         if self._loading is not None:
             self._loading.close()
+        if self._ending is not None:
+            self._ending.is_done(timeout_s=None)
         if self._engine is not None:
             self._engine.close()
         self._residency.close()
@@ -190,12 +196,12 @@ class OnDemandEngine(Engine):
                 engine.submit(self._waiting.popleft().request)
             chunks = engine.chunks(timeout_s=_ASK_S if engine.is_busy else 0.0)
         except ChannelClosed:
-            self._lose(engine, "died")
+            self._lose(engine, "hung" if engine.reason == "engine_hung" else "died", reason=engine.reason)
             return
         if chunks or not engine.is_busy:
             self._heard_s = self._clock.now_s()
         elif self._clock.now_s() - self._heard_s > self._watchdog_s:
-            self._lose(engine, f"was silent for {self._watchdog_s:g} s", ends_itself=False)
+            self._lose(engine, f"was silent for {self._watchdog_s:g} s", reason="engine_died", ends_itself=False)
             return
         self._chunks += chunks
 
@@ -213,18 +219,24 @@ class OnDemandEngine(Engine):
 
     def _give_way(self, engine: InnerEngine) -> None:
         _log.info("the engine gives way to another one")
-        self._engine, self._is_leaving = None, False
-        engine.close()
-        self._residency.leave()
+        self._end(engine, ends_itself=True)
 
-    def _lose(self, engine: InnerEngine, how: str, *, ends_itself: bool = True) -> None:
+    def _end(self, engine: InnerEngine, *, ends_itself: bool) -> None:
+        self._engine, self._is_leaving = None, False
+        self._ending = Ending(engine, ends_itself=ends_itself)
+        self._see_ending(self._ending)
+
+    def _see_ending(self, ending: Ending) -> None:
+        if ending.is_done(timeout_s=_ASK_S):
+            self._ending = None
+            self._residency.leave()
+
+    def _lose(self, engine: InnerEngine, how: str, *, reason: str, ends_itself: bool = True) -> None:
         """Those that it served are told; it is loaded again for whoever waits."""
         _log.error("the engine %s", how)
-        error = Unavailable(f"the engine {how}; it is loaded again when it is asked for", reason="engine_died")
+        error = Unavailable(f"the engine {how}; it is loaded again when it is asked for", reason=reason)
         self._chunks += [TokenChunk(key, [], error=str(error)) for key in engine.lost()]
-        self._engine, self._is_leaving = None, False
-        engine.close(ends_itself=ends_itself)
-        self._residency.leave()
+        self._end(engine, ends_itself=ends_itself)
 
     # Waiting
 

@@ -19,7 +19,7 @@ from ensemble_configs.grpc_tls import GrpcTlsSpec, certificate_of, grpc_tls_find
 from ensemble_configs.memory_need import memory_need_bytes
 from ensemble_configs.release_manifest import ReleaseManifest, address, load_manifest
 from ensemble_configs.release_spec import ReleaseSpec
-from serving.release_check import findings_here, releases_of
+from serving.release_check import findings_here, launcher_findings, releases_of
 from serving.server.installation import find_triton
 from serving.server.server_features import consequences
 from serving.server.server_probe import ask_server
@@ -83,7 +83,15 @@ def doctor(
     tls = None if deployment is None else load_deployment(deployment).triton.grpc_tls
     wrong_tls = [] if tls is None else grpc_tls_findings(tls)
     results = [
-        (folder, [*findings_here(folder, spec, num_nodes=nodes, is_full=is_full), *wrong_tls], spec)
+        (
+            folder,
+            [
+                *findings_here(folder, spec, num_nodes=nodes, is_full=is_full),
+                *(launcher_findings(spec) if spec is not None else []),
+                *wrong_tls,
+            ],
+            spec,
+        )
         for folder, spec in served
     ]
     if is_json:

@@ -3,6 +3,7 @@
 
 import json
 import math
+import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ from ensemble_configs.release_manifest import find_release, load_manifest
 from ensemble_configs.release_spec import ReleaseSpec
 from ensemble_configs.triton_spec import TritonSpec
 from serving.engines.model_folder import check_max_seq_len, load_model_folder
-from serving.engines.providers import check_installed
+from serving.engines.providers import check_installed, start_of_release
+from serving.engines.trtllm_start import refuse_second_llm
 from serving.placement import check_cpus
 from serving.release_check import refuse_unfit_releases
 from serving.this_machine import read_machine
@@ -34,6 +36,7 @@ def check(spec: DeploymentSpec) -> None:
         SpecError: what is missing, and the next step.
     """
     check_releases(spec.releases)
+    refuse_second_llm(spec.releases, os.environ)
     _check_kinds(spec)
     _check_certificates(spec.triton)
     _check_ports(spec.triton)
@@ -52,6 +55,7 @@ def check_releases(releases: Sequence[ReleaseSpec]) -> None:
         if release.draft_engine is not None:
             check_installed(release.draft_engine)
         check_cpus(release.placement)
+        start_of_release(release)
     check_room(releases)
 
 

@@ -33,6 +33,7 @@ _PR_SET_PDEATHSIG = 1
 _TRITON_EXIT_TIMEOUT_S = 5
 _GONE_TIMEOUT_S = 5
 _INDEX_TIMEOUT_S = 10
+_GUARDS_END_S = 150.0  # more than an engine may take to close (`close_timeout_s`), and a guard to kill the rest
 # What a stranger on the network has no business with. Health, metadata, inference and statistics stay open.
 _RESTRICTED_APIS = ("model-repository", "trace", "logging")
 CONTROL_KEY_HEADER = "trireme-control-key"
@@ -244,13 +245,30 @@ class TritonProcess:
                 self._process.wait(_TRITON_EXIT_TIMEOUT_S + 5)
 
     def kill(self) -> None:
-        """SIGKILL to what is left of it and its children; returns when they are gone, and their ports free."""
+        """SIGKILL to what is left of it and its children; returns when they are gone, and their ports free.
+
+        The guards of engines with ranks are in groups of their own: each ends its engine, and frees its GPUs, first.
+        """
         with contextlib.suppress(ProcessLookupError):  # all of it is gone
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         deadline_s = time.monotonic() + _GONE_TIMEOUT_S
         while _has_living_member(self._process.pid) and time.monotonic() < deadline_s:
             time.sleep(0.01)
+        _, left = psutil.wait_procs(self._guards(), timeout=_GUARDS_END_S)
+        for guard in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                guard.kill()
+
+    def _guards(self) -> list[psutil.Process]:
+        """Those of this server, whose stubs may be gone."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                is_guard = "serving.engine_guard" in process.cmdline()
+                if is_guard and process.environ().get(RUN_DIR_VARIABLE) == str(self.run_dir):
+                    found.append(process)
+        return found
 
     def clean_up(self) -> None:
         """Remove what a server leaves behind when it is killed: shared memory of its own, and the control folder."""

@@ -21,6 +21,7 @@ cd - > /dev/null
 if [ "$rank" = 0 ]; then
     (
         for name in $(compgen -e OMPI_) $(compgen -e PMIX_); do unset "$name"; done
+        export TLLM_SPAWN_PROXY_PROCESS=1 TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR=tcp://127.0.0.1:10012
         $*
         touch {records}/end
     ) &

@@ -65,6 +65,7 @@ class Executor(Responder):
         self.deaf: set[int] = set()  # by first prompt token: requests whose cancel upstream loses
         self.death: Exception | None = None
         self._is_paced = False
+        self.step_ranks: Callable[[], None] = lambda: None  # of `trtllm_ranks`; blocks while a rank does not answer
         self._is_telling_stats = backend == "tensorrt" or args.enable_iter_perf_stats
         self._running: dict[int, Running] = {}
         self._numbers = itertools.count(1)
@@ -227,6 +228,7 @@ class Executor(Responder):
                     return
                 self._iterate()
             time.sleep(_ITERATION_S)
+            self.step_ranks()
 
     def _send_stats_free(self) -> None:
         while True:

@@ -42,11 +42,14 @@ class LLM:
     def __init__(self, model, **kwargs):
         self.args = args = {args}(model=model, **kwargs)
         behaviour.check_args(args, backend={backend!r}, backends=llm_args.BACKENDS)
+        self._ranks = trtllm_ranks.Ranks(args)
         self._executor = behaviour.Executor(args, backend={backend!r}, version={version!r})
+        self._executor.step_ranks = self._ranks.step
 
     def generate_async(self, {generate_async}):
         given = dict(locals())
         del given["self"]
+        self._ranks.check_background()
         behaviour.check_instance(
             given, sampling_params=SamplingParams, lora_request=LoRARequest,
             kv_cache_retention_config=KvCacheRetentionConfig, disaggregated_params=DisaggregatedParams,
@@ -67,6 +70,7 @@ class LLM:
 
     def shutdown(self):
         self._executor.shutdown()
+        self._ranks.shutdown()
 """
 
 
@@ -93,6 +97,15 @@ float32 = "float32"
 def tensor(data, *, dtype):
     return Tensor(data, dtype)
 """
+
+# A rank's command line names the module of mpi4py's pool.
+_MPI4PY = {
+    "mpi4py": "",
+    "mpi4py.MPI": "class Exception(RuntimeError): pass\n",
+    "mpi4py.futures": "",
+    "mpi4py.futures.server": "import sys\nfrom trtllm_ranks import run_rank\n"
+    "if __name__ == '__main__':\n    run_rank(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))\n",
+}
 
 
 def load_facts() -> dict[str, dict[str, Any]]:
@@ -126,6 +139,7 @@ def write_fake(root: Path, *, version: str = "1.2.1") -> None:
     if not is_1_3:
         sources["tensorrt_llm._tensorrt_engine"] = llm["tensorrt_llm._tensorrt_engine"]
     sources["torch"] = _TORCH  # upstream brings it, and the facts name its Tensor
+    sources |= _MPI4PY
     for module, source in sources.items():
         path = root.joinpath(*module.split("."))
         is_package = any(other.startswith(f"{module}.") for other in sources)
@@ -229,6 +243,7 @@ def _llm_source(module: str, arguments: dict[str, str], version: str) -> str:
     is_engine = module.endswith("_tensorrt_engine")
     args, backend = ("TrtLlmArgs", "tensorrt") if is_engine else ("TorchLlmArgs", "pytorch")
     imports = (
+        "import trtllm_ranks\n"
         "from tensorrt_llm.executor import CompletionOutput, LoRARequest, RequestError\n"
         "from tensorrt_llm.sampling_params import SamplingParams\n"
         "from tensorrt_llm.bindings.executor import KvCacheRetentionConfig\n"

@@ -29,15 +29,37 @@ behaviour.{run}(parser_of(FLAGS).parse_args())
 
 _NVIDIA_SMI = """\
 #!{python}
-import sys
+# FAKE_GPU_MEMORY is a folder where each process on a GPU has a file with its GPU and its MiB. What a process held is
+# free FAKE_GPU_LAG_S after its end was seen first.
+import os, pathlib, sys, time
 FACTS = {{
     "name": {name!r}, "compute_cap": {compute_cap!r}, "memory.total": "81559", "memory.free": "81000",
     "driver_version": "590.44.01", "power.limit": "700.00", "clocks.max.sm": "1980", "ecc.mode.current": "Enabled",
     "mig.mode.current": "[N/A]",
 }}
+
+def is_held(pid):
+    try:
+        if pathlib.Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            return True
+    except OSError:
+        pass
+    ended = pathlib.Path(os.environ["FAKE_GPU_MEMORY"], "." + pid)
+    if not ended.exists():
+        ended.touch()
+    return time.time() - ended.stat().st_mtime < float(os.environ.get("FAKE_GPU_LAG_S", "0"))
+
+folder = os.environ.get("FAKE_GPU_MEMORY")
+files = [f for f in pathlib.Path(folder).iterdir() if f.name.isdecimal()] if folder else []
+held = [(file.name, *map(int, file.read_text().split())) for file in files if is_held(file.name)]
+if any(word.startswith("--query-compute-apps") for word in sys.argv):
+    for pid, gpu, mib in held:
+        print(f"{{pid}}, python3, {{mib}}")
+    sys.exit()
 query = next(word for word in sys.argv if word.startswith("--query-gpu="))
 for index in range({num_gpus}):
-    facts = FACTS | {{"index": str(index), "uuid": f"GPU-{{index}}"}}
+    free = 81000 - sum(mib for _, gpu, mib in held if gpu == index)
+    facts = FACTS | {{"index": str(index), "uuid": f"GPU-{{index}}", "memory.free": str(free)}}
     print(", ".join(facts[name] for name in query.partition("=")[2].split(",")))
 """
 
@@ -111,6 +133,16 @@ def parser_of(flags: dict[str, dict[str, Any]]) -> argparse.ArgumentParser:
     return parser
 
 
+def write_nvidia_smi(folder: Path, *, num_gpus: int = 4, gpu_name: str = "NVIDIA H100 80GB HBM3", sm: int = 90) -> None:
+    """Make the driver's program: GPUs of a compute capability, and what the fake's ranks hold of them."""
+    program = folder / "nvidia-smi"
+    text = _NVIDIA_SMI.format(
+        python=sys.executable, num_gpus=num_gpus, name=gpu_name, compute_cap=f"{sm // 10}.{sm % 10}"
+    )
+    program.write_text(text, encoding="utf-8")
+    program.chmod(0o755)
+
+
 def write_fake_tools(
     folder: Path, *, num_gpus: int = 4, gpu_name: str = "NVIDIA H100 80GB HBM3", sm: int = 90
 ) -> FakeTools:
@@ -132,12 +164,7 @@ def write_fake_tools(
         path.write_text(text, encoding="utf-8")
         path.chmod(0o755)
     (tools.bin / "python3").symlink_to(sys.executable)
-    nvidia_smi = tools.bin / "nvidia-smi"
-    text = _NVIDIA_SMI.format(
-        python=sys.executable, num_gpus=num_gpus, name=gpu_name, compute_cap=f"{sm // 10}.{sm % 10}"
-    )
-    nvidia_smi.write_text(text, encoding="utf-8")
-    nvidia_smi.chmod(0o755)
+    write_nvidia_smi(tools.bin, num_gpus=num_gpus, gpu_name=gpu_name, sm=sm)
     for name, version in (("tensorrt_llm", "1.2.1"), ("tensorrt", "10.14.1.48.post1")):
         metadata = tools.site / f"{name}-{version}.dist-info" / "METADATA"
         metadata.parent.mkdir(parents=True)

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import importlib
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -31,16 +32,22 @@ def fake_tensorrt_llm(version: str = "1.2.1") -> Iterator[ModuleType]:
     sys.modules.update(modules)
     sys.path.insert(0, folder)
     importlib.invalidate_caches()
+    before = os.environ.get("FAKE_RANKS")
+    os.environ["FAKE_RANKS"] = "off"  # a test that wants them starts the engine in a process of its own
     try:
         yield importlib.import_module("tensorrt_llm")
     finally:
+        if before is None:
+            del os.environ["FAKE_RANKS"]
+        else:
+            os.environ["FAKE_RANKS"] = before
         sys.path.remove(folder)
         for name in _names_of_the_fake():
             modules[name] = sys.modules.pop(name)  # its classes are the same the next time
 
 
 def _names_of_the_fake() -> list[str]:
-    return [name for name in sys.modules if name.partition(".")[0] in ("tensorrt_llm", "torch")]
+    return [name for name in sys.modules if name.partition(".")[0] in ("tensorrt_llm", "torch", "mpi4py")]
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from serving.engine_sources import OwnedEngine
 from serving.engines.base import EngineStats, FinishReason, GenerationRequest, TokenChunk
 from serving.engines.clock import WallClock
 from serving.engines.simulated import SimulatedEngine
+from serving.progress_watch import ProgressWatch
 from serving.switchboard import Switchboard
 
 ONE_WAITS = AdmissionSpec.model_validate({"queue": {"max_requests": 1}})
@@ -79,7 +80,7 @@ class Held:
 
     def _serve(self, engine: AdmittingEngine) -> None:
         try:
-            serve_admitting(engine, self.switchboard)
+            serve_admitting(engine, self.switchboard, ProgressWatch(WallClock(), watchdog_s=30.0))
         except Exception as exc:
             self.ends.put(exc)
 

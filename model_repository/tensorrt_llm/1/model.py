@@ -36,7 +36,7 @@ class TritonPythonModel:
         )
         release = load_release(folder)
         guests = EngineListener(engine_name(args, step="tensorrt_llm"))
-        engine = OwnedEngine(folder, guests, watchdog_s=release.engine.watchdog_s)
+        engine = OwnedEngine.of_release(release, folder, guests)
         self.service = GenerationService(release, engine, metrics=metrics, on_stats=gauges.update, take_census=census)
         gauges.describe(self.service.info)
         handlers = generation_handlers(self.service, is_engine_up=lambda: self.service.is_engine_up)

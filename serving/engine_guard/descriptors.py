@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The descriptors of an engine's process that was started by a launcher, which closes what it inherits."""
+
+import socket
+from pathlib import Path
+
+_TIMEOUT_S = 30.0
+
+
+def fetch_descriptors(path: Path) -> tuple[int, int | None]:
+    """Return the sockets to the adapter and for its guests, if there are such, from the guard that listens at `path`.
+
+    Raises:
+        OSError: there is no such guard.
+    """
+    with socket.socket(socket.AF_UNIX) as guard:
+        guard.settimeout(_TIMEOUT_S)
+        guard.connect(str(path))
+        _, fds, _, _ = socket.recv_fds(guard, 1, 2)
+    owner, *guests = fds
+    return owner, guests[0] if guests else None

