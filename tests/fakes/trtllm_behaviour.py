@@ -10,7 +10,7 @@ import importlib
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar
 
 import trtllm_iteration_stats
