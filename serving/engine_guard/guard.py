@@ -184,7 +184,7 @@ class Guard:
         self._drop_fds()
         pids = [process.pid for process in processes_below()]
         left = end_processes(self._reap)
-        shutil.rmtree(Path(self._order.socket_path).parent, ignore_errors=True)  # what a killed launcher has left
+        shutil.rmtree(self._order.folder, ignore_errors=True)  # what a killed launcher has left
         self._tell(
             messages.Ended(
                 status=self._engine.poll() or 0,

@@ -15,6 +15,7 @@ class Order(msgspec.Struct, tag="order"):
 
     command: list[str]
     socket_path: str  # where the engine fetches them: a launcher hands none on
+    folder: str  # of the launcher's files
     rank_words: list[str]
     cpus: list[int] | None
     close_timeout_s: float

@@ -105,7 +105,7 @@ class GuardedProcess:
         self._dead_rank: messages.RankDied | None = None
         self._folder = run_dir / f"launch-{secrets.token_hex(4)}"
         self._folder.mkdir(mode=0o700)
-        door = self._folder / "door"
+        self._door = run_dir / f"door-{secrets.token_hex(3)}"  # short: the path of a socket has 107 bytes at most
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -115,8 +115,9 @@ class GuardedProcess:
                 pass_fds=[theirs.fileno()],
             )
         order = messages.Order(
-            command=[*start.prefix, *command, "--fetch-fds", str(door)],
-            socket_path=str(door),
+            command=[*start.prefix, *command, "--fetch-fds", str(self._door)],
+            socket_path=str(self._door),
+            folder=str(self._folder),
             rank_words=list(start.rank_words),
             cpus=None if start.cpus is None else list(start.cpus),
             close_timeout_s=start.close_timeout_s or 0.0,
@@ -191,6 +192,7 @@ class GuardedProcess:
             self._is_over = True
             self._control.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._door.unlink(missing_ok=True)
         if self._ended is None:  # it was killed itself, and nobody below it is its descendant any more
             for found in self._ranks:
                 with contextlib.suppress(psutil.NoSuchProcess):
