@@ -112,7 +112,7 @@ lock: ## Write requirements/*.txt anew (ARGS=--upgrade takes the newest versions
 	@$(SETUP) --only lock
 	$(or $(PYTHON),python3) scripts/lock.py $(ARGS)
 
-trtllm-facts: ## Compare tests/fakes/trtllm_facts with the installed TensorRT-LLM, in its container (ARGS="--write folder")
+trtllm-facts: ## Compare the facts of the nearest version in tests/fakes/trtllm_facts with the installed TensorRT-LLM, in its container (ARGS="--write folder")
 	python3 scripts/trtllm_facts.py $(ARGS)
 
 clean: ## Remove what was generated; .venv and .tools stay

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the facts of `tests/fakes/trtllm_facts` from an installed `tensorrt_llm` and shows where they differ.
 
-For the container that has it: `python3 scripts/trtllm_facts.py` prints a diff and exits 1 where there is drift;
+There is a folder of facts for each version that was read. For the container that has the package:
+`python3 scripts/trtllm_facts.py` compares with the nearest one, prints a diff and exits 1 where there is drift;
 `--write FOLDER` writes what was read. Standard library only. What a running engine says (stats.json) is not read.
 """
 
@@ -14,6 +15,7 @@ import enum
 import importlib
 import inspect
 import json
+import re
 import sys
 import typing
 from pathlib import Path
@@ -21,11 +23,28 @@ from types import NoneType, UnionType
 from typing import Any
 
 FACTS = Path(__file__).parents[1] / "tests" / "fakes" / "trtllm_facts"
-REMARKS = ("source", "source_version", "confidence", "note", "status", "backends")
+REMARKS = ("source", "source_version", "read", "confidence", "note", "status", "backends", "forced")
 ARGS_MODULE = "tensorrt_llm.llmapi.llm_args"
 CALLS = "llm_calls"
 
 Facts = dict[str, Any]
+
+
+def known_versions() -> list[str]:
+    """Return the versions that there are facts of, oldest first."""
+    return sorted((folder.name for folder in FACTS.iterdir() if folder.is_dir()), key=_numbers)
+
+
+def nearest_facts(version: str) -> Path:
+    """Return the folder of facts for an installed version: the newest that is not newer, else the oldest."""
+    known = known_versions()
+    older = [name for name in known if _numbers(name)[:2] <= _numbers(version)[:2]]
+    return FACTS / (older or known[:1])[-1]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
 def load_facts(folder: Path) -> dict[str, Facts]:
@@ -53,7 +72,7 @@ def dump(known: dict[str, Facts]) -> dict[str, Facts]:
         if file == ARGS_MODULE.rpartition(".")[2]:
             found |= {name: _dump_class(name, {}, listed) for name in _new_classes(listed)}
         dumped[file] = {"classes": {name: fact for name, fact in found.items() if fact is not None}}
-        dumped[file] |= {key: value for key, value in facts.items() if key not in (*REMARKS, "classes")}
+        dumped[file] |= {key: value for key, value in without_remarks(facts).items() if key != "classes"}
     return dumped
 
 
@@ -98,6 +117,8 @@ def _pydantic_fields(cls: Any) -> Facts:
             fields[name]["required"] = True
         else:
             fields[name]["default"] = default_fact(field.get_default(call_default_factory=True))
+        if field.deprecated:
+            fields[name]["deprecated"] = True
     return fields
 
 
@@ -224,11 +245,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--write", type=Path, help="folder for what was read")
     parser.add_argument("--diff", type=Path, help="file for the drift, empty where there is none; written last")
     options = parser.parse_args(arguments)
-    known = load_facts(FACTS)
     try:
         version = importlib.import_module("tensorrt_llm").__version__
     except ImportError as exc:
         sys.exit(f"{exc}; run this where TensorRT-LLM is installed, as in NVIDIA's container")
+    folder = nearest_facts(version)
+    known = load_facts(folder)
     dumped = dump(known)
     if options.write:
         options.write.mkdir(parents=True, exist_ok=True)
@@ -238,7 +260,7 @@ def main(arguments: list[str] | None = None) -> int:
     found = drift(known, dumped)
     if options.diff:
         options.diff.write_text(found, encoding="utf-8")
-    print(found or f"tensorrt_llm {version} is as the facts say")
+    print(found or f"tensorrt_llm {version} is as the facts of {folder.name} say")
     return 1 if found else 0
 
 

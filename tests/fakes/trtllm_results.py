@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-_OUTPUTS = Path(__file__).parent / "trtllm_facts" / "outputs.json"
+_OUTPUTS = Path(__file__).parent / "trtllm_facts" / "1.2.1" / "outputs.json"
 
 
 class CompletionOutput:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FACTS = Path(__file__).parent / "trtllm_facts"
+FACTS = Path(__file__).parent / "trtllm_facts" / "1.2.1"
 _TYPES = {"str": str, "int": int, "float": float, "enum": str}
 
 _PROGRAM = """\

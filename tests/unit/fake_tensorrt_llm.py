@@ -25,9 +25,9 @@ trtllm_iteration_stats.PAUSE_S = 0.01  # every engine waits for it at its start;
 
 
 @contextlib.contextmanager
-def fake_tensorrt_llm(version: str = "1.2.1") -> Iterator[ModuleType]:
-    """Make `import tensorrt_llm` find the fake of a version."""
-    folder, modules = _generated(version)
+def fake_tensorrt_llm(version: str = "1.2.1", *, facts_of: str | None = None) -> Iterator[ModuleType]:
+    """Make `import tensorrt_llm` find the fake of a version, made from another's facts where `facts_of` names one."""
+    folder, modules = _generated(version, facts_of)
     assert not _names_of_the_fake(), "one version at a time"
     sys.modules.update(modules)
     sys.path.insert(0, folder)
@@ -51,10 +51,10 @@ def _names_of_the_fake() -> list[str]:
 
 
 @functools.cache
-def _generated(version: str) -> tuple[str, dict[str, ModuleType]]:
+def _generated(version: str, facts_of: str | None) -> tuple[str, dict[str, ModuleType]]:
     folder = tempfile.TemporaryDirectory(prefix="trireme-fake-tensorrt-llm-")
     _FOLDERS.append(folder)
-    write_fake(Path(folder.name), version=version)
+    write_fake(Path(folder.name), version=version, facts_of=facts_of)
     return folder.name, {}
 
 

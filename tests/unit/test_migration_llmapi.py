@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every argument and tensor of an `llmapi` repository is carried, implied or named as lost."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import yaml
 from old_repositories import write_llmapi_repository
 from test_migration import TOKENIZER, entry, lost
+from trtllm_generator import load_facts
 
 from build_engines.migration import llmapi_arguments
 from build_engines.migration.importing import Import, plan_import
@@ -21,7 +21,7 @@ from ensemble_configs.errors import SpecError
 from ensemble_configs.tensors import inputs_of, outputs_of
 from serving.engines import trtllm_arguments
 
-FACTS = json.loads((Path(__file__).parent.parent / "fakes" / "trtllm_facts" / "llm_args.json").read_text())["classes"]
+FACTS = load_facts("1.2.1")["llm_args"]["classes"]
 
 # What the template of each release fills, as its comments ask for.
 TEMPLATES: dict[str, dict[str, Any]] = {

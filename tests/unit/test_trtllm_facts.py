@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fake `tensorrt_llm` is what the facts say, and what differs from them shows."""
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -11,17 +12,35 @@ from trtllm_behaviour import CompletionOutput, RequestOutput
 
 from scripts import trtllm_facts
 
+KNOWN = trtllm_facts.FACTS / "1.2.1"
 
-def test_what_is_read_from_the_fake_is_what_the_facts_say() -> None:
-    known = trtllm_facts.load_facts(trtllm_facts.FACTS)
-    with fake_tensorrt_llm():
+
+@pytest.mark.parametrize(("version", "num_classes"), [("1.2.1", 40), ("1.3", 69)])
+def test_what_is_read_from_the_fake_is_what_the_facts_say(version: str, num_classes: int) -> None:
+    known = trtllm_facts.load_facts(trtllm_facts.FACTS / version)
+    with fake_tensorrt_llm(version):
         dumped = trtllm_facts.dump(known)
-    assert sum(len(facts.get("classes", ())) for facts in dumped.values()) == 40
+    assert sum(len(facts.get("classes", ())) for facts in dumped.values()) == num_classes
     assert trtllm_facts.drift(known, dumped) == ""
 
 
+@pytest.mark.parametrize(
+    ("installed", "facts"),
+    [
+        ("1.2.0", "1.2.1"),
+        ("1.2.1", "1.2.1"),
+        ("1.3.0rc29", "1.3"),
+        ("1.4.0rc1", "1.3"),
+        ("2.0", "1.3"),
+        ("1.1.0", "1.2.1"),
+    ],
+)
+def test_an_installation_is_compared_with_the_nearest_facts(installed: str, facts: str) -> None:
+    assert trtllm_facts.nearest_facts(installed).name == facts
+
+
 def test_a_later_version_shows_as_drift(capsys: pytest.CaptureFixture[str]) -> None:
-    with fake_tensorrt_llm("1.3.0"):
+    with fake_tensorrt_llm("1.2.1", facts_of="1.3"):
         assert trtllm_facts.main([]) == 1
     diff = capsys.readouterr().out
     assert '+   "priority=0.5"' in diff
@@ -29,7 +48,7 @@ def test_a_later_version_shows_as_drift(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_changed_default_a_new_field_and_a_lost_class_each_show() -> None:
-    known = trtllm_facts.load_facts(trtllm_facts.FACTS)
+    known = trtllm_facts.load_facts(KNOWN)
     with fake_tensorrt_llm():
         dumped = trtllm_facts.dump(known)
     fields = known["kv_cache_config"]["classes"]["KvCacheConfig"]["fields"]
@@ -66,7 +85,7 @@ def test_without_the_package_the_dumper_says_where_to_run_it() -> None:
 
 
 def test_outputs_have_exactly_the_attributes_of_the_facts() -> None:
-    classes = json.loads((trtllm_facts.FACTS / "outputs.json").read_text())["classes"]
+    classes = json.loads((KNOWN / "outputs.json").read_text())["classes"]
     assert set(vars(CompletionOutput())) == set(classes["CompletionOutput"]["names"])
     ours = {name for name in vars(RequestOutput) if not name.startswith("_")} - {"put", "end"}  # the executor's side
     names = {name for name in classes["RequestOutput"]["names"] if not name.startswith("_")}
@@ -91,3 +110,21 @@ def test_what_the_facts_do_not_have_raises(name: str, arguments: dict[str, objec
 
         with pytest.raises((TypeError, ValueError), match=message):
             getattr(llmapi, name)(**arguments)
+
+
+def test_a_version_without_engines_has_no_way_to_one() -> None:
+    with fake_tensorrt_llm("1.3.0rc29"):
+        with pytest.raises(ImportError, match="_tensorrt_engine"):
+            importlib.import_module("tensorrt_llm._tensorrt_engine")
+        llm = importlib.import_module("tensorrt_llm").LLM
+        with pytest.raises(ValueError, match="backend tensorrt was removed"):
+            llm("model", backend="tensorrt")
+        with pytest.raises(ValueError, match="argument sampler_type was removed"):
+            llm("model", sampler_type="TRTLLMSampler")
+
+
+def test_every_file_of_facts_says_how_it_was_read_and_from_where() -> None:
+    for file in trtllm_facts.FACTS.glob("*/*.json"):
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        assert facts["read"] in ("source", "catalogue", "partly", "no"), file
+        assert facts["source_version"].startswith(("1.", "0.37")), file
