@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ensemble_configs.batch_limits import UPSTREAM_SEQS, UPSTREAM_TOKENS
+from ensemble_configs.extra_llm_args import ExtraArguments, check_extra_llm_args
 from ensemble_configs.spec import Boolean, Integer, NotNegative, Number, Positive, Spec
 from ensemble_configs.speculation_specs import (
     DraftTargetSpec,
@@ -21,6 +22,7 @@ from ensemble_configs.speculation_specs import (
 )
 
 MAX_RANKS = 1024  # of one engine; more is a mistake
+TrtLlmVersion = Annotated[str, Field(pattern=r"^\d+\.\d+")]
 
 
 class _BatchSpec(Spec):
@@ -217,6 +219,12 @@ class _TrtLlmSpec(_BatchSpec):
         description="what starts the engine's process and its ranks; auto: mpirun for several ranks, and one process "
         "without ranks for one",
     )
+    tensorrt_llm: TrtLlmVersion | None = Field(
+        default=None, description="version that serves it; none: any whose names were read"
+    )
+    extra_llm_args: ExtraArguments = Field(
+        default={}, description="arguments of upstream's LLM that have no field here, passed on as they are"
+    )
 
     @property
     def world_size(self) -> int:
@@ -227,6 +235,11 @@ class _TrtLlmSpec(_BatchSpec):
     def close_timeout_s(self) -> float:
         """Seconds that NCCL and CUDA may take to free what every rank holds; tens of them with 8 ranks."""
         return min(15.0 + 5.0 * self.world_size, 120.0)
+
+    @model_validator(mode="after")
+    def _extra_arguments_are_upstreams(self) -> "_TrtLlmSpec":
+        check_extra_llm_args(self)
+        return self
 
     @model_validator(mode="after")
     def _ranks_are_few(self) -> "_TrtLlmSpec":
@@ -333,8 +346,12 @@ class PyTorchEngineSpec(_TrtLlmSpec):
 
     def _refuse_beams_that_upstream_cannot_search(self) -> None:
         beams = f"max_beam_width ({self.max_beam_width})"
-        if self.max_beam_width > 1 and self.sampler != "trtllm":
-            raise ValueError(f"{beams} needs sampler: trtllm, which searches with beams")
+        has_one_sampler = self.tensorrt_llm is not None and not self.tensorrt_llm.startswith("1.2")
+        if self.max_beam_width > 1 and self.sampler != "trtllm" and not has_one_sampler:
+            raise ValueError(
+                f"{beams} needs sampler: trtllm, which searches with beams; TensorRT-LLM 1.3 has one sampler, which does: "
+                "name it in tensorrt_llm"
+            )
         if self.max_beam_width > 1 and self.is_overlap_scheduler:
             raise ValueError(f"{beams} needs is_overlap_scheduler: false; beams are chosen before the next step begins")
 

@@ -13,6 +13,7 @@ from ensemble_configs.chat_template import load_chat_template
 from ensemble_configs.engine_fit import fit_findings
 from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.errors import SpecError
+from ensemble_configs.extra_llm_args import FIELD, argument_meant
 from ensemble_configs.file_hashes import HashMemory, hash_file
 from ensemble_configs.finding import Finding
 from ensemble_configs.machine import Machine
@@ -21,6 +22,7 @@ from ensemble_configs.promotion import check_evaluation
 from ensemble_configs.release_manifest import BINDING_PACKAGES, ReleaseManifest, address, compare_files, load_manifest
 from ensemble_configs.release_signature import check_signature
 from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.trtllm_facts import facts_of, leading_numbers
 
 
 def check_release(
@@ -53,6 +55,7 @@ def check_release(
         *_check_gpus(manifest, machine, nodes),
         *_check_deployment(manifest, deployment),
         *_check_engine(folder, manifest, deployment),
+        *_check_extra_arguments(manifest, deployment),
         *_check_tokenizer(folder, manifest, deployment),
         *check_memory(manifest, deployment, machine, num_ranks_here=_ranks_here(manifest, nodes)),
     ]
@@ -151,6 +154,27 @@ def _check_engine(folder: Path, manifest: ReleaseManifest, deployment: ReleaseSp
     named = {finding.check for finding in _check_deployment(manifest, deployment)}
     engine = deployment.engine.model_copy(update={"dir": folder / "engine"})
     return [finding for finding in fit_findings(engine) if finding.check not in named]
+
+
+def _check_extra_arguments(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> list[Finding]:
+    """The deployment passes on what the version that the release was built with has, as far as that was read."""
+    engine = deployment.engine if deployment else None
+    version = manifest.versions.get("tensorrt_llm")
+    if not isinstance(engine, TensorRtEngineSpec | PyTorchEngineSpec) or version is None:
+        return []
+    findings = []
+    if engine.tensorrt_llm is not None and leading_numbers(engine.tensorrt_llm) != leading_numbers(version):
+        next_step = "set it to that, or build the release for the other"
+        findings.append(_finding("engine.tensorrt_llm", engine.tensorrt_llm, version, next_step))
+    if (facts := facts_of(version)) is not None:
+        findings += [
+            _finding(
+                f"engine.{FIELD}.{path}", "no such argument", f"one of TensorRT-LLM {version}",
+                argument_meant(path, engine.provider, [facts]),
+            )
+            for path in facts.unknown_arguments(engine.provider, engine.extra_llm_args)
+        ]  # fmt: skip
+    return findings
 
 
 def _check_tokenizer(folder: Path, manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> list[Finding]:

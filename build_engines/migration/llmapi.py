@@ -22,6 +22,7 @@ from build_engines.migration.pipeline_rules import EVERY_MODEL, STREAMING
 from build_engines.migration.report import Entry, Verdict, carried, implied, lost
 from build_engines.migration.values import Value, absolute
 from ensemble_configs.errors import SpecError
+from ensemble_configs.trtllm_facts import known_facts
 
 _DECOUPLED = STREAMING["model_transaction_policy.decoupled"]
 _TRITON_CONFIG = {
@@ -142,7 +143,18 @@ def _verdict(name: str, value: object, arguments: dict[str, object]) -> Verdict:
         return carried("engine.num_kv_blocks", max(1, value // size), f"blocks of {size} tokens")
     if name in IMPLIED or value is None or value == DEFAULTS.get(name):
         return implied(IMPLIED.get(name, "upstream's default, as here"))
-    return lost(INSTEAD.get(name) or INSTEAD.get(name.partition(".")[0], NO_FIELD))
+    if instead := INSTEAD.get(name) or INSTEAD.get(name.partition(".")[0]):
+        return lost(instead)
+    return _passed_on(name, value)
+
+
+def _passed_on(name: str, value: object) -> Verdict:
+    """Return an argument without a field as one that upstream is given as it is, where some version knows it."""
+    section, _, key = name.rpartition(".")
+    arguments = {section: {key: value}} if section else {name: value}
+    if any(not facts.unknown_arguments("pytorch", arguments) for facts in known_facts()):
+        return carried(f"engine.extra_llm_args.{name}", value, "as it is, for upstream")
+    return lost(NO_FIELD)
 
 
 def _guided(value: object, arguments: dict[str, object], tokenizer_dir: Path | None) -> Verdict:
@@ -177,7 +189,7 @@ def _speculation(value: object) -> Iterator[Entry]:
                 key, part, carried(f"engine.speculation.{field}", absolute(str(part)) if field == "dir" else part)
             )
         else:
-            yield _entry(key, part, implied("not set") if part is None else lost(NO_FIELD))
+            yield _entry(key, part, implied("not set") if part is None else _passed_on(key, part))
 
 
 def _triton_config(value: object) -> Iterator[Entry]:

@@ -114,7 +114,7 @@ IMPLIED: Mapping[str, str] = {
     "garbage_collection_gen0_threshold": "left to upstream",
 }
 
-# What to do about an argument that has no field.
+# What to do about an argument that has no field, and is not passed on: it would not do here what it did there.
 INSTEAD: Mapping[str, str] = {
     "trust_remote_code": "no code from a checkpoint is run here; use an architecture that TensorRT-LLM has",
     "custom_tokenizer": "no code from a checkpoint is run here; save the tokenizer as tokenizer.json",
@@ -126,16 +126,14 @@ INSTEAD: Mapping[str, str] = {
     "batched_logits_processor": "no code of yours runs in the engine; use guided decoding, bad_words or embedding_bias",
     "lora_config": "put each adapter into a folder named by the lora_task_id of its requests, and set engine.lora.dir",
     "enable_lora": "put each adapter into a folder named by the lora_task_id of its requests, and set engine.lora.dir",
-    "peft_cache_config": "set engine.lora.max_device_adapters and max_host_adapters",
     "stream_interval": "set responses.max_chunk_delay_ms: tokens leave together that are made within it",
-    "cuda_graph_config": "graphs are on with upstream's sizes, or off: engine.is_cuda_graph",
     "otlp_traces_endpoint": "traces are Triton's: start it with --trace-config",
     "env_overrides": "set the variables where `trireme serve` is started",
     "kv_connector_config": "a KV connector is not served here; leave it out",
     "load_format": "weights are read from safetensors in engine.dir",
     "multimodal": "the models served here read text alone; serve a model that sees with another server",
 }
-NO_FIELD = "the deployment has no field for it, so upstream's default holds; see whether you still need it"
+NO_FIELD = "no version of TensorRT-LLM that is known here has it, so it cannot be passed on; see whether you need it"
 
 # Upstream's default of what has no field; such a value changes nothing. Others' default is none.
 DEFAULTS: Mapping[str, object] = {

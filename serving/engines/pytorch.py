@@ -11,7 +11,8 @@ from serving.engines.model_folder import ModelFolder, check_max_seq_len
 from serving.engines.trtllm_arguments import llm_arguments
 from serving.engines.trtllm_engine import TrtLlmEngine
 from serving.engines.trtllm_sampling import SamplingWords
-from serving.engines.trtllm_upstream import load_upstream
+from serving.engines.trtllm_upstream import installed_version, load_upstream
+from serving.engines.trtllm_version_check import check_version
 
 
 def load_pytorch_engine(spec: PyTorchEngineSpec, model: ModelFolder) -> Engine:
@@ -23,6 +24,7 @@ def load_pytorch_engine(spec: PyTorchEngineSpec, model: ModelFolder) -> Engine:
     check_max_seq_len(spec.max_seq_len, model)
     refuse_mismatches(list(checkpoint_mismatches(spec)))
     spec = _within_release(spec)
+    check_version(spec, installed_version())
     upstream = load_upstream("tensorrt_llm")
     words = SamplingWords(spec, upstream, end_ids=model.end_ids, vocab_size=model.vocab_size)
     info = EngineInfo(

@@ -11,6 +11,7 @@ from serving.engines.trtllm_arguments import llm_arguments
 from serving.engines.trtllm_engine import TrtLlmEngine
 from serving.engines.trtllm_sampling import SamplingWords
 from serving.engines.trtllm_upstream import installed_version, load_upstream
+from serving.engines.trtllm_version_check import check_version
 
 _FIRST_WITHOUT_ENGINES = (1, 3)
 
@@ -25,6 +26,7 @@ def load_tensorrt_engine(spec: TensorRtEngineSpec) -> Engine:
     folder = load_engine_folder(spec)
     spec = within_build(spec, num_seqs=folder.max_batch_size, num_tokens=folder.max_num_tokens)
     refuse_versions_without_engines(installed_version())
+    check_version(spec, installed_version())
     upstream = load_upstream("tensorrt_llm._tensorrt_engine")
     words = SamplingWords(spec, upstream, end_ids=folder.end_ids, vocab_size=folder.vocab_size)
     info = EngineInfo(

@@ -109,7 +109,7 @@ _PREFILL_ALONE = Condition(
     "both phases",
 )
 
-_SUPPORTED = frozenset(ARGUMENTS) - {"priority"}
+_SUPPORTED = frozenset(ARGUMENTS)
 CAPABILITIES: Mapping[str, Capabilities] = {
     "tensorrt": Capabilities(
         supported=_SUPPORTED,
@@ -151,14 +151,29 @@ def samples_in_the_model(speculation: object) -> bool:
     return isinstance(speculation, MtpSpec) or (isinstance(speculation, Eagle3Spec) and speculation.is_one_model)
 
 
-def why_not_here(spec: TrtLlmSpec, known_arguments: Collection[str], version: str) -> dict[str, str]:
-    """Every field that this deployment on this installation does not support, and why.
+# Where upstream has no choice of samplers (since PR #18232), TorchSampler reads what needed the other, but for these.
+# Source: _torch/pyexecutor/sampler of September 2026: penalties, top_p_decay, token_ban, beam_search, seed_manager.
+_NOT_BY_TORCH_SAMPLER = {
+    "seed": "where requests are batched, TorchSampler of {version} samples all by the seed of the first",
+    "beam_search_diversity_rate": "TorchSampler of {version} was not seen to read it",
+}
+
+
+def why_not_here(
+    spec: TrtLlmSpec, known_arguments: Collection[str], version: str, *, has_samplers: bool = True
+) -> dict[str, str]:
+    """Return every field that this deployment on this installation does not support, and why.
 
     Args:
         spec: the deployment's.
         known_arguments: of the installed version's SamplingParams and generate_async.
         version: the installed one.
+        has_samplers: whether `engine.sampler` is a choice there; later versions have TorchSampler alone.
     """
+    if spec.provider == "pytorch" and not has_samplers:
+        lifted = spec.model_copy(update={"sampler": "trtllm"})  # what the conditions ask for is met by the one sampler
+        reasons = {name: f"{why.format(version=version)}; leave it out" for name, why in _NOT_BY_TORCH_SAMPLER.items()}
+        return why_not_here(lifted, known_arguments, version) | reasons
     capabilities = CAPABILITIES[spec.provider]
     lacking = {
         field: f"TensorRT-LLM {version} has no argument {argument}; leave it out"

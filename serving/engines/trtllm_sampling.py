@@ -9,14 +9,16 @@ import secrets
 from collections.abc import Callable
 
 from ensemble_configs.errors import RequestError
+from ensemble_configs.llm_argument_rows import LOOKAHEAD
 from serving.engines.adapter_folder import AdapterFolder, engine_modules
 from serving.engines.base import GenerationRequest, SamplingParams
-from serving.engines.trtllm_arguments import LOOKAHEAD, TrtLlmSpec
+from serving.engines.trtllm_arguments import TrtLlmSpec
 from serving.engines.trtllm_call_parts import call_parts, comes_at_once
 from serving.engines.trtllm_capabilities import why_not_here
 from serving.engines.trtllm_rules import TrtLlmRules
 from serving.engines.trtllm_sampling_rows import ARGUMENTS, ROWS
 from serving.engines.trtllm_upstream import Upstream
+from serving.scheduling import Priority
 
 _LOOKAHEAD_FIELDS = {f"lookahead_{row.field}": row.argument for row in LOOKAHEAD}
 _GUIDES: dict[str, tuple[str, bool]] = {  # by our guide_type: upstream's argument, and whether it takes the guide
@@ -26,6 +28,11 @@ _GUIDES: dict[str, tuple[str, bool]] = {  # by our guide_type: upstream's argume
     "ebnf_grammar": ("grammar", True),
     "structural_tag": ("structural_tag", True),
 }
+
+
+# Upstream's are between 0 and 1, the higher the sooner, 0.5 its default; they count where the deployment passes on
+# `scheduler_config: {waiting_queue_policy: priority}`.
+_PRIORITIES = {Priority.PREMIUM: 1.0, Priority.BATCH: 0.0}
 
 
 class SamplingWords:
@@ -39,7 +46,7 @@ class SamplingWords:
         self._vocab_size = vocab_size
         self._adapters = None if spec.lora is None else AdapterFolder(spec.lora, engine_modules(spec.lora))
         known = upstream.sampling_arguments | upstream.call_arguments
-        self.why_not = why_not_here(spec, known, upstream.version)
+        self.why_not = why_not_here(spec, known, upstream.version, has_samplers=upstream.has_samplers)
         self.supported = frozenset(ARGUMENTS) - self.why_not.keys()
 
     def end_ids_of(self, sampling: SamplingParams) -> tuple[int, ...]:
@@ -66,8 +73,8 @@ class SamplingWords:
         elif sampling.lora_task_id is not None:
             arguments["lora_request"] = self._lora_request(str(sampling.lora_task_id), "lora_task_id")
         arguments |= call_parts(sampling, self._upstream)
-        if "priority" in self.supported and hasattr(sampling, "priority"):
-            arguments["priority"] = sampling.priority
+        if "priority" in self._upstream.call_arguments and request.scheduling.priority != Priority.STANDARD:
+            arguments["priority"] = _PRIORITIES[Priority(request.scheduling.priority)]
         return arguments
 
     def refusal_of(self, exc: Exception, arguments: dict[str, object]) -> Exception:

@@ -50,9 +50,9 @@ _MADE = {
     "beam_width": "use_beam_search",
 }
 
-# Arguments of generate_async itself; which of them there are depends on the version (`priority` came with 1.3).
+# Arguments of generate_async itself.
 _CALL = (
-    {"lora_task_id": "lora_request", "lora_name": "lora_request", "priority": "priority"}
+    {"lora_task_id": "lora_request", "lora_name": "lora_request"}
     | dict.fromkeys(RETENTION_FIELDS, "kv_cache_retention_config")
     | dict.fromkeys(DISAGGREGATION_FIELDS, "disaggregated_params")
 )

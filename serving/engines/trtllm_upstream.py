@@ -94,20 +94,52 @@ class Upstream:
     call_arguments: frozenset[str]  # that generate_async knows
     sampling_arguments: frozenset[str]  # that SamplingParams knows
 
-    def make_config(self, name: str, **arguments: object) -> object:
-        """A part of the LLM's arguments, by the name of its class.
+    @property
+    def has_samplers(self) -> bool:
+        """Return whether PyTorch's sampler can be chosen."""
+        return "sampler_type" in self.fields_of("TorchLlmArgs")
+
+    def fields_of(self, name: str) -> frozenset[str]:
+        """Return the arguments of a class that are not deprecated: upstream drops those without a word.
 
         Raises:
-            SpecError: this version has no such class, or refuses an argument.
+            SpecError: this version has no such class.
         """
-        make: Make | None = getattr(self.configs, name, None)
-        if make is None:
-            raise SpecError(f"TensorRT-LLM {self.version} has no {name}; install 1.2.1", field="engine.provider")
+        cls = self._class(name)
+        fields = getattr(cls, "model_fields", None) or getattr(cls, "__dataclass_fields__", {})
+        return frozenset(field for field, of in fields.items() if not getattr(of, "deprecated", None))
+
+    def first_of(self, names: Sequence[str]) -> str:
+        """Return the first class that this version has; the last if it has none."""
+        return next((name for name in names if hasattr(self.configs, name)), names[-1])
+
+    def make_config(self, name: str, **arguments: object) -> object:
+        """Return a part of the LLM's arguments, by the name of its class.
+
+        Raises:
+            SpecError: this version has no such class, or refuses an argument, or sets it back.
+        """
+        make = self._class(name)
         try:
-            return make(**arguments)
+            made = make(**arguments)
         except (TypeError, ValueError) as exc:
             reason = " ".join(str(exc).split())
             raise SpecError(f"TensorRT-LLM {self.version} refuses {name}: {reason}", field="engine") from exc
+        for argument, value in arguments.items():
+            if isinstance(value, bool) and getattr(made, argument, value) is not value:
+                raise SpecError(
+                    f"TensorRT-LLM {self.version} sets {argument} of {name} to {not value}, whatever is asked for; "
+                    "leave it out",
+                    field="engine",
+                    value=value,
+                )
+        return made
+
+    def _class(self, name: str) -> Make:
+        make: Make | None = getattr(self.configs, name, None)
+        if make is None:
+            raise SpecError(f"TensorRT-LLM {self.version} has no {name}; install 1.2.1", field="engine.provider")
+        return make
 
 
 def installed_version() -> str:

@@ -19,6 +19,7 @@ from ensemble_configs.grpc_tls import GrpcTlsSpec, certificate_of, grpc_tls_find
 from ensemble_configs.memory_need import memory_need_bytes
 from ensemble_configs.release_manifest import ReleaseManifest, address, load_manifest
 from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.trtllm_facts import facts_note, facts_of
 from serving.release_check import findings_here, launcher_findings, releases_of
 from serving.server.installation import find_triton
 from serving.server.server_features import consequences
@@ -173,10 +174,19 @@ def _facts(folder: Path, findings: list[Finding], tls: GrpcTlsSpec | None) -> di
         "release": str(folder),
         "name": manifest and manifest.name,
         "address": manifest and address(folder),
+        **_trtllm_facts(manifest),
         "is_fit": not findings,
         "findings": [finding.model_dump() for finding in findings],
         **({} if certificate is None else {"grpc_certificate": certificate.facts}),
     }
+
+
+def _trtllm_facts(manifest: ReleaseManifest | None) -> dict[str, object]:
+    """Return the version whose facts the release's settings are checked by; nothing for other engines."""
+    version = manifest.versions.get("tensorrt_llm") if manifest else None
+    if version is None:
+        return {}
+    return {"tensorrt_llm_facts": facts.version if (facts := facts_of(version)) else None}
 
 
 def _manifest(folder: Path) -> ReleaseManifest | None:
@@ -219,6 +229,11 @@ def _summary(manifest: ReleaseManifest, spec: ReleaseSpec | None) -> list[str]:
         "can be served here",
         f"  model    {manifest.model.architecture}, {manifest.model.num_parameters:,} parameters",
         f"  engine   {manifest.provider}{ranks}{sm}; {versions}",
+        *(
+            [f"  settings {facts_note(manifest.versions['tensorrt_llm'])}"]
+            if "tensorrt_llm" in manifest.versions
+            else []
+        ),
         f"  files    {len(manifest.files)}, {num_bytes / 1e6:,.1f} MB, as the manifest lists them",
         f"  memory   {memory_need_bytes(manifest, spec) / 1e9:,.2f} GB a rank at least",
         f"  quality  {_quality(manifest)}",

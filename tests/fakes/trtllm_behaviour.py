@@ -138,7 +138,9 @@ class Executor(Responder):
                 num_beams=num_beams,
             )
             running = self._running[number] = Running(result, sequence, error, given)
-            running.tokens = tokens_after(prompt, params, self.vocab_size)
+            has_samplers = self.backend == "tensorrt" or hasattr(self.args, "sampler_type")
+            unseeded = 0 if has_samplers else len(self.calls)
+            running.tokens = tokens_after(prompt, params, self.vocab_size, unseeded=unseeded)
             if not params.ignore_eos:
                 running.ends = {params.end_id, *(params.stop_token_ids or ())} - {None, -1}
             if (refusal := self._refusal_of(running, num_beams)) is not None:

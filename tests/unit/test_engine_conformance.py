@@ -67,9 +67,16 @@ def pytorch(**changes: object) -> Engine:
         return stepped(PyTorchEngineSpec.model_validate(spec))
 
 
-def stepped(spec: EngineSpec) -> Engine:
+def pytorch_of_1_3(**changes: int) -> Engine:
+    with tempfile.TemporaryDirectory() as folder:
+        model = {"dir": write_checkpoint(Path(folder))}  # there is one sampler
+        spec = {"provider": "pytorch", "tensorrt_llm": "1.3"} | model | LIMITS | changes
+        return stepped(PyTorchEngineSpec.model_validate(spec), version="1.3.0rc29")
+
+
+def stepped(spec: EngineSpec, *, version: str = "1.2.1") -> Engine:
     """On the fake, which iterates once for each step; that ours waits for one that runs freely: test_trtllm_engine."""
-    with fake_tensorrt_llm():
+    with fake_tensorrt_llm(version):
         engine = create_engine(spec)
         return SteppedEngine(engine, Executor.created[-1])
 
@@ -98,6 +105,7 @@ PROVIDERS = [
     pytest.param(Provider(openvino, is_exact=False), id="openvino"),
     pytest.param(Provider(tensorrt, is_exact=True, **OF_TENSORRT), id="tensorrt"),
     pytest.param(Provider(pytorch, is_exact=True, **OF_PYTORCH), id="pytorch"),
+    pytest.param(Provider(pytorch_of_1_3, is_exact=True, **OF_PYTORCH), id="pytorch-1.3"),
 ]
 
 
@@ -415,9 +423,17 @@ def test_end_id_minus_one_means_no_end_token(session: Session) -> None:
     assert (len(output.token_ids), output.finish_reason) == (200, FinishReason.LENGTH)
 
 
-def test_the_same_seed_gives_the_same_output_and_another_seed_another(session: Session) -> None:
+@pytest.fixture
+def seeded(session: Session) -> Session:
+    """A session of an engine with seeds; that one without refuses them: test_what_is_not_supported..., below."""
+    if "seed" not in session.engine.info.supported:
+        pytest.skip(session.engine.info.why_not["seed"])
+    return session
+
+
+def test_the_same_seed_gives_the_same_output_and_another_seed_another(seeded: Session) -> None:
     first, again, other = (
-        session.tokens_of(prompt_of(12), 24, top_p=0.95, temperature=2.0, seed=seed) for seed in (7, 7, 8)
+        seeded.tokens_of(prompt_of(12), 24, top_p=0.95, temperature=2.0, seed=seed) for seed in (7, 7, 8)
     )
     assert first == again
     assert first != other
@@ -435,8 +451,10 @@ def test_without_a_seed_every_request_is_sampled_anew(session: Session) -> None:
 )
 @pytest.mark.parametrize("how", [{}, {"top_p": 0.95, "seed": 3}], ids=["greedy", "sampled"])
 def test_a_penalty_changes_the_output_and_the_same_penalty_in_the_same_way(
-    session: Session, penalty: dict[str, float], how: dict[str, float]
+    session: Session, penalty: dict[str, float], how: dict[str, float], request: pytest.FixtureRequest
 ) -> None:
+    if "seed" in how:
+        request.getfixturevalue("seeded")
     without = session.tokens_of(prompt_of(12), 60, **how)
     first, again = (session.tokens_of(prompt_of(12), 60, **how, **penalty) for _ in range(2))
     assert without != first == again
@@ -449,7 +467,8 @@ def test_a_penalty_changes_the_output_and_the_same_penalty_in_the_same_way(
 )
 def test_greedy_means_the_same_as_the_default(session: Session, sampling: dict[str, float]) -> None:
     prompt = prompt_of(12)
-    assert session.tokens_of(prompt, 12, seed=5, **sampling) == session.tokens_of(prompt, 12)
+    seed = {"seed": 5} if "seed" in session.engine.info.supported else {}
+    assert session.tokens_of(prompt, 12, **seed, **sampling) == session.tokens_of(prompt, 12)
 
 
 def test_every_token_has_a_log_probability_where_asked_for_and_the_tokens_are_the_same(session: Session) -> None:

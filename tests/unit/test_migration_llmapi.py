@@ -16,10 +16,10 @@ from build_engines.migration import llmapi_arguments
 from build_engines.migration.importing import Import, plan_import
 from build_engines.migration.llmapi_tensors import INPUTS, OUTPUTS
 from build_engines.migration.report import Outcome
+from ensemble_configs import llm_argument_rows
 from ensemble_configs.engine_specs import PyTorchEngineSpec
 from ensemble_configs.errors import SpecError
 from ensemble_configs.tensors import inputs_of, outputs_of
-from serving.engines import trtllm_arguments
 
 FACTS = load_facts("1.2.1")["llm_args"]["classes"]
 
@@ -111,7 +111,17 @@ def test_every_argument_of_1_2_is_known_and_its_default_loses_nothing(tmp_path: 
     assert {name: counted[f"model.yaml: {name}"] for name in plain} == dict.fromkeys(plain, 1)
 
 
-@pytest.mark.parametrize("name", sorted({*llmapi_arguments.DEFAULTS, *llmapi_arguments.INSTEAD} - {"load_format"}))
+@pytest.mark.parametrize("name", sorted(llmapi_arguments.DEFAULTS.keys() - llmapi_arguments.INSTEAD))
+def test_an_argument_without_a_field_is_passed_on_as_it_is(name: str, tmp_path: Path) -> None:
+    section, _, key = name.rpartition(".")
+    arguments = {"model": "/old/llama", "max_seq_len": 9, section or name: {key: "odd"} if section else "odd"}
+    if section == "cache_transceiver_config":
+        arguments[section] = {key: "odd", "backend": "nixl"}
+    result = imported(tmp_path, arguments)
+    assert engine_of(result)["extra_llm_args"] == ({section: {key: "odd"}} if section else {name: "odd"})
+
+
+@pytest.mark.parametrize("name", sorted(llmapi_arguments.INSTEAD.keys() - {"load_format"}))
 def test_an_argument_without_a_field_is_named_with_what_to_do(name: str, tmp_path: Path) -> None:
     section, _, key = name.rpartition(".")
     value: object = {"odd": 1} if name in llmapi_arguments.SECTIONS else "odd"
@@ -130,18 +140,17 @@ def test_an_argument_that_upstream_does_not_have_is_named(tmp_path: Path) -> Non
 
 
 def test_names_are_those_that_serving_hands_to_upstream() -> None:
-    """The import is the inverse of `serving.engines.trtllm_arguments`, row by row."""
-    module = trtllm_arguments
+    """The import is the inverse of `ensemble_configs.llm_argument_rows`, row by row."""
+    module = llm_argument_rows
     tables = {
-        "": (*module._LLM, *module._LLM_OF_PYTORCH),
-        "kv_cache_config.": (*module._KV_CACHE, *module._KV_CACHE_OF_PYTORCH),
-        "scheduler_config.": module._SCHEDULER,
-        "moe_config.": module._MOE,
+        "": (*module.LLM, *module.LLM_OF_PYTORCH),
+        "kv_cache_config.": (*module.KV_CACHE, *module.KV_CACHE_OF_PYTORCH),
+        "scheduler_config.": module.SCHEDULER,
+        "moe_config.": module.MOE,
     }
     rows = {f"{prefix}{row.argument}": row.field for prefix, table in tables.items() for row in table}
     rows |= {
-        f"cache_transceiver_config.{row.argument}": f"cache_transceiver.{row.field}"
-        for row in module._CACHE_TRANSCEIVER
+        f"cache_transceiver_config.{row.argument}": f"cache_transceiver.{row.field}" for row in module.CACHE_TRANSCEIVER
     }
     by_hand = {"model", "tokenizer", "guided_decoding_backend", "max_input_len"}
     carried = {name: argument.field for name, argument in llmapi_arguments.CARRIED.items()}
@@ -150,7 +159,7 @@ def test_names_are_those_that_serving_hands_to_upstream() -> None:
     }
     assert carried.keys() - rows.keys() == {name for name in carried if name.startswith("pytorch_backend_config.")}
     for method, fields in llmapi_arguments.SPECULATION.values():
-        known = {row.argument: row.field for row in module._SPECULATION[method][1]}
+        known = {row.argument: row.field for row in module.SPECULATION[method][1]}
         assert {name: field for name, field in fields.items() if name != "speculative_model_dir"} == known
 
 
@@ -160,6 +169,7 @@ CASES: list[tuple[dict[str, Any], str, object]] = [
     ({"kv_cache_config": {"free_gpu_memory_fraction": 0.5}}, "free_gpu_memory_fraction", 0.5),
     ({"kv_cache_config": {"enable_block_reuse": False}}, "is_block_reuse", False),
     ({"cuda_graph_config": None}, "is_cuda_graph", False),
+    ({"cuda_graph_config": {"batch_sizes": [1, 2]}}, "extra_llm_args", {"cuda_graph_config": {"batch_sizes": [1, 2]}}),
     ({"disable_overlap_scheduler": True}, "is_overlap_scheduler", False),
     ({"sampler_type": "TRTLLMSampler"}, "sampler", "trtllm"),
     ({"sampler_type": "auto"}, "sampler", "torch"),
@@ -202,11 +212,6 @@ LOST: list[tuple[dict[str, Any], str, str]] = [
     ({"backend": "_autodeploy"}, "model.yaml: backend", "provider pytorch is written"),
     ({"backend": "tensorrt"}, "model.yaml: backend", "its own inflight_batcher_llm repository"),
     ({"speculative_config": {"decoding_type": "Medusa"}}, "model.yaml: speculative_config", "see engine.speculation"),
-    (
-        {"cuda_graph_config": {"batch_sizes": [1, 2]}},
-        "model.yaml: cuda_graph_config.batch_sizes",
-        "engine.is_cuda_graph",
-    ),
 ]
 
 

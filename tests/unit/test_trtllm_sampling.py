@@ -20,6 +20,7 @@ from serving.engines.request_limits import refuse_unservable
 from serving.engines.trtllm_capabilities import CAPABILITIES
 from serving.engines.trtllm_sampling import SamplingWords
 from serving.engines.trtllm_upstream import Upstream, load_upstream
+from serving.scheduling import Priority, Scheduling
 
 END_IDS = (2, 3)
 FULL: dict[str, dict[str, object]] = {  # all that each provider can do
@@ -339,17 +340,28 @@ def test_a_fully_equipped_deployment_does_all_that_the_provider_can(provider: st
 # What depends on the installed version
 
 
-class PrioritisedParams(SamplingParams, frozen=True, kw_only=True):
-    """Sampling as the seam may know it one day."""
+@pytest.mark.parametrize(
+    ("priority", "passed_on"), [(Priority.PREMIUM, 1.0), (Priority.STANDARD, None), (Priority.BATCH, 0.0)]
+)
+def test_a_priority_class_is_passed_on_where_the_installed_version_has_priorities(
+    priority: Priority, passed_on: float | None
+) -> None:
+    request = GenerationRequest(
+        key=1, input_ids=[5], sampling=SamplingParams(max_tokens=1), scheduling=Scheduling(priority=priority)
+    )
+    assert words_of("pytorch, torch", version="1.3.0rc29").call_arguments(request).get("priority") == passed_on
+    assert "priority" not in words_of("pytorch").call_arguments(request)
 
-    priority: float = 0.5
 
-
-def test_a_priority_is_passed_on_where_the_installed_version_has_it_and_refused_where_not() -> None:
-    sampling = PrioritisedParams(max_tokens=1, priority=0.9)
-    assert call_with(words_of("pytorch", version="1.3.0"), sampling)["priority"] == 0.9
-    with pytest.raises(RequestError, match=r"priority \(0.9\) is not supported by the provider"):
-        call_with(words_of("pytorch"), sampling)
+def test_the_one_sampler_of_a_later_version_takes_what_needed_the_other() -> None:
+    words = words_of("pytorch, torch", version="1.3.0rc29")
+    assert call_of(words, presence_penalty=0.5, bad_words=((4,),))["sampling_params"].presence_penalty == 0.5
+    assert call_of(words, top_p=0.9, top_p_decay=0.5)["sampling_params"].seed is None
+    for refused in ({"top_p": 0.9, "seed": 4}, {"beam_search_diversity_rate": 0.5}):
+        with pytest.raises(RequestError, match="is not supported by the provider"):
+            call_of(words, **refused)
+    assert "TorchSampler of 1.3.0rc29 samples all by the seed of the first" in words.why_not["seed"]
+    assert "set engine.sampler: trtllm" in words_of("pytorch, torch").why_not["presence_penalty"]
 
 
 @pytest.fixture
