@@ -13,6 +13,7 @@ from typing import Annotated, Literal, get_args
 import yaml
 from pydantic import AfterValidator, BaseModel, Field, JsonValue, model_validator
 
+from build_engines.extra_build_args import ExtraBuildArgs, check_extra_build_args
 from build_engines.gpus import gpus
 from build_engines.parallel_sizes import EmbeddingSharding
 from build_engines.recipe_parts import (
@@ -133,6 +134,15 @@ class TensorRtRecipe(_GpuRecipe):
     )
     is_weight_streaming: bool = Field(default=False, description="weights may stay in host memory")
     plugins: Plugins = Plugins()
+    extra_build_args: ExtraBuildArgs = Field(
+        default={},
+        description="flags of trtllm-build that have no field here, passed on as they are; true: the flag alone",
+    )
+
+    @model_validator(mode="after")
+    def _extra_flags_are_upstreams(self) -> "TensorRtRecipe":
+        check_extra_build_args(self.extra_build_args, version=self.tensorrt_llm)
+        return self
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> "TensorRtRecipe":
@@ -246,7 +256,10 @@ def _read(path: Path) -> str:
 def recipe_document(recipe: Recipe) -> dict[str, JsonValue]:
     """The recipe as it goes into a manifest: every field that can change the release, of paths the last
     name, so that machines agree."""
-    return _portable(recipe).model_dump(mode="json", exclude={"builder"})
+    document: dict[str, JsonValue] = _portable(recipe).model_dump(mode="json", exclude={"builder"})
+    if not document.get("extra_build_args", True):
+        del document["extra_build_args"]  # so that a recipe without any has the hash that it had before there were some
+    return document
 
 
 def hash_recipe(recipe: Recipe) -> str:

@@ -159,6 +159,7 @@ def trtllm_build_argv(recipe: TensorRtRecipe, num_workers: int) -> list[str]:
         *_flags(**{name: _plugin(value) for name, value in _plugins(recipe.plugins)}),
         *_speculation_flags(recipe),
         *_lora_flags(recipe),
+        *_flags(**recipe.extra_build_args),
     ]
 
 

@@ -159,7 +159,7 @@ OTHER: dict[str, object] = {
     "low_latency_gemm_swiglu_plugin": "fp8", "gemm_allreduce_plugin": "bfloat16", "target_modules": ["attn_q"],
     "plugin": "bfloat16", "sha256": "1" * 64, "dataset": "pileval", "smoothquant": {"alpha": 0.25},
     "speculation": {"method": "draft_tokens_external", "max_draft_len": 3},
-    "calibration": {"dataset": "cnn_dailymail"},
+    "calibration": {"dataset": "cnn_dailymail"}, "extra_build_args": {"profiling_verbosity": "detailed"},
 }  # fmt: skip
 
 
