@@ -90,6 +90,8 @@ observe-files: setup ## Write the rules, their tests and the dashboards in helm/
 
 docs: setup ## Write the tables of the documents again and check every link between the documents
 	$(RUN) serving.contract_table
+	$(RUN) scripts.trtllm_names
+	$(RUN) scripts.trtllm_page
 	$(RUN) build_engines.support_table
 	$(RUN) benchmarks.quantization_page
 	$(RUN) benchmarks.gate_page

@@ -22,7 +22,7 @@ class VersionFacts:
 
     Attributes:
         version: as its folder of facts is called.
-        read: for each part that was looked at, how: source, catalogue, partly or no.
+        read: for each part that was looked at, how: source, catalogue, partly, no or absent.
         llm: the class of the LLM's arguments, by provider.
         classes: of each class of arguments the fields, and of each field the classes that a mapping there fills.
         build_flags: that trtllm-build takes, without hyphens; none where there is no such tool.

@@ -14,7 +14,7 @@ from ensemble_configs.trtllm_facts import DATA
 from scripts.trtllm_facts import FACTS, known_versions
 
 _LLM_CLASSES = {"pytorch": "TorchLlmArgs", "tensorrt": "TrtLlmArgs"}
-# The facts' files in the words of docs/support.md; a file that a version lacks is of what that version has not.
+# The facts' files in the words of docs/support.md.
 PARTS = {
     "llm_args": "arguments of `LLM`",
     "kv_cache_config": "KV cache settings",
@@ -30,6 +30,8 @@ PARTS = {
     "build_config_fields": "build settings in an engine",
     "quant_algos": "formats",
 }
+
+_OF_ENGINES = frozenset({"trtllm_build_flags", "quantize_flags", "build_config_fields"})
 
 
 def names() -> dict[str, dict[str, Any]]:
@@ -50,11 +52,18 @@ def _names_of(version: str) -> dict[str, Any]:
             waiting += [part for parts in found[name].values() for part in parts]
     flags = files.get("trtllm_build_flags", {}).get("flags", {})
     return {
-        "read": {PARTS[file]: files[file]["read"] for file in PARTS if file in files},
+        "read": {PARTS[file]: _how(file, files, has_engines="tensorrt" in llm) for file in PARTS},
         "llm": llm,
         "classes": {name: found[name] for name in sorted(found)},
         "build_flags": sorted(flag.lstrip("-") for flag in flags),
     }
+
+
+def _how(file: str, files: dict[str, Any], *, has_engines: bool) -> str:
+    """Return how a part was read; `absent` where the version has no such thing."""
+    if file in files:
+        return str(files[file]["read"])
+    return "absent" if file in _OF_ENGINES and not has_engines else "no"
 
 
 def _fields(name: str, facts: dict[str, Any]) -> dict[str, list[str]]:

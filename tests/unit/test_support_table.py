@@ -58,6 +58,14 @@ def test_a_committed_proof_takes_the_place_of_not_yet(tmp_path: Path) -> None:
     assert rows["1.2.0"].endswith("| none yet |")
 
 
+def test_what_was_read_of_each_version_is_said_and_who_serves_it() -> None:
+    tables = render_tables([])
+    assert "| arguments of `LLM` | listing | source |" in tables
+    assert "| flags of `trtllm-build` | partly | - |" in tables
+    assert "| formats | listing | no |" in tables
+    assert "| served by | `tensorrt`, `pytorch` | `pytorch` |" in tables
+
+
 def test_a_readme_without_the_row_is_an_error() -> None:
     with pytest.raises(ValueError, match="0 rows"):
         with_gpu_row("nothing", [])

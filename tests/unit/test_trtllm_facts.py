@@ -10,7 +10,7 @@ import pytest
 from fake_tensorrt_llm import fake_tensorrt_llm
 from trtllm_behaviour import CompletionOutput, RequestOutput
 
-from scripts import trtllm_facts
+from scripts import trtllm_facts, trtllm_page
 
 KNOWN = trtllm_facts.FACTS / "1.2.1"
 
@@ -121,6 +121,20 @@ def test_a_version_without_engines_has_no_way_to_one() -> None:
             llm("model", backend="tensorrt")
         with pytest.raises(ValueError, match="argument sampler_type was removed"):
             llm("model", sampler_type="TRTLLMSampler")
+
+
+def test_the_page_of_differences_is_rendered_from_the_facts() -> None:
+    document = trtllm_page.DOCUMENT.read_text(encoding="utf-8")
+    assert trtllm_page.with_tables(document) == document, "run `make docs`"
+    for row in (
+        "| `TorchLlmArgs` | `sampler_type` | removed |",
+        "| `TorchLlmArgs` | `generation_config` | added |",
+        '| `MoeConfig` | `backend` | other default | `"CUTLASS"` | `"AUTO"` |',
+        "| `KvCacheConfig` | `sink_token_length` | deprecated |",
+        "| `MedusaDecodingConfig` | | class removed |",
+        "| `SADecodingConfig` | | class added |",
+    ):
+        assert row in document
 
 
 def test_every_file_of_facts_says_how_it_was_read_and_from_where() -> None:
