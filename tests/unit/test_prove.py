@@ -136,6 +136,8 @@ def test_a_tensorrt_llm_that_does_not_import_fails_all_that_needs_it(tmp_path: P
 
 def test_without_compiled_engines_the_provider_pytorch_is_proved_alone_and_drift_is_listed(tmp_path: Path) -> None:
     container = write_gpu_container(tmp_path / "container", version="1.3.0")
+    for file in container.packages.rglob("*.py"):  # not as it was read
+        file.write_text(file.read_text().replace("priority=0.5", "priority=0.7"))
     proved = Proved(container, tmp_path, "--steps", "facts,build,bench")
     assert proved.status == 0, proved.stderr
     assert proved.steps == {
@@ -144,7 +146,7 @@ def test_without_compiled_engines_the_provider_pytorch_is_proved_alone_and_drift
     assert "1.3.0 has no compiled engines" in proved.reason("build")
     drift = proved.document["drift"]
     assert drift["version"] == "1.3.0"
-    assert '+   "priority=0.5"' in drift["diff"]
+    assert {'-   "priority=0.5"', '+   "priority=0.7"'} <= set(drift["diff"])
 
 
 # Before the first call to a GPU

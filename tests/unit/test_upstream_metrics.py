@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import triton_python_backend_utils as pb_utils
 from equipped_engines import equipped_engine
+from trtllm_generator import load_facts
 
 from serving.engine_metrics import EngineMetrics
 from serving.engines.base import EngineStats, FinishReason, GenerationRequest, SamplingParams, TokenChunk
@@ -23,7 +24,7 @@ from serving.upstream_metrics import CONSTANTS, GAUGES
 
 TESTS = Path(__file__).parents[1]
 UPSTREAM: dict[str, Any] = json.loads((TESTS / "data" / "upstream_metrics.json").read_text())["families"]
-FACTS = json.loads((TESTS / "fakes" / "trtllm_facts" / "stats.json").read_text())
+FACTS = load_facts("1.2.1")["stats"]
 DRAFT_ENGINES_OWN = {("nv_trt_llm_general_metrics", "timestamp"): "general_type"}
 
 Shown = dict[tuple[str, str], float]
