@@ -425,7 +425,7 @@ def test_end_id_minus_one_means_no_end_token(session: Session) -> None:
 
 @pytest.fixture
 def seeded(session: Session) -> Session:
-    """A session of an engine with seeds; that one without refuses them: test_what_is_not_supported..., below."""
+    """The session, where its engine has seeds; one without refuses them, as all that it does not support (below)."""
     if "seed" not in session.engine.info.supported:
         pytest.skip(session.engine.info.why_not["seed"])
     return session
