@@ -112,6 +112,7 @@ REFUSED: list[tuple[str, Mapping[str, Any], dict[str, Any], str]] = [
     ("pytorch", {"cuda_graph_config": {}}, {"is_cuda_graph": False}, "cuda_graph_config is what engine.is_cuda_graph"),
     ("pytorch", {"speculative_config": {"decoding_type": "SA"}}, {}, "speculative_config needs engine.speculation"),
     ("pytorch", {"lora_config": {}}, {}, "lora_config needs engine.lora"),
+    ("pytorch", {"lora_config": {"lora_dir": []}}, {"lora": {"dir": "x"}}, "lora_dir is what engine.lora.dir says"),
     (
         "pytorch",
         {"speculative_config": {"max_draft_len": 9}},
