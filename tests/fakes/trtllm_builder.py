@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 VERSION = "1.2.1"
-_FACTS = json.loads((Path(__file__).parent / "trtllm_facts" / "build_config_fields.json").read_text(encoding="utf-8"))
+_FACTS = json.loads(
+    (Path(__file__).parent / "trtllm_facts" / "1.2.1" / "build_config_fields.json").read_text(encoding="utf-8")
+)
 _BUILD = "build() in tensorrt_llm/builder.py"
 _SEQ_LEN = "_init_max_seq_len() in tensorrt_llm/builder.py"
 _NUM_TOKENS = "check_max_num_tokens() in tensorrt_llm/_common.py"
