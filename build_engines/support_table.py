@@ -12,7 +12,7 @@ from pathlib import Path
 from build_engines.gpus import gpus
 from build_engines.prove.proof import Proof, load_proofs
 from build_engines.triton_differences import difference_table
-from build_engines.trtllm_versions import VERSIONS, numbers
+from build_engines.trtllm_versions import VERSIONS
 from build_engines.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
 from ensemble_configs.containers import Containers, containers
 from ensemble_configs.trtllm_facts import facts_of, known_facts

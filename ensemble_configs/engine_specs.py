@@ -349,8 +349,8 @@ class PyTorchEngineSpec(_TrtLlmSpec):
         has_one_sampler = self.tensorrt_llm is not None and not self.tensorrt_llm.startswith("1.2")
         if self.max_beam_width > 1 and self.sampler != "trtllm" and not has_one_sampler:
             raise ValueError(
-                f"{beams} needs sampler: trtllm, which searches with beams; TensorRT-LLM 1.3 has one sampler, which does: "
-                "name it in tensorrt_llm"
+                f"{beams} needs sampler: trtllm, which searches with beams; of TensorRT-LLM 1.3 the one sampler does: "
+                "name the version in tensorrt_llm"
             )
         if self.max_beam_width > 1 and self.is_overlap_scheduler:
             raise ValueError(f"{beams} needs is_overlap_scheduler: false; beams are chosen before the next step begins")
