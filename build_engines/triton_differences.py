@@ -16,7 +16,7 @@ _DATA = Path(__file__).with_name("triton_differences.yaml")
 
 
 class Difference(Spec):
-    """One thing that the servers do differently, or are often believed to.
+    """A thing that the servers do differently, or are often believed to.
 
     Attributes:
         source: O: observed on both servers; S: the newer one's is read in upstream's source.

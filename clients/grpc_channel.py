@@ -91,7 +91,7 @@ class RenewedChannel:
 
 
 class Line:
-    """One channel, its stub, and how many calls run on it."""
+    """A channel, its stub, and how many calls run on it."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel

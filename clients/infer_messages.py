@@ -176,7 +176,7 @@ def is_final_response(message: StreamResponse) -> bool:
 
 
 def decode_chunk(message: StreamResponse, *, is_final: bool, received_ns: int) -> GenerateChunk | None:
-    """One response of a stream as a chunk; None where it has no outputs.
+    """Return one response of a stream as a chunk; None where it has no outputs.
 
     Raises:
         ServerError: outputs that are not what the contract says.

@@ -88,7 +88,7 @@ class AsyncTritonClient:
         await self._channel.close()
 
     async def is_ready(self, *, model: str = "ensemble", model_version: str = "", timeout_s: float = 5.0) -> bool:
-        """Whether the server and the model take requests now; False as well where nothing answers.
+        """Return whether the server and the model take requests now; False as well where nothing answers.
 
         Raises:
             AccessDenied: the server is not trusted, or does not accept the client's certificate or key.

@@ -7,13 +7,13 @@ ROLES = ("system", "developer", "user", "assistant", "tool")  # OpenAI's; `funct
 
 
 class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """One part of a message's content; there is no other type than text."""
+    """A part of a message's content; there is no other type than text."""
 
     text: str
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One message of a conversation."""
+    """A message of a conversation."""
 
     role: str
     content: str | list[TextPart]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which field of ours becomes which argument of `tensorrt_llm`'s LLM: one table from our names to upstream's a part."""
+"""The arguments of `tensorrt_llm`'s LLM by our fields: a table from our names to upstream's for each part."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +26,7 @@ def _or_none(value: object) -> object:
 
 
 class Row(NamedTuple):
-    """One setting; None is left out, so that upstream's own default holds."""
+    """A setting; None is left out, so that upstream's own default holds."""
 
     field: str  # of our spec
     argument: str  # of upstream

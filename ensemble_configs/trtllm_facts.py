@@ -18,7 +18,7 @@ DATA = Path(__file__).with_name("trtllm_facts.json")
 
 @dataclass(frozen=True)
 class VersionFacts:
-    """What was read of one version.
+    """The names that were read of one version.
 
     Attributes:
         version: as its folder of facts is called.

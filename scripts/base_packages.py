@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Python environment of somebody else's has, what a lock adds to it, and whether the two fit together.
+"""The packages of somebody else's Python environment, what a lock adds to them, and whether the two fit together.
 
 Runs in that environment. It needs `packaging`, which every environment with TensorRT-LLM has: transformers asks for it.
 """
@@ -21,7 +21,7 @@ from scripts.lock_blocks import lock_blocks
 
 @dataclass(frozen=True)
 class LockEntry:
-    """One package of a lock: its version, and the lines of the lock with its hashes."""
+    """A package of a lock: its version, and the lines of the lock with its hashes."""
 
     name: str
     version: str

@@ -60,7 +60,7 @@ sys.exit(main())
 
 @dataclass(frozen=True)
 class Plan:
-    """What is installed where: `behind` the base's packages or `in_front` of them; `kept` is what the base has."""
+    """A plan of what goes `behind` the base's packages or `in_front` of them; `kept` is what the base has."""
 
     behind: tuple[LockEntry, ...]
     in_front: tuple[LockEntry, ...]

@@ -20,7 +20,7 @@ BASE_LOCK = "requirements/gpu-base.txt"
 
 
 def is_current(root: Path) -> bool:
-    """Whether the files of these locks are there, for the Python of the environment that stands for the image's."""
+    """Return whether the files of these locks are there, for the Python that stands for the image's."""
     try:
         return (root / DIRECTORY / STAMP).read_text(encoding="utf-8") == expected_stamp(root)
     except OSError:
@@ -28,7 +28,7 @@ def is_current(root: Path) -> bool:
 
 
 def expected_stamp(root: Path) -> str:
-    """What the stamp of an up-to-date folder says."""
+    """Return what the stamp of an up-to-date folder says."""
     python = version_of(root, ENVIRONMENTS["gpu-base"]) or "no Python"
     return "\n".join([python, *(digest(root / lock) for lock in (*LOCKS, BASE_LOCK))])
 

@@ -141,7 +141,7 @@ class _OfOneEngine:
 
 
 class _OfCancels:
-    """Of an engine that batches by itself, by outcome, from the first time that there is something to show."""
+    """The cancels of an engine that batches by itself, by outcome, from the first one on."""
 
     def __init__(self, families: dict[str, Any], labels: dict[str, str]) -> None:
         self._families = families

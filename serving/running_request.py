@@ -41,7 +41,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplySink(Protocol):
-    """Where the replies to one request go. Called by one thread at a time, and not at all after its last call.
+    """The way of the replies to one request. Called by one thread at a time, and not at all after its last call.
 
     Attributes:
         takes_one: the request gets one response, so it cannot stream (`decoupled: false`).

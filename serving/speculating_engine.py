@@ -80,7 +80,7 @@ class SpeculatingEngine(Engine):
             self._target.cancel(speculation.round_key)
 
     def is_ending(self, key: int) -> bool:
-        """As the target's, of requests without drafts; a round is short."""
+        """Delegate to the target, of requests without drafts; a round is short."""
         return self._target.is_ending(key)
 
     def perf_of(self, key: int) -> PerfMetrics | None:
@@ -108,7 +108,7 @@ class SpeculatingEngine(Engine):
 
     @property
     def progress(self) -> int | None:
-        """Of both together: they take turns."""
+        """Add up both: they take turns."""
         each = [engine.progress for engine in (self._target, self._draft)]
         known = [progress for progress in each if progress is not None]
         return sum(known) if known else None

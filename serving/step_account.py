@@ -68,11 +68,11 @@ class AccountedEngine(Engine):
         self._forget(key)
 
     def is_ending(self, key: int) -> bool:
-        """As the engine's."""
+        """Delegate to the engine."""
         return self._engine.is_ending(key)
 
     def perf_of(self, key: int) -> PerfMetrics | None:
-        """As the engine's."""
+        """Delegate to the engine."""
         return self._engine.perf_of(key)
 
     def step(self) -> list[TokenChunk]:
@@ -139,17 +139,17 @@ class AccountedEngine(Engine):
 
     @property
     def has_work(self) -> bool:
-        """As the engine's."""
+        """Delegate to the engine."""
         return self._engine.has_work
 
     @property
     def max_idle_s(self) -> float:
-        """As the engine's."""
+        """Delegate to the engine."""
         return self._engine.max_idle_s
 
     @property
     def progress(self) -> int | None:
-        """As the engine's."""
+        """Delegate to the engine."""
         return self._engine.progress
 
     def stats(self) -> EngineStats:
@@ -158,7 +158,7 @@ class AccountedEngine(Engine):
         return msgspec.structs.replace(stats, steps=copy(self._sums), batch=self._batch(stats))
 
     def _batch(self, stats: EngineStats) -> BatchStats:
-        """What the engine tells of its batch, and where it does not, what follows from the chunks."""
+        """Return what the engine tells of its batch, and where it does not, what follows from the chunks."""
         told = stats.batch or BatchStats()
         if told.num_generation_requests is not None and told.num_reused_kv_blocks is not None:
             return told
@@ -172,5 +172,5 @@ class AccountedEngine(Engine):
         return msgspec.structs.replace(told, **missing)
 
     def close(self) -> None:
-        """As the engine's."""
+        """Delegate to the engine."""
         self._engine.close()

@@ -33,11 +33,11 @@ class StoppingEngine(Engine):
         self._engine.cancel(key)
 
     def is_ending(self, key: int) -> bool:
-        """As the engine's."""
+        """Delegate to the engine."""
         return self._engine.is_ending(key)
 
     def perf_of(self, key: int) -> PerfMetrics | None:
-        """As the engine's."""
+        """Delegate to the engine."""
         return self._engine.perf_of(key)
 
     def step(self) -> list[TokenChunk]:
@@ -80,18 +80,18 @@ class StoppingEngine(Engine):
 
     @property
     def has_work(self) -> bool:
-        """As the engine's."""
+        """Delegate to the engine."""
         return self._engine.has_work
 
     @property
     def progress(self) -> int | None:
-        """As the engine's."""
+        """Delegate to the engine."""
         return self._engine.progress
 
     def stats(self) -> EngineStats:
-        """As the engine's."""
+        """Delegate to the engine."""
         return self._engine.stats()
 
     def close(self) -> None:
-        """As the engine's."""
+        """Delegate to the engine."""
         self._engine.close()

@@ -15,7 +15,7 @@ _INSTALL = "scripts/gpu_image.py --into FOLDER"
 
 
 class Cause(NamedTuple):
-    """One way to fail: how its text is known, and what to do.
+    """A way to fail: how its text is known, and what to do.
 
     Attributes:
         name: which check it is.

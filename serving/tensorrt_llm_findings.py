@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that stands in the way of TensorRT-LLM on this machine: its imports, its TensorRT, the driver."""
+"""Findings about TensorRT-LLM on this machine: its imports, its TensorRT, the driver."""
 
 import importlib.metadata
 import importlib.util

@@ -15,7 +15,7 @@ Value = float | None  # None: this engine cannot know it, and the gauge is not t
 
 
 class Gauge(NamedTuple):
-    """One gauge of a family."""
+    """A gauge of a family."""
 
     family: str
     label: str

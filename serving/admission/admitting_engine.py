@@ -194,7 +194,7 @@ class AdmittingEngine(Engine):
 
     @property
     def progress(self) -> int | None:
-        """As the engine's; who waits in line waits for no step."""
+        """Delegate to the engine; a request that waits in line waits for no step."""
         return self._engine.progress
 
     @property

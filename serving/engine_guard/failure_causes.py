@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What well-known lines in the log of an engine and its ranks mean, and the next step; for the error of a failed start.
+"""The meaning of well-known lines in the log of an engine and its ranks, for the error of a failed start.
 
 Sources: MPI and Open MPI's help texts, NVIDIA's issue #5495, PyTorch's and CUDA's error names, NCCL's user guide
 (troubleshooting), glibc's loader.
@@ -15,7 +15,7 @@ _OUR_LAST_WORDS = "the engine has failed"  # of `serving.engine_process`; what f
 
 
 class Cause(NamedTuple):
-    """One kind of failure."""
+    """A kind of failure."""
 
     pattern: re.Pattern[str]
     meaning: str  # with the next step

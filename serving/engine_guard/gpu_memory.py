@@ -27,7 +27,7 @@ Free = tuple[int, ...]  # bytes, by GPU
 
 
 class GpuMemory:
-    """What is free on the GPUs that this process sees.
+    """The free memory of the GPUs that this process sees.
 
     Args:
         read_free: free bytes by GPU; empty where there are no GPUs.

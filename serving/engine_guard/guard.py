@@ -33,7 +33,7 @@ _MARGIN_S = 1.0
 
 
 class Guard:
-    """One engine and all that it starts.
+    """An engine and all that it starts.
 
     Args:
         control: to the adapter, whose end of it is the end of the adapter.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the adapter and a guard say to each other, a JSON object in each packet of a socket pair."""
+"""The messages of an adapter and a guard, a JSON object in each packet of a socket pair."""
 
 import socket
 

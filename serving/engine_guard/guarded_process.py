@@ -167,7 +167,7 @@ class GuardedProcess:
 
     @property
     def left(self) -> list[str]:
-        """What could not be killed."""
+        """Return the processes that could not be killed."""
         return [] if self._ended is None else self._ended.left
 
     def _say(self, message: messages.FromAdapter) -> None:

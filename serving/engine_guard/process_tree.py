@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All processes below this one, in whichever session or group: found, waited for and ended.
+"""The processes below this one, in whichever session or group: found, waited for and ended.
 
 This process has to be their subreaper: what a launcher's daemon leaves behind then stays below it, and can be found.
 """

@@ -29,7 +29,7 @@ _TENSOR = re.compile(r"\.(?P<module>\w+)\.lora_(?P<side>[AB])\.weight$")
 
 
 class _Config(msgspec.Struct):
-    """What matters of adapter_config.json."""
+    """The fields of adapter_config.json that decide whether an adapter can be served."""
 
     r: int
     peft_type: str = "LORA"
@@ -39,7 +39,7 @@ class _Config(msgspec.Struct):
 
 
 class AdapterFacts(NamedTuple):
-    """What an adapter asks of the engine."""
+    """The demands of an adapter on the engine."""
 
     rank: int  # of its largest tensor
     modules: frozenset[str]  # upstream's names

@@ -22,7 +22,7 @@ _QKV = frozenset({"attn_q", "attn_k", "attn_v"})
 
 
 class Adapter(NamedTuple):
-    """One adapter as TensorRT-LLM is told of it."""
+    """An adapter as TensorRT-LLM is told of it."""
 
     name: str
     number: int  # upstream's lora_int_id: another one whenever the files are others

@@ -183,7 +183,7 @@ class AdmissionStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CancelStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How cancelled requests came to their end in an engine that batches by itself, in the engine's life."""
+    """The ends of cancelled requests in an engine that batches by itself, counted over the engine's life."""
 
     num_confirmed: int = 0  # it said that it has ended them
     num_waiting: int = 0  # they had not begun

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the process of an engine is started with: its launcher and its environment, and who watches over it."""
+"""The start of an engine's process: launcher, environment, and who watches over it."""
 
 from collections.abc import Mapping
 

@@ -24,7 +24,7 @@ _log = logging.getLogger("trireme.engine")
 
 
 class Ending(enum.Enum):
-    """What upstream does about a cancelled request."""
+    """The ways in which upstream ends a cancelled request."""
 
     STOPPING = "it ends it, and says so"
     WAITING = "it has not begun it, and never will"
@@ -40,7 +40,7 @@ class _Cancelled:
 
 
 class Cancels:
-    """Those that are not over, and how the others came to their end."""
+    """The cancelled requests that are not over, and how the others came to their end."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Cancelled] = {}  # by the request's key
@@ -50,16 +50,16 @@ class Cancels:
 
     @property
     def are_work(self) -> bool:
-        """Whether upstream computes, or ends, one of them."""
+        """Return whether upstream computes, or ends, one of them."""
         return any(cancelled.ending is not Ending.WAITING for cancelled in self._open.values())
 
     @property
     def may_hold_blocks(self) -> bool:
-        """Whether upstream's last word on its KV cache counts, although nothing is to be done."""
+        """Return whether upstream's last word on its KV cache counts, although nothing is to be done."""
         return self._is_cache_uncertain
 
     def __contains__(self, key: int) -> bool:
-        """Whether blocks of this request may still be in use."""
+        """Return whether blocks of this request may still be in use."""
         cancelled = self._open.get(key)
         return cancelled is not None and cancelled.ending is not Ending.WAITING
 

@@ -206,7 +206,7 @@ class TrtLlmEngine(Engine):
             self._stop_following(request)
 
     def _is_waiting(self, request: RunningRequest) -> bool:
-        """Whether upstream cannot have taken a request from its queue, which it does in order of arrival."""
+        """Return whether upstream cannot have taken a request from its queue, which it does in order of arrival."""
         if request.num_tokens:
             return False
         num_before = sum(other.number < request.number for other in self._requests.values())
@@ -217,7 +217,7 @@ class TrtLlmEngine(Engine):
             self._loop.call(following.cancel)
 
     def is_ending(self, key: int) -> bool:
-        """Whether upstream may still compute a cancelled request."""
+        """Return whether upstream may still compute a cancelled request."""
         return key in self._cancels
 
     def perf_of(self, key: int) -> PerfMetrics | None:
@@ -263,12 +263,12 @@ class TrtLlmEngine(Engine):
 
     @property
     def has_work(self) -> bool:
-        """Whether a request runs or waits upstream, or upstream computes or ends one that was cancelled."""
+        """Return whether a request runs or waits upstream, or upstream computes or ends one that was cancelled."""
         return bool(self._requests) or self._cancels.are_work
 
     @property
     def progress(self) -> int | None:
-        """What upstream has made and how often it has iterated: our own steps go on whatever becomes of its ranks."""
+        """Count what upstream has made and its iterations: our own steps go on whatever becomes of its ranks."""
         return self._num_seen_events + self._stats.num_iterations if self.has_work else None
 
     def stats(self) -> EngineStats:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorRT-LLM does with requests of one deployment that its signatures do not tell, as far as we must know it.
+"""Rules of TensorRT-LLM for the requests of one deployment that its signatures do not tell.
 
 Which of them it refuses or does not survive, how many it takes at a time, how long they may be, and which it must not
 be told to cancel. Each rule is a row of `docs/trtllm_behaviour.md`, with its source.
@@ -16,7 +16,7 @@ from serving.engines.trtllm_call_parts import comes_at_once
 
 
 class TrtLlmRules:
-    """Of one deployment."""
+    """The rules of one deployment."""
 
     def __init__(self, spec: TrtLlmSpec) -> None:
         self._spec = spec
@@ -37,11 +37,11 @@ class TrtLlmRules:
 
     @property
     def drops_waiting_when_cancelled(self) -> bool:
-        """Whether a request that is cancelled in upstream's queue is never heard of again."""
+        """Return whether a request that is cancelled in upstream's queue is never heard of again."""
         return not self._is_engine
 
     def runs_on_when_cancelled(self, sampling: SamplingParams) -> bool:
-        """Whether upstream must not be told of a cancel.
+        """Return whether upstream must not be told of a cancel.
 
         A compiled engine crashes when a request that streams log probabilities is aborted; a context-only request that
         is aborted keeps its KV blocks until the transfer times out, and ends by itself after its prefill.

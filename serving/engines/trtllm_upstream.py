@@ -70,7 +70,7 @@ class Llm(Protocol):
         """Queue a request; inside a running event loop."""
 
     def get_stats_async(self, timeout: float | None) -> AsyncIterator[dict[str, object]]:
-        """One row an iteration, until none comes for `timeout` seconds; None: for ever. Nothing before a request."""
+        """Yield a row an iteration until none comes for `timeout` seconds, None: for ever; nothing before a request."""
 
     def shutdown(self) -> None:
         """End its processes."""

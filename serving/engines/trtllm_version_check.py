@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the version of the installed TensorRT-LLM means for an engine: refused, loaded with a warning, or known."""
+"""The check of the installed TensorRT-LLM's version: refused, loaded with a warning, or known."""
 
 import logging
 

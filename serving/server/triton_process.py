@@ -130,7 +130,7 @@ class TritonProcess:
         )
 
     def is_ready(self) -> bool:
-        """Whether the server says that it and every model of it take requests; see `is_loaded`."""
+        """Return whether the server says that it and every model of it take requests; see `is_loaded`."""
         return self._says_yes("/v2/health/ready")
 
     def _says_yes(self, path: str) -> bool:
@@ -261,7 +261,7 @@ class TritonProcess:
                 guard.kill()
 
     def _guards(self) -> list[psutil.Process]:
-        """Those of this server, whose stubs may be gone."""
+        """Return the models of this server, whose stubs may be gone."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
