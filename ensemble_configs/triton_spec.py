@@ -4,7 +4,7 @@
 from pydantic import Field, model_validator
 
 from ensemble_configs.grpc_tls import GrpcTlsSpec
-from ensemble_configs.spec import NotNegative, Number, Port, Positive, Spec
+from ensemble_configs.spec import Boolean, NotNegative, Number, Port, Positive, Spec
 
 
 class TritonSpec(Spec):
@@ -28,7 +28,7 @@ class TritonSpec(Spec):
     keepalive_timeout_ms: Positive = Field(
         default=5_000, description="how long it waits for the answer before it ends the connection and its streams"
     )
-    allow_client_shm: bool = Field(
+    allow_client_shm: Boolean = Field(
         default=False,
         description="clients of this machine may pass tensors in shared memory; for servers that have "
         "--allow-client-shm (Triton 26.05), others are refused",

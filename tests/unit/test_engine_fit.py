@@ -191,7 +191,8 @@ def test_int4_awq_with_an_fp8_cache_is_refused_on_the_pytorch_backend(tmp_path: 
 
 def test_beams_of_the_pytorch_backend_share_no_blocks(tmp_path: Path) -> None:
     plain = {"provider": "pytorch", "dir": write_checkpoint(tmp_path / "checkpoint"), "max_seq_len": 1024}
-    spec = PyTorchEngineSpec.model_validate(plain | {"max_beam_width": 4, "num_kv_blocks": 127})
+    beams = {"max_beam_width": 4, "sampler": "trtllm", "is_overlap_scheduler": False}
+    spec = PyTorchEngineSpec.model_validate(plain | beams | {"num_kv_blocks": 127})
     [finding] = fit_findings(spec)
     assert "takes 128 blocks of 32 tokens, and the KV cache has 127" in finding.found
     assert fit_findings(spec.model_copy(update={"num_kv_blocks": 128})) == []

@@ -136,9 +136,9 @@ def test_a_cancel_that_upstream_loses_is_written_off_counted_and_logged_once(
     with caplog.at_level(logging.WARNING, "trireme.engine"):
         wait_until(lambda: not engine.has_work, engine)
     assert engine.stats().cancels == CancelStats(num_unconfirmed=2)
-    assert [record.message.partition(" within ")[0] for record in caplog.records] == [
-        "TensorRT-LLM has not confirmed the cancel of a request"
-    ]
+    # An exporter of another test's may still be complaining.
+    logged = [record.message.partition(" within ")[0] for record in caplog.records if record.name == "trireme.engine"]
+    assert logged == ["TensorRT-LLM has not confirmed the cancel of a request"]
     assert num_followed(engine) == 0
     assert engine.stats().num_used_kv_blocks > 0, "it may hold them still"
     assert len(output_of(engine, [21]).token_ids) == 8, "the engine goes on"
