@@ -43,6 +43,7 @@ __all__ = ["Access", "AsyncTritonClient", "GenerateChunk", "GenerateRequest", "T
 # Long enough for a full queue and a long prompt; nothing else notices a peer that vanished (TCP would take hours).
 IDLE_TIMEOUT_S = 120.0
 _END_S = 1.0  # what a stream with an error has to end by itself
+_ASK_S = 3.0  # for the reason why a request could not be written
 
 P = ParamSpec("P")
 StreamCall = Any  # grpc has no types
@@ -185,7 +186,8 @@ class AsyncTritonClient:
                 early_end = f"{self._url} ended the stream before its final response"
                 failure = Unavailable(early_end, reason="connection_lost")
         except grpc.aio.AioRpcError as exc:
-            failure = await self._why_failed(exc, has_begun=has_begun)
+            cause = exc if has_begun else await _why_unwritten(exc, line.stub, key)
+            failure = await self._why_failed(cause, has_begun=has_begun)
         except asyncio.CancelledError:
             if _is_task_cancelled():
                 raise
@@ -219,6 +221,23 @@ class AsyncTritonClient:
             text = f"nothing came from {self._url} for {silence.limit_s:g} s; the engine may be dead or overloaded"
             return Unavailable(text, reason="silent")
         return RequestCancelled("the client was closed while the request ran")
+
+
+async def _why_unwritten(
+    exc: grpc.aio.AioRpcError, stub: Any, key: tuple[tuple[str, str], ...]
+) -> grpc.aio.AioRpcError:
+    """Return why a request could not be written, by a small call with the same key; else the error itself.
+
+    A proxy that refuses a key answers at once and closes the stream. Where the request is still being written then,
+    grpc.aio 1.85 tells INTERNAL and loses the answer.
+    """
+    if exc.code() is not grpc.StatusCode.INTERNAL or exc.details() != "Internal error from Core":
+        return exc
+    try:
+        await stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=_ASK_S, metadata=key)
+    except grpc.aio.AioRpcError as told:
+        return told
+    return exc
 
 
 async def _let_end(call: StreamCall) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections of clients: addresses, files, keys, and what is refused before anything is sent."""
 
+import asyncio
 import inspect
 import os
 import subprocess
@@ -8,6 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import msgspec
 import pytest
 from certificates import Authority
@@ -16,6 +19,7 @@ from clients.access import Access, grpc_endpoint, is_grpc_url, redacted
 from clients.access_errors import refused_call, refused_connection
 from clients.access_options import with_access
 from clients.load.perf_analyzer import tls_options
+from clients.streaming import _why_unwritten
 from clients.tls_context import check_access, http_call
 from ensemble_configs.errors import AccessDenied, RequestError, SpecError
 
@@ -199,3 +203,24 @@ def test_tls_becomes_perf_analyzers_options() -> None:
         "--ssl-grpc-private-key-file", "/k",
     ]  # fmt: skip
     assert tls_options(Access(token_file="/t")) == []
+
+
+def test_a_request_that_could_not_be_written_is_told_by_a_small_call_with_the_same_key() -> None:
+    def error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+        return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+
+    asked: list[object] = []
+    refused = error(grpc.StatusCode.PERMISSION_DENIED, "RBAC: access denied")
+
+    class Stub:
+        async def ServerLive(self, _: object, *, timeout: float, metadata: object) -> None:  # noqa: N802
+            asked.append((timeout > 0, metadata))
+            raise refused
+
+    key = (("authorization", "Bearer x"),)
+    unwritten = error(grpc.StatusCode.INTERNAL, "Internal error from Core")
+    assert asyncio.run(_why_unwritten(unwritten, Stub(), key)) is refused
+    assert asked == [(True, key)]
+    other = error(grpc.StatusCode.UNAVAILABLE, "failed to connect")
+    assert asyncio.run(_why_unwritten(other, Stub(), key)) is other
+    assert len(asked) == 1, "others are told already"
