@@ -121,7 +121,7 @@ async def saturate(url: str, ledger: SharedLedger, *, duration_s: float, max_tok
         request = GenerateRequest(text_input="hello", max_tokens=max_tokens, stream=True, return_perf_metrics=True)
         while time.monotonic() < end_s + 0.5:  # so that the window's end is saturated, too
             async for chunk in client.generate(request, model=f"{model}_ensemble"):
-                if chunk.perf is not None:
+                if chunk.is_final and chunk.perf is not None:  # every chunk tells, the last one of all of it
                     span = (int(chunk.perf[f"{which}_time_ns"]) for which in ("first_scheduled", "last_token"))
                     seen.generations.append(Generation(model, *span))
 

@@ -73,11 +73,14 @@ GAUGES = (
 _TIMESTAMP = (_GENERAL[0], "timestamp")  # in seconds before 0.12.0
 
 
+_IDLE = EngineStats(num_running=0, num_waiting=0, num_used_kv_blocks=0, num_kv_blocks=0, num_steps=0)
+
+
 class UpstreamMetrics:
-    """The gauges of one engine; each appears with the first value that the engine can tell."""
+    """The gauges of one engine; one that not every engine can tell appears with the first value that this one tells."""
 
     def __init__(self, families: dict[str, Any], labels: dict[str, str]) -> None:
-        """Set up nothing yet.
+        """Show the gauges that every engine can tell, as 0: a page that is read before the first step has them.
 
         Args:
             families: by name, `DESCRIPTIONS` among them.
@@ -86,6 +89,9 @@ class UpstreamMetrics:
         self._families = families
         self._labels = labels
         self._gauges: dict[tuple[str, str], Any] = {}
+        for gauge in GAUGES:
+            if gauge.of(_IDLE) is not None:
+                self._gauge(gauge.key, gauge.label)
         self._shown: dict[tuple[str, str], float] = {}
 
     def describe(self, info: EngineInfo) -> None:
@@ -105,8 +111,11 @@ class UpstreamMetrics:
                     self._set(_TIMESTAMP, gauge.label, time.time_ns() // 1000)
 
     def _set(self, key: tuple[str, str], label: str, value: float) -> None:
+        self._gauge(key, label).set(value)
+        self._shown[key] = value
+
+    def _gauge(self, key: tuple[str, str], label: str) -> Any:
         family, name = key
         if key not in self._gauges:
             self._gauges[key] = self._families[family].Metric(labels=self._labels | {label: name})
-        self._gauges[key].set(value)
-        self._shown[key] = value
+        return self._gauges[key]

@@ -68,6 +68,9 @@ class Server(Protocol):
         """
 
 
+_ENGINE_ENDED = "the candidate's engine ended or was started again while it took requests"
+
+
 class Controller:
     """Of one rollout. `tick` is called again and again, by one process at a time.
 
@@ -198,11 +201,10 @@ class Controller:
         """Of candidates that take requests, whether their share may grow or not."""
         judgement = self._judge.judge(self._store.evidence(self._number, rollout.step))
         if judgement.verdict == "fail":  # also while the server does not answer
-            return self._enter(Phase.ROLLING_BACK, judgement.reason, evidence=judgement.report)
+            why = self._with_its_cause(judgement.reason)
+            return self._enter(Phase.ROLLING_BACK, why, evidence=judgement.report)
         if self._server.lives() != self._lives_at_start():
-            return self._enter(
-                Phase.ROLLING_BACK, "the candidate's engine ended or was started again while it took requests"
-            )
+            return self._enter(Phase.ROLLING_BACK, _ENGINE_ENDED)
         if self.plan.mode is Mode.AB and rollout.phase is Phase.RUNNING and (why := self._mismatch()):
             return self._enter(Phase.HELD, why)
         move = next_move(self.plan, rollout, judgement)
@@ -216,6 +218,13 @@ class Controller:
             return ""
         self._next_count_s = self._now() + _COUNT_PERIOD_S
         return mismatch(self._store.units_by_arm(self._number), self.plan.arms)
+
+    def _with_its_cause(self, reason: str) -> str:
+        """Return a verdict's reason, behind the end of the candidate's engine where that is the cause."""
+        with contextlib.suppress(Unavailable):
+            if self._server.lives() != self._lives_at_start():
+                return f"{_ENGINE_ENDED}; {reason}"
+        return reason
 
     def _lives_at_start(self) -> object:
         for event in self._store.events(self._number):
