@@ -42,15 +42,24 @@ class RunningServer:
     _ending: ClassVar["deque[RunningServer]"] = deque()
 
     def __init__(
-        self, deployment: str, folder: Path, *, options: tuple[str, ...] = (), below: tuple[str, ...] = ()
+        self,
+        deployment: str,
+        folder: Path,
+        *,
+        options: tuple[str, ...] = (),
+        below: tuple[str, ...] = (),
+        shared_memory: Path = SHARED_MEMORY,
     ) -> None:
-        """Args: `options` of `trireme serve`; `below`: a command that starts the one behind it."""
+        """Args: `options` of `trireme serve`; `below`: a command that starts the one behind it; `shared_memory`: the
+        folder that the server has for /dev/shm, where `below` mounts one there.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         (folder / "deployment.yaml").write_text(deployment)
         self._options = options
         self._below = below
+        self._shared_memory = shared_memory
         self._is_spoiled = False
         self.url = f"127.0.0.1:{self.grpc_port}"
 
@@ -143,7 +152,7 @@ class RunningServer:
 
     def shared_memory(self) -> list[str]:
         """The regions in /dev/shm that this server made."""
-        return [path.name for path in SHARED_MEMORY.glob(f"{PREFIX}{self.process.pid}_*")]
+        return [path.name for path in self._shared_memory.glob(f"{PREFIX}{self.process.pid}_*")]
 
     def interrupt(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
@@ -176,6 +185,6 @@ class RunningServer:
             self.process.kill()
             self.process.wait()
         for region in self.shared_memory():
-            (SHARED_MEMORY / region).unlink()
+            (self._shared_memory / region).unlink()
         self._log.close()
         assert self._is_spoiled or not was_forced, f"did not end: {self.log()[-2000:]}"

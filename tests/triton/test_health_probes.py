@@ -52,9 +52,13 @@ class Probes:
 
     def _go_on(self) -> None:
         while not self._is_over.wait(0.02):
-            now = (self._ask("live"), self._ask("started"), self._ask("ready"))
-            if self.seen[-1:] != [now]:
+            now = self._ask_all()
+            # Three requests: of a change between them the first half may be old and the second new.
+            if self.seen[-1:] != [now] and self._ask_all() == now:
                 self.seen.append(now)
+
+    def _ask_all(self) -> Seen:
+        return self._ask("live"), self._ask("started"), self._ask("ready")
 
     def _ask(self, question: str) -> bool | None:
         try:

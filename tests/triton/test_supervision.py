@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """`trireme serve` starts the server again when it or one of its models' processes dies or hangs."""
 
+import contextlib
+import os
 import signal
+import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Self
 
 import psutil
 import pytest
 from raw_calls import StreamFailed, stream
-from running_server import SHARED_MEMORY, RunningServer
+from running_server import RunningServer, deployment_text
 from test_cancellation import wait_until
 
 from clients.streaming import GenerateRequest, TritonClient
@@ -21,6 +26,8 @@ from serving.server.shared_memory import PREFIX
 StartServer = Callable[..., RunningServer]
 
 SLOW = {"provider": "simulated", "step_ms": 20.0}
+# Root may make namespaces; others may where the machine lets them become root of a user namespace.
+UNSHARE_MOUNTS = ("unshare", "--mount") if os.geteuid() == 0 else ("unshare", "--user", "--map-root-user", "--mount")
 ASK = GenerateRequest(text_input="hello", max_tokens=3, return_num_output_tokens=True)
 
 
@@ -31,6 +38,35 @@ def victim(server: RunningServer, name: str) -> psutil.Process:
 def prefixes(server: RunningServer) -> set[str]:
     """Of the shared memory: one for each server process that was not cleaned up after."""
     return {name[: name.rindex("_")] for name in server.shared_memory()}
+
+
+@pytest.fixture
+def shm(tmp_path: Path) -> Path:
+    """What the servers of a test have for /dev/shm: each start of another test cleans up the one that all share."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def start_beside(tmp_path: Path, shm: Path) -> Iterator[Callable[[], RunningServer]]:
+    """Servers that share `shm` with each other and with nobody else."""
+    mount = ("sh", "-c", 'mount --bind "$0" /dev/shm && exec "$@"', str(shm))
+    probe = subprocess.run([*UNSHARE_MOUNTS, *mount, "true"], capture_output=True, text=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip(f"this machine lets us make no mount namespaces: {probe.stderr.strip()}")
+    text = deployment_text("spoiled", engine={"provider": "simulated", "step_ms": 5.0})
+    with contextlib.ExitStack() as started:
+
+        def start() -> RunningServer:
+            server = RunningServer(
+                text, Path(tempfile.mkdtemp(dir=tmp_path)), below=(*UNSHARE_MOUNTS, *mount), shared_memory=shm
+            )
+            started.callback(server.leave)
+            started.callback(server.hurry)
+            return server.__enter__()
+
+        yield start
 
 
 class Caller:
@@ -160,8 +196,10 @@ def test_ctrl_c_while_it_waits_to_start_again_ends_it_at_once(start_server: Star
     assert server.shared_memory() == []
 
 
-def test_the_next_start_removes_the_shared_memory_of_a_killed_server_and_of_no_other(start_server: StartServer) -> None:
-    alive, killed = start_server(), start_server()
+def test_the_next_start_removes_the_shared_memory_of_a_killed_server_and_of_no_other(
+    start_beside: Callable[[], RunningServer], shm: Path
+) -> None:
+    alive, killed = start_beside(), start_beside()
     regions, orphans = set(alive.shared_memory()), killed.shared_memory()
     assert len(orphans) > 3
     processes = killed.descendants()
@@ -170,13 +208,10 @@ def test_the_next_start_removes_the_shared_memory_of_a_killed_server_and_of_no_o
     killed.process.wait()
     wait_until(lambda: not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE], 5)
     assert set(killed.shared_memory()) == set(orphans)
-    stranger = SHARED_MEMORY / f"{PREFIX}{killed.process.pid}_of_somebody_else"
+    stranger = shm / f"{PREFIX}{killed.process.pid}_of_somebody_else"
     stranger.touch()
-    try:
-        third = start_server()
-        assert killed.shared_memory() == [stranger.name]
-    finally:
-        stranger.unlink()
+    third = start_beside()
+    assert killed.shared_memory() == [stranger.name]
     assert "removed the shared memory of a server that is gone" in third.log()
     assert set(alive.shared_memory()) >= regions
     with TritonClient(alive.url) as client:
