@@ -3,9 +3,11 @@
 
 SETUP = $(or $(PYTHON),python3) scripts/bootstrap.py
 RUN = .venv/bin/python -m
-# Two files of tests side by side, those without a server first. 5: ARGS leaves none of a kind.
+# Four files of tests side by side, those without a server first: on two cores, for most of them wait for something most of
+# the time (WORKERS=2 where they have to share the machine). 5: ARGS leaves none of a kind.
 # No worker that is lost is replaced: pytest-xdist 3.8 would hand files out again that are done, and wait for ever.
-SUITE = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+WORKERS = 4
+SUITE = $(RUN) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 UNIT = $(SUITE) tests/unit -m "not soak and not gpu"
 TRITON = $(SUITE) tests/triton -m "not soak and not gpu"
 DEMO = ../../.tools/build-cpu/bin/python

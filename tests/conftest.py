@@ -10,6 +10,25 @@ import pytest
 
 from serving.engines.signal_stack import drop_signal_stack
 
+# Files of a minute and more begin: of files side by side the one that begins last would run alone at the end.
+LONG = (
+    "test_trtllm_ranks",
+    "test_envoy_export",
+    "test_gpu_image",
+    "test_rollout_on_triton",
+    "test_rollout_modes_on_triton",
+    "test_live_releases",
+    "test_newer_triton",
+    "test_drain_command",
+    "test_supervision",
+    "test_bench_on_triton",
+    "test_chart_on_triton",
+    "test_shutdown",
+    "test_batch_on_triton",
+    "test_observability_on_triton",
+    "test_fuzzed_deployments",
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -36,6 +55,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if program.name != "tritonserver" or not os.access(program, os.X_OK):
         raise pytest.UsageError(f"--tritonserver {program}: name a program called tritonserver that can be run")
     os.environ["PATH"] = os.pathsep.join([str(program.resolve().parent), os.environ.get("PATH", os.defpath)])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the long files first."""
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 @pytest.hookimpl(tryfirst=True)

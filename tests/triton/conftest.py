@@ -18,15 +18,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SERVER = "tritonserver"  # property of a test in reports
 PROJECT = Path(__file__).resolve().parent.parent.parent
-# Minutes each, with few tests. Of files side by side the longest begin, or one of them would run alone at the end.
-LONG = ("test_rollout_on_triton", "test_rollout_modes_on_triton", "test_live_releases", "test_fuzzed_deployments")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.triton)
-    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 @pytest.fixture(scope="session")
