@@ -10,6 +10,7 @@ WORKERS = 4
 SUITE = $(RUN) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 UNIT = $(SUITE) tests/unit -m "not soak and not gpu"
 TRITON = $(SUITE) tests/triton -m "not soak and not gpu"
+SOAK = $(SUITE) --timeout 7200 -o faulthandler_timeout=0
 DEMO = ../../.tools/build-cpu/bin/python
 ADAPTERS = $(wildcard model_repository/*/1/model.py)
 
@@ -38,9 +39,10 @@ triton-test: setup ## Only the tests on the real Triton
 	@$(SETUP) --only perf-analyzer envoy bench prometheus chart openmpi openssh gpu-image-wheels
 	$(TRITON) $(ARGS)
 
-soak: setup bench-tools aisimulate ## The full counts of the long checks; two hours on two idle cores
+soak: setup bench-tools aisimulate ## The full counts of the long checks: side by side, then those that measure, alone
 	@$(SETUP) --only build-cpu openmpi openssh
-	$(RUN) pytest -m soak --timeout 7200 -o faulthandler_timeout=0 $(ARGS)
+	@status=0; $(SOAK) -m "soak and not quiet" $(ARGS) || [ $$? -eq 5 ] || status=1; \
+	$(SOAK) -n 0 -m "soak and quiet" $(ARGS) || [ $$? -eq 5 ] || status=1; exit $$status
 
 lint: setup ## ruff and mypy strict over everything
 	$(RUN) ruff check .

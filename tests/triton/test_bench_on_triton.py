@@ -63,6 +63,7 @@ def test_all_tools_agree_on_the_same_load(server: RunningServer, tmp_path: Path)
 
 
 @pytest.mark.soak
+@pytest.mark.quiet
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="perf_analyzer is made for x86_64 only")
 def test_genai_perf_agrees_on_a_load_like_it(server: RunningServer, tmp_path: Path) -> None:
     load = ["--requests", 60, "--concurrency", 4, "--tokenizer", TOKENIZER, "--isl", 32, "--osl", 24, *where(server)]

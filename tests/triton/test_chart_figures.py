@@ -18,7 +18,7 @@ from test_chart_on_triton import MODEL, NUM_STREAMS, NUM_TOKENS, cut_and_failed
 from benchmarks.report import environment, ratio_of_quantiles, write_result
 from clients.streaming import AsyncTritonClient
 
-pytestmark = [needs_chart, needs_envoy, pytest.mark.soak, pytest.mark.timeout(1800)]
+pytestmark = [needs_chart, needs_envoy, pytest.mark.soak, pytest.mark.quiet, pytest.mark.timeout(1800)]
 FOUND: dict[str, Any] = {"benchmark": "chart"}
 SHORT = 3  # tokens
 NUM_REQUESTS, SHARE = 20_000, 0.10

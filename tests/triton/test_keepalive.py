@@ -48,6 +48,7 @@ def test_without_keepalive_nobody_would_notice_in_that_time(tmp_path: Path, unsh
 
 
 @pytest.mark.soak
+@pytest.mark.quiet
 @pytest.mark.parametrize("tensors", [{"streaming": True}, {"streaming": False}], ids=["streaming", "waiting"])
 def test_with_the_defaults_it_is_ended_within_fifteen_seconds(
     tmp_path: Path, unshare: list[str], tensors: dict[str, object]

@@ -23,7 +23,7 @@ from clients.rollout.routed_client import RoutedClient
 from clients.rollout.state import Phase
 from clients.rollout.store import Store
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.soak, pytest.mark.quiet, pytest.mark.timeout(1800)]
 
 WINDOW_S = 8.0
 NUM_WINDOWS = 24

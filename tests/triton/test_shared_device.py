@@ -146,6 +146,7 @@ def test_tritons_own_limiter_lets_every_seat_be_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.quiet
 def test_a_flood_leaves_a_model_alone_whose_resources_are_apart(tmp_path: Path) -> None:
     with serving(apart_deployment(), tmp_path) as server:
         alone, flooded = (

@@ -35,7 +35,7 @@ from benchmarks.report import environment, result_path, write_result
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.errors import Unavailable
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.soak, pytest.mark.quiet, pytest.mark.timeout(3600)]
 
 OPENVINO: dict[str, object] = {"provider": "openvino", "dir": str(PROJECT / "examples/demo_model/openvino/target")}
 # What tritonserver 2.51 keeps of a request: 60 to 116 bytes measured here, 20 to 30 without any code of ours. Whose the
