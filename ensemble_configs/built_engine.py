@@ -257,4 +257,10 @@ def whole_sequence(spec: TensorRtEngineSpec, build: BuildLimits) -> WholeSequenc
     """Return the longest sequence that a deployment of an engine promises."""
     steps = min(spec.max_num_batched_tokens, build.max_num_tokens)
     prompt_tokens = build.longest_prompt(is_chunked=spec.is_chunked_prefill, max_num_tokens=steps)
-    return WholeSequence(spec.max_seq_len, prompt_tokens, spec.max_beam_width)
+    return WholeSequence(
+        spec.max_seq_len,
+        prompt_tokens,
+        spec.max_beam_width,
+        built_seq_len=build.served_seq_len,
+        built_beams=build.max_beam_width,
+    )

@@ -60,10 +60,8 @@ def whole_sequence_of(engine: TensorRtEngineSpec | PyTorchEngineSpec) -> WholeSe
     """
     if isinstance(engine, TensorRtEngineSpec):
         return whole_sequence(engine, load_built_engine(engine.dir).build_config)
-    # This backend gives every beam blocks of its own.
-    return WholeSequence(
-        engine.max_seq_len, 0 if engine.max_beam_width > 1 else engine.max_seq_len, engine.max_beam_width
-    )
+    # This backend gives every beam blocks of its own, and keeps none for the output.
+    return WholeSequence(engine.max_seq_len, 0, engine.max_beam_width, is_block_spared=True)
 
 
 def _mismatches(engine: EngineSpec) -> list[Mismatch]:

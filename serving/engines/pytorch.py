@@ -41,8 +41,15 @@ def load_pytorch_engine(spec: PyTorchEngineSpec, model: ModelFolder) -> Engine:
         why_not=words.why_not,
     )
     arguments = llm_arguments(spec, upstream, kv_block_tokens=spec.kv_block_tokens)
-    whole = whole_sequence_of(spec) if spec.num_kv_blocks is None else None
-    return TrtLlmEngine(upstream, arguments, words, info, whole_sequence=whole, load_timeout_s=spec.load_timeout_s)
+    return TrtLlmEngine(
+        upstream,
+        arguments,
+        words,
+        info,
+        load_timeout_s=spec.load_timeout_s,
+        whole_sequence=whole_sequence_of(spec),
+        is_cache_size_asked=spec.num_kv_blocks is not None,
+    )
 
 
 def _within_release(spec: PyTorchEngineSpec) -> PyTorchEngineSpec:

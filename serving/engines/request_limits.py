@@ -28,14 +28,12 @@ def refuse_unservable(request: GenerationRequest, info: EngineInfo) -> None:
     _refuse_length(len(request.input_ids), request.sampling.max_tokens, info)
 
 
-def refuse_short_cache(whole_sequence: WholeSequence | None, info: EngineInfo) -> None:
+def refuse_short_cache(whole_sequence: WholeSequence, info: EngineInfo) -> None:
     """Check that an engine's KV cache, as large as it turned out, holds the longest sequence that is promised.
 
     Raises:
         SpecError: it does not.
     """
-    if whole_sequence is None:
-        return
     why = whole_sequence.why_cut(num_blocks=info.num_kv_blocks, block_tokens=info.kv_block_tokens)
     if why is not None:
         raise SpecError(

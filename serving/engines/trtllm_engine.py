@@ -72,7 +72,8 @@ class TrtLlmEngine(Engine):
         info: EngineInfo,
         *,
         load_timeout_s: float,
-        whole_sequence: WholeSequence | None = None,
+        whole_sequence: WholeSequence,
+        is_cache_size_asked: bool,
     ) -> None:
         """Load the model, and generate a first token with it.
 
@@ -82,13 +83,16 @@ class TrtLlmEngine(Engine):
             words: the requests, as upstream wants them.
             info: the KV cache is filled in from what upstream tells.
             load_timeout_s: how long the LLM may take to be made.
-            whole_sequence: what the cache must hold, where the free memory decides how large it is.
+            whole_sequence: the longest that is promised; requests are held to what of it the KV cache has room for.
+            is_cache_size_asked: the deployment names the size of the cache. Where the free memory decides, an engine
+                that has no room for a whole sequence is no engine of this deployment.
 
         Raises:
             SpecError: upstream cannot load the model in this way, makes no token with it, or has no room for a sequence
                 in its KV cache.
         """
         self._whole_sequence = whole_sequence
+        self._is_cache_size_asked = is_cache_size_asked
         self._upstream = upstream
         self._load_timeout_s = load_timeout_s
         self._num_seen_events = 0  # of what upstream has made
@@ -115,7 +119,9 @@ class TrtLlmEngine(Engine):
         self._note_longest_sequence()
 
     def _note_longest_sequence(self) -> None:
-        longest = self._words.rules.longest_sequence(self.info)
+        longest = self._whole_sequence.longest(
+            num_blocks=self.info.num_kv_blocks, block_tokens=self.info.kv_block_tokens
+        )
         if longest < self.info.max_seq_len:
             _log.warning(
                 "the KV cache holds no sequence of engine.max_seq_len (%d) tokens, so a request may have %d in all; "
@@ -159,7 +165,8 @@ class TrtLlmEngine(Engine):
         self.info = msgspec.structs.replace(
             self.info, num_kv_blocks=stats.num_kv_blocks, kv_block_tokens=stats.kv_block_tokens
         )
-        refuse_short_cache(self._whole_sequence, self.info)
+        if not self._is_cache_size_asked:
+            refuse_short_cache(self._whole_sequence, self.info)
 
     def add(self, request: GenerationRequest) -> None:
         """Hand a request to upstream, which queues it."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules of TensorRT-LLM for the requests of one deployment that its signatures do not tell.
 
-Which of them it refuses or does not survive, how many it takes at a time, how long they may be, and which it must not
-be told to cancel. Each rule is a row of `docs/trtllm_behaviour.md`, with its source.
+Which of them it refuses or does not survive, how many it takes at a time, and which it must not be told to cancel.
+Each rule is a row of `docs/trtllm_behaviour.md`, with its source; how long requests may be is kept in
+`ensemble_configs.kv_capacity`.
 """
 
 import math
@@ -10,7 +11,7 @@ import math
 from ensemble_configs.engine_specs import PyTorchEngineSpec
 from ensemble_configs.errors import RequestError
 from ensemble_configs.speculation_specs import EagleSpec
-from serving.engines.base import EngineInfo, GenerationRequest, SamplingParams
+from serving.engines.base import GenerationRequest, SamplingParams
 from serving.engines.trtllm_arguments import TrtLlmSpec
 from serving.engines.trtllm_call_parts import comes_at_once
 
@@ -48,10 +49,6 @@ class TrtLlmRules:
         """
         streams_log_probs = sampling.return_log_probs and not comes_at_once(sampling)
         return sampling.is_context_only or (self._is_engine and streams_log_probs)
-
-    def longest_sequence(self, info: EngineInfo) -> int:
-        """Return the tokens of prompt and output that upstream allows, which is no more than its KV cache holds."""
-        return min(info.max_seq_len, info.num_kv_blocks * info.kv_block_tokens // self._spec.max_beam_width)
 
     def refuse(self, request: GenerationRequest, end_ids: tuple[int, ...]) -> None:
         """Check what upstream would refuse, misunderstand or not survive.

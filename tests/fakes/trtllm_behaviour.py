@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import trtllm_iteration_stats
 from trtllm_checks import Unlisted, Unstated, check_args, check_instance, check_request, config_of, send
 from trtllm_iteration_stats import IterationStats
+from trtllm_loader import window_of_one_sequence, window_upper_bound
 from trtllm_responses import Responder, Running
 from trtllm_results import CompletionOutput, RequestOutput, now
 from trtllm_scheduler import Scheduler, Sequence
@@ -58,7 +59,7 @@ class Executor(Responder):
         self.batch.is_chunking = bool(args.enable_chunked_prefill)
         policy = args.scheduler_config.capacity_scheduler_policy
         self.batch.is_evicting = policy == "MAX_UTILIZATION" or not self.has(Behaviour.NOTHING_IS_EVICTED)
-        self.max_seq_len = self._longest_sequence(build.get("max_seq_len"))
+        self.max_seq_len = self._longest_sequence(build)
         self.calls: list[dict[str, Any]] = []  # what generate_async was given
         self.is_end_token_kept = backend == "pytorch"
         self.failures: dict[int, str] = {}  # by first prompt token: requests that fail alone
@@ -101,13 +102,20 @@ class Executor(Responder):
         if self.has(Behaviour.BEAMS_NEED_NO_OVERLAP) and (args.max_beam_width or 1) > 1 and has_overlap:
             raise ValueError("beam search needs disable_overlap_scheduler")
 
-    def _longest_sequence(self, built: int | None) -> int:
-        """What is asked for, or less with a warning if one whole sequence does not fit the cache."""
-        wanted = int(self.args.max_seq_len or built or 10**9)
+    def _longest_sequence(self, build: dict[str, Any]) -> int:
+        """What is asked for, or less with a warning if one whole sequence does not fit the cache.
+
+        A compiled engine's own limits override what the LLM is made with (TrtLlmArgs,
+        validate_build_config_with_runtime_params).
+        """
+        wanted = int(build.get("max_seq_len") or self.args.max_seq_len or 10**9)
         if not self.has(Behaviour.SEQUENCES_ARE_CLAMPED_TO_THE_CACHE):
             return wanted
-        num_tokens = self.batch.num_blocks * self.block_tokens // (self.args.max_beam_width or 1)
-        return int(min(wanted, num_tokens))
+        sizes = {"block_tokens": self.block_tokens, "num_blocks": self.batch.num_blocks}
+        if self.backend == "pytorch":
+            return window_upper_bound(wanted, num_beams=self.args.max_beam_width or 1, **sizes)
+        longest_prompt = wanted - 1 if self.batch.is_chunking else min(wanted - 1, self.batch.max_num_tokens)
+        return window_of_one_sequence(longest_prompt, wanted, num_beams=build.get("max_beam_width", 1), **sizes)
 
     # The LLM's side
 

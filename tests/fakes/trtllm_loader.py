@@ -143,22 +143,44 @@ def _context(
 
 
 def _clamp_to_cache(loaded: Loaded, plugins: dict[str, Any], options: RuntimeOptions) -> None:
-    """clampWindowSizesToFitAtLeastOneSequence()."""
     if options.num_kv_blocks is None:
         return
-    block, beams, blocks = plugins["tokens_per_block"], loaded.max_beam_width, options.num_kv_blocks
-    prompt = loaded.max_input_len
-    output = loaded.max_seq_len - prompt
-    if _blocks(prompt, output, beams, block) <= blocks:
-        return
-    output_blocks = _blocks(0, output, beams, block)
-    if output_blocks > blocks:
-        window = blocks // beams * block
-    else:
-        window = min(output + (blocks - output_blocks) * block, prompt + output)
-    loaded.warnings.append(f"maxSequenceLen is reduced to maxAttentionWindow: {window}")
-    loaded.max_seq_len = window
-    loaded.max_input_len = min(loaded.max_input_len, window - 1)
+    window = window_of_one_sequence(
+        loaded.max_input_len,
+        loaded.max_seq_len,
+        num_beams=loaded.max_beam_width,
+        block_tokens=plugins["tokens_per_block"],
+        num_blocks=options.num_kv_blocks,
+    )
+    if window < loaded.max_seq_len:
+        loaded.warnings.append(f"maxSequenceLen is reduced to maxAttentionWindow: {window}")
+        loaded.max_seq_len = window
+        loaded.max_input_len = min(loaded.max_input_len, window - 1)
+
+
+def window_of_one_sequence(
+    max_input_len: int, max_seq_len: int, *, num_beams: int, block_tokens: int, num_blocks: int
+) -> int:
+    """clampWindowSizesToFitAtLeastOneSequence(): `max_seq_len`, or what is left of it."""
+    output = max_seq_len - max_input_len
+    if _blocks(max_input_len, output, num_beams, block_tokens) <= num_blocks:
+        return max_seq_len
+    output_blocks = _blocks(0, output, num_beams, block_tokens)
+    if output_blocks > num_blocks:
+        return num_blocks // num_beams * block_tokens
+    return min(output + (num_blocks - output_blocks) * block_tokens, max_seq_len)
+
+
+def window_upper_bound(max_seq_len: int, *, num_beams: int, block_tokens: int, num_blocks: int) -> int:
+    """Return what the PyTorch backend leaves of `max_seq_len`; it asserts that there is room for anything at all.
+
+    Source: `get_max_atten_window_upper_bound` of _torch/pyexecutor/resource_manager.py.
+    """
+    bound = num_blocks // num_beams * block_tokens
+    if max_seq_len > bound and num_beams > 1:
+        bound -= block_tokens
+    assert bound > 0, "Impossible to fit in any sequence in kvCache"
+    return min(max_seq_len, bound)
 
 
 def _blocks(prompt: int, output: int, beams: int, block: int) -> int:

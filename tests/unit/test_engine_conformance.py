@@ -12,7 +12,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from fake_tensorrt_llm import SteppedEngine, fake_tensorrt_llm, write_checkpoint
 from pydantic import TypeAdapter
 from trtllm_behaviour import Executor
 
+from ensemble_configs.built_engine import load_built_engine
+from ensemble_configs.engine_fit import whole_sequence_of
 from ensemble_configs.engine_specs import (
     EngineSpec,
     OpenVinoEngineSpec,
@@ -56,7 +58,7 @@ def tensorrt(**changes: object) -> Engine:
         model: dict[str, object] = {"dir": write_engine(Path(folder), max_beam_width=3)}
         model["is_gathering_generation_logits"] = True  # for log probabilities
         spec = {"provider": "tensorrt"} | model | LIMITS | changes
-        return stepped(TensorRtEngineSpec.model_validate(spec))
+        return stepped(with_room(TensorRtEngineSpec.model_validate(spec), changes))
 
 
 def pytorch(**changes: object) -> Engine:
@@ -64,14 +66,39 @@ def pytorch(**changes: object) -> Engine:
         # TorchSampler has no seeds; that it refuses them: test_trtllm_sampling.
         model = {"dir": write_checkpoint(Path(folder)), "sampler": "trtllm"}
         spec = {"provider": "pytorch"} | model | LIMITS | changes
-        return stepped(PyTorchEngineSpec.model_validate(spec))
+        return stepped(with_room(PyTorchEngineSpec.model_validate(spec), changes))
 
 
-def pytorch_of_1_3(**changes: int) -> Engine:
+def pytorch_of_1_3(**changes: object) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
         model = {"dir": write_checkpoint(Path(folder))}  # there is one sampler
         spec = {"provider": "pytorch", "tensorrt_llm": "1.3"} | model | LIMITS | changes
-        return stepped(PyTorchEngineSpec.model_validate(spec), version="1.3.0rc29")
+        return stepped(with_room(PyTorchEngineSpec.model_validate(spec), changes), version="1.3.0rc29")
+
+
+def with_room(spec: EngineSpec, changes: Mapping[str, object]) -> EngineSpec:
+    """A spec whose KV cache has room for one whole sequence with its beams, or TensorRT-LLM would shorten it.
+
+    A cache that a test does not name grows; beside one that it names, sequences are as long as that has room for.
+    """
+    if not isinstance(spec, TensorRtEngineSpec | PyTorchEngineSpec):
+        return spec
+    whole, block_tokens = whole_sequence_of(spec), block_tokens_of(spec)
+    assert spec.num_kv_blocks is not None, "of LIMITS"
+
+    def longest(num_blocks: int) -> int:
+        return whole.longest(num_blocks=num_blocks, block_tokens=block_tokens)
+
+    if "num_kv_blocks" in changes:
+        return spec.model_copy(update={"max_seq_len": longest(spec.num_kv_blocks)})
+    enough = next(n for n in itertools.count(spec.num_kv_blocks) if longest(n) == spec.max_seq_len)
+    return spec.model_copy(update={"num_kv_blocks": enough})
+
+
+def block_tokens_of(spec: TensorRtEngineSpec | PyTorchEngineSpec) -> int:
+    if isinstance(spec, PyTorchEngineSpec):
+        return spec.kv_block_tokens
+    return load_built_engine(spec.dir).build_config.plugin_config.tokens_per_block
 
 
 def stepped(spec: EngineSpec, *, version: str = "1.2.1") -> Engine:
@@ -121,7 +148,7 @@ def real_provider(file: Path) -> object:
 
     def create(**changes: object) -> Engine:
         spec = TypeAdapter[EngineSpec](EngineSpec).validate_python(described | LIMITS | changes)
-        return create_engine(spec)
+        return create_engine(with_room(spec, changes))
 
     traits: dict[str, Any] = {"tensorrt": OF_TENSORRT, "pytorch": OF_PYTORCH}.get(described["provider"], {})
     provider = Provider(create, is_exact=False, is_paced=False, **traits)
@@ -216,14 +243,19 @@ class Session:
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.engine.info.kv_block_tokens)
 
+    @property
+    def longest(self) -> int:
+        """The tokens that prompt and output of one request may have in the KV cache."""
+        info = self.engine.info
+        return min(info.max_seq_len, info.num_kv_blocks * info.kv_block_tokens)
+
     def fill_kv_cache(self) -> tuple[int, int]:
         """An older request that goes on and a younger one that has begun and has to wait for blocks of the older.
 
         On an engine that begins nothing which it could not finish, the younger one waits for all of its blocks.
         """
         info = self.engine.info
-        num_kv_tokens = info.num_kv_blocks * info.kv_block_tokens
-        older = self.add(prompt_of(num_kv_tokens - 3 * info.kv_block_tokens, 1), max_tokens=3 * info.kv_block_tokens)
+        older = self.add(prompt_of(self.longest - 3 * info.kv_block_tokens, 1), max_tokens=3 * info.kv_block_tokens)
         younger = self.add(prompt_of(info.kv_block_tokens, 2), max_tokens=3 * info.kv_block_tokens)
         must_have_begun = self.is_paced and self.is_evicting
         while not (set(self.step()) == {older} and (self.outputs[younger].token_ids or not must_have_begun)):
@@ -257,6 +289,14 @@ def come_and_go(session: Session, num_requests: int, *, max_prompt_tokens: int, 
     assert {output.finish_reason for output in outputs.values()} == {FinishReason.LENGTH}
 
 
+def refuse_shortened(engine: Engine, changes: Mapping[str, object]) -> None:
+    """Fail where upstream has lowered `max_seq_len`: what the cases ask then is not what they say."""
+    if "num_kv_blocks" not in changes:
+        assert engine.info.max_seq_len == LIMITS["max_seq_len"], "the KV cache has no room for a whole sequence"
+    upstream = engine.executor.max_seq_len if isinstance(engine, SteppedEngine) else engine.info.max_seq_len
+    assert engine.info.max_seq_len <= upstream, "requests are promised more than upstream gives"
+
+
 @pytest.fixture(scope="module")
 def engines() -> Iterator[Callable[..., Engine]]:
     """Engines by provider and limits; loaded once, since tests leave them as they found them."""
@@ -265,6 +305,7 @@ def engines() -> Iterator[Callable[..., Engine]]:
     @functools.cache
     def create(provider: Provider, **changes: object) -> Engine:
         created.append(provider.create(**changes))
+        refuse_shortened(created[-1], changes)
         return created[-1]
 
     yield create
@@ -632,7 +673,7 @@ def test_what_can_never_fit_the_kv_cache_is_refused_and_what_just_fits_is_served
 ) -> None:
     session = session_of(num_kv_blocks=8)
     # The last token is never fed back; an engine may have room for it all the same, or not know.
-    longest = 8 * session.engine.info.kv_block_tokens + (not provider.is_last_token_cached)
+    longest = session.longest + (not provider.is_last_token_cached)
     message = "cannot fit the KV cache" if not provider.is_last_token_cached else f"max_seq_len {longest}"
     with pytest.raises(RequestError, match=message):
         session.add(prompt_of(longest - 1), 2)
@@ -702,8 +743,8 @@ def test_requests_start_in_the_order_they_came(session: Session) -> None:
 
 def test_requests_that_do_not_fit_the_kv_cache_together_all_finish(session_of: Callable[..., Session]) -> None:
     session = session_of(num_kv_blocks=8)
-    num_kv_tokens = 8 * session.engine.info.kv_block_tokens
-    lengths = [(5 + 37 * i % (num_kv_tokens // 2), 1 + 61 * i % (num_kv_tokens // 2)) for i in range(20)]
+    half = session.longest // 2
+    lengths = [(5 + 37 * i % (half - 5), 1 + 61 * i % half) for i in range(20)]
     keys = [session.add(prompt_of(num_prompt_tokens, i), n) for i, (num_prompt_tokens, n) in enumerate(lengths)]
     outputs = session.drain()
     assert [len(outputs[key].token_ids) for key in keys] == [max_tokens for _, max_tokens in lengths]
@@ -715,7 +756,8 @@ def test_prompts_that_fill_the_kv_cache_with_blocks_they_reuse_take_turns(sessio
     block_tokens = session.engine.info.kv_block_tokens
     for seed in (1, 2):  # four blocks each stay in the cache, if the engine keeps them
         session.tokens_of(prompt_of(4 * block_tokens, seed), 1)
-    keys = [session.add(prompt_of(6 * block_tokens, seed), 2) for seed in (1, 2)]
+    num_tokens = min(6 * block_tokens, session.longest - 2)
+    keys = [session.add(prompt_of(num_tokens, seed), 2) for seed in (1, 2)]
     outputs = session.drain()
     assert [outputs[key].finish_reason for key in keys] == [FinishReason.LENGTH] * 2
 
@@ -800,7 +842,7 @@ def test_requests_that_come_and_go_at_random_in_a_full_kv_cache_all_end_well(
 ) -> None:
     session = session_of(num_kv_blocks=8)
     num_kv_tokens = 8 * session.engine.info.kv_block_tokens
-    come_and_go(session, 40, max_prompt_tokens=num_kv_tokens * 3 // 4, max_tokens=40)
+    come_and_go(session, 40, max_prompt_tokens=min(num_kv_tokens * 3 // 4, session.longest - 40), max_tokens=40)
 
 
 def test_closing_with_running_requests_is_quiet(provider: Provider, capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from trtllm_loader import RuntimeOptions, load
+from trtllm_loader import RuntimeOptions, load, window_upper_bound
 
 from ensemble_configs.kv_capacity import WholeSequence, blocks_of_sequence, shortened_to
 
@@ -26,6 +26,30 @@ def test_a_cut_is_told_with_what_upstream_would_lower_to() -> None:
     assert why is not None
     assert "takes 256 blocks of 32 tokens, and the KV cache has 255" in why
     assert "lower max_seq_len to 2016" in why  # 63 blocks for each beam
+
+
+def test_a_compiled_engine_is_measured_by_what_it_was_built_for() -> None:
+    asked = WholeSequence(max_seq_len=256, prompt_tokens=255, num_beams=1)
+    assert asked.cut_to(num_blocks=8, block_tokens=32) is None
+    built = asked._replace(prompt_tokens=2047, built_seq_len=2048, built_beams=3)
+    assert built.cut_to(num_blocks=8, block_tokens=32) == 1 + 5 * 32  # three of the blocks are for a token of each beam
+    why = built.why_cut(num_blocks=8, block_tokens=32)
+    assert why is not None
+    assert "one sequence of 2048 tokens with 3 beams, for which the engine was built, takes 66 blocks" in why
+    assert built.cut_to(num_blocks=11, block_tokens=32) is None, "257 tokens, more than are asked"
+
+
+def test_where_the_pytorch_backend_shortens_a_search_it_takes_a_block_off_each_beam() -> None:
+    whole = WholeSequence(max_seq_len=1024, prompt_tokens=0, num_beams=4, is_block_spared=True)
+    assert whole.longest(num_blocks=128, block_tokens=32) == 1024
+    assert whole.cut_to(num_blocks=64, block_tokens=32) == 16 * 32 - 32
+    alone = whole._replace(num_beams=1)
+    assert alone.longest(num_blocks=31, block_tokens=32) == 31 * 32
+    random_sizes = random.Random(7)
+    for _ in range(200):
+        beams, blocks = random_sizes.randint(1, 6), random_sizes.randint(12, 200)
+        left = window_upper_bound(1024, num_beams=beams, block_tokens=32, num_blocks=blocks)
+        assert whole._replace(num_beams=beams).longest(num_blocks=blocks, block_tokens=32) == left
 
 
 @pytest.fixture

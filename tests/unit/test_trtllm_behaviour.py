@@ -301,12 +301,35 @@ def test_beams_with_several_end_tokens_are_refused_on_a_compiled_engine(maker_of
 
 def test_a_sequence_is_as_long_as_the_kv_cache_that_upstream_has(make: Maker, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "trireme.engine"):
-        engine, _ = make(num_kv_blocks=2)
-    assert engine.info.max_seq_len == 64
+        engine, executor = make(num_kv_blocks=2)
+    # 64 tokens; a compiled engine keeps one of its two blocks for the output, of which one token is sure.
+    longest = 64 if engine.info.provider == "pytorch" else 33
+    assert engine.info.max_seq_len == executor.max_seq_len == longest
     assert "engine.max_seq_len (2048)" in caplog.text
-    with pytest.raises(RequestError, match=r"10 prompt tokens .* max_tokens 500 > max_seq_len 64"):
+    with pytest.raises(RequestError, match=rf"10 prompt tokens .* max_tokens 500 > max_seq_len {longest}"):
         add(engine, 1, [20] * 10, max_tokens=500)
-    assert len(output_of(engine, [20] * 10, max_tokens=54).token_ids) == 54
+    assert len(output_of(engine, [20] * 10, max_tokens=longest - 10).token_ids) == longest - 10
+
+
+BEAMS_ON = {
+    "tensorrt": ({"max_beam_width": 3}, {}),
+    "pytorch": ({}, {"sampler": "trtllm", "is_overlap_scheduler": False}),
+}
+
+
+@pytest.mark.parametrize(("provider", "longest"), [("tensorrt", 21 * 32), ("pytorch", 20 * 32)])
+def test_a_search_is_as_long_as_upstream_gives_every_beam_room_for(
+    maker_of: Callable[..., Maker], provider: str, longest: int
+) -> None:
+    build, settings = BEAMS_ON[provider]
+    engine, executor = maker_of(provider, **build)(num_kv_blocks=64, max_beam_width=3, max_seq_len=1024, **settings)
+    # 21 blocks for each beam. PyTorch takes one of them off where it shortens; on a compiled engine a search whose
+    # prompt shares no block would wait for more for ever.
+    assert engine.info.max_seq_len == longest <= executor.max_seq_len
+    add(engine, 1, [20] * 3, max_tokens=longest - 3, beam_width=3)
+    assert len(run(engine)[1].token_ids) == longest - 3
+    with pytest.raises(RequestError, match=f"max_seq_len {longest}"):
+        add(engine, 2, [20] * 3, max_tokens=longest - 2, beam_width=3)
 
 
 # F: beams, log probabilities, logits, speculation

@@ -153,7 +153,9 @@ async def _output_is_cut(upstream: Upstream) -> bool:
     llm, executor = upstream.llm(kv_cache_config=upstream.config("KvCacheConfig", max_tokens=64))
     result = ask(llm, num_tokens=10, max_tokens=500)
     await ended(executor, result, num_ticks=80)
-    return bool(result.finished) and len(result.outputs[0].token_ids) == 54
+    # 64 tokens in all; a compiled engine keeps one of its two blocks for the output, of which one token is sure.
+    num_left = 54 if upstream.backend == "pytorch" else 23
+    return bool(result.finished) and len(result.outputs[0].token_ids) == num_left
 
 
 async def _smaller_width_fails(upstream: Upstream) -> bool:
