@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme adapters`: LoRA adapters of a deployment, added and taken out while its servers run."""
+"""`trireme adapters`: LoRA adapters of a deployment, added and taken out while its servers run.
 
+An adapter is a link to a hidden folder that never changes. Taking one out removes the link; the files stay for an hour,
+for TensorRT-LLM reads those of a request after the request has been checked, on some ranks when its turn comes, and a
+file that is missing then ends the engine (docs/trtllm_behaviour.md, H2 and H3). The next command removes them.
+"""
+
+import contextlib
 import json
 import os
+import secrets
 import shutil
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +22,15 @@ from ensemble_configs.deployment import load_deployment
 from ensemble_configs.durable_files import sync
 from ensemble_configs.engine_specs import LoraSpec, PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.errors import SpecError
-from serving.engines.adapter_check import CONFIG, NAME, WEIGHTS, AdapterFacts, check_adapter
-from serving.engines.adapter_folder import adapter_folders, engine_modules
+from serving.engines.adapter_check import CONFIG, NAME, WEIGHTS, AdapterFacts, ModelSizes, check_adapter
+from serving.engines.adapter_folder import adapter_folders, engine_modules, files_of, model_sizes
 
 _DeploymentOption = Annotated[Path, typer.Option("--deployment", help="The file of the deployment that serves them.")]
 _ModelOption = Annotated[
     str | None, typer.Option("--model", help="Its model, of a deployment with several; none: the only one.")
 ]
+_FILES = ".files"  # behind the name of a folder that a link names
+KEPT_S = 3600.0  # longer than a request waits
 _JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 
@@ -46,7 +57,7 @@ def load(
     \b
     Exit codes: 0 it can be asked for; 2 the adapter, its name or the deployment is wrong.
     """
-    lora = lora_of(deployment, model)
+    lora, sizes = lora_of(deployment, model)
     name = name or source.resolve().name
     if not NAME.fullmatch(name):
         raise SpecError(
@@ -56,7 +67,7 @@ def load(
         )
     # Of a deployment that takes the modules from its adapters, any may come first.
     is_first = not lora.target_modules and not adapter_folders(lora)
-    facts = check_adapter(source, lora, None if is_first else engine_modules(lora))
+    facts = check_adapter(source, lora, None if is_first else engine_modules(lora), sizes)
     if (lora.dir / name).exists():
         raise SpecError(
             f"there is an adapter {name!r} in {lora.dir} already; name another with --name, or unload that one first",
@@ -64,6 +75,7 @@ def load(
             value=name,
         )
     _put(source, lora.dir, name)
+    _remove_old_files(lora.dir)
     _tell(is_json, {"name": name, **_told(facts)}, f"{name} can be asked for: lora_name={name} ({_in_words(facts)})")
 
 
@@ -83,15 +95,13 @@ def unload(
     \b
     Exit codes: 0 it is gone; 2 there is none of that name.
     """
-    lora = lora_of(deployment, model)
+    lora, _ = lora_of(deployment, model)
     folder = lora.dir / name
     if folder not in adapter_folders(lora):
         names = ", ".join(other.name for other in adapter_folders(lora)) or "none"
         raise SpecError(f"there is no adapter {name!r} in {lora.dir}; there are: {names}", field="name", value=name)
-    hidden = lora.dir / f".{name}.{os.getpid()}.gone"
-    folder.rename(hidden)  # at once, where removing file by file would show half of it
-    sync(lora.dir)
-    shutil.rmtree(hidden)
+    _take_out(folder)
+    _remove_old_files(lora.dir)
     _tell(is_json, {"name": name}, f"{name} is refused from now on")
 
 
@@ -105,12 +115,13 @@ def status(*, deployment: _DeploymentOption, model: _ModelOption = None, is_json
     \b
     Exit codes: 0 all can be served; 1 one of them cannot; 2 the deployment has no adapters' folder.
     """
-    lora = lora_of(deployment, model)
+    lora, sizes = lora_of(deployment, model)
     modules = frozenset(lora.target_modules) and engine_modules(lora)
     rows: list[dict[str, object]] = []
     for folder in adapter_folders(lora):
         try:
-            rows.append({"name": folder.name, **_told(check_adapter(folder, lora, modules or None)), "problem": None})
+            facts = check_adapter(folder, lora, modules or None, sizes)
+            rows.append({"name": folder.name, **_told(facts), "problem": None})
         except SpecError as exc:
             rows.append({"name": folder.name, "problem": exc.message})
     lines = [f"{row['name']}  {row['problem'] or 'rank {rank}, {bytes:,} bytes'.format(**row)}" for row in rows]
@@ -119,8 +130,8 @@ def status(*, deployment: _DeploymentOption, model: _ModelOption = None, is_json
         raise typer.Exit(1)
 
 
-def lora_of(deployment: Path, model: str | None) -> LoraSpec:
-    """Return the adapters' part of a deployment's engine.
+def lora_of(deployment: Path, model: str | None) -> tuple[LoraSpec, ModelSizes]:
+    """Return the adapters' part of a deployment's engine, and what is known of its model here.
 
     Raises:
         SpecError: no such model, or its engine takes no adapters by request.
@@ -137,23 +148,49 @@ def lora_of(deployment: Path, model: str | None) -> LoraSpec:
             "engine.lora.dir, for the providers tensorrt and pytorch",
             field="engine.lora",
         )
-    return engine.lora
+    return engine.lora, model_sizes(engine.dir)
 
 
 def _put(source: Path, folder: Path, name: str) -> None:
     """Copy the two files; the adapter appears with both, or not at all."""
-    draft = folder / f".{name}.{os.getpid()}.draft"
+    draft = folder / f".{name}.{secrets.token_hex(8)}{_FILES}"
     folder.mkdir(parents=True, exist_ok=True)
     draft.mkdir()
     try:
         for file in (CONFIG, WEIGHTS):
             shutil.copyfile(source / file, draft / file)
             sync(draft / file)
-        draft.rename(folder / name)
+        sync(draft)
+        (folder / name).symlink_to(draft.name)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
     sync(folder)
+
+
+def _take_out(folder: Path) -> None:
+    """Have an adapter gone at once, where removing file by file would show half of it."""
+    if folder.is_symlink():
+        files = files_of(folder)
+        if files in _hidden(folder.parent):  # not where a link of somebody else's leads
+            os.utime(files)  # the hour begins
+        folder.unlink()
+    else:  # copied there by hand: what it is called is where its files are
+        folder.rename(folder.parent / f".{folder.name}.{secrets.token_hex(8)}{_FILES}")
+    sync(folder.parent)
+
+
+def _remove_old_files(folder: Path) -> None:
+    """Remove the files of adapters that were taken out, or never put in, an hour ago."""
+    used = {files_of(link).name for link in folder.iterdir() if link.is_symlink()}
+    for files in _hidden(folder):
+        with contextlib.suppress(FileNotFoundError):  # another command does the same
+            if files.name not in used and time.time() - files.stat().st_mtime > KEPT_S:
+                shutil.rmtree(files)
+
+
+def _hidden(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.iterdir() if path.name.startswith(".") and path.name.endswith(_FILES))
 
 
 def _told(facts: AdapterFacts) -> dict[str, object]:

@@ -7,6 +7,7 @@ started for, without a word. Source: tensorrt_llm/lora_manager.py, executor/base
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,17 +26,31 @@ MODULES = {
     "down_proj": "mlp_4h_to_h", "up_proj": "mlp_gate", "gate_up_proj": "mlp_gate_up", "w1": "moe_h_to_4h",
     "w2": "moe_4h_to_h", "w3": "moe_gate", "gate": "moe_router",
 }  # fmt: skip
-_TENSOR = re.compile(r"\.(?P<module>\w+)\.lora_(?P<side>[AB])\.weight$")
+_INTO = frozenset({"attn_q", "attn_k", "attn_v", "mlp_h_to_4h", "mlp_gate", "mlp_gate_up"})  # from the hidden state
+_OUT_OF = frozenset({"attn_dense", "mlp_4h_to_h"})  # to it
+# A layer's number, its part, perhaps an expert, and the module; upstream reads no other names (HF_LORA_PATTERN).
+_TENSOR = re.compile(r"\.(?P<layer>\d+)\.\w+\.(?:\w+\.(?:\d+\.)?)?(?P<module>\w+)\.lora_(?P<side>[AB])\.weight$")
 
 
 class _Config(msgspec.Struct):
     """The fields of adapter_config.json that decide whether an adapter can be served."""
 
     r: int
+    lora_alpha: float
     peft_type: str = "LORA"
     bias: str = "none"
     use_dora: bool = False
     modules_to_save: list[str] | None = None
+
+
+class ModelSizes(NamedTuple):
+    """The sizes of a model that its adapters must have, where its configuration tells them."""
+
+    num_layers: int | None = None
+    hidden_size: int | None = None
+
+
+ANY_SIZES = ModelSizes()
 
 
 class AdapterFacts(NamedTuple):
@@ -46,20 +61,23 @@ class AdapterFacts(NamedTuple):
     num_bytes: int  # of its weights
 
 
-def check_adapter(folder: Path, lora: LoraSpec, modules: frozenset[str] | None = None) -> AdapterFacts:
+def check_adapter(
+    folder: Path, lora: LoraSpec, modules: frozenset[str] | None = None, sizes: ModelSizes = ANY_SIZES
+) -> AdapterFacts:
     """Return what an adapter is.
 
     Args:
         folder: holds `adapter_config.json` and `adapter_model.safetensors`.
         lora: the deployment's.
         modules: that the engine was started for; None: any that upstream knows.
+        sizes: of the engine's model.
 
     Raises:
         SpecError: a file is missing, not whole or pickled, the rank is above `engine.lora.max_rank`, or the adapter
-            changes something that the engine does not.
+            changes something that the engine does not, or is of another model.
     """
     config = _read_config(folder)
-    facts = _read_weights(folder, config.r)
+    facts = _read_weights(folder, config.r, sizes)
     if facts.rank > lora.max_rank:
         raise SpecError(
             f"{folder} has rank {facts.rank}, and engine.lora.max_rank is {lora.max_rank}; raise it, which takes an "
@@ -104,26 +122,55 @@ def _read_config(folder: Path) -> _Config:
     return config
 
 
-def _read_weights(folder: Path, rank: int) -> AdapterFacts:
+def _read_weights(folder: Path, rank: int, sizes: ModelSizes) -> AdapterFacts:
     path = folder / WEIGHTS
     if not path.is_file():
         pickled = sorted(file.name for file in folder.glob("adapter_model.bin"))
         why = f"{pickled[0]} is pickled, which can run code: save it as safetensors" if pickled else "save it there"
         raise SpecError(f"{folder} has no {WEIGHTS}; {why}", file=path)
     modules: set[str] = set()
+    sides: dict[str, set[str]] = {}
     num_bytes = 0
     for name, tensor in read_header(path).items():
         found = _TENSOR.search(name)
         module = MODULES.get(found["module"]) if found else None
         if found is None or module is None or not tensor.shape:
             raise SpecError(
-                f"{path}: {name!r} is no LoRA tensor of {', '.join(MODULES)}; TensorRT-LLM would leave it out",
+                f"{path}: {name!r} is no LoRA tensor of {', '.join(MODULES)}; TensorRT-LLM would leave it out, or not "
+                "read the file",
                 file=path,
                 value=name,
             )
+        is_first = found["side"] == "A"
+        _refuse_other_model(path, name, int(found["layer"]), _width(module, tensor.shape, is_first=is_first), sizes)
+        sides.setdefault(name[: found.start("side")], set()).add(found["side"])
         modules.add(module)
-        rank = max(rank, tensor.shape[0 if found["side"] == "A" else -1])
+        rank = max(rank, tensor.shape[0 if is_first else -1])
         num_bytes += tensor.num_bytes
     if not modules:
         raise SpecError(f"{path} has no tensors; save the adapter again", file=path)
+    if alone := next((name for name, found in sides.items() if len(found) < len("AB")), None):
+        raise SpecError(f"{path} has one of {alone}A.weight and {alone}B.weight alone; save it again", file=path)
     return AdapterFacts(rank, frozenset(modules), num_bytes)
+
+
+def _width(module: str, shape: Sequence[int], *, is_first: bool) -> int | None:
+    """The size of the hidden state, as far as one tensor of a module says it."""
+    if is_first and module in _INTO:
+        return shape[-1]
+    return shape[0] if not is_first and module in _OUT_OF else None
+
+
+def _refuse_other_model(path: Path, name: str, layer: int, width: int | None, sizes: ModelSizes) -> None:
+    """Check one tensor against the model.
+
+    Upstream does when the adapter is put into its cache (loraValidateRequestTensors, cpp/tensorrt_llm/runtime/
+    loraUtils.cpp), where the PyTorch backend does not survive it; one that is too large is not noticed.
+    """
+    if sizes.num_layers is not None and layer >= sizes.num_layers:
+        what = f"is of layer {layer}, and the engine's model has {sizes.num_layers} layers"
+    elif sizes.hidden_size is not None and width not in (None, sizes.hidden_size):
+        what = f"is for hidden states of {width}, and the engine's model has {sizes.hidden_size}"
+    else:
+        return
+    raise SpecError(f"{path}: {name!r} {what}; the adapter was trained on another one", file=path, value=name)

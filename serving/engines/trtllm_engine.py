@@ -33,6 +33,7 @@ from serving.engines.request_limits import refuse_short_cache, refuse_unservable
 from serving.engines.thread_failures import thread_failures
 from serving.engines.trtllm_cancels import Cancels, Ending
 from serving.engines.trtllm_outputs import NewOutput, RunningRequest
+from serving.engines.trtllm_rules import cure_of
 from serving.engines.trtllm_sampling import SamplingWords
 from serving.engines.trtllm_stats import NO_STATS, read_stats
 from serving.engines.trtllm_upstream import Llm, Result, Upstream
@@ -192,6 +193,15 @@ class TrtLlmEngine(Engine):
             self._loop.call(start)
         except (AttributeError, TypeError, ValueError, pickle.PicklingError, self._upstream.request_error) as exc:
             raise self._words.refusal_of(exc, arguments) from exc
+        except LoopStuckError:
+            raise
+        except Exception as exc:  # what a file may be the reason for: anything
+            error = self._words.adapter_refusal(exc, arguments, request.sampling)
+            if error is exc:
+                raise
+            _log.warning("TensorRT-LLM could not load an adapter", exc_info=exc)
+            raise error from exc
+        self._words.note_taken(arguments)
         self._requests[request.key] = running
 
     def cancel(self, key: int) -> None:
@@ -319,7 +329,7 @@ class TrtLlmEngine(Engine):
             # reason" of a beam that the search has left unfinished. It may go on computing that one.
             if not self._words.rules.runs_on_when_cancelled(request.sampling):
                 result.abort()
-            error = ServerError(f"TensorRT-LLM failed this request: {_one_line(exc)}")
+            error = ServerError(f"TensorRT-LLM failed this request: {_one_line(exc)}{cure_of(exc)}")
             self._events.put(_Event(request, NewOutput(error=str(error))))
         except Exception as exc:  # whatever else it is, it is not of this request: the engine's process must end
             self._events.put(_Event(None, failure=exc))

@@ -104,3 +104,16 @@ class TrtLlmRules:
             field = "top_p" if sampling.top_p > 0 else "top_k"
             allowed = "greedy decoding; the engine's speculation.is_greedy_sampling is set"
             raise self.refusal(field, getattr(sampling, field), allowed)
+
+
+_CACHE_OF_ADAPTERS_FULL = "PEFT Cache is full"
+
+
+def cure_of(error: Exception) -> str:
+    """Return what helps against upstream's error of one request, to be said behind it; nothing where that is open."""
+    if _CACHE_OF_ADAPTERS_FULL not in str(error):
+        return ""
+    return (
+        "; requests of more adapters run at once than engine.lora.max_host_adapters holds: raise it, or send this one "
+        "again when others have ended"
+    )

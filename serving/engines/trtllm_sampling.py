@@ -7,17 +7,18 @@
 import pickle
 import secrets
 from collections.abc import Callable
+from typing import cast
 
 from ensemble_configs.errors import RequestError
 from ensemble_configs.llm_argument_rows import LOOKAHEAD
-from serving.engines.adapter_folder import AdapterFolder, engine_modules
+from serving.engines.adapter_folder import AdapterFolder, engine_modules, model_sizes
 from serving.engines.base import GenerationRequest, SamplingParams
 from serving.engines.trtllm_arguments import TrtLlmSpec
 from serving.engines.trtllm_call_parts import call_parts, comes_at_once
 from serving.engines.trtllm_capabilities import why_not_here
 from serving.engines.trtllm_rules import TrtLlmRules
 from serving.engines.trtllm_sampling_rows import ARGUMENTS, ROWS
-from serving.engines.trtllm_upstream import Upstream
+from serving.engines.trtllm_upstream import LoraRequest, Upstream
 from serving.scheduling import Priority
 
 _LOOKAHEAD_FIELDS = {f"lookahead_{row.field}": row.argument for row in LOOKAHEAD}
@@ -44,7 +45,9 @@ class SamplingWords:
         self._upstream = upstream
         self._end_ids = end_ids
         self._vocab_size = vocab_size
-        self._adapters = None if spec.lora is None else AdapterFolder(spec.lora, engine_modules(spec.lora))
+        self._adapters = None
+        if spec.lora is not None:
+            self._adapters = AdapterFolder(spec.lora, engine_modules(spec.lora), model_sizes(spec.dir))
         known = upstream.sampling_arguments | upstream.call_arguments
         self.why_not = why_not_here(spec, known, upstream.version, has_samplers=upstream.has_samplers)
         self.supported = frozenset(ARGUMENTS) - self.why_not.keys()
@@ -95,6 +98,26 @@ class SamplingWords:
         if isinstance(exc, AttributeError | pickle.PicklingError):
             return exc
         return RequestError(f"TensorRT-LLM refuses the request: {reason}", provider=provider)
+
+    def note_taken(self, arguments: dict[str, object]) -> None:
+        """Note that upstream has taken a request, and with it the adapter that it names."""
+        if self._adapters is not None and (request := _adapter_of(arguments)) is not None:
+            self._adapters.note_taken(request.lora_int_id)
+
+    def adapter_refusal(self, exc: Exception, arguments: dict[str, object], sampling: SamplingParams) -> Exception:
+        """Return the error of a request whose call raised what a call does not raise but for its adapter's files.
+
+        In the process that is upstream's worker, too, `generate_async` reads them (docs/trtllm_behaviour.md, H2).
+        Whatever is of no adapter, and a RuntimeError beside one that was served before, is the engine's: it comes back.
+        """
+        request = _adapter_of(arguments)
+        if self._adapters is None or request is None:
+            return exc
+        if isinstance(exc, RuntimeError) and self._adapters.is_taken(request.lora_int_id):
+            return exc
+        field = "lora_task_id" if sampling.lora_name is None else "lora_name"
+        reason = " ".join(f"{type(exc).__name__}: {exc}".split())
+        return self._adapters.note_failed(request.lora_name, request.lora_int_id, reason, field=field)
 
     def _checked(self, make: Callable[[], object]) -> object:
         try:
@@ -195,9 +218,18 @@ class SamplingWords:
             adapter = self._adapters.find(name, field=field)
         except RequestError as exc:
             raise RequestError(exc.message, **exc.facts, provider=self._spec.provider) from exc
-        return self._upstream.make_lora_request(
-            lora_name=adapter.name, lora_int_id=adapter.number, lora_path=str(adapter.folder)
-        )
+        try:
+            return self._upstream.make_lora_request(
+                lora_name=adapter.name, lora_int_id=adapter.number, lora_path=str(adapter.folder)
+            )
+        except ValueError as exc:  # it looks whether the path exists
+            message = f"{field} ({name}) has been taken out of engine.lora.dir just now: {exc}"
+            raise RequestError(message, field=field, value=name, provider=self._spec.provider) from exc
+
+
+def _adapter_of(arguments: dict[str, object]) -> LoraRequest | None:
+    """The adapter that a call names."""
+    return cast("LoraRequest | None", arguments.get("lora_request"))
 
 
 def _can_be_pickled(value: object) -> bool:

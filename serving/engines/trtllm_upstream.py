@@ -28,6 +28,13 @@ class Tensor(Protocol):
         """As an array; not of bfloat16."""
 
 
+class LoraRequest(Protocol):
+    """LoRARequest: the adapter of a request."""
+
+    lora_name: str
+    lora_int_id: int
+
+
 class Disaggregated(Protocol):
     """DisaggregatedParams: what the server of the prefill gives to that of the decode."""
 
@@ -84,7 +91,7 @@ class Upstream:
     make_llm: Callable[..., Llm]
     make_sampling_params: Make
     make_guided_decoding_params: Make
-    make_lora_request: Make
+    make_lora_request: Callable[..., LoraRequest]
     make_retention_config: Make
     make_retention_range: Make
     make_disaggregated_params: Make

@@ -6,6 +6,7 @@ by behaviour. The signatures are generated (`trtllm_generator`). Free-running as
 executor iterates when the test says so, and returns when everything it made has been taken.
 """
 
+import functools
 import importlib
 import itertools
 import threading
@@ -14,10 +15,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar
 
 import trtllm_iteration_stats
+from trtllm_adapter_loader import AdapterLoader
+from trtllm_adapters import Adapters
 from trtllm_checks import Unlisted, Unstated, check_args, check_instance, check_request, config_of, send
 from trtllm_iteration_stats import IterationStats
 from trtllm_loader import window_of_one_sequence, window_upper_bound
-from trtllm_responses import Responder, Running
+from trtllm_responses import Running
 from trtllm_results import CompletionOutput, RequestOutput, now
 from trtllm_scheduler import Scheduler, Sequence
 from trtllm_switches import Behaviour, behaviours_of, is_on
@@ -33,7 +36,7 @@ _TAKEN_TIMEOUT_S = 20.0
 _DRAFTS = "max_draft_len", "num_nextn_predict_layers", "max_ngram_size"
 
 
-class Executor(Responder):
+class Executor(AdapterLoader):
     """The batch behind one `LLM`."""
 
     created: ClassVar[list["Executor"]] = []  # the newest last, for tests
@@ -60,6 +63,7 @@ class Executor(Responder):
         policy = args.scheduler_config.capacity_scheduler_policy
         self.batch.is_evicting = policy == "MAX_UTILIZATION" or not self.has(Behaviour.NOTHING_IS_EVICTED)
         self.max_seq_len = self._longest_sequence(build)
+        self.adapters = Adapters(args, config, backend=backend, has=self.has)
         self.calls: list[dict[str, Any]] = []  # what generate_async was given
         self.is_end_token_kept = backend == "pytorch"
         self.failures: dict[int, str] = {}  # by first prompt token: requests that fail alone
@@ -148,10 +152,13 @@ class Executor(Responder):
             running = self._running[number] = Running(result, sequence, error, given)
             has_samplers = self.backend == "tensorrt" or hasattr(self.args, "sampler_type")
             unseeded = 0 if has_samplers else len(self.calls)
-            running.tokens = tokens_after(prompt, params, self.vocab_size, unseeded=unseeded)
+            running.make_tokens = functools.partial(tokens_after, prompt, params, self.vocab_size, unseeded=unseeded)
+            running.tokens = running.make_tokens()
             if not params.ignore_eos:
                 running.ends = {params.end_id, *(params.stop_token_ids or ())} - {None, -1}
-            if (refusal := self._refusal_of(running, num_beams)) is not None:
+            if not self._has_adapter(running):
+                pass
+            elif (refusal := self._refusal_of(running, num_beams)) is not None:
                 self._fail(running, error(refusal))
             else:
                 self.batch.add(sequence)
@@ -266,7 +273,13 @@ class Executor(Responder):
                 self._fail(running, running.error(message))
         if self.death is not None:
             return touched
+        if is_engine:
+            self._begin_adapters(self.batch.active)
         plan = self.batch.plan()
+        if not is_engine:
+            self._begin_adapters(self.batch.scheduled)
+        if self.death is not None:
+            return touched
         self._num_iterations += 1
         for sequence in plan.producing:
             if sequence.number in self._running:  # unless this iteration has killed everybody
@@ -349,6 +362,8 @@ class Executor(Responder):
 
     def _forget(self, running: Running) -> None:
         del self._running[running.number]
+        if running.adapter is not None:
+            self.adapters.end(running.adapter, running.number)
         sequence = running.sequence
         if sequence in self.batch.active or sequence in self.batch.waiting:
             is_stranding = (

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
+from trtllm_adapters import Sent
 from trtllm_results import RequestOutput, now, perf_metrics
 from trtllm_scheduler import Sequence
 from trtllm_switches import Behaviour
@@ -24,9 +25,12 @@ class Running:
         )  # fmt: skip
         self.params = given["sampling_params"]
         self.tokens: Iterator[int] = iter(())
+        self.make_tokens: Callable[..., Iterator[int]] = lambda: iter(())
         self.ends: set[int] = set()
         self.held: list[int] = []  # until the end, of one that does not stream
         self.is_aborted = False
+        self.adapter: Sent | None = None
+        self.has_weights = True  # False: its adapter is not in the cache yet
         self.times: list[timedelta] = [now()]  # of its arrival, first iteration and first token
 
     @property

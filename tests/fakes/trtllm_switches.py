@@ -62,6 +62,26 @@ class Behaviour(enum.Enum):
     ARGUMENTS_ARE_CHECKED = "G3"
     # executor/ipc.py: every request goes through pickle on its way to the worker.
     REQUESTS_ARE_PICKLED = "G4"
+    # lora_manager.py, load_from_hf: a uid that is in _lora_uid_to_low_ranks is not read; cpp/tensorrt_llm/runtime/
+    # loraCache.cpp, put: a task that is there is only made the newest. Nothing frees what LoraManager has read.
+    ADAPTERS_ARE_KNOWN_BY_NUMBER = "H1"
+    # executor/base_worker.py, _enqueue_request: _load_lora_adapter stands before the try that makes RequestErrors, and
+    # worker.py, worker_main, survives those alone. PR 13517 (2026-05) wrapped it, after 1.2.
+    FAILED_LOADS_ARE_NOT_OF_THE_REQUEST = "H2"
+    # executor/base_worker.py: weights are None if is_adapter_in_cpu_cache; _torch/pyexecutor/resource_manager.py,
+    # add_request_peft, in prepare_resources of the first step: evicted since then, load_from_ckpt(py_lora_path) by
+    # another uid, an int. What that raises ends the executor's loop, and nobody is told.
+    EVICTED_ADAPTERS_ARE_READ_AGAIN = "H3"
+    # cpp/tensorrt_llm/batch_manager/peftCacheManager.cpp, addRequestPeft: LoraCacheFullException when all tasks are in
+    # progress; executorImpl.cpp, fetchNewRequests: the answer of that request. On PyTorch the scheduler begins no more
+    # adapters than the device's cache has pages.
+    HOST_CACHE_OF_ADAPTERS_FILLS = "H4"
+    # lora_manager.py, load_from_model_dir: a module that is not in lora_target_modules gets rank 0, and is passed over.
+    OTHER_MODULES_ARE_LEFT_OUT = "H5"
+    # cpp/tensorrt_llm/runtime/loraUtils.cpp, loraValidateRequestTensors: "Expected layerId to be in the range", "lora_
+    # weights has to few values". Called by addRequestPeft, on PyTorch in prepare_resources, where nobody catches it; on
+    # a compiled engine it is the answer of the request (executorImpl.cpp, fetchNewRequests).
+    ADAPTERS_OF_OTHER_MODELS_STOP_EVERYBODY = "H6"
 
 
 _OF_ENGINES = {
@@ -69,14 +89,17 @@ _OF_ENGINES = {
     Behaviour.ABORT_OF_STREAMED_LOG_PROBS_CRASHES,
     Behaviour.BEAMS_WITH_STOP_TOKENS_CRASH,
     Behaviour.BEAMS_SHARE_LOG_PROBS,
+    Behaviour.HOST_CACHE_OF_ADAPTERS_FILLS,
 }
 _OF_PYTORCH = {
     Behaviour.CANCEL_DROPS_WAITING,
     Behaviour.SPECULATION_DIES_OF_LOG_PROBS,
     Behaviour.ONLY_THE_FULL_BEAM_WIDTH,
     Behaviour.BEAMS_NEED_NO_OVERLAP,
+    Behaviour.EVICTED_ADAPTERS_ARE_READ_AGAIN,
+    Behaviour.ADAPTERS_OF_OTHER_MODELS_STOP_EVERYBODY,
 }
-_UNTIL_1_3 = {Behaviour.SPECULATION_DIES_OF_LOG_PROBS}
+_UNTIL_1_3 = {Behaviour.SPECULATION_DIES_OF_LOG_PROBS, Behaviour.FAILED_LOADS_ARE_NOT_OF_THE_REQUEST}
 
 _switched_off: set[Behaviour] = set()
 

@@ -17,17 +17,22 @@ class Logprob:
         self.logprob, self.rank = logprob, rank
 
 
-def tokens_after(prompt: list[int], params: Any, vocab_size: int, *, unseeded: int = 0) -> Iterator[int]:
+def tokens_after(
+    prompt: list[int], params: Any, vocab_size: int, *, unseeded: int = 0, adapter: bytes = b""
+) -> Iterator[int]:
     """Yield the output of a request: always the same after the same prompt, sampled in the same way.
 
     Args:
         unseeded: the seed of a request that names none. It is the same for everybody, but where there is one sampler
             only: a generator that goes on.
+        adapter: the weights that are added to the model's.
     """
     how: tuple[object, ...] = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
     is_greedy = params.top_k in (None, 1) and params.top_p in (None, 0.0)
     if not is_greedy:
         how += (params.seed or unseeded, params.temperature, params.top_k, params.top_p)
+    if adapter:
+        how += (adapter,)
     state = int.from_bytes(hashlib.blake2b(repr((how, prompt)).encode(), digest_size=8).digest(), "little")
     while True:
         state = (state * _MULTIPLIER + _INCREMENT) & _MASK

@@ -6,7 +6,6 @@ are fakes, so nothing here says that ranks talk to one another.
 """
 
 import re
-import shutil
 import signal
 import sys
 import time
@@ -15,10 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import trtllm_behaviour
+from fake_packages import install_fake
 from group_of_pods import GroupOfPods, needs_pods, wait_for
 from pods import Pod
-from trtllm_generator import write_fake
 
 pytestmark = [pytest.mark.triton, needs_pods]
 
@@ -27,12 +25,8 @@ PORTS = ("--host", "0.0.0.0", "--health-port", "8003")
 
 def write_slow_fake(folder: Path) -> None:
     """A `tensorrt_llm` of 20 tokens a second."""
-    write_fake(folder, version="1.2.1")
-    fakes = Path(trtllm_behaviour.__file__).parent  # not on the path as a whole: Triton's own module is there as a fake
-    shutil.copytree(fakes / "trtllm_facts", folder / "trtllm_facts")
-    for module in fakes.glob("trtllm_*.py"):
-        shutil.copy(module, folder)
-    text = (fakes / "trtllm_behaviour.py").read_text()
+    install_fake(folder)
+    text = (folder / "trtllm_behaviour.py").read_text()
     slow, num = re.subn(r"^_ITERATION_S = .*$", "_ITERATION_S = 0.05", text, flags=re.MULTILINE)
     assert num == 1
     (folder / "trtllm_behaviour.py").write_text(slow)

@@ -6,7 +6,6 @@ The ranks are processes of the fake `tensorrt_llm` under the real `mpirun`.
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -17,10 +16,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import trtllm_ranks
+from fake_packages import install_fake
 from raw_calls import StreamFailed, stream
 from running_server import RunningServer, deployment_text
-from trtllm_generator import write_fake
 
 from scripts.environments import ENVIRONMENTS
 
@@ -41,12 +39,7 @@ class Machine:
     """Where the server runs: its processes can be told from all others, and its temporary files too."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        packages = folder / "packages"
-        write_fake(packages)
-        fakes = Path(trtllm_ranks.__file__).parent  # not the folder: Triton's own module is there as a fake
-        for module in fakes.glob("trtllm_*.py"):
-            shutil.copy(module, packages)
-        shutil.copytree(fakes / "trtllm_facts", packages / "trtllm_facts")
+        packages = install_fake(folder / "packages")
         self.temporary = Path(tempfile.mkdtemp(prefix="ranks-"))  # not below pytest's: the path of a socket is short
         self.model, self.memory = folder / "model", folder / "gpu"
         for made in (self.model, self.memory):

@@ -2,7 +2,9 @@
 """LoRA adapters that come, change and go while an engine runs: found by name, checked before upstream sees them."""
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from lora_adapters import write_adapter, write_safetensors
 
 from ensemble_configs.engine_specs import LoraSpec
 from ensemble_configs.errors import RequestError, SpecError
-from serving.engines.adapter_check import check_adapter
-from serving.engines.adapter_folder import Adapter, AdapterFolder, engine_modules
+from serving.adapters_command import KEPT_S
+from serving.engines.adapter_check import ModelSizes, check_adapter
+from serving.engines.adapter_folder import Adapter, AdapterFolder, engine_modules, model_sizes
 from trireme.commands import run_command
 
 MODULES = frozenset({"attn_q", "attn_k", "attn_v"})
@@ -79,6 +82,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "whole modules": ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
     "another method": ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
     "no rank": ({"r": None}, "is no adapter's configuration"),
+    "no scale": ({"lora_alpha": None}, "is no adapter's configuration"),
 }
 
 
@@ -113,9 +117,54 @@ def test_a_rank_in_the_weights_counts_whatever_the_configuration_says(tmp_path: 
     folder = write_adapter(tmp_path / "legal", rank=8)
     write_safetensors(
         folder / "adapter_model.safetensors",
-        {"model.layers.0.self_attn.q_proj.lora_A.weight": np.zeros((16, 4), np.float16)},
+        {f"model.layers.0.self_attn.q_proj.lora_{side}.weight": np.zeros((16, 16), np.float16) for side in "AB"},
     )
     assert check_adapter(folder, LoraSpec(dir=tmp_path)).rank == 16
+
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+MISNAMED: dict[str, tuple[dict[str, tuple[int, int]], str]] = {
+    "no layer": ({"q_proj.lora_A.weight": (4, 16)}, "is no LoRA tensor"),
+    "one side": ({f"{Q}.lora_A.weight": (4, 16)}, "lora_A.weight and .*lora_B.weight alone"),
+    "a layer too many": ({f"{Q.replace('0', '2')}.lora_A.weight": (4, 16)}, "is of layer 2, and the .* has 2 layers"),
+    "a wider model": ({f"{Q}.lora_A.weight": (4, 32)}, "hidden states of 32, and the engine's model has 16"),
+    "a wider output": ({f"{Q.replace('q_', 'o_')}.lora_B.weight": (32, 4)}, "hidden states of 32, and the"),
+}
+
+
+@pytest.mark.parametrize(("shapes", "complaint"), MISNAMED.values(), ids=MISNAMED)
+def test_tensors_that_upstream_would_not_survive_are_refused(
+    tmp_path: Path, shapes: dict[str, tuple[int, int]], complaint: str
+) -> None:
+    folder = write_adapter(tmp_path / "legal")
+    tensors = {name: np.zeros(shape, np.float16) for name, shape in shapes.items()}
+    write_safetensors(folder / "adapter_model.safetensors", tensors)
+    with pytest.raises(SpecError, match=complaint):
+        check_adapter(folder, LoraSpec(dir=tmp_path), sizes=ModelSizes(num_layers=2, hidden_size=16))
+
+
+def test_an_expert_s_tensors_are_of_its_layer(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "legal")
+    expert = "base_model.model.model.layers.1.block_sparse_moe.experts.7.w1"
+    tensors = {f"{expert}.lora_{side}.weight": np.zeros((4, 16), np.float16) for side in "AB"}
+    write_safetensors(folder / "adapter_model.safetensors", tensors)
+    assert check_adapter(folder, LoraSpec(dir=tmp_path)).modules == {"moe_h_to_4h"}
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes"),
+    [
+        ({"num_hidden_layers": 4, "hidden_size": 64}, ModelSizes(4, 64)),
+        ({"text_config": {"num_hidden_layers": 4, "hidden_size": 64}}, ModelSizes(4, 64)),
+        ({"build_config": {}, "pretrained_config": {"num_hidden_layers": 4, "hidden_size": 64}}, ModelSizes(4, 64)),
+        ({"d_model": 64}, ModelSizes()),
+        ({"hidden_size": "64"}, ModelSizes()),
+    ],
+)
+def test_the_sizes_of_a_model_are_its_configurations(tmp_path: Path, config: object, sizes: ModelSizes) -> None:
+    assert model_sizes(tmp_path) == ModelSizes(), "not on this machine"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert model_sizes(tmp_path) == sizes
 
 
 def test_an_engine_is_started_for_the_modules_that_are_named_or_that_are_there(tmp_path: Path) -> None:
@@ -138,6 +187,15 @@ def deployment(tmp_path: Path) -> Path:
     return path
 
 
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The folders that links name, or named."""
+    return sorted(path for path in folder.iterdir() if path.name.startswith("."))
+
+
 def run(*args: object) -> int:
     with pytest.raises(SystemExit) as ended:
         run_command("adapters", [str(arg) for arg in args])
@@ -152,7 +210,7 @@ def test_adapters_are_loaded_shown_and_unloaded(
     assert "legal-en can be asked for: lora_name=legal-en (rank 8, " in capsys.readouterr().out
     assert run("load", source, "--name", "7", "--deployment", deployment, "--json") == 0
     assert json.loads(capsys.readouterr().out)["modules"] == ["attn_q", "attn_v"]
-    assert sorted(path.name for path in (tmp_path / "lora").iterdir()) == ["7", "legal-en"], "no drafts are left"
+    assert names_in(tmp_path / "lora") == ["7", "legal-en"]
     assert run("load", source, "--deployment", deployment) == 2
     assert "there is an adapter 'legal-en'" in capsys.readouterr().err
     assert run("status", "--deployment", deployment) == 0
@@ -160,7 +218,63 @@ def test_adapters_are_loaded_shown_and_unloaded(
     assert run("unload", "legal-en", "--deployment", deployment) == 0
     assert run("unload", "legal-en", "--deployment", deployment) == 2
     assert "there are: 7" in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "lora").iterdir()] == ["7"]
+    assert names_in(tmp_path / "lora") == ["7"]
+
+
+def test_the_files_of_an_adapter_that_is_taken_out_stay_for_those_who_have_asked_for_it(
+    tmp_path: Path, deployment: Path
+) -> None:
+    lora = tmp_path / "lora"
+    adapters = folder_of(lora)
+    assert run("load", write_adapter(tmp_path / "legal"), "--deployment", deployment) == 0
+    old = find(adapters, "legal")
+    assert run("unload", "legal", "--deployment", deployment) == 0
+    with pytest.raises(RequestError, match="is no adapter in"):
+        find(adapters, "legal")
+    assert run("load", write_adapter(tmp_path / "legal", seed=2), "--deployment", deployment) == 0
+    new = find(adapters, "legal")
+    assert new.number != old.number
+    for adapter in (old, new):
+        assert check_adapter(adapter.folder, LoraSpec(dir=lora)).rank == 8, "upstream may read it at any time"
+    assert new.folder != old.folder
+    assert new.folder.is_dir()
+    an_hour_ago = time.time() - KEPT_S - 1
+    for files in files_in(lora):
+        os.utime(files, (an_hour_ago, an_hour_ago))
+    write_adapter(lora / "by-hand")
+    assert run("unload", "by-hand", "--deployment", deployment) == 0
+    assert old.folder not in files_in(lora), "nobody asks any more"
+    assert find(adapters, "legal") == new, "what is named stays, however old it is"
+    assert names_in(lora) == ["legal"]
+
+
+def test_a_link_of_ones_own_is_an_adapter_and_what_it_names_is_left_alone(tmp_path: Path, deployment: Path) -> None:
+    elsewhere = write_adapter(tmp_path / "elsewhere")
+    an_hour_ago = time.time() - KEPT_S - 1
+    os.utime(elsewhere, (an_hour_ago, an_hour_ago))
+    lora = tmp_path / "lora"
+    lora.mkdir()
+    (lora / "legal").symlink_to(elsewhere)
+    assert find(folder_of(lora), "legal").folder == elsewhere
+    assert run("unload", "legal", "--deployment", deployment) == 0
+    assert names_in(lora) == []
+    assert elsewhere.stat().st_mtime == pytest.approx(an_hour_ago)
+    assert check_adapter(elsewhere, LoraSpec(dir=lora)).rank == 8
+
+
+def test_an_adapter_that_upstream_could_not_load_is_not_asked_for_again_until_its_files_are_others(
+    tmp_path: Path,
+) -> None:
+    adapters = folder_of(tmp_path)
+    write_adapter(tmp_path / "legal")
+    found = find(adapters, "legal")
+    error = adapters.note_failed("legal", found.number, "KeyError: 'lora_alpha'", field="lora_name")
+    assert "lora_name (legal): TensorRT-LLM could not load this adapter: KeyError: 'lora_alpha'; mend" in error.message
+    with pytest.raises(RequestError, match="could not load this adapter: KeyError"):
+        find(adapters, "legal")
+    shutil.rmtree(tmp_path / "legal")
+    write_adapter(tmp_path / "legal", seed=2)
+    assert find(adapters, "legal").name == "legal"
 
 
 def test_an_adapter_that_cannot_be_served_is_not_loaded(
@@ -171,7 +285,8 @@ def test_an_adapter_that_cannot_be_served_is_not_loaded(
         source = write_adapter(tmp_path / "wrong", **changes)
         assert run("load", source, "--deployment", deployment) == 2
         assert complaint in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "lora").iterdir()] == ["first"]
+    assert names_in(tmp_path / "lora") == ["first"]
+    assert len(files_in(tmp_path / "lora")) == 1, "no drafts are left"
     shutil.copytree(tmp_path / "wrong", tmp_path / "lora" / "by-hand")
     (tmp_path / "lora" / "by-hand" / "adapter_config.json").write_text("{}")
     assert run("status", "--deployment", deployment, "--json") == 1

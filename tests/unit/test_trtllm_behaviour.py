@@ -3,10 +3,13 @@
 test_trtllm_symptoms.
 """
 
+import json
 import logging
 import math
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import numpy as np
 import pytest
 import trtllm_iteration_stats
 from fake_tensorrt_llm import fake_tensorrt_llm, write_checkpoint, write_engine
+from lora_adapters import write_adapter
 from test_trtllm_engine import Maker, add, output_of, run
 from trtllm_behaviour import Executor
 from trtllm_iteration_stats import IterationStats
@@ -24,6 +28,7 @@ from serving.engines.base import CancelStats, FinishReason, GenerationRequest, S
 from serving.engines.trtllm_cancels import Cancels, Ending
 from serving.engines.trtllm_engine import TrtLlmEngine
 from serving.engines.trtllm_outputs import RunningRequest
+from trireme.commands import run_command
 
 
 @pytest.fixture
@@ -527,3 +532,157 @@ def test_an_error_that_is_not_of_the_request_goes_through(make: Maker, monkeypat
     with pytest.raises(AttributeError, match="a mistake"):
         add(engine, 1, [20])
     assert isinstance(executor, Executor)
+
+
+# H: LoRA adapters, which upstream keeps by number
+
+
+MODULES = ["attn_q", "attn_k", "attn_v"]
+LORA_BUILD: dict[str, object] = {
+    "plugin_config": {"tokens_per_block": 32, "lora_plugin": "auto"},
+    "lora_config": {"lora_target_modules": MODULES, "max_lora_rank": 64},
+}
+
+
+@pytest.fixture(params=["tensorrt", "pytorch"])
+def make_with_adapters(
+    request: pytest.FixtureRequest, maker_of: Callable[..., Maker], tmp_path: Path
+) -> Callable[..., tuple[TrtLlmEngine, Executor]]:
+    """An engine whose adapters are in `tmp_path / "lora"`."""
+    maker = maker_of(request.param, **(LORA_BUILD if request.param == "tensorrt" else {}))
+
+    def make(settings: dict[str, object] | None = None, **lora: object) -> tuple[TrtLlmEngine, Executor]:
+        return maker(lora={"dir": tmp_path / "lora", "target_modules": MODULES} | lora, **(settings or {}))
+
+    return make
+
+
+def test_each_answer_is_of_the_weights_that_its_adapter_has_now(
+    make_with_adapters: Callable[..., tuple[TrtLlmEngine, Executor]], tmp_path: Path
+) -> None:
+    engine, executor = make_with_adapters()
+    outputs = [output_of(engine, [20, 21]).token_ids]
+    for seed, name in ((1, "7"), (2, "legal"), (3, "legal")):
+        shutil.rmtree(tmp_path / "lora" / name, ignore_errors=True)
+        write_adapter(tmp_path / "lora" / name, seed=seed)
+        named = {"lora_task_id": 7} if name == "7" else {"lora_name": name}
+        outputs += [output_of(engine, [20, 21], **named).token_ids for _ in range(2)]
+    base, *of_adapters = [tuple(output) for output in outputs]
+    assert [of_adapters[0], of_adapters[2], of_adapters[4]] == [of_adapters[1], of_adapters[3], of_adapters[5]]
+    assert len({base, *of_adapters}) == 4, "upstream keeps the first weights of a number"
+    assert output_of(engine, [20, 21]).token_ids == list(base)
+    assert executor.death is None
+
+
+def test_an_adapter_that_upstream_cannot_read_fails_alone_and_is_not_asked_for_again(
+    make_with_adapters: Callable[..., tuple[TrtLlmEngine, Executor]], tmp_path: Path
+) -> None:
+    engine, executor = make_with_adapters()
+    add(engine, 1, [20], max_tokens=300)
+    folder = write_adapter(tmp_path / "lora/legal")
+    num_calls = len(executor.calls)
+    with pytest.MonkeyPatch.context() as patch:  # we have looked at the file, and upstream finds it otherwise
+        patch.setattr(executor.adapters, "enqueue", missing)
+        for _ in range(2):
+            with pytest.raises(
+                RequestError, match=r"lora_name \(legal\): TensorRT-LLM could not load this adapter: FileNotF"
+            ):
+                add(engine, 2, [21], lora_name="legal")
+            assert len(executor.calls) == num_calls + 1
+    write_adapter(folder, seed=2)
+    assert len(run(engine)[1].token_ids) == 300
+    assert len(output_of(engine, [21], lora_name="legal").token_ids) == 8
+
+
+def missing(_request: object) -> Any:
+    raise FileNotFoundError("adapter_config.json")
+
+
+def test_an_adapter_of_another_model_is_refused_and_the_others_go_on(
+    make_with_adapters: Callable[..., tuple[TrtLlmEngine, Executor]], tmp_path: Path
+) -> None:
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32}
+    config |= {"pretrained_config": config["pretrained_config"] | sizes} if "pretrained_config" in config else sizes
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    engine, executor = make_with_adapters()
+    add(engine, 1, [20], max_tokens=100)
+    write_adapter(tmp_path / "lora/small")
+    with pytest.raises(
+        RequestError, match=r"is for hidden states of 16, and the engine's model has 32; .* another one"
+    ):
+        add(engine, 2, [21], lora_name="small")
+    assert len(run(engine)[1].token_ids) == 100
+    assert executor.death is None
+
+
+def test_an_engine_that_has_died_is_not_taken_for_a_bad_adapter(
+    make_with_adapters: Callable[..., tuple[TrtLlmEngine, Executor]], tmp_path: Path
+) -> None:
+    engine, executor = make_with_adapters()
+    write_adapter(tmp_path / "lora/legal")
+    output_of(engine, [20], lora_name="legal")
+    executor.die()
+    with pytest.raises(RuntimeError, match="the executor is shut down"):
+        add(engine, 1, [20], lora_name="legal")
+
+
+def test_an_adapter_that_goes_while_it_is_named_is_refused_by_name(
+    make_with_adapters: Callable[..., tuple[TrtLlmEngine, Executor]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = make_with_adapters()
+    write_adapter(tmp_path / "lora/legal")
+
+    def refuse(**_arguments: object) -> Any:
+        raise ValueError("lora_path (/x) does not exist.")  # LoRARequest.__post_init__ of 1.2
+
+    monkeypatch.setattr(engine._words, "_upstream", replace(engine._words._upstream, make_lora_request=refuse))
+    with pytest.raises(
+        RequestError, match=r"lora_name \(legal\) has been taken out of engine\.lora\.dir just now"
+    ) as found:
+        add(engine, 1, [20], lora_name="legal")
+    assert found.value.facts["field"] == "lora_name"
+
+
+def trireme_adapters(*args: object) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_command("adapters", [str(arg) for arg in args])
+    assert ended.value.code in (0, None)
+
+
+def test_an_adapter_that_is_unloaded_while_its_requests_wait_is_served_to_their_end(
+    make_with_adapters: Callable[..., tuple[TrtLlmEngine, Executor]], tmp_path: Path
+) -> None:
+    deployment = tmp_path / "mine.yaml"
+    lora = f"{{dir: {tmp_path}/lora, target_modules: [{', '.join(MODULES)}]}}"
+    deployment.write_text(f"name: mine\ntokenizer: {{dir: m}}\nengine: {{provider: pytorch, dir: m, lora: {lora}}}\n")
+    for name, seed in (("one", 1), ("other", 2)):
+        trireme_adapters("load", write_adapter(tmp_path / name, seed=seed), "--deployment", deployment)
+    engine, executor = make_with_adapters({"max_num_seqs": 1}, max_host_adapters=1, max_device_adapters=1)
+    expected = output_of(engine, [33], lora_name="one").token_ids
+    add(engine, 2, [30], max_tokens=40)
+    add(engine, 3, [31], lora_name="other")  # evicts the first
+    add(engine, 4, [33], lora_name="one")  # in the cache now, and not any more when its turn comes
+    trireme_adapters("unload", "one", "--deployment", deployment)
+    outputs = run(engine)
+    assert outputs[4].token_ids == expected
+    assert {output.error for output in outputs.values()} == {None}
+    assert executor.death is None
+    with pytest.raises(RequestError, match=r"lora_name \(one\) is no adapter"):
+        add(engine, 5, [33], lora_name="one")
+
+
+def test_an_adapter_too_many_for_the_host_cache_fails_alone_and_says_what_to_raise(
+    maker_of: Callable[..., Maker], tmp_path: Path
+) -> None:
+    lora = {"dir": tmp_path / "lora", "target_modules": MODULES, "max_host_adapters": 1}
+    engine, executor = maker_of("tensorrt", **LORA_BUILD)(lora=lora)
+    for name, seed in (("one", 1), ("other", 2)):
+        write_adapter(tmp_path / "lora" / name, seed=seed)
+    add(engine, 1, [20], max_tokens=60, lora_name="one")
+    wait_until(lambda: engine.stats().num_running == 1, engine)
+    add(engine, 2, [21], lora_name="other")
+    outputs = run(engine)
+    assert "than engine.lora.max_host_adapters holds: raise it" in (outputs[2].error or "")
+    assert outputs[1].error is None
+    assert executor.death is None

@@ -2,7 +2,7 @@
 """Thousands of random requests through the engine's wrappers on the fake `tensorrt_llm`, and what is left of them.
 
 Each ends once, whatever is done to it: cancels while it waits, prefills and streams, stop strings, deadlines, queue
-timeouts, log probabilities, logits, requests that upstream fails. Then nothing is busy and nothing is kept.
+timeouts, log probabilities, logits, adapters, requests that upstream fails. Then nothing is busy and nothing is kept.
 """
 
 import gc
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from fake_tensorrt_llm import fake_tensorrt_llm, write_checkpoint, write_engine
+from lora_adapters import write_adapter
 from pydantic import TypeAdapter
 from simulated_release import TOKENIZER
 from trtllm_behaviour import Executor
@@ -37,6 +38,15 @@ LIMITS: dict[str, object] = {
     "max_seq_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 128, "num_kv_blocks": 40,
 }  # fmt: skip
 OF: dict[str, dict[str, object]] = {"tensorrt": {"is_gathering_generation_logits": True}, "pytorch": {}}
+MODULES = ["attn_q", "attn_k", "attn_v"]
+BUILD: dict[str, dict[str, object]] = {
+    "tensorrt": {
+        "plugin_config": {"tokens_per_block": 32, "lora_plugin": "auto"},
+        "lora_config": {"lora_target_modules": MODULES, "max_lora_rank": 64},
+    },
+    "pytorch": {},
+}
+ADAPTERS = ("one", "two", "three", "bad")  # the last of them cannot be served
 LATE = {"[DEADLINE_EXCEEDED", "[UNAVAILABLE"}
 STOP_STRINGS = ("the", "a", "an", "of")
 
@@ -44,7 +54,11 @@ STOP_STRINGS = ("the", "a", "an", "of")
 @pytest.fixture(params=["tensorrt", "pytorch"])
 def started(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[TrtLlmEngine, Executor]]:
     write = {"tensorrt": write_engine, "pytorch": write_checkpoint}[request.param]
-    data = {"provider": request.param, "dir": write(tmp_path / "model")} | LIMITS | OF[request.param]
+    folder = write(tmp_path / "model", **BUILD[request.param])  # type: ignore[arg-type]
+    for seed, name in enumerate(ADAPTERS):
+        write_adapter(tmp_path / "lora" / name, seed=seed, rank=128 if name == "bad" else 8)
+    lora = {"dir": tmp_path / "lora", "target_modules": MODULES, "max_adapters": 3}
+    data = {"provider": request.param, "dir": folder, "lora": lora} | LIMITS | OF[request.param]
     with fake_tensorrt_llm():
         engine = create_engine(TypeAdapter[EngineSpec](EngineSpec).validate_python(data))
         assert isinstance(engine, TrtLlmEngine)
@@ -84,6 +98,8 @@ class Crowd:
                 asked = {"return_generation_logits": True}
             case 3:
                 asked = {"top_p": 0.9, "return_log_probs": True}
+            case 4:
+                asked = {"lora_name": rng.choice((*ADAPTERS, "nowhere"))}
         scheduling = Scheduling(
             deadline_ms=rng.choice([None, None, None, 40.0, 400.0]),
             queue_timeout_ms=rng.choice([None, None, None, 30.0, 300.0]),
@@ -146,7 +162,8 @@ def test_random_requests_end_once_each_and_leave_nothing(
     num_before = num_known()
     run_crowd(crowd, num_requests)
     assert crowd.ends == dict.fromkeys(range(num_requests), 1)
-    assert {"length", "cancelled", "stop_string", "[INTERNAL"} <= crowd.outcomes.keys(), crowd.outcomes
+    expected = {"length", "cancelled", "stop_string", "[INTERNAL", "[INVALID_ARG"}
+    assert expected <= crowd.outcomes.keys(), crowd.outcomes
     assert is_admitting is bool(crowd.outcomes.keys() & LATE), crowd.outcomes
     assert not engine.has_work
     assert executor.death is None
@@ -172,6 +189,8 @@ def assert_nothing_is_left(engine: TrtLlmEngine, executor: Executor) -> None:
     assert not engine._cancels._open
     assert engine._events.empty()
     assert executor.batch.num_free_blocks == executor.batch.num_blocks
+    assert executor.adapters.num_users == 0
+    assert executor.adapters.num_read == len(ADAPTERS) - 1
     cancels = engine.stats().cancels
     assert cancels is not None
     assert cancels.num_confirmed > 0

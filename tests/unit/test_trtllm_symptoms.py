@@ -55,7 +55,7 @@ def rows_of_the_page() -> dict[str, list[str]]:
     text = (ROOT / "docs/trtllm_behaviour.md").read_text()
     builds = re.search(r"^## E\. .*?(?=^At load)", text, re.MULTILINE | re.DOTALL)  # of the build tools' stand-ins
     lines = (text if builds is None else text.replace(builds[0], "")).splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if re.match(r"\| [A-G]\d", line)]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if re.match(r"\| [A-H]\d", line)]
     return {row[0]: row for row in cells}
 
 

@@ -9,14 +9,17 @@ import asyncio
 import importlib
 import itertools
 import pickle
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import trtllm_iteration_stats
 from fake_tensorrt_llm import write_checkpoint, write_engine
+from lora_adapters import write_adapter, write_safetensors
 from trtllm_behaviour import Executor
 from trtllm_switches import Behaviour
 
@@ -281,6 +284,109 @@ async def _what_does_not_pickle_raises_at_the_call(upstream: Upstream) -> bool:
     return False
 
 
+LORA_BUILD: dict[str, object] = {
+    "plugin_config": {"tokens_per_block": 32, "lora_plugin": "auto"},
+    "lora_config": {"lora_target_modules": ["attn_q", "attn_k", "attn_v"], "max_lora_rank": 64},
+}
+
+
+def llm_with_adapters(
+    upstream: Upstream, *, max_host: int | None = None, hidden_size: int = 16, **more: Any
+) -> tuple[Any, Executor]:
+    """Make an LLM that takes adapters of q, k and v; `max_host` are kept in host memory."""
+    config = upstream.config(
+        "LoraConfig", lora_target_modules=["attn_q", "attn_k", "attn_v"], max_loras=max_host, max_cpu_loras=max_host
+    )
+    build: dict[str, object] = LORA_BUILD if upstream.backend == "tensorrt" else {"hidden_size": hidden_size}
+    return upstream.llm(build=build, enable_lora=True, lora_config=config, **more)
+
+
+def adapter(folder: Path, number: int, *, seed: int = 1, modules: tuple[str, ...] = ("q_proj", "v_proj")) -> Any:
+    """Write an adapter, and return the argument that names it."""
+    path = str(write_adapter(folder, modules=modules, seed=seed))
+    make = importlib.import_module("tensorrt_llm.executor").LoRARequest
+    return make(lora_name=folder.name, lora_int_id=number, lora_path=path)
+
+
+async def said(executor: Executor, result: Any) -> list[int]:
+    """Return the tokens of a request that ends well."""
+    assert await ended(executor, result) is None
+    return list(result.outputs[0].token_ids)
+
+
+async def _first_weights_stay(upstream: Upstream) -> bool:
+    llm, executor = llm_with_adapters(upstream)
+    base = await said(executor, ask(llm))
+    one, other = adapter(upstream.folder / "one", 1), adapter(upstream.folder / "other", 1, seed=2)
+    first = await said(executor, ask(llm, call={"lora_request": one}))
+    second = await said(executor, ask(llm, call={"lora_request": other}))
+    assert base not in (first, second)
+    return first == second
+
+
+async def _bad_adapter_is_no_request_error(upstream: Upstream) -> bool:
+    llm, executor = llm_with_adapters(upstream)
+    bad = adapter(upstream.folder / "bad", 1)
+    (upstream.folder / "bad/adapter_model.safetensors").unlink()
+    try:
+        error = await ended(executor, ask(llm, call={"lora_request": bad}))
+    except FileNotFoundError:
+        return True
+    assert "Failed to load LoRA adapter" in str(error)
+    return False
+
+
+async def _evicted_adapter_that_is_gone_stops_everybody(upstream: Upstream) -> bool:
+    llm, executor = llm_with_adapters(upstream, max_host=1, max_batch_size=2)
+    one, other = adapter(upstream.folder / "one", 1), adapter(upstream.folder / "other", 2, seed=2)
+    await said(executor, ask(llm, call={"lora_request": one}))
+    running = [ask(llm, 30, max_tokens=2), ask(llm, 31, max_tokens=60)]
+    executor.tick()
+    before = ask(llm, 32, max_tokens=2, call={"lora_request": other})  # which evicts the first
+    again = ask(llm, 33, call={"lora_request": one})  # in the cache while it comes
+    shutil.rmtree(upstream.folder / "one")
+    assert await ended(executor, running[0]) is None
+    assert await ended(executor, before, num_ticks=4) is None
+    is_dead = await ended(executor, again, num_ticks=30) is not None or not again.finished
+    return is_dead and not running[1].finished
+
+
+async def _too_many_adapters_at_once_fail(upstream: Upstream) -> bool:
+    llm, executor = llm_with_adapters(upstream, max_host=1)
+    one, other = adapter(upstream.folder / "one", 1), adapter(upstream.folder / "other", 2, seed=2)
+    running = ask(llm, call={"lora_request": one})
+    executor.tick()
+    error = await ended(executor, ask(llm, call={"lora_request": other}))
+    assert await ended(executor, running) is None
+    return "PEFT Cache is full" in str(error)
+
+
+async def _module_of_another_engine_changes_nothing(upstream: Upstream) -> bool:
+    llm, executor = llm_with_adapters(upstream)
+    outputs = []
+    for number, value in ((1, 0.5), (2, 0.25)):  # of a module that the LLM was not made for
+        request = adapter(upstream.folder / str(number), number)
+        layer = "base_model.model.model.layers.0"
+        tensors = {
+            f"{layer}.{module}.lora_{side}.weight": np.full((8, 16), of_module, np.float16)
+            for module, of_module in (("self_attn.q_proj", 1.0), ("mlp.up_proj", value))
+            for side in "AB"
+        }
+        write_safetensors(upstream.folder / str(number) / "adapter_model.safetensors", tensors)
+        outputs.append(await said(executor, ask(llm, call={"lora_request": request})))
+    return outputs[0] == outputs[1]
+
+
+async def _adapter_of_a_smaller_model_stops_everybody(upstream: Upstream) -> bool:
+    llm, executor = llm_with_adapters(upstream, hidden_size=32)
+    running = ask(llm, 30, max_tokens=30)
+    other = ask(llm, 31, call={"lora_request": adapter(upstream.folder / "small", 1)})
+    error = await ended(executor, other)
+    assert await ended(executor, running) is None
+    assert error is None or "lora_weights has to few values" in str(error)
+    return not running.finished and not other.finished
+
+
 Symptom = Callable[[Upstream], Awaitable[bool]]
 BOTH = ("tensorrt", "pytorch")
 SYMPTOMS: dict[Behaviour, tuple[tuple[str, ...], Symptom]] = {
@@ -304,4 +410,10 @@ SYMPTOMS: dict[Behaviour, tuple[tuple[str, ...], Symptom]] = {
     Behaviour.STATS_ROWS_ARE_DROPPED: (BOTH, _old_rows_are_lost),
     Behaviour.ARGUMENTS_ARE_CHECKED: (BOTH, _long_prompt_is_refused_at_the_call),
     Behaviour.REQUESTS_ARE_PICKLED: (BOTH, _what_does_not_pickle_raises_at_the_call),
+    Behaviour.ADAPTERS_ARE_KNOWN_BY_NUMBER: (BOTH, _first_weights_stay),
+    Behaviour.FAILED_LOADS_ARE_NOT_OF_THE_REQUEST: (BOTH, _bad_adapter_is_no_request_error),
+    Behaviour.EVICTED_ADAPTERS_ARE_READ_AGAIN: (("pytorch",), _evicted_adapter_that_is_gone_stops_everybody),
+    Behaviour.HOST_CACHE_OF_ADAPTERS_FILLS: (("tensorrt",), _too_many_adapters_at_once_fail),
+    Behaviour.OTHER_MODULES_ARE_LEFT_OUT: (BOTH, _module_of_another_engine_changes_nothing),
+    Behaviour.ADAPTERS_OF_OTHER_MODELS_STOP_EVERYBODY: (("pytorch",), _adapter_of_a_smaller_model_stops_everybody),
 }
