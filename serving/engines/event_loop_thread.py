@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 Value = TypeVar("Value")
 
-_ANSWERS_S = 10.0  # a call that takes longer is not one of a request: the library is stuck in the loop's thread
+ANSWERS_S = 10.0  # a call that takes longer is not one of a request: the library is stuck in the loop's thread
 
 
 class LoopStuckError(Exception):
@@ -34,7 +34,7 @@ class EventLoopThread:
         self._loop.run_forever()
         self._loop.close()
 
-    def call(self, function: Callable[[], Value], *, timeout_s: float | None = _ANSWERS_S) -> Value:
+    def call(self, function: Callable[[], Value], *, timeout_s: float | None = ANSWERS_S) -> Value:
         """Run a function in the loop's thread, with the loop running around it, and wait for what it returns.
 
         Args:

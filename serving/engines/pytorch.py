@@ -47,6 +47,7 @@ def load_pytorch_engine(spec: PyTorchEngineSpec, model: ModelFolder) -> Engine:
         words,
         info,
         load_timeout_s=spec.load_timeout_s,
+        adapter_timeout_s=spec.watchdog_s,
         whole_sequence=whole_sequence_of(spec),
         is_cache_size_asked=spec.num_kv_blocks is not None,
     )

@@ -28,7 +28,7 @@ from serving.engines.base import (
     PerfMetrics,
     TokenChunk,
 )
-from serving.engines.event_loop_thread import EventLoopThread, LoopStuckError
+from serving.engines.event_loop_thread import ANSWERS_S, EventLoopThread, LoopStuckError
 from serving.engines.request_limits import refuse_short_cache, refuse_unservable
 from serving.engines.thread_failures import thread_failures
 from serving.engines.trtllm_cancels import Cancels, Ending
@@ -73,6 +73,7 @@ class TrtLlmEngine(Engine):
         info: EngineInfo,
         *,
         load_timeout_s: float,
+        adapter_timeout_s: float,
         whole_sequence: WholeSequence,
         is_cache_size_asked: bool,
     ) -> None:
@@ -84,6 +85,7 @@ class TrtLlmEngine(Engine):
             words: the requests, as upstream wants them.
             info: the KV cache is filled in from what upstream tells.
             load_timeout_s: how long the LLM may take to be made.
+            adapter_timeout_s: how long the call may take that has upstream read an adapter from the disk.
             whole_sequence: the longest that is promised; requests are held to what of it the KV cache has room for.
             is_cache_size_asked: the deployment names the size of the cache. Where the free memory decides, an engine
                 that has no room for a whole sequence is no engine of this deployment.
@@ -96,6 +98,7 @@ class TrtLlmEngine(Engine):
         self._is_cache_size_asked = is_cache_size_asked
         self._upstream = upstream
         self._load_timeout_s = load_timeout_s
+        self._adapter_timeout_s = adapter_timeout_s
         self._num_seen_events = 0  # of what upstream has made
         self._words = words
         self._requests: dict[int, RunningRequest] = {}
@@ -189,8 +192,9 @@ class TrtLlmEngine(Engine):
             running.following = self._loop.spawn(self._follow(running, running.result))
             self._has_submitted.set()
 
+        is_reading = self._words.has_adapter_read(arguments)
         try:
-            self._loop.call(start)
+            self._loop.call(start, timeout_s=self._adapter_timeout_s if is_reading else ANSWERS_S)
         except (AttributeError, TypeError, ValueError, pickle.PicklingError, self._upstream.request_error) as exc:
             raise self._words.refusal_of(exc, arguments) from exc
         except LoopStuckError:

@@ -99,6 +99,11 @@ class SamplingWords:
             return exc
         return RequestError(f"TensorRT-LLM refuses the request: {reason}", provider=provider)
 
+    def has_adapter_read(self, arguments: dict[str, object]) -> bool:
+        """Return whether upstream reads an adapter from the disk: within the call, where this process is the worker."""
+        request = _adapter_of(arguments)
+        return self._adapters is not None and request is not None and not self._adapters.is_taken(request.lora_int_id)
+
     def note_taken(self, arguments: dict[str, object]) -> None:
         """Note that upstream has taken a request, and with it the adapter that it names."""
         if self._adapters is not None and (request := _adapter_of(arguments)) is not None:

@@ -23,7 +23,7 @@ from trtllm_behaviour import Executor
 from trtllm_iteration_stats import IterationStats
 
 from ensemble_configs.errors import RequestError
-from serving.engines import trtllm_cancels
+from serving.engines import trtllm_cancels, trtllm_engine
 from serving.engines.base import CancelStats, FinishReason, GenerationRequest, SamplingParams
 from serving.engines.trtllm_cancels import Cancels, Ending
 from serving.engines.trtllm_engine import TrtLlmEngine
@@ -596,6 +596,22 @@ def test_an_adapter_that_upstream_cannot_read_fails_alone_and_is_not_asked_for_a
 
 def missing(_request: object) -> Any:
     raise FileNotFoundError("adapter_config.json")
+
+
+def test_an_adapter_that_the_disk_takes_long_for_is_waited_for_as_long_as_the_watchdog(
+    make_with_adapters: Callable[..., tuple[TrtLlmEngine, Executor]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, executor = make_with_adapters({"watchdog_s": 20.0})
+    write_adapter(tmp_path / "lora/large")
+    enqueue = executor.adapters.enqueue
+
+    def read_slowly(request: Any) -> Any:
+        time.sleep(0.5)
+        return enqueue(request)
+
+    monkeypatch.setattr(executor.adapters, "enqueue", read_slowly)
+    monkeypatch.setattr(trtllm_engine, "ANSWERS_S", 0.2)
+    assert len(output_of(engine, [20], lora_name="large").token_ids) == 8
 
 
 def test_an_adapter_of_another_model_is_refused_and_the_others_go_on(
