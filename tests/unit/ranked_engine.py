@@ -61,7 +61,7 @@ class Adapter:
         self.submit(key, 5)
         num_tokens = 0
         while True:
-            chunk = self.chunks.get(timeout=20)
+            chunk = self.chunks.get(timeout=60)
             if chunk.key != key:
                 continue
             assert chunk.error is None
@@ -147,12 +147,12 @@ class World:
     def close(self) -> None:
         for adapter in self._adapters:
             adapter.client.close()
-        wait_until(lambda: self.processes() == [], timeout_s=10)
+        wait_until(lambda: self.processes() == [], timeout_s=60)
         left = [path.name for path in self.run_dir.iterdir() if not path.name.startswith(_OF_THE_SERVER)]
         assert left == []
 
 
-def wait_until(is_so: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+def wait_until(is_so: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     """Raise: AssertionError: it is not so in time."""
     deadline_s = time.monotonic() + timeout_s
     while not is_so():
