@@ -93,7 +93,12 @@ _KNOWN_TEXTS = (
         "{text} It does not come back by itself: restart the server",
         reason="engine_dead",
     ),
-    _known(r"Server is stopping", Unavailable, reason="stopping"),  # core dynamic_batch_scheduler.cc
+    _known(
+        # core dynamic_batch_scheduler.cc; since 2.54 the gRPC front end, too, for a new request on an open stream
+        r"Server is stopping|server is shutting down and has stopped accepting",
+        Unavailable,
+        reason="stopping",
+    ),
     _known(r"Exceeds maximum queue size", QueueFull, reason="queue_full"),  # core scheduler_utils.cc
     _known(r"Request timeout expired", RequestTimeout),  # core; "Request timeout " is in the binary of 2.51
     _known(r"StatusCode\.DEADLINE_EXCEEDED", RequestTimeout, "the request was not done within its timeout"),

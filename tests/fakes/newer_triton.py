@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stand-in of tritonserver 2.71: the real server that is installed here, with the newer one's answers before it.
 
-`write_newer_triton` makes a program `tritonserver` for PATH. It starts the real server on a port of its own and listens
-on the HTTP port that it was given. What 2.71 answers otherwise is answered here; the rest is the real server's, gRPC
-too, which it listens for itself. Nothing of the project is imported. The answers, each with its source upstream:
+`write_newer_triton` makes a program `tritonserver` for PATH. It starts the real server on ports of its own and listens
+on the HTTP and gRPC ports that it was given (with TLS on gRPC the real server listens there itself). What 2.71 answers
+otherwise is answered here, over gRPC by `newer_triton_grpc`; the rest is the real server's. Nothing of the project is
+imported. The answers over HTTP, each with its source upstream:
 
 - `/v2/health/ready` and `/v2/models/NAME/ready` are 400 once a Python stub is dead: core #473
   (`InferenceServer::IsReady`), python_backend #423 (`TRITONBACKEND_ModelInstanceReady`). An ensemble has no stub of
@@ -20,10 +21,12 @@ What a proxy cannot stand in for, the stub's own behaviour, is said where the te
 """
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -34,13 +37,13 @@ from pathlib import Path
 import aiohttp
 import psutil
 from aiohttp import web
+from newer_triton_grpc import NO_SHM, GrpcAnswers
 
 ABORTED = "aborted"  # beside the program: a line for each stub that did
 _FLAGS = ("allow-client-shm", "http-max-input-size")
 _MAX_DEPTH = 100
 _MAX_BYTES = 1 << 26
 _MOST_FOR_REAL = 4_000_000
-_NO_SHM = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 _SHM_CALL = re.compile(r"/v2/(system|cuda)sharedmemory(/region/[^/]+)?/(un)?register")
 _LOAD = re.compile(r"/v2/repository/models/([^/]+)/load")
 _NEW_FIELD = re.compile(r"max_inflight_requests: *\d+")
@@ -95,6 +98,7 @@ def main(record: str, arguments: list[str], backends: str) -> None:
         sys.exit(real.print_help())
     status = asyncio.run(_serve(real, arguments))
     if status < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     sys.exit(status)
@@ -136,13 +140,13 @@ class _Real:
 
 async def _serve(real: _Real, arguments: list[str]) -> int:
     given = dict(argument.removeprefix("--").partition("=")[::2] for argument in arguments)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    kept = [one for one in arguments if not one.startswith((*(f"--{flag}" for flag in _FLAGS), "--http-port="))]
+    port, grpc_port = _free_ports(2)
+    has_grpc = given.get("allow-grpc", "true") == "true" and not any(name.startswith("grpc-use-ssl") for name in given)
+    ours = {f"--http-port={port}": "--http-port=", **({f"--grpc-port={grpc_port}": "--grpc-port="} if has_grpc else {})}
+    kept = [one for one in arguments if not one.startswith((*(f"--{flag}" for flag in _FLAGS), *ours.values()))]
     process = await asyncio.create_subprocess_exec(
         real.program,
-        f"--http-port={port}",
+        *ours,
         *([] if "backend-directory" in given else [f"--backend-directory={real.backends}"]),
         *kept,
         env=real.environment,
@@ -151,11 +155,15 @@ async def _serve(real: _Real, arguments: list[str]) -> int:
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, process.terminate)
     ending = asyncio.create_task(process.wait())
-    if not await _listens(port, ending):
+    if not await _listens(port, ending) or (has_grpc and not await _listens(grpc_port, ending)):
         return await ending
     timeout = aiohttp.ClientTimeout(total=None)
     session = aiohttp.ClientSession(
-        f"http://127.0.0.1:{port}", timeout=timeout, auto_decompress=False, skip_auto_headers=("Accept-Encoding",)
+        f"http://127.0.0.1:{port}",
+        timeout=timeout,
+        auto_decompress=False,
+        skip_auto_headers=("Accept-Encoding",),
+        connector=aiohttp.TCPConnector(force_close=True),  # the real server would wait for a connection when it ends
     )
     async with session:
         answers = _Answers(session, lambda: real.dead_stubs(process.pid), given)
@@ -165,10 +173,47 @@ async def _serve(real: _Real, arguments: list[str]) -> int:
         await runner.setup()
         await web.TCPSite(runner, given.get("http-address", "127.0.0.1"), int(given["http-port"])).start()
         looking = asyncio.create_task(_look(answers.dead_stubs))
-        status = await ending
+        if has_grpc:
+            status = await _serve_grpc(f"127.0.0.1:{grpc_port}", given, answers, process, ending)
+        else:
+            status = await ending
         looking.cancel()
         await runner.cleanup()
     return status
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+async def _serve_grpc(
+    real: str,
+    given: dict[str, str],
+    answers: "_Answers",
+    process: asyncio.subprocess.Process,
+    ending: "asyncio.Task[int]",
+) -> int:
+    """Answer gRPC until the real server ends; returns the status to end with."""
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+    calls = GrpcAnswers(real, answers.is_unready, takes_shared_memory=answers.takes_shared_memory)
+    await calls.start(f"{given.get('grpc-address', '127.0.0.1')}:{given['grpc-port']}")
+    waiting = asyncio.create_task(asked.wait())
+    await asyncio.wait({waiting, ending}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if ending.done():
+        await calls.stop(0)
+        return ending.result()
+    if not await calls.stop(float(given.get("exit-timeout-secs", "30"))):
+        process.kill()
+        await ending
+        return -signal.SIGSEGV
+    process.terminate()
+    return await ending
 
 
 async def _listens(port: int, ending: "asyncio.Task[int]") -> bool:
@@ -198,14 +243,14 @@ class _Answers:
         self.dead_stubs = dead_stubs
         self._session = session
         self._repository = Path(given["model-repository"])
-        self._takes_shared_memory = given.get("allow-client-shm", "false") in ("true", "1")
+        self.takes_shared_memory = given.get("allow-client-shm", "false") in ("true", "1")
         self._max_bytes = int(given.get("http-max-input-size", _MAX_BYTES))
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         if refusal := self._refusal(request, body):
             return web.json_response({"error": refusal}, status=400)
-        if self._is_unready(request.path):
+        if self._is_unready_path(request.path):
             return web.Response(status=400)
         if load := _LOAD.fullmatch(request.path):
             _take_out_new_field(self._repository / load[1] / "config.pbtxt")
@@ -223,8 +268,8 @@ class _Answers:
             return response
 
     def _refusal(self, request: web.Request, body: bytes) -> str | None:
-        if _SHM_CALL.fullmatch(request.path) and not self._takes_shared_memory:
-            return _NO_SHM
+        if _SHM_CALL.fullmatch(request.path) and not self.takes_shared_memory:
+            return NO_SHM
         length = int(request.headers.get("Inference-Header-Content-Length", len(body)))
         if length > self._max_bytes:
             return (
@@ -237,13 +282,16 @@ class _Answers:
             return f"JSON nesting depth exceeds maximum allowed limit ({_MAX_DEPTH})"
         return None
 
-    def _is_unready(self, path: str) -> bool:
+    def _is_unready_path(self, path: str) -> bool:
         if path == "/v2/health/ready":
-            return bool(self.dead_stubs())
+            return self.is_unready("", "")
         asked = _MODEL_READY.fullmatch(path)
-        if asked is None:
-            return False
-        model, version = asked.groups()
+        return asked is not None and self.is_unready(asked[1], asked[2] or "")
+
+    def is_unready(self, model: str, version: str) -> bool:
+        """Return whether a stub of the model is dead; of any model for ""."""
+        if not model:
+            return bool(self.dead_stubs())
         mark = f"/{model}/{version}/model.py" if version else f"/{model}/"
         return any(mark in command for command in self.dead_stubs())
 
