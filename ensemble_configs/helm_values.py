@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from ensemble_configs.deployment import DeploymentSpec, MachineSpec, override_triton
+from ensemble_configs.end_times import server_end_s
 from ensemble_configs.errors import SpecError
 from ensemble_configs.model_spec import ModelSpec
 from ensemble_configs.workloads import Workload, workloads
@@ -75,6 +76,7 @@ def _server(workload: Workload) -> dict[str, object]:
         "nodes": workload.num_nodes,
         "gpus": workload.gpus_per_node,
         "longestAnswerSeconds": max(_longest_answer_s(model) for model in spec.models),
+        "endSeconds": server_end_s(spec, num_nodes=workload.num_nodes),
         "releaseDirs": sorted({str(_in_image(model.release_dir)) for model in spec.models if model.release_dir}),
         "models": [
             {"name": model.name, "release": model.release, "tritonNames": list(model.triton_names)}

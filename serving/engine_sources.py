@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from ensemble_configs.end_times import GUARD_S
 from ensemble_configs.errors import ServerError, Unavailable
 from ensemble_configs.release_spec import ReleaseSpec
 from serving.engine_guard.gpu_memory import GpuMemory
@@ -36,7 +37,6 @@ _log = logging.getLogger("trireme.engine_sources")
 
 # After it was hung up on; it may use 5 s (CLOSE_TIMEOUT_S in engine_process) to end what it has started.
 _KILL_AFTER_S = 7.0
-_GUARD_S = 20.0  # beside what the engine may take: for the guard to end what the engine has left behind
 _WHY_S = 0.5  # that those may wait for who are to be told
 _POLL_S = 0.02
 # How long a guest waits for the owner to exist: Triton loads models in any order, and an owner that loads is there.
@@ -194,7 +194,7 @@ class OwnedEngine(EngineSource):
 
     def _started(self, start: EngineStart, command: list[str], numbers: list[int]) -> EngineProcess:
         if start.close_timeout_s is not None:
-            self._close_timeout_s = start.close_timeout_s + _GUARD_S
+            self._close_timeout_s = start.close_timeout_s + GUARD_S
             command += ["--close-timeout-s", str(start.close_timeout_s)]
         if not start.is_guarded:
             for option, number in zip(("--fd", "--guests-fd"), numbers, strict=False):
@@ -296,7 +296,7 @@ class EngineListener:
 def _start_of_outer(release: ReleaseSpec) -> EngineStart:
     """Return how the process starts that loads a release's engine on demand, and has time to end it."""
     inner_s = start_of_release(release).close_timeout_s
-    return EngineStart(close_timeout_s=None if inner_s is None else inner_s + _GUARD_S)
+    return EngineStart(close_timeout_s=None if inner_s is None else inner_s + GUARD_S)
 
 
 def named_engine(prefix: str, version: str) -> str:

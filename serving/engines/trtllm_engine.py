@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ensemble_configs.end_times import MAX_CLOSE_S
 from ensemble_configs.errors import ServerError, SpecError
 from ensemble_configs.kv_capacity import WholeSequence
 from serving.engines.base import (
@@ -42,7 +43,7 @@ from serving.engines.trtllm_upstream import Llm, Result, Upstream
 _MAX_WAIT_S = 0.002
 _FIRST_TOKEN_S = 600.0
 _FIRST_STATS_S = 30.0
-_CLOSE_S = 150.0  # more than any deployment gives (`close_timeout_s`), whose processes are then killed
+_CLOSE_S = MAX_CLOSE_S + 30.0  # more than any deployment gives, whose processes are then killed
 
 _log = logging.getLogger("trireme.engine")
 

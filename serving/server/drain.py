@@ -8,6 +8,7 @@ import enum
 import time
 from collections.abc import Callable
 
+from ensemble_configs.end_times import CANCEL_S
 from ensemble_configs.errors import Unavailable
 from serving.lifeline import ask_all
 from serving.server.triton_process import TritonProcess
@@ -15,7 +16,6 @@ from serving.server.triton_process import TritonProcess
 _POLL_S = 0.02
 _WATCH_PERIOD_S = 0.2
 _WORD_PERIOD_S = 10.0
-_CANCEL_TIMEOUT_S = 5.0
 # From the detokenizer's last chunk to the client: Triton's own queues, which nothing reports on.
 _DELIVERY_S = 0.3
 
@@ -59,7 +59,7 @@ def drain(
             tell("ending the streams that are not done")
             outcome = Outcome.CUT
             _ask(server, "cancel")
-            _all_end(server, _CANCEL_TIMEOUT_S, lambda: False)
+            _all_end(server, CANCEL_S, lambda: False)
         time.sleep(_DELIVERY_S)
     except Unavailable as exc:
         tell(f"cannot drain: {exc.message}")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from ensemble_configs.end_times import GROUP_KILL_S, GROUP_STOP_S
 from ensemble_configs.errors import ServerError
 from serving.server.group_record import GroupRecord
 from serving.server.stop_signal import StopSignal
@@ -21,8 +22,6 @@ _ASK_S = 20.0  # for one answer of one worker
 _PAUSE_S = 1.0
 _LINE_S = 15.0
 _POLL_S = 0.2
-_STOP_S = 15.0  # for upstream's script to end the ranks behind a server that has ended
-_KILL_S = 15.0  # for mpirun to end them
 _MAX_AT_ONCE = 32
 
 
@@ -124,7 +123,7 @@ def _wait(mpirun: "subprocess.Popen[bytes]", record: GroupRecord, stop: StopSign
         if status is not None:
             tell(f"the server has ended with exit status {status}")
             if status == 0:
-                _wait_up_to(mpirun, _STOP_S)
+                _wait_up_to(mpirun, GROUP_STOP_S)
             return False
         time.sleep(_POLL_S)
     return False
@@ -133,7 +132,7 @@ def _wait(mpirun: "subprocess.Popen[bytes]", record: GroupRecord, stop: StopSign
 def _end(mpirun: "subprocess.Popen[bytes]") -> None:
     if mpirun.poll() is None:
         mpirun.terminate()
-        if not _wait_up_to(mpirun, _KILL_S):
+        if not _wait_up_to(mpirun, GROUP_KILL_S):
             mpirun.kill()
             mpirun.wait()
 

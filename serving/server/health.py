@@ -15,13 +15,14 @@ from collections.abc import Callable, Collection
 from http import HTTPStatus
 from typing import Literal, NamedTuple
 
+from ensemble_configs.end_times import GUARDS_END_S, KILLED_S
 from ensemble_configs.errors import SpecError
 
 Phase = Literal["loading", "serving", "restarting", "draining", "drained"]
 
 # The supervision goes round several times a second, and at its longest kills a server that hangs and waits for its end,
 # or one minute between two starts.
-MAX_SILENCE_S = 180.0
+MAX_SILENCE_S = KILLED_S + GUARDS_END_S + 25.0
 _READ_S = 5.0
 
 

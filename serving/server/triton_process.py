@@ -22,6 +22,7 @@ from typing import BinaryIO
 import psutil
 
 from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.end_times import GUARDS_END_S, KILLED_S, TRITON_EXIT_S, TRITON_STOP_S
 from ensemble_configs.errors import ServerError, Unavailable
 from ensemble_configs.launch_flags import launch_flags
 from serving.run_dir import RUN_DIR_VARIABLE
@@ -30,10 +31,7 @@ from serving.server.server_features import closes_client_shm
 from serving.server.shared_memory import RegionOwner
 
 _PR_SET_PDEATHSIG = 1
-_TRITON_EXIT_TIMEOUT_S = 5
-_GONE_TIMEOUT_S = 5
 _INDEX_TIMEOUT_S = 10
-_GUARDS_END_S = 150.0  # more than an engine may take to close (`close_timeout_s`), and a guard to kill the rest
 # What a stranger on the network has no business with. Health, metadata, inference and statistics stay open.
 _RESTRICTED_APIS = ("model-repository", "trace", "logging")
 CONTROL_KEY_HEADER = "trireme-control-key"
@@ -88,7 +86,7 @@ class TritonProcess:
             "http-restricted-api": restricted,
             "grpc-restricted-protocol": restricted,
             "backend-config": f"python,shm-region-prefix-name={self._regions.prefix}",
-            "exit-timeout-secs": _TRITON_EXIT_TIMEOUT_S,
+            "exit-timeout-secs": TRITON_EXIT_S,
         }
         if installation.backend_directory is not None:
             options["backend-directory"] = installation.backend_directory
@@ -242,7 +240,7 @@ class TritonProcess:
         if self.exit_status is None:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_TRITON_EXIT_TIMEOUT_S + 5)
+                self._process.wait(TRITON_STOP_S)
 
     def kill(self) -> None:
         """SIGKILL to what is left of it and its children; returns when they are gone, and their ports free.
@@ -252,10 +250,10 @@ class TritonProcess:
         with contextlib.suppress(ProcessLookupError):  # all of it is gone
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        deadline_s = time.monotonic() + _GONE_TIMEOUT_S
+        deadline_s = time.monotonic() + KILLED_S
         while _has_living_member(self._process.pid) and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        _, left = psutil.wait_procs(self._guards(), timeout=_GUARDS_END_S)
+        _, left = psutil.wait_procs(self._guards(), timeout=GUARDS_END_S)
         for guard in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 guard.kill()

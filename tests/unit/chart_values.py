@@ -13,6 +13,7 @@ def server(**more: Any) -> dict[str, Any]:
         "nodes": 1,
         "gpus": 1,
         "longestAnswerSeconds": 60,
+        "endSeconds": 30,
         "releaseDirs": [],
         "models": [{"name": "chat", "release": 1, "tritonNames": ["ensemble"]}],
         "extraModels": [],

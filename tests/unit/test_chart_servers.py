@@ -28,6 +28,8 @@ from command_options import options
 from kubernetes_structures import GrpcRoute, HttpRoute
 
 from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.end_times import GUARD_S, GUARDS_END_S, MAX_CLOSE_S
+from serving.server.health import MAX_SILENCE_S
 
 pytestmark = needs_chart
 
@@ -53,6 +55,32 @@ def test_a_pod_has_as_long_to_end_as_its_longest_answer(
     assert pod["spec"]["terminationGracePeriodSeconds"] == grace_s
     command = pod["spec"]["containers"][0]["command"]
     assert command[command.index("--exit-timeout-s") + 1] == str(exit_s)
+
+
+@pytest.mark.parametrize(
+    ("deployment", "end_s"),
+    [
+        ("one", 30),
+        ("gpus", 30 + (15 + 4 * 5) + 20),  # NCCL and CUDA of four ranks, and the guard that ends what they leave
+        ("nodes", 30 + (15 + 8 * 5) + 20 + 30),  # of eight, and then upstream's script and mpirun
+    ],
+)
+def test_a_pod_has_as_long_to_end_as_its_engine_takes_to_free_its_gpus(
+    servers: Mapping[str, Values], deployment: str, end_s: int
+) -> None:
+    values = servers[deployment]
+    [server] = values["servers"].values()
+    grace_s = 5 + server["longestAnswerSeconds"] + end_s
+    for pod in pods_of(render(values)):
+        assert pod["spec"]["terminationGracePeriodSeconds"] == grace_s
+        command = pod["spec"]["containers"][0]["command"]
+        exit_s = int(command[command.index("--exit-timeout-s") + 1])
+        # Workers outlive the leader's drain and its engine's end, by which their ranks are gone, and say which are not.
+        assert exit_s == (grace_s - 5 if "worker" in command else server["longestAnswerSeconds"])
+
+
+def test_what_waits_for_an_engines_end_waits_longer_than_any_takes() -> None:
+    assert MAX_CLOSE_S + GUARD_S < GUARDS_END_S < MAX_SILENCE_S
 
 
 @pytest.mark.parametrize(

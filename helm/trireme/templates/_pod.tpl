@@ -206,7 +206,7 @@ spec:
 - --leader-timeout-s
 - {{ $values.startup.timeoutSeconds | quote }}
 - --exit-timeout-s
-- {{ add (int $values.drain.delaySeconds) (int (include "trireme.drainSeconds" .)) | quote }}
+- {{ sub (int (include "trireme.graceSeconds" .)) 5 | quote }}  # soon enough to say which ranks are left
 {{- else }}
 {{- if eq .role "alone" }}
 - trireme

@@ -7,9 +7,10 @@
 {{- else -}}{{ min $longest (int .root.Values.drain.timeoutSeconds) }}{{- end -}}
 {{- end -}}
 
-{{/* The delay, the streams, and half a minute to cancel what is left and to stop Triton. */}}
+{{/* The delay, the streams, and what the server needs then: to cancel what is left, to stop Triton, and for its engines to
+free their GPUs. */}}
 {{- define "trireme.graceSeconds" -}}
-{{- add (int .root.Values.drain.delaySeconds) (int (include "trireme.drainSeconds" .)) 30 -}}
+{{- add (int .root.Values.drain.delaySeconds) (int (include "trireme.drainSeconds" .)) (int .server.endSeconds) -}}
 {{- end -}}
 
 {{/* A candidate has its share of the stable server's replicas, and those that a site gives it at least, or one. */}}
