@@ -29,7 +29,7 @@ IMAGES: dict[str, Any] = {
 }
 NOTES = "NOTES.txt"
 # Custom resources without a schema here: what we write of them is in `kubernetes_structures`, `monitoring_structures`.
-STRUCTURES = ("GRPCRoute", "HTTPRoute", "PodMonitor", "PrometheusRule")
+STRUCTURES = ("BackendTLSPolicy", "GRPCRoute", "HTTPRoute", "PodMonitor", "PrometheusRule")
 needs_chart = pytest.mark.skipif(
     not PYTHON.is_file(), reason="what checks the chart is not installed: python3 scripts/bootstrap.py --only chart"
 )

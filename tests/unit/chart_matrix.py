@@ -66,6 +66,7 @@ SITES: dict[str, Values] = {
             "envoySecret": "envoy-client",
         },
         "envoy": {"enabled": True},
+        "gatewayApi": {"backendTls": {"caConfigMap": "triton-ca"}},
     },
     "no policies": {"network": {"enabled": False}, "spread": {"topologyKeys": []}},
     "pulled to a host path": {
@@ -86,6 +87,19 @@ SITES: dict[str, Values] = {
         "imagePullSecrets": ["pull"],
     },
     "gateway": {"gatewayApi": {"enabled": True, "gateways": [{"name": "g", "namespace": "n"}]}},
+    "gateway, TLS of Triton's own": {
+        "grpcTls": {
+            "directory": "/etc/trireme/grpc-tls",
+            "isMutual": True,
+            "secret": "triton-tls",
+            "serverName": "chat.models.svc",
+        },
+        "gatewayApi": {
+            "enabled": True,
+            "gateways": [{"name": "g", "namespace": "n"}],
+            "backendTls": {"caConfigMap": "triton-ca", "version": "v1alpha3"},
+        },
+    },
     "gateway, pool": {
         "gatewayApi": {
             "enabled": True,

@@ -232,6 +232,44 @@ class HttpRoute(Strict):
     spec: HttpSpec
 
 
+class PolicyTarget(Strict):
+    """A port of a Service."""
+
+    group: Literal[""]
+    kind: Literal["Service"]
+    name: Name
+    section: Annotated[Name, Field(alias="sectionName")]
+
+
+class AuthorityRef(Strict):
+    """The one kind that every implementation knows: a ConfigMap with ``ca.crt``."""
+
+    group: Literal[""]
+    kind: Literal["ConfigMap"]
+    name: Name
+
+
+class TlsValidation(Strict):
+    authorities: Annotated[list[AuthorityRef], Field(alias="caCertificateRefs", min_length=1, max_length=1)]
+    hostname: Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+
+
+class BackendTlsSpec(Strict):
+    targets: Annotated[list[PolicyTarget], Field(alias="targetRefs", min_length=1, max_length=1)]
+    validation: TlsValidation
+
+
+class BackendTlsPolicy(Strict):
+    """As kubernetes-sigs/gateway-api has it in config/crd/standard; v1alpha3 has the same fields since 1.2."""
+
+    api: Annotated[
+        Literal["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1alpha3"], Field(alias="apiVersion")
+    ]
+    kind: Literal["BackendTLSPolicy"]
+    metadata: Metadata
+    spec: BackendTlsSpec
+
+
 class GrpcRoute(Strict):
     api: Annotated[Literal["gateway.networking.k8s.io/v1"], Field(alias="apiVersion")]
     kind: Literal["GRPCRoute"]

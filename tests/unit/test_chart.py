@@ -21,7 +21,7 @@ from chart_here import (
     wrong,
 )
 from chart_matrix import DEPLOYMENTS, SITES, combined, deployments, pods_of, selects, without_labels
-from kubernetes_structures import GrpcRoute, HttpRoute
+from kubernetes_structures import BackendTlsPolicy, GrpcRoute, HttpRoute
 from monitoring_structures import PodMonitor, PrometheusRule
 
 pytestmark = needs_chart
@@ -50,6 +50,8 @@ def check_valid(documents: Documents, versions: Sequence[str]) -> None:
         match document["kind"]:
             case "HTTPRoute":
                 HttpRoute.model_validate(without_labels(document))
+            case "BackendTLSPolicy":
+                BackendTlsPolicy.model_validate(without_labels(document))
             case "GRPCRoute":
                 GrpcRoute.model_validate(without_labels(document))
             case "PodMonitor":

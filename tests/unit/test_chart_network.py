@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from chart_here import (
     IMAGES,
-    STRUCTURES,
+    NOTES,
     Values,
     deployment_values,
     merged,
     needs_chart,
     of_kind,
     render,
+    render_texts,
 )
 from chart_matrix import CANARY, CLIENTS, DEPLOYMENTS, SITES, combined, deployments, pods_of, selects, without_labels
-from kubernetes_structures import GrpcRoute, HttpRoute
+from kubernetes_structures import BackendTlsPolicy, GrpcRoute, HttpRoute
 
 from serving.server.triton_process import CONTROL_KEY_HEADER
 
@@ -87,7 +88,7 @@ def test_a_gateway_beside_envoy_reaches_the_servers_too(servers: Mapping[str, Va
     assert rule == {"from": CLIENTS["clients"], "ports": [{"port": "grpc"}, {"port": "http"}]}
 
 
-@pytest.mark.parametrize("kind", STRUCTURES[:2])
+@pytest.mark.parametrize("kind", ["GRPCRoute", "HTTPRoute"])
 def test_routes_give_the_candidate_its_weight_and_pins_what_they_name(servers: Mapping[str, Values], kind: str) -> None:
     documents = render(combined(servers, "canary", "gateway"))
     [route] = of_kind(documents, kind)
@@ -129,6 +130,28 @@ def test_a_pin_does_not_lead_to_another_model(tmp_path: Path) -> None:
         )
     assert chosen(model="code_ensemble") == {"code"}
     assert chosen() == chosen(model="chat_ensemble") == {"chat", "chat-2"}
+
+
+def test_gateways_trust_the_servers_own_tls_by_a_policy_for_each_service(servers: Mapping[str, Values]) -> None:
+    values = combined(servers, "canary", "gateway, TLS of Triton's own")
+    documents = render(values)
+    names = {service["metadata"]["name"] for service in of_kind(documents, "Service")}
+    policies = of_kind(documents, "BackendTLSPolicy")
+    found = {policy["spec"]["targetRefs"][0]["name"] for policy in policies}
+    assert found == {"chat-canary-chat", "chat-canary-chat-2"}
+    assert found <= names
+    for policy in policies:
+        parsed = BackendTlsPolicy.model_validate(without_labels(policy))
+        assert parsed.api.endswith("/v1alpha3")
+        assert parsed.spec.targets[0].section == "grpc"
+        assert parsed.spec.validation.authorities[0].name == "triton-ca"
+        assert parsed.spec.validation.hostname == "chat.models.svc"
+    [notes] = [text for path, text in render_texts(values).items() if path.endswith(NOTES)]
+    assert "spec.tls.backend.clientCertificateRef" in notes, "of mTLS"
+    newer = merged(values, {"gatewayApi": {"backendTls": {"version": "v1"}}, "grpcTls": {"isMutual": False}})
+    versions = {each["apiVersion"] for each in of_kind(render(newer), "BackendTLSPolicy")}
+    assert versions == {"gateway.networking.k8s.io/v1"}
+    assert not of_kind(render(combined(servers, "canary", "gateway")), "BackendTLSPolicy"), "without TLS there is none"
 
 
 def test_a_server_with_many_models_has_several_routes_and_each_is_as_long_as_it_may_be(

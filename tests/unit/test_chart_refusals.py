@@ -30,6 +30,7 @@ def servers() -> dict[str, dict[str, Any]]:
 
 
 GATEWAY = {"gatewayApi": {"enabled": True, "gateways": [{"name": "models"}], "inferencePool": {"enabled": True}}}
+GATES = {"enabled": True, "gateways": [{"name": "models"}]}
 BAD: list[tuple[Values, str]] = [
     ({"sclaing": {}}, "additional properties 'sclaing' not allowed"),
     ({"ports": {"grpc": 70000}}, "at '/ports/grpc'"),
@@ -52,6 +53,15 @@ BAD: list[tuple[Values, str]] = [
         {"grpcTls": {"directory": "/etc/tls", "secret": "tls"}, "envoy": {"enabled": True}},
         "grpcTls.serverName is missing",
     ),
+    (
+        {"grpcTls": {"directory": "/etc/tls", "secret": "tls"}, "gatewayApi": GATES},
+        "grpcTls.serverName is missing: Gateways check",
+    ),
+    (
+        {"grpcTls": {"directory": "/etc/tls", "secret": "tls", "serverName": "a.b"}, "gatewayApi": GATES},
+        "gatewayApi.backendTls.caConfigMap is missing",
+    ),
+    ({"gatewayApi": {**GATES, "backendTls": {"version": "v1beta1"}}}, "at '/gatewayApi/backendTls/version'"),
     ({"drain": {"delaySeconds": -1}}, "at '/drain/delaySeconds'"),
     ({"startup": {"timeoutSeconds": "10m"}}, "at '/startup/timeoutSeconds'"),
     ({"traffic": {"code": {}}}, "traffic.code: there is no such server, but chat, chat-2"),

@@ -62,6 +62,12 @@ template begins with it, for which of them is the first nobody says, and it woul
 {{- if and .directory $.Values.envoy.enabled (not .serverName) -}}
 {{- fail "grpcTls.serverName is missing: Envoy checks the servers' certificate; name one of the names that are in it" -}}
 {{- end -}}
+{{- if and .directory $.Values.gatewayApi.enabled (not .serverName) -}}
+{{- fail "grpcTls.serverName is missing: Gateways check the servers' certificate; name one of the names that are in it" -}}
+{{- end -}}
+{{- if and .directory $.Values.gatewayApi.enabled (not $.Values.gatewayApi.backendTls.caConfigMap) -}}
+{{- fail "gatewayApi.backendTls.caConfigMap is missing: the servers' gRPC has TLS, and Gateways know its authority from a ConfigMap alone; make one with ca.crt, and name it" -}}
+{{- end -}}
 {{- end -}}
 {{- if lt (int .Values.scaling.maxReplicas) (int .Values.scaling.minReplicas) -}}
 {{- fail (printf "scaling.maxReplicas (%v) is less than scaling.minReplicas (%v)" .Values.scaling.maxReplicas .Values.scaling.minReplicas) -}}
