@@ -60,6 +60,23 @@ def check_second(first: Mapping[str, Any], second: Mapping[str, Any], folder: Pa
         )
 
 
+def _refuse_unnamed(second: Mapping[str, Any], folder: Path) -> None:
+    """Raise a RequestError where clients would not trust the address that they are told: its certificate has others."""
+    names, address = second.get("grpc_names") or [], str(second["grpc"])
+    host = address.rpartition(":")[0].strip("[]")
+    any_of_it = f"*.{host.partition('.')[2]}"
+    if names and not {host, any_of_it} & set(names):
+        raise RequestError(
+            f"clients would be sent to {address}, where {folder} listens, and its certificate is for "
+            f"{', '.join(names)}; give the address that they are to use, by one of these names",
+            field="second_url",
+        )
+
+
+def _told_url(url: str, *, is_tls: bool) -> str:
+    return f"grpcs://{url}" if is_tls and "://" not in url else url
+
+
 def plan_apart(
     named: Sequence[str],
     first: LocalServer,
@@ -86,6 +103,8 @@ def plan_apart(
         RequestError: what is asked for takes one server.
     """
     [name] = named
+    if url is None:
+        _refuse_unnamed(second.status(), folder)
     if name.isdecimal():
         raise RequestError(
             f"release {name} is the first server's; with --second-server name its folder or file",
@@ -104,7 +123,7 @@ def plan_apart(
     tell(f"release {home['release']} is served by {folder}, at {at_second['grpc']}")
     return release, {
         "second_server": str(folder.absolute()),
-        "second_url": url or ("grpcs://" if at_second.get("grpc_access") else "") + str(at_second["grpc"]),
+        "second_url": _told_url(url or str(at_second["grpc"]), is_tls=bool(at_second.get("grpc_access"))),
         "home_release": home,
         "home_stable": next(each for each in at_first["releases"] if each["release"] == at_first["release"]),
     }

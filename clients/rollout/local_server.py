@@ -15,6 +15,7 @@ from ensemble_configs.errors import ServerError, ServingError, Unavailable
 from ensemble_configs.model_names import CANARY
 
 _MAX_TRIED = 64
+_OF_THE_SERVER = ("grpc", "grpc_access", "grpc_names", "deployment", "pid")
 _TRY_TOKENS = 8
 _TRY_PROMPT = "Count from one to ten."
 
@@ -39,7 +40,7 @@ class LocalServer:
         if len(models) != 1:
             names = ", ".join(str(each["name"]) for each in _models(found))
             raise ServingError(f"name one of the server's models with --model: {names}", field="model")
-        return {**models[0], **{name: found.get(name) for name in ("grpc", "grpc_access", "deployment", "pid")}}
+        return {**models[0], **{name: found.get(name) for name in _OF_THE_SERVER}}
 
     def why_no_room(self, release: Mapping[str, object]) -> str:
         """What memory is missing for a release beside what is served; "" where none is."""

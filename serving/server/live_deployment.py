@@ -15,7 +15,7 @@ from pathlib import Path
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.deployment_diff import DeploymentDiff, compare, loaded_versions
 from ensemble_configs.errors import ServerError, ServingError, SpecError, Unavailable
-from ensemble_configs.grpc_tls import own_access
+from ensemble_configs.grpc_tls import certificate_of, own_access
 from ensemble_configs.release_changes import model_named, without_release
 from ensemble_configs.repository import write_repository
 from serving.release_check import releases_in_use
@@ -108,6 +108,7 @@ class LiveDeployment:
             "is_ready": is_ready,
             "grpc": f"{reachable(spec.triton.host)}:{spec.triton.grpc_port}",
             "grpc_access": None if spec.triton.grpc_tls is None else own_access(spec.triton.grpc_tls),
+            "grpc_names": None if spec.triton.grpc_tls is None else certificate_of(spec.triton.grpc_tls).names,
             "models": [
                 {
                     "name": model.name,

@@ -104,3 +104,25 @@ def test_a_rollout_finds_the_certificates_by_itself_and_its_clients_lose_nothing
         command = [sys.executable, "-m", "trireme", "drain", "--json"]
         drained = subprocess.run(command, cwd=site.folder, capture_output=True, text=True, check=True, timeout=60)
         assert json.loads(drained.stdout)["outcome"] == "finished"
+
+
+def test_a_rollout_over_two_servers_finds_the_certificates_of_both(tmp_path: Path, texts: Texts) -> None:
+    authority = Authority(tmp_path / "ours")
+    client = authority.client()
+    access = Access(ca_file=str(authority.ca), cert_file=str(client.cert), key_file=str(client.key))
+    triton = {"grpc_tls": grpc_tls(authority, is_mutual=True)}
+    with serving(tmp_path, triton=triton) as first, serving(tmp_path / "second", triton=triton) as second:
+        site, folder = Site(first), second.folder / "build" / "live"
+        by_release = {1: texts[1], 2: texts[2]}
+        apart = ("--second-server", str(folder), "--apart")
+        unnamed = site.start(site.candidate(seed=2), options=apart)
+        said, _ = unnamed.communicate(timeout=60)
+        assert (unnamed.returncode, "its certificate is for triton.example, localhost; give" in said) == (2, True), said
+        url = f"grpcs://localhost:{second.grpc_port}"
+        with RoutedLoad(f"localhost:{first.grpc_port}", site.split_url, by_release, access=access) as load:
+            said = site.end_of(site.start(site.candidate(seed=2), options=(*apart, "--second-url", url)))
+            assert "promoted" in said, said
+            load.wait_for(2, 50)
+        assert site.served()["release"] == 2
+        assert load.wrong == load.refused == []
+        assert site.status()["plan"]["second_url"] == url

@@ -170,6 +170,19 @@ def test_each_server_has_a_candidate_of_its_own_under_one_number(tmp_path: Path,
     assert apart(name, status, elsewhere, above=20)[0]["release"] == 21
 
 
+def test_clients_are_sent_to_a_name_that_the_second_servers_certificate_has(
+    tmp_path: Path, status: dict[str, Any]
+) -> None:
+    name = written(tmp_path, "c.yaml", "engine: {seed: 5}")
+    tls = {**status, "grpc_access": {"ca_file": "c"}}
+    with pytest.raises(RequestError, match=r"sent to b:1, where /b listens, .* is for x, y\.z; give") as refused:
+        apart(name, status, {**tls, "grpc_names": ["x", "y.z"]})
+    assert refused.value.facts["field"] == "second_url"
+    for second_url, names in ((None, ["x", "b"]), ("y.z:8", ["x"]), ("grpcs://y.z:8", ["x"])):
+        _, fields = apart(name, status, {**tls, "grpc_names": names}, url=second_url)
+        assert fields["second_url"] == ("grpcs://b:1" if second_url is None else "grpcs://y.z:8")
+
+
 def test_what_takes_one_server_is_said(tmp_path: Path, status: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="with --second-server name its folder or file"):
         apart("4", status, status)
