@@ -2,6 +2,7 @@
 """Triton's own TLS on gRPC, from `triton.grpc_tls` of a deployment: clients, commands on the machine, refusals."""
 
 import json
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from certificates import Authority
 from rollout_site import Site, Texts, serving
-from running_server import RunningServer, deployment_text
+from running_server import PROJECT, RunningServer, deployment_text
 from streams_under_change import RoutedLoad
 
 from clients.access import Access
@@ -20,6 +21,7 @@ from clients.server_control import ServerControl
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.errors import AccessDenied
 
+TOKENIZER = PROJECT / "examples/demo_model/target"
 ASKED = GenerateRequest(text_input="Once upon a time", max_tokens=8, stream=True)
 
 
@@ -72,6 +74,27 @@ def test_each_other_client_is_told_what_to_change(guarded: Guarded, tmp_path: Pa
         with pytest.raises(AccessDenied) as denied:
             answer(guarded.server, access)
         assert denied.value.facts["reason"] == reason, denied.value.message
+
+
+@pytest.mark.soak  # genai-perf is nearly a gigabyte
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="perf_analyzer is made for x86_64 only")
+def test_genai_perf_asks_with_a_certificate(guarded: Guarded, tmp_path: Path) -> None:
+    client, ca = guarded.authority.client(), guarded.authority.ca
+    load = ["--requests", "12", "--concurrency", "2", "--isl", "8", "--osl", "6", "--tokenizer", TOKENIZER]
+    shown = ["--ca-file", ca, "--cert-file", client.cert, "--key-file", client.key]
+
+    def bench(name: str, *more: object) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "trireme", "bench", "genai-perf", "--out", tmp_path / name, "--json"]
+        where = ["--url", f"grpcs://localhost:{guarded.server.grpc_port}", *more]
+        return subprocess.run(
+            [*map(str, (*command, *load, *where))], capture_output=True, text=True, check=False, timeout=300
+        )
+
+    answered = bench("a", *shown)
+    assert answered.returncode == 0, answered.stderr
+    assert json.loads(answered.stdout)["ends"] == {"done": 12}
+    refused = bench("b", "--ca-file", ca)
+    assert refused.returncode == 1, "the server has answered it without a certificate"
 
 
 def test_the_server_says_how_it_is_reached(guarded: Guarded) -> None:
