@@ -281,7 +281,8 @@ class TensorRtEngineSpec(_TrtLlmSpec):
     guided_decoding_backend: Literal["xgrammar"] | None = None
     is_gathering_generation_logits: Boolean = Field(
         default=False,
-        description="needed for return_log_probs and return_generation_logits, by an engine built with it",
+        description="needed for return_log_probs and return_generation_logits; an engine takes it when it is loaded, "
+        "however it was built, and keeps memory for the logits",
     )
     is_gathering_context_logits: Boolean = Field(
         default=False, description="needed for return_context_logits, by an engine built with it"

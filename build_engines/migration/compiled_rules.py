@@ -116,7 +116,7 @@ def _gathering(engine: CompiledEngine) -> Iterator[Entry]:
         is_built = bool(engine.build.get(key))
         why = ""
         if key == "gather_generation_logits" and not is_built:
-            why = "so return_log_probs is refused; an engine built with the flag gives them"
+            why = "so return_log_probs is refused; with true this engine gives them, and keeps logits in GPU memory"
         yield _entry(key, is_built, carried(f"engine.is_{key.replace('gather', 'gathering')}", is_built, why))
 
 

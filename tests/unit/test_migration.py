@@ -29,6 +29,7 @@ from tritonclient.grpc import model_config_pb2
 from build_engines.migration.importing import Import, name_of, plan_import
 from build_engines.migration.report import Entry, Outcome
 from build_engines.migration.tensor_contract import PICTURES
+from ensemble_configs.built_engine import engine_mismatches, load_built_engine
 from ensemble_configs.deployment import load_deployment
 from ensemble_configs.engine_specs import TensorRtEngineSpec
 from ensemble_configs.errors import SpecError
@@ -388,6 +389,17 @@ def test_an_engine_without_the_models_around_it_is_enough(tmp_path: Path) -> Non
     engine = write_engine_config(tmp_path / "engine")
     result = plan_import(repository, out=tmp_path / "new.yaml", engine_dir=engine, tokenizer_dir=TOKENIZER)
     assert (result.deployment.model.tokenizer.dir, lost(result)) == (TOKENIZER, [])
+
+
+def test_log_probabilities_are_a_setting_of_the_deployment_and_not_of_the_build(tmp_path: Path) -> None:
+    result = imported(tmp_path)
+    assert (
+        "with true this engine gives them" in entry(result, "engine config.json: gather_generation_logits").verdict.why
+    )
+    engine, built = result.deployment.model.engine, load_built_engine(tmp_path / "engine")
+    assert isinstance(engine, TensorRtEngineSpec)
+    gathering = engine.model_copy(update={"is_gathering_generation_logits": True})
+    assert list(engine_mismatches(gathering, built)) == list(engine_mismatches(engine, built)) == []
 
 
 def test_the_report_in_the_documentation_is_one_that_the_import_writes(tmp_path: Path) -> None:
