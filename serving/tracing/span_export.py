@@ -50,8 +50,9 @@ class SpanExport:
         """Args: `service` is who the spans are of, by the names of OpenTelemetry's resource attributes."""
         self._resource = Resource.create(dict(service))
         self._scope = InstrumentationScope(_SCOPE)
+        self._sender = OTLPSpanExporter(f"{spec.endpoint}/v1/traces", timeout=_SEND_TIMEOUT_S)
         self._spans = BatchSpanProcessor(
-            OTLPSpanExporter(f"{spec.endpoint}/v1/traces", timeout=_SEND_TIMEOUT_S),
+            self._sender,
             max_queue_size=_MAX_QUEUE_SPANS,
             schedule_delay_millis=spec.export_delay_s * 1000,
         )
@@ -104,6 +105,8 @@ class SpanExport:
             closer.start()
         for closer in closers:
             closer.join(_FLUSH_S / len(closers))
+        # Else the SDK would go on with what is queued, batch by batch, as long as nobody takes it: half a minute.
+        self._sender.shutdown()
 
 
 def _sdk_context(context: TraceContext, *, is_remote: bool) -> SpanContext:

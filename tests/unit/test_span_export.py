@@ -3,6 +3,7 @@
 
 import importlib.util
 import socket
+import threading
 import time
 
 import pytest
@@ -43,6 +44,7 @@ def test_a_span_arrives_as_it_was_told_at_the_latest_when_all_ends() -> None:
 
 
 def test_a_receiver_that_never_answers_holds_up_nobody() -> None:
+    before = threading.active_count()
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and no more
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         export = SpanExport(TracingSpec(endpoint=endpoint, export_delay_s=0.05), service={})
@@ -53,6 +55,11 @@ def test_a_receiver_that_never_answers_holds_up_nobody() -> None:
         start_s = time.monotonic()
         export.close()
         assert time.monotonic() - start_s < 3
+    # What is queued would be tried for half a minute, and complained of in the log of whoever runs then.
+    deadline_s = time.monotonic() + 12
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline_s, threading.enumerate()
+        time.sleep(0.02)
 
 
 def test_what_is_not_installed_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
