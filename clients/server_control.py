@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from clients.error_tokens import parse_error
-from ensemble_configs.control_socket import short_address
 from ensemble_configs.errors import Unavailable
+from ensemble_configs.unix_socket import connect_socket
 
 _CONNECT_S = 5.0
 
@@ -37,8 +37,7 @@ class ServerControl:
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(_CONNECT_S)
-                with short_address(self._path) as address:
-                    connection.connect(address)
+                connect_socket(connection, self._path)
                 connection.settimeout(self._timeout_s)
                 connection.sendall(json.dumps({"op": operation, **question}).encode() + b"\n")
                 for message in _messages(connection):

@@ -23,6 +23,7 @@ from typing import Protocol
 from ensemble_configs.end_times import GUARD_S
 from ensemble_configs.errors import ServerError, Unavailable
 from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.unix_socket import bind_socket, connect_socket
 from serving.engine_guard.gpu_memory import GpuMemory
 from serving.engine_guard.guarded_process import EngineProcess, GuardedProcess, PlainProcess
 from serving.engine_messages import Channel, ChannelClosed, Report
@@ -255,7 +256,7 @@ class SharedEngine(EngineSource):
         while True:
             sock = socket.socket(socket.AF_UNIX)
             try:
-                sock.connect(str(path))
+                connect_socket(sock, path)
             except OSError as exc:
                 sock.close()
                 is_gone = isinstance(exc, ConnectionRefusedError)  # and nobody answers to its name any more
@@ -275,7 +276,7 @@ class EngineListener:
         self._path = _address(name)
         own = self._path.with_suffix(f".{secrets.token_hex(4)}")
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(own))
+        bind_socket(self._socket, own)
         self._socket.listen()
         self._inode = own.stat().st_ino
         # In place of an older one's: Triton may load a version anew before it unloads the old instance.

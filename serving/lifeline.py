@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ensemble_configs.errors import ServingError, Unavailable
+from ensemble_configs.unix_socket import bind_socket, connect_socket
 from serving.orphan_watch import end_with_server
 from serving.run_dir import RUN_DIR_VARIABLE
 
@@ -80,7 +81,7 @@ class Lifeline:
             # Another name each time: Triton may load a version anew before it has unloaded the old instance.
             self._path = Path(run_dir) / f"{args['model_name']}-{args['model_version']}-{secrets.token_hex(4)}.sock"
             self._listener = socket.socket(socket.AF_UNIX)
-            self._listener.bind(str(self._path))
+            bind_socket(self._listener, self._path)
             self._listener.listen()
             threading.Thread(target=self._serve, args=(self._listener,), name="lifeline", daemon=True).start()
 
@@ -175,7 +176,7 @@ def _exchange(path: Path, operation: str, timeout_s: float) -> Mapping[str, obje
     """Raises: OSError, ValueError: nobody is there, or not in time, or what came is not an answer."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout_s)
-        connection.connect(str(path))
+        connect_socket(connection, path)
         _write(connection, {"op": operation})
         return _read(connection)
 

@@ -4,6 +4,8 @@
 import socket
 from pathlib import Path
 
+from ensemble_configs.unix_socket import connect_socket
+
 _TIMEOUT_S = 30.0
 
 
@@ -15,7 +17,7 @@ def fetch_descriptors(path: Path) -> tuple[int, int | None]:
     """
     with socket.socket(socket.AF_UNIX) as guard:
         guard.settimeout(_TIMEOUT_S)
-        guard.connect(str(path))
+        connect_socket(guard, path)
         _, fds, _, _ = socket.recv_fds(guard, 1, 2)
     owner, *guests = fds
     return owner, guests[0] if guests else None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from ensemble_configs.unix_socket import bind_socket
 from serving.engine_guard import guard_messages as messages
 from serving.engine_guard.last_lines import LastLines
 from serving.engine_guard.process_tree import (
@@ -95,7 +96,7 @@ class Guard:
 
     def _open_door(self) -> socket.socket:
         door = socket.socket(socket.AF_UNIX)
-        door.bind(self._order.socket_path)
+        bind_socket(door, Path(self._order.socket_path))
         door.listen(1)
         self._selector.register(door, selectors.EVENT_READ)
         return door

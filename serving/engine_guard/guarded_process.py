@@ -105,7 +105,7 @@ class GuardedProcess:
         self._dead_rank: messages.RankDied | None = None
         self._folder = run_dir / f"launch-{secrets.token_hex(4)}"
         self._folder.mkdir(mode=0o700)
-        self._door = run_dir / f"door-{secrets.token_hex(3)}"  # short: the path of a socket has 107 bytes at most
+        self._door = run_dir / f"door-{secrets.token_hex(3)}"
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(

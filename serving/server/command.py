@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from ensemble_configs.control_socket import CONTROL_SOCKET
 from ensemble_configs.deployment import load_deployment, override_triton
 from ensemble_configs.errors import ServerError, SpecError
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.unix_socket import CONTROL_SOCKET
 from serving.server.control import ControlSocket
 from serving.server.control_key import read_control_key
 from serving.server.drain_request import DrainRequest

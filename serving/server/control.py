@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ensemble_configs.control_socket import short_address
 from ensemble_configs.errors import RequestError, ServingError
+from ensemble_configs.unix_socket import bind_socket
 
 _log = logging.getLogger("trireme.control")
 
@@ -37,9 +37,7 @@ class ControlSocket:
         self._path = path
         self._handlers = handlers
         self._listener = socket.socket(socket.AF_UNIX)
-        path.unlink(missing_ok=True)
-        with short_address(path) as address:
-            self._listener.bind(address)
+        bind_socket(self._listener, path)
         path.chmod(0o600)
         self._listener.listen()  # until here nobody can call
         threading.Thread(target=self._serve, name="control", daemon=True).start()

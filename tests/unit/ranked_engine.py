@@ -88,7 +88,7 @@ class World:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
-        self.run_dir = folder / "run"
+        self.run_dir = folder / ("run" * 40)  # deeper than the path of a socket may be
         self.memory = folder / "gpu"
         self.bin = folder / "bin"
         for made in (self.run_dir, self.memory, self.bin):

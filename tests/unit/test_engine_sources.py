@@ -78,6 +78,18 @@ def test_owner_and_guests_are_served_by_one_engine_under_the_same_keys(owner: Ad
     assert guest.ask(2, 30) == [30] * 3
 
 
+def test_owner_and_guest_meet_in_a_folder_whose_path_is_too_long_for_a_socket(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUN_DIR_VARIABLE, str(tmp_path_factory.mktemp("job" * 40)))
+    owner = Adapter(OwnedEngine(write_release(tmp_path, {"mode": "echo"}), EngineListener("1")))
+    guest = Adapter(SharedEngine("1"))
+    assert owner.client.start() == guest.client.start()
+    assert guest.ask(1, 30) == [30] * 3
+    guest.client.close()
+    owner.client.close()
+
+
 def test_a_guest_waits_for_an_owner_that_comes_later(tmp_path: Path) -> None:
     guest = Adapter(SharedEngine("1"))
     started = queue.Queue[bool]()

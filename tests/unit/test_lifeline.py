@@ -67,6 +67,20 @@ def test_an_operation_that_an_adapter_does_not_have_is_answered_with_its_status(
     assert asked == ["drain"]
 
 
+def test_neither_a_deep_folder_nor_a_long_name_of_a_model_keeps_it_from_being_asked(
+    run_dir: Path, open_line: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = run_dir / ("job" * 40)
+    deep.mkdir()
+    monkeypatch.setenv(RUN_DIR_VARIABLE, str(deep))
+    name = "m" * 64 + "_tensorrt_llm_bls"
+    open_line(2, name=name)
+    [path] = deep.iterdir()
+    assert path.match(f"{name}-1-*.sock")
+    assert ask_all(deep, "status") == 2
+    assert feel_pulse(path, timeout_s=5) is Pulse.ALIVE
+
+
 def test_without_a_run_dir_there_is_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(RUN_DIR_VARIABLE, raising=False)
     line = Lifeline(ARGS, {})

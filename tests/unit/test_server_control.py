@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from clients.server_control import ServerControl
-from ensemble_configs.control_socket import short_address
 from ensemble_configs.errors import RequestError, ServerError, SpecError, Unavailable
+from ensemble_configs.unix_socket import connect_socket
 from serving.server.control import ControlSocket, Say
 
 
@@ -63,8 +63,7 @@ def test_errors_keep_their_kind_and_facts(path: Path) -> None:
 @pytest.mark.parametrize("line", [b"[]\n", b"{\n", b"", b"\xff\n"])
 def test_what_is_no_question_is_refused_and_the_next_is_heard(path: Path, line: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as raw:
-        with short_address(path) as address:
-            raw.connect(address)
+        connect_socket(raw, path)
         raw.sendall(line)
         raw.shutdown(socket.SHUT_WR)
         assert "[INVALID_ARG]" in json.loads(raw.makefile().readline())["error"]
