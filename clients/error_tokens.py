@@ -94,7 +94,7 @@ _KNOWN_TEXTS = (
         reason="engine_dead",
     ),
     _known(
-        # core dynamic_batch_scheduler.cc; since 2.54 the gRPC front end, too, for a new request on an open stream
+        # core dynamic_batch_scheduler.cc; since 2.58 the gRPC front end, too, for a new request on an open stream
         r"Server is stopping|server is shutting down and has stopped accepting",
         Unavailable,
         reason="stopping",

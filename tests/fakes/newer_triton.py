@@ -17,7 +17,8 @@ imported. The answers over HTTP, each with its source upstream:
 - Shared memory of clients is refused without `--allow-client-shm=true`: server #8721.
 - `--help` names those two flags (`command_line_parser.cc`).
 
-What a proxy cannot stand in for, the stub's own behaviour, is said where the tests of `test_newer_triton.py` need it.
+A stub looks on PYTHONPATH before it looks for the server's own modules, as observed on 2.71: it is the real one, below
+an environment whose site does that. What else is the stub's own is said where the tests need it.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ import os
 import re
 import resource
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -40,6 +42,7 @@ from aiohttp import web
 from newer_triton_grpc import NO_SHM, GrpcAnswers
 
 ABORTED = "aborted"  # beside the program: a line for each stub that did
+BACKENDS = "backends"  # beside it, too: what /opt/tritonserver/backends is to a server in its image
 _FLAGS = ("allow-client-shm", "http-max-input-size")
 _MAX_DEPTH = 100
 _MAX_BYTES = 1 << 26
@@ -65,27 +68,44 @@ def write_newer_triton(folder: Path, record: Path, *, is_aborting: bool = False)
         is_aborting: each stub aborts once its model is finalized, as with Python 3.11 since python_backend #433.
     """
     folder.mkdir(parents=True)
-    if is_aborting:
-        _write_aborting_stub(folder / "backends", _Real(record).backends)
+    _write_stub(folder / BACKENDS, _Real(record).backends, is_aborting=is_aborting)
     program = folder / "tritonserver"
     program.write_text(
         f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        f"from newer_triton import main\nmain({str(record)!r}, sys.argv[1:], {str(folder / 'backends')!r})\n"
+        f"from newer_triton import main\nmain({str(record)!r}, sys.argv[1:], {str(folder / BACKENDS)!r})\n"
     )
     program.chmod(0o755)
     return folder
 
 
-def _write_aborting_stub(folder: Path, real: str) -> None:
-    """Write a folder of backends whose stub aborts after it has ended, and notes its status before that."""
+def _write_stub(folder: Path, real: str, *, is_aborting: bool) -> None:
+    """Write a folder of backends whose stub reads PYTHONPATH, or aborts at its end and notes its status before."""
     (folder / "python").mkdir(parents=True)
     for path in Path(real, "python").iterdir():
         (folder / "python" / path.name).symlink_to(path)
     stub = folder / "python" / "triton_python_backend_stub"
     target = stub.resolve()
     stub.unlink()
-    stub.write_text(f'#!/bin/sh\n{target} "$@"; echo $? >> {folder.parent / ABORTED}; kill -ABRT $$\n')
+    run = f"PATH={_write_site(folder.parent / 'python')}:$PATH"
+    end = f"; echo $? >> {folder.parent / ABORTED}; kill -ABRT $$" if is_aborting else ""
+    stub.write_text(f'#!/bin/sh\n{run} {"" if is_aborting else "exec "}{target} "$@"{end}\n')
     stub.chmod(0o755)
+
+
+def _write_site(folder: Path) -> Path:
+    """Write an environment like this one whose interpreter has PYTHONPATH first; returns the folder of its programs."""
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = folder / "lib" / python / "site-packages"
+    packages.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    for name in ("python", "python3", python):
+        (folder / "bin" / name).symlink_to(sys._base_executable)  # type: ignore[attr-defined]
+    (folder / "pyvenv.cfg").write_text(Path(sys.prefix, "pyvenv.cfg").read_text())
+    (packages / "newer.pth").write_text(
+        f"import os, site, sys; site.addsitedir({site.getsitepackages()[0]!r}); "
+        "sys.path[:0] = filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))\n"
+    )
+    return folder / "bin"
 
 
 def main(record: str, arguments: list[str], backends: str) -> None:

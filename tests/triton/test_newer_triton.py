@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from newer_triton import ABORTED, write_newer_triton
+from newer_triton import ABORTED, BACKENDS, write_newer_triton
 from plain_triton import PlainTriton, write_model
 from running_server import PROJECT, RunningServer, deployment_text
 from streams_under_change import Streams, answers
@@ -25,6 +25,7 @@ from test_live_releases import ENGINE, Live, kill_adapter
 
 from ensemble_configs.errors import SpecError
 from ensemble_configs.model_names import PYTHON_MODELS
+from serving.server import installation
 from serving.server.installation import RECORD, TritonInstallation, find_triton, recorded_triton
 from serving.server.server_features import ServerFeatures, refuse_broken_tensors
 from serving.server.server_probe import ECHO, FACTS, WAS_ASKED, ask_server
@@ -139,10 +140,10 @@ def test_each_answer_of_either_server_is_asked_and_not_guessed(below: tuple[str,
     newer = ask_server(TritonInstallation(Path(folder, "tritonserver"), None, ()))
     assert (older.are_tensors_whole, newer.are_tensors_whole) == (True, True)
     for answer in ("closes_client_shm", "limits_http_bytes", "limits_json_depth", "is_unready_with_dead_stub",
-                   "knows_max_inflight_requests"):  # fmt: skip
+                   "knows_max_inflight_requests", "reads_pythonpath"):  # fmt: skip
         assert (getattr(older, answer), getattr(newer, answer)) == (False, True), answer
     # The rest is the stub's and the core's, which the stand-in leaves to the real server.
-    for answer in ("version", "numpy", "calls_is_ready", "reads_pythonpath"):
+    for answer in ("version", "numpy", "calls_is_ready"):
         assert getattr(newer, answer) == getattr(older, answer)
 
 
@@ -188,9 +189,14 @@ def test_numpy_2_is_judged_by_what_the_stub_does_with_it(tmp_path: Path, monkeyp
             refuse_broken_tensors(features)
 
 
+@pytest.mark.parametrize("is_newer", [False, True], ids=["installed", "newer"])
 def test_a_stub_imports_the_servers_own_module_whatever_lies_on_pythonpath(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_newer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if is_newer:
+        folder = write_newer_triton(tmp_path / "bin", RECORD)
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setattr(installation, "DEFAULT_BACKENDS", folder / BACKENDS)
     (tmp_path / "shadow").mkdir()
     (tmp_path / "shadow" / "triton_python_backend_utils.py").write_text("raise ImportError('not the server's own')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "shadow"))

@@ -174,6 +174,8 @@ def test_measurements_are_named_where_not_all_are_asked_for() -> None:
     some = encode_request(
         request, model="ensemble", model_version="", request_id="1", perf_outputs=("arrival_time_ns",)
     )
-    names = {output.name for output in some.outputs}
+    listed = [output.name for output in some.outputs]
+    names = set(listed)
+    assert len(listed) == len(names), "newer servers refuse a request that names an output twice"
     assert {"text_output", "finish_reason", "num_output_tokens", "arrival_time_ns"} <= names
     assert not {"kv_cache_reused_blocks", "first_token_time_ns", "acceptance_rate"} & names

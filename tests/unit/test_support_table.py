@@ -87,6 +87,12 @@ def test_every_gpu_has_a_row_with_its_formats() -> None:
     assert len(header) == 2 + len(WEIGHT_FORMATS) + len(KV_FORMAT_SMS) - 1
 
 
+def test_no_cell_of_the_differences_ends_where_yaml_would_begin_a_comment() -> None:
+    for row in differences().rows:
+        for cell in (row.what, row.older, row.newer, row.here):
+            assert cell.count("(") == cell.count(")"), cell
+
+
 def test_every_difference_between_triton_servers_names_tests_that_there_are() -> None:
     root = README.parent
     for row in differences().rows:
