@@ -81,7 +81,7 @@ def consequences(features: ServerFeatures) -> list[tuple[str, bool, str]]:
         "asks a Python model whether it is ready": (
             features.calls_is_ready, "nothing more is said there: --health-port knows of engines", "",
         ),
-        "ensembles may hold max_inflight_requests": (features.knows_max_inflight_requests, "not used: one number would bound each step", ""),
+        "ensembles may hold max_inflight_requests": (features.knows_max_inflight_requests, "not used", ""),
         "a stub looks for modules on PYTHONPATH": (
             features.reads_pythonpath, "the server's own modules come first there", "",
         ),

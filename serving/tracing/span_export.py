@@ -106,7 +106,7 @@ class SpanExport:
         for closer in closers:
             closer.join(_FLUSH_S / len(closers))
         # Else the SDK would go on with what is queued, batch by batch, as long as nobody takes it: half a minute.
-        self._sender.shutdown()
+        self._sender.shutdown()  # type: ignore[no-untyped-call]
 
 
 def _sdk_context(context: TraceContext, *, is_remote: bool) -> SpanContext:

@@ -29,6 +29,8 @@ from ensemble_configs.errors import AccessDenied
 
 pytestmark = needs_envoy
 ROOT = Path(__file__).resolve().parents[2]
+AIPERF = ROOT / ".tools/aiperf/bin/aiperf"
+TOKENIZER = ROOT / "examples/demo_model/target"
 FIXED = {"kind": "fixed", "prompts": ["a b c"], "max_tokens": 8}
 SCRIPT = (event("a"), event("b", finish_reason="length"), event(None, usage=(3, 2)), DONE)
 
@@ -38,6 +40,7 @@ class Doors(NamedTuple):
 
     bearer: int
     mutual: int
+    keyless: int
     authority: Authority
     client: Pair
     server: CompletionsServer
@@ -50,11 +53,12 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     authority = Authority(folder / "ours")
     pair = authority.server()
     rollout = Rollout(folder / "rollouts.sqlite")
-    bearer, mutual = free_ports(2)
+    bearer, mutual, keyless = free_ports(3)
     with CompletionsServer(*SCRIPT) as server, KServeServer(*story()) as triton:
         listeners = [
             Listener(bearer, pair, wants_bearer=True),
             Listener(mutual, pair, client_ca=authority.ca, wants_key=True),
+            Listener(keyless, pair),
         ]
         backends = [
             Backend("/v1", int(server.url.rpartition(":")[2].partition("/")[0])),
@@ -64,7 +68,7 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
         (folder / "token").write_text(TOKEN)
         (folder / "key").write_text(KEY)
         with GuardedEnvoy(folder / "envoy", listeners, backends):
-            yield Doors(bearer, mutual, authority, authority.client(), server, rollout)
+            yield Doors(bearer, mutual, keyless, authority, authority.client(), server, rollout)
     rollout.front.close()
 
 
@@ -97,6 +101,21 @@ def test_a_load_on_an_openai_compatible_server_has_tls_and_a_key(doors: Doors, t
     assert [record.end for record in run.records] == ["done"] * 6
     for path in (tmp_path / "run").iterdir():
         assert TOKEN.encode() not in path.read_bytes()
+
+
+@pytest.mark.skipif(not AIPERF.is_file(), reason="1.2 GB: `scripts/bootstrap.py --only aiperf` installs it")
+def test_aiperf_trusts_the_authority_that_is_named_and_no_other(doors: Doors, tmp_path: Path) -> None:
+    def bench(name: str, ca: Path) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "trireme", "bench", "aiperf", "--model", "mine", "--json", "--warmup", "0"]
+        load = ["--concurrency", "1", "--requests", "2", "--isl", "3", "--osl", "2", "--tokenizer", str(TOKENIZER)]
+        where = ["--url", f"https://localhost:{doors.keyless}/v1", "--ca-file", str(ca), "--out", str(tmp_path / name)]
+        return subprocess.run([*command, *load, *where], capture_output=True, text=True, timeout=180, check=False)
+
+    answered = bench("a", doors.authority.ca)
+    assert answered.returncode == 0, answered.stderr
+    assert json.loads(answered.stdout)["ends"] == {"done": 2}
+    refused = bench("b", Authority(tmp_path / "strangers").ca)
+    assert refused.returncode != 0
 
 
 def test_the_variable_of_openais_clients_still_names_the_key(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def test_a_server_that_is_lost_with_its_keeper_ends_the_ranks(
 def test_upstream_that_does_not_end_the_ranks_behind_a_server_is_ended(
     tmp_path: Path, record: GroupRecord, stop: StopSignal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_leader, "_STOP_S", 0.5)
+    monkeypatch.setattr(group_leader, "GROUP_STOP_S", 0.5)
     assert run(ranks(tmp_path, "true"), record, stop) == ["the server has ended with exit status 0"]
 
 
