@@ -91,6 +91,9 @@ class AsyncTritonClient:
     async def is_ready(self, *, model: str = "ensemble", model_version: str = "", timeout_s: float = 5.0) -> bool:
         """Return whether the server and the model take requests now; False as well where nothing answers.
 
+        It is the server's own word. Since Triton 26.04 that is no while the process of any model is dead, for the
+        second or so that a repair takes, too.
+
         Raises:
             AccessDenied: the server is not trusted, or does not accept the client's certificate or key.
         """

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tritonclient.grpc as grpcclient
 from newer_triton import ABORTED, BACKENDS, write_newer_triton
 from plain_triton import PlainTriton, write_model
 from running_server import PROJECT, RunningServer, deployment_text
 from streams_under_change import Streams, answers
 from test_cancellation import wait_until
 from test_live_releases import ENGINE, Live, kill_adapter
+from tritonclient.utils import InferenceServerException
 
 from ensemble_configs.errors import SpecError
 from ensemble_configs.model_names import PYTHON_MODELS
@@ -89,6 +91,16 @@ REGION = "/v2/systemsharedmemory/region/r/register"
 REGISTER = json.dumps({"key": "/trireme_no_such_region", "offset": 0, "byte_size": 8}).encode()
 
 
+def register_over_grpc(server: RunningServer) -> str:
+    """Return the error of a client that registers a region which is not there."""
+    with (
+        grpcclient.InferenceServerClient(server.url) as client,
+        pytest.raises(InferenceServerException) as refused,
+    ):
+        client.register_system_shared_memory("r", "/trireme_no_such_region", 8)
+    return str(refused.value)
+
+
 def test_what_a_client_must_not_do_a_newer_server_refuses_by_itself_and_goes_on(newer: Live) -> None:
     server, triton = newer.server, newer.server.tritonserver()
     nested = b'{"text_input": %s%s}' % (b"[" * 1_000_000, b"]" * 1_000_000)
@@ -98,6 +110,7 @@ def test_what_a_client_must_not_do_a_newer_server_refuses_by_itself_and_goes_on(
     assert (status, "exceeds the maximum allowed input size of 67108864" in said) == (400, True)
     status, said = post(server, REGION, REGISTER)
     assert (status, "--allow-client-shm=true" in said) == (400, True)
+    assert "[StatusCode.UNIMPLEMENTED] Client shared memory is disabled" in register_over_grpc(server)
     assert post(server, "/v2/models/ensemble/generate", b'{"text_input": "%s"}' % (b"a" * 5_000_000))[0] == 400
     assert triton.is_running()
     assert "shared memory of clients closed by the control key" not in server.log()
@@ -109,14 +122,17 @@ def test_an_older_server_keeps_clients_from_shared_memory_by_the_key(
     status, said = post(simulated, REGION, REGISTER)
     if asked_server.closes_client_shm:
         assert (status, "--allow-client-shm=true" in said) == (400, True)
+        assert "--allow-client-shm=true" in register_over_grpc(simulated)
     else:
         assert (status, "is restricted" in said) == (403, True), said
+        assert "This protocol is restricted" in register_over_grpc(simulated)
 
 
 def test_a_deployment_opens_shared_memory_where_the_server_can_close_it(tmp_path: Path, below: tuple[str, ...]) -> None:
     text = deployment_text("open", engine=ENGINE, triton={"allow_client_shm": True})
     with RunningServer(text, tmp_path / "open", below=below) as server:
         status, said = post(server, REGION, REGISTER)
+        assert "/trireme_no_such_region" in register_over_grpc(server)
     assert status != 403
     assert "/trireme_no_such_region" in said, "the server has looked for it"
 
