@@ -2,9 +2,9 @@
 """What paging the KV cache saves: memory that holds no token, and how many sequences run at a time, beside a cache of
 the same size that reserves `max_seq_len` for each sequence.
 
-`python -m benchmarks.paged_memory --help`. The engine runs in this process; it tells after each step how many blocks
-are in use. No engine here reserves: its waste is computed from the same steps, and its batch is stood in for by the
-same engine with `max_num_seqs` set to as many sequences as fit when each reserves all that it may need.
+`python -m benchmarks.paged_memory --help`. The engine, OpenVINO's, runs in this process; it tells how many blocks were
+in use in each step. No engine here reserves: what that would waste is computed from the same steps, and its batch is
+stood in for by the same engine with as many `max_num_seqs` as fit when each reserves all that it may need.
 """
 
 import random
@@ -19,14 +19,14 @@ from rich.table import Table
 
 from benchmarks.report import environment, median_with_interval, write_result
 from ensemble_configs.deployment import load_deployment
-from ensemble_configs.engine_specs import EngineSpec
+from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
 
 
 class Moment(NamedTuple):
-    """After a step in which all that ran were decoding."""
+    """A step in which all that ran had a token."""
 
     num_running: int
     num_blocks: int  # in use, as the engine tells
@@ -67,6 +67,10 @@ def main(
     """Measure and print; takes some minutes."""
     spec = load_deployment(deployment)
     given = spec.model.engine
+    if not isinstance(given, OpenVinoEngineSpec):
+        raise typer.BadParameter(
+            "take a deployment with an openvino engine: others tell of blocks after they are freed"
+        )
     engine = create_engine(_changed(given, num_kv_blocks=num_kv_blocks))
     num_tokens = num_kv_blocks * engine.info.kv_block_tokens
     num_reserved = num_tokens // given.max_seq_len
@@ -108,8 +112,8 @@ def main(
     Console().print(_table(result))
 
 
-def _changed(spec: EngineSpec, **changes: int) -> EngineSpec:
-    return type(spec).model_validate(spec.model_dump() | changes)
+def _changed(spec: OpenVinoEngineSpec, **changes: int) -> OpenVinoEngineSpec:
+    return OpenVinoEngineSpec.model_validate(spec.model_dump() | changes)
 
 
 def _run(engine: Engine, load: Load) -> Ran:

@@ -8,10 +8,10 @@ storage that the release came from; and what the pull and the check of the hashe
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +30,8 @@ from ensemble_configs.release_manifest import ReleaseManifest, hash_recipe, seal
 from ensemble_configs.release_parts import ModelIdentity, ReleaseLimits
 
 ROOT = Path(__file__).resolve().parent.parent
+_START_S = 120.0  # a start that takes longer stands still
+_MOST_TRIES = 3
 _STORAGE = (
     "a WebDAV server of rclone and a FUSE mount of rclone without a copy of its own, in a network namespace whose "
     "loopback device the kernel holds to the rate (tbf): a bucket as a node mounts it, without a network's delay"
@@ -137,34 +139,56 @@ def _pull(mount: NetworkMount, release: Path, cache: Path) -> dict[str, float]:
 
 
 def _start_s(mount: NetworkMount, release: Path, memory: Path) -> float:
-    """From the command to the server that is ready. Args: `memory`: of hashes, a cache folder."""
-    with tempfile.TemporaryDirectory() as folder:
-        deployment = Path(folder) / "deployment.yaml"
-        spec = {"name": "pulled", "release_dir": str(release), "engine": {"provider": "openvino", "num_kv_blocks": 256}}
-        deployment.write_text(yaml.safe_dump(spec))
-        ports = zip(("--http-port", "--grpc-port", "--metrics-port"), map(str, free_ports(3)), strict=True)
-        command = [sys.executable, "-m", "trireme", "serve", "--deployment", str(deployment)]
-        start_s = time.perf_counter()
-        server = subprocess.Popen(
-            mount.command([*command, *(part for option in ports for part in option)]),
-            env=dict(os.environ) | {"XDG_CACHE_HOME": str(memory), "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert server.stdout is not None
-        said = []
-        for line in server.stdout:
-            said.append(line)
-            if line.startswith("ready after"):
-                break
-        taken_s = time.perf_counter() - start_s
-        server.send_signal(signal.SIGTERM)
-        said += server.stdout.readlines()
-        server.wait()
-        if not any(line.startswith("ready after") for line in said):
-            raise SystemExit("the server did not become ready:\n" + "".join(said))
-    return taken_s
+    """From the command to the server that is ready. Args: `memory`: of hashes, a cache folder.
+
+    Triton 2.51 now and then crashes or stands still while it loads; such a start is told of, and made again.
+    """
+    for _ in range(_MOST_TRIES):
+        known = memory.with_name(f"{memory.name}_before")
+        shutil.rmtree(known, ignore_errors=True)
+        if memory.exists():
+            shutil.copytree(memory, known)
+        with tempfile.TemporaryDirectory() as folder:
+            taken_s, said = _try_start(mount, release, memory, Path(folder) / "deployment.yaml")
+        if taken_s is not None:
+            return taken_s
+        typer.echo("a start failed and is made again:\n" + said, err=True)
+        shutil.rmtree(memory, ignore_errors=True)  # it hashed before it failed
+        if known.exists():
+            known.rename(memory)
+    raise SystemExit("the server did not become ready")
+
+
+def _try_start(mount: NetworkMount, release: Path, memory: Path, deployment: Path) -> tuple[float | None, str]:
+    """The seconds, None where it did not become ready at once, and what the server said."""
+    spec = {"name": "pulled", "release_dir": str(release), "engine": {"provider": "openvino", "num_kv_blocks": 256}}
+    deployment.write_text(yaml.safe_dump(spec))
+    ports = zip(("--http-port", "--grpc-port", "--metrics-port"), map(str, free_ports(3)), strict=True)
+    command = [sys.executable, "-m", "trireme", "serve", "--deployment", str(deployment)]
+    start_s = time.perf_counter()
+    server = subprocess.Popen(
+        mount.command([*command, *(part for option in ports for part in option)]),
+        env=dict(os.environ) | {"XDG_CACHE_HOME": str(memory), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert server.stdout is not None
+    patience = threading.Timer(_START_S, server.terminate)
+    patience.start()
+    said = []
+    for line in server.stdout:
+        said.append(line)
+        if line.startswith("ready after"):
+            break
+    taken_s = time.perf_counter() - start_s
+    patience.cancel()
+    server.terminate()
+    said += server.stdout.readlines()
+    server.wait()
+    text = "".join(said)
+    is_clean = any(line.startswith("ready after") for line in said) and "starting it again" not in text
+    return taken_s if is_clean else None, text
 
 
 def _hash_check(release: Path, memory: Path, rounds: int) -> dict[str, object]:

@@ -7,6 +7,7 @@ import triton_python_backend_utils as pb_utils
 from serving import request_metrics
 from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
 from serving.request_metrics import RequestMetrics, RequestTimes
+from serving.speculation import joined_perf
 
 
 class Clock:
@@ -143,6 +144,16 @@ def test_tokens_that_an_engine_tells_count_before_its_blocks() -> None:
     assert perf_with(num_cached_tokens=21, kv_cache_reused_blocks=2).cached_tokens(16) == 21
     assert perf_with(kv_cache_reused_blocks=2).cached_tokens(16) == 32
     assert perf_with().cached_tokens(16) is None
+
+
+def test_what_a_later_piece_of_a_request_finds_of_the_earlier_ones_is_no_hit() -> None:
+    perf = perf_with(kv_cache_reused_blocks=2)
+    for _ in range(2):
+        perf = joined_perf(perf, perf_with(kv_cache_reused_blocks=9))
+    assert perf.kv_cache_reused_blocks == 20, "as upstream counts them"
+    assert perf.cached_tokens(16) == 32
+    told = joined_perf(perf_with(num_cached_tokens=5), perf_with(num_cached_tokens=70))
+    assert told.cached_tokens(16) == 5
 
 
 @pytest.mark.parametrize(
