@@ -31,6 +31,7 @@ from scripts import (
     openssh,
     perf_analyzer,
     prometheus,
+    rclone,
     triton_installation,
 )
 from scripts.commands import LOG, SetupError, describe_os_error, say
@@ -43,6 +44,7 @@ PROGRAMS = {  # others: environments
     "prometheus": prometheus,
     "chromium": chromium,
     "openssh": openssh,
+    "rclone": rclone,
     "llama-server": llama_server,
     "gpu-image-wheels": gpu_image_wheels,
 }

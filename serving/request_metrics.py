@@ -37,9 +37,13 @@ _HISTOGRAMS = {
 _COUNTERS = {
     "trireme_prompt_tokens_total": "Prompt tokens of requests that ended",
     "trireme_generation_tokens_total": "Generated tokens of requests that ended",
-    "trireme_cached_prompt_tokens_total": "Prompt tokens whose KV blocks were reused, by engines that tell",
     "trireme_draft_tokens_total": "Draft tokens that were verified",
     "trireme_accepted_draft_tokens_total": "Draft tokens that were accepted",
+}
+# Not there until the engine has told them once: 0 would say that nothing is ever reused.
+_LOOKUPS = {
+    "trireme_prefix_cache_queries_total": "Prompt tokens of requests whose engine tells how many were in the KV cache",
+    "trireme_cached_prompt_tokens_total": "Prompt tokens that were in the KV cache and needed no prefill",
 }
 # Upstream's counter of requests whose prefill another engine did; it has had these since TensorRT-LLM 0.15.
 _TRANSFER_FAMILY = "nv_trt_llm_disaggregated_serving_metrics"
@@ -59,6 +63,9 @@ class RequestMetrics:
         kind = metric_family
         histograms = {name: kind(name, text, kind.HISTOGRAM) for name, (text, _) in _HISTOGRAMS.items()}
         counters = {name: kind(name, text, kind.COUNTER) for name, text in _COUNTERS.items()}
+        self._kind, self._labels = kind, labels
+        self._lookups: dict[str, Any] = {}  # by name, once there is something to count
+        self._looked_up: deque[tuple[int, int]] = deque()  # tokens of a prompt, and how many were cached
         ends = kind("trireme_requests_total", "Requests that ended, by how", kind.COUNTER)
         transfers = kind(_TRANSFER_FAMILY, "Prefills that came from another engine", kind.COUNTER)
         # Triton drops a family that nobody holds.
@@ -85,6 +92,10 @@ class RequestMetrics:
         if number:
             self._counted.append((self._counters[counter], number))
 
+    def count_lookup(self, num_tokens: int, *, num_cached: int) -> None:
+        """Count a prompt whose engine has told how much of it was in the KV cache."""
+        self._looked_up.append((num_tokens, num_cached))
+
     def count_end(self, reason: str) -> None:
         """One more request that ended so."""
         self._counted.append((self._ends[reason], 1))
@@ -100,6 +111,20 @@ class RequestMetrics:
             totals[counter] = totals.get(counter, 0) + number
         for counter, total in totals.items():
             counter.increment(total)
+        self._flush_lookups()
+
+    def _flush_lookups(self) -> None:
+        totals = [0, 0]
+        while self._looked_up:
+            totals = [total + number for total, number in zip(totals, self._looked_up.popleft(), strict=True)]
+        if not totals[0]:
+            return
+        for (name, text), total in zip(_LOOKUPS.items(), totals, strict=True):
+            if name not in self._lookups:
+                family = self._kind(name, text, self._kind.COUNTER)
+                self._families += (family,)
+                self._lookups[name] = family.Metric(labels=self._labels)
+            self._lookups[name].increment(total)
 
 
 @dataclass(slots=True)
@@ -134,14 +159,13 @@ class RequestTimes:
         self.metrics.count_end(_ERROR)
 
     def _life(self, perf: PerfMetrics | None) -> SequenceLife:
-        num_blocks = None if perf is None else perf.kv_cache_reused_blocks
         return SequenceLife(
             start_ns=self.arrival_ns,
             first_token_ns=self._wall_ns(self.first_s),
             last_token_ns=self._wall_ns(self.last_s),
             num_prompt_tokens=self.num_prompt_tokens,
             num_tokens=self.num_tokens,
-            num_cached_tokens=None if num_blocks is None else num_blocks * self.kv_block_tokens,
+            num_cached_tokens=None if perf is None else perf.cached_tokens(self.kv_block_tokens),
         )
 
     def _wall_ns(self, moment_s: float) -> int:
@@ -181,7 +205,9 @@ class RequestTimes:
         if perf.first_scheduled_time_ns:
             queued_s = max(0, perf.first_scheduled_time_ns - self.arrival_ns) / 1e9
             metrics.observe("trireme_request_queue_time_seconds", queued_s)
-        metrics.count("trireme_cached_prompt_tokens_total", (perf.kv_cache_reused_blocks or 0) * self.kv_block_tokens)
+        num_cached = perf.cached_tokens(self.kv_block_tokens)
+        if num_cached is not None:
+            metrics.count_lookup(self.num_prompt_tokens, num_cached=num_cached)
         metrics.count("trireme_draft_tokens_total", perf.total_draft_tokens or 0)
         metrics.count("trireme_accepted_draft_tokens_total", perf.total_accepted_draft_tokens or 0)
         if perf.kv_cache_transfer_ms is not None:

@@ -97,7 +97,10 @@ def joined_perf(earlier: PerfMetrics | None, later: PerfMetrics) -> PerfMetrics:
     if earlier is None:
         return later
     sums = {name: _sum(getattr(earlier, name), getattr(later, name)) for name in _SUMMED}
-    return msgspec.structs.replace(earlier, last_token_time_ns=later.last_token_time_ns, **sums)
+    first = earlier.kv_cache_reused_blocks if earlier.first_reused_blocks is None else earlier.first_reused_blocks
+    return msgspec.structs.replace(
+        earlier, last_token_time_ns=later.last_token_time_ns, first_reused_blocks=first, **sums
+    )
 
 
 def _sum(earlier: int | None, later: int | None) -> int | None:

@@ -126,10 +126,12 @@ class AccountedEngine(Engine):
 
     def _num_reused_tokens(self, chunk: TokenChunk) -> int:
         perf = chunk.perf or self._engine.perf_of(chunk.key)
-        if perf is None or perf.kv_cache_reused_blocks is None:
+        num_tokens = None if perf is None else perf.cached_tokens(self.info.kv_block_tokens)
+        if num_tokens is None:
             return 0
-        self._num_reused_blocks = (self._num_reused_blocks or 0) + perf.kv_cache_reused_blocks
-        return perf.kv_cache_reused_blocks * self.info.kv_block_tokens
+        num_blocks = num_tokens // self.info.kv_block_tokens  # whole ones
+        self._num_reused_blocks = (self._num_reused_blocks or 0) + num_blocks
+        return num_tokens
 
     def _forget(self, key: int) -> None:
         sequence = self._sequences.pop(key, None)

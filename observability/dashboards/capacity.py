@@ -91,9 +91,10 @@ def _cost() -> tuple[Panel, ...]:
             "percentunit",
             (
                 f"sum(rate(trireme_cached_prompt_tokens_total{{{MODEL}}}{RATE})) / "
-                f"(sum(rate(trireme_prompt_tokens_total{{{MODEL}}}{RATE})) > 0)",
+                f"(sum(rate(trireme_prefix_cache_queries_total{{{MODEL}}}{RATE})) > 0)",
                 "from reused KV blocks",
             ),
+            description="Of prompts whose engine tells how much of them was in the KV cache.",
         ),
     )
 

@@ -127,6 +127,17 @@ def _engines() -> tuple[Panel, ...]:
             description="Prompt tokens are those that were computed. Reused blocks are told at a request's end.",
         ),
         panel(
+            "Prefix cache hits",
+            "percentunit",
+            (
+                f"sum by (model, version) (rate(trireme_cached_prompt_tokens_total{{{MODEL}}}{RATE})) / "
+                f"(sum by (model, version) (rate(trireme_prefix_cache_queries_total{{{MODEL}}}{RATE})) > 0)",
+                "{{model}} {{version}}",
+            ),
+            description="Prompt tokens that were in the KV cache, of prompts whose engine tells; at a request's end.",
+            most=1,
+        ),
+        panel(
             "KV cache in use",
             "percentunit",
             (f"trireme_kv_cache_usage_fraction{{{MODEL}}}", of_engine),

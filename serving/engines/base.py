@@ -106,6 +106,17 @@ class PerfMetrics(msgspec.Struct, frozen=True, array_like=True):
     total_draft_tokens: int | None = 0
     num_preemptions: int | None = None  # ours: of this request; upstream has no tensor for it
     kv_cache_transfer_ms: float | None = None  # from another engine's prefill; no tensor of upstream's either
+    # Of the prompt, that needed no prefill; ours, where whole blocks are not all that is reused.
+    num_cached_tokens: int | None = None
+    # Of a request that went on in another piece: `kv_cache_reused_blocks` of the first. Those behind find its own.
+    first_reused_blocks: int | None = None
+
+    def cached_tokens(self, kv_block_tokens: int) -> int | None:
+        """Return how many tokens of the prompt were found in the KV cache; None: the engine does not tell."""
+        if self.num_cached_tokens is not None or self.kv_cache_reused_blocks is None:
+            return self.num_cached_tokens
+        num_blocks = self.kv_cache_reused_blocks if self.first_reused_blocks is None else self.first_reused_blocks
+        return num_blocks * kv_block_tokens
 
 
 class Beam(msgspec.Struct, array_like=True):

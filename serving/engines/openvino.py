@@ -6,6 +6,7 @@ may not begin yet waits here, and `openvino_admission` says what.
 """
 
 import contextlib
+import logging
 from collections import deque
 
 import msgspec
@@ -25,6 +26,7 @@ from serving.engines.base import (
 from serving.engines.model_folder import ModelFolder, check_max_seq_len
 from serving.engines.openvino_admission import Admission
 from serving.engines.openvino_beams import as_beam, best_first, refuse_unsearchable
+from serving.engines.openvino_cached_tokens import CachedTokens
 from serving.engines.openvino_capabilities import CAPABILITIES
 from serving.engines.openvino_drafting import num_drafts_of, refuse_undraftable, set_drafting
 from serving.engines.openvino_generation import Generation
@@ -33,6 +35,7 @@ from serving.engines.openvino_pipeline import (
     FINISH_REASONS,
     IGNORED,
     KV_BLOCK_TOKENS,
+    WARM_UP_IDS,
     Handle,
     generation_config,
     load_pipeline,
@@ -40,6 +43,8 @@ from serving.engines.openvino_pipeline import (
 )
 from serving.engines.request_limits import refuse_unservable
 from serving.engines.signal_stack import drop_signal_stack
+
+_log = logging.getLogger("trireme.openvino")
 
 _MAX_DROPS = 8  # of the whole batch in a row, with no token in between; then its requests fail
 
@@ -62,6 +67,7 @@ class OpenVinoEngine(Engine):
         self._running: dict[int, tuple[Handle, Generation]] = {}
         self._num_used_blocks = 0
         self._admission = Admission(spec)
+        self._cached = _cached_tokens(spec)
         self._leaving: list[tuple[int, Generation]] = []  # cancelled, and the step that has freed their blocks
         self._num_steps = 0
         self._num_drops = 0
@@ -92,6 +98,8 @@ class OpenVinoEngine(Engine):
         if running := self._running.pop(key, None):
             handle, generation = running
             handle.cancel()
+            if self._cached is not None:
+                self._cached.cancel(key)
             self._leaving.append((self._num_steps + 2, generation))
         else:
             self._waiting = deque(waiting for waiting in self._waiting if waiting.request.key != key)
@@ -109,6 +117,8 @@ class OpenVinoEngine(Engine):
         self._pipeline.step()
         self._num_steps += 1
         chunks, dropped = self._read()
+        if self._cached is not None:
+            self._follow(self._cached, chunks, dropped)
         self._is_pipeline_empty = not self._pipeline.has_non_finished_requests()
         self._leaving = [
             (step, left) for step, left in self._leaving if step > self._num_steps and not self._is_pipeline_empty
@@ -166,7 +176,20 @@ class OpenVinoEngine(Engine):
         drafts = generation.drafts
         # A prompt may have nothing to look up: how often it had, OpenVINO does not tell.
         num_offered = None if self._spec.max_ngram_size is not None else drafts.num_offered
-        return generation.times.perf(total_accepted_draft_tokens=drafts.num_accepted, total_draft_tokens=num_offered)
+        return generation.times.perf(
+            total_accepted_draft_tokens=drafts.num_accepted,
+            total_draft_tokens=num_offered,
+            num_cached_tokens=generation.num_cached_tokens,
+        )
+
+    def _follow(self, cached: CachedTokens, chunks: list[TokenChunk], dropped: list[Generation]) -> None:
+        ended = {chunk.key for chunk in chunks if chunk.finish_reason is not None}
+        ended.update(generation.request.key for generation in dropped)
+        made = {chunk.key: chunk.token_ids for chunk in chunks}
+        cached.step(made, ended, num_used_blocks=self._measure_used_blocks())
+        if not cached.is_followed:
+            _log.warning("what the prefix cache holds is no longer known: %s", cached.why_lost)
+            self._cached = None
 
     def _measure_used_blocks(self) -> int:
         return round(self._pipeline.get_metrics().cache_usage * self.info.num_kv_blocks / 100)
@@ -176,11 +199,22 @@ class OpenVinoEngine(Engine):
             generation = self._waiting.popleft()
             request = generation.request
             handle = self._pipeline.add_request(request.key, token_tensor(generation.token_ids), generation.config)
+            if self._cached is not None:
+                self._look_up(self._cached, generation)
             self._admission.note(generation)
             generation.num_prefill_blocks = generation.num_blocks
             generation.times.note_scheduled()
             self._running[request.key] = (handle, generation)
             self._is_pipeline_empty = False
+
+    def _look_up(self, cached: CachedTokens, generation: Generation) -> None:
+        request = generation.request
+        if request.sampling.beam_width > 1:
+            cached.lose("beams share blocks with each other")
+            return
+        num_tokens = cached.add(request.key, generation.token_ids)
+        if not generation.times.first_scheduled_ns:  # put back, it finds what it made itself
+            generation.num_cached_tokens = num_tokens
 
     def _may_begin(self, generation: Generation) -> bool:
         return self._admission.may_begin(
@@ -266,3 +300,16 @@ class OpenVinoEngine(Engine):
             self._waiting.appendleft(generation)
         error = str(Unavailable("the KV cache is full and gives no room; try again", reason="kv_cache"))
         return [TokenChunk(generation.request.key, [], error=error) for generation in lost]
+
+
+def _cached_tokens(spec: OpenVinoEngineSpec) -> CachedTokens | None:
+    """What follows the prefix cache of a pipeline that has been loaded just now; None: it has none, or it drafts."""
+    if not spec.is_prefix_caching or spec.max_ngram_size is not None:
+        return None
+    cached = CachedTokens(
+        num_blocks=spec.num_kv_blocks,
+        block_tokens=KV_BLOCK_TOKENS,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+    )
+    cached.follow_warm_up(WARM_UP_IDS)
+    return cached

@@ -19,6 +19,7 @@ class Generation:
     output_ids: list[int] = field(default_factory=list)
     times: RequestTimes = field(default_factory=RequestTimes)
     drafts: DraftCount = field(default_factory=DraftCount)
+    num_cached_tokens: int | None = None  # of its prompt, when it first began; None: not known
     num_prefill_blocks: int = 0  # may still be taken by its prefill; none once a token has come
     lineage: Lineage | None = None  # from its first try to begin; None too where nothing is cached
 

@@ -22,6 +22,9 @@ from serving.engines.openvino_drafting import draft_properties, set_drafting
 # Fixed for the CPU, whatever the precision. Source: openvino.genai 2026.4, kv_cache_manager.hpp, cpu_block_size.
 KV_BLOCK_TOKENS = 32
 
+# A whole block: prefix caching would share a part of one with the first requests (`openvino_shared_blocks`).
+WARM_UP_IDS = (0,) * KV_BLOCK_TOKENS
+
 # GenerationFinishReason by value: comparing its members costs a microsecond each.
 FINISH_REASONS: dict[int, FinishReason | None] = {0: None, 1: FinishReason.STOP, 2: FinishReason.LENGTH}
 
@@ -101,8 +104,7 @@ def load_pipeline(spec: OpenVinoEngineSpec) -> Pipeline:
         sampling = SamplingParams(max_tokens=1)
         config = generation_config(sampling, end_ids=(), vocab_size=1)
         set_drafting(config, spec, sampling)
-        # A whole block: prefix caching would share a part of one with the first requests (`openvino_shared_blocks`).
-        handle = pipeline.add_request(0, token_tensor([0] * KV_BLOCK_TOKENS), config)
+        handle = pipeline.add_request(0, token_tensor(list(WARM_UP_IDS)), config)
         while pipeline.has_non_finished_requests():
             pipeline.step()
         handle.read()

@@ -90,6 +90,39 @@ def test_accepted_drafts_and_ends_are_those_that_clients_were_told(start_server:
     wait_until(lambda: server.metric("trireme_requests_total", finish_reason="error", **labels) == 1, 5)
 
 
+def test_prompt_tokens_from_the_prefix_cache_are_counted_exactly(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(engine={"provider": "openvino", "dir": str(DEMO / "target"), "max_num_batched_tokens": 64})
+    asked, labels = "ensemble", {"model": "ensemble", "version": "1"}
+    words = " ".join(f"The {name} went home." for name in ("fox", "dog", "cat", "bird", "frog") * 8)
+    once = ASK | {"text_input": words, "end_id": -1}
+
+    def computed() -> float:
+        return server.metric("trireme_engine_prompt_tokens_total", **ENGINE)
+
+    def counts() -> tuple[float, ...]:
+        names = ("prompt_tokens", "prefix_cache_queries", "cached_prompt_tokens")
+        return tuple(server.metric(f"trireme_{name}_total", **labels) for name in names)
+
+    with pytest.raises(AssertionError):  # an engine that has told nothing has not reused nothing
+        counts()
+    list(stream(server.url, asked, once | {"max_tokens": 1}))
+    wait_until(lambda: server.metric("trireme_prompt_tokens_total", **labels) > 0, 5)
+    num_tokens = server.metric("trireme_prompt_tokens_total", **labels)
+    wait_until(lambda: counts() == (num_tokens, num_tokens, 0), 5)
+    wait_until(lambda: computed() == num_tokens, 5)
+    # With one token made, all of the prompt is in the cache as it was asked: all but the last token is found.
+    list(stream(server.url, asked, once | {"max_tokens": 2}))
+    wait_until(lambda: counts() == (2 * num_tokens, 2 * num_tokens, num_tokens - 1), 5)
+    # The second answer went on in the last block, so only whole ones are found; so too with another end.
+    for more, cached in (("", num_tokens // 32 * 32), (" And then?", num_tokens // 32 * 32)):
+        before = counts()
+        list(stream(server.url, asked, once | {"text_input": words + more, "max_tokens": 2}))
+        wait_until(lambda before=before, cached=cached: counts()[2] == before[2] + cached, 5)  # type: ignore[misc]
+    wait_until(lambda: computed() == counts()[0] - counts()[2], 5)
+    reused = server.metric("nv_trt_llm_kv_cache_block_metrics", **ENGINE, kv_cache_block_type="reused")
+    assert reused == (num_tokens - 1) // 32 + 2 * (num_tokens // 32)
+
+
 def test_the_engines_steps_are_counted_and_what_it_is_is_shown(start_server: Callable[..., RunningServer]) -> None:
     engine = {"provider": "simulated", "step_ms": 5.0, "max_num_seqs": 8}
     server = start_server(engine=engine)

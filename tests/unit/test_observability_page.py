@@ -10,7 +10,7 @@ from observability.alerts import alert_groups
 from observability.objectives import Objectives
 from observability.rules import Alert
 from observability.scaling import scaling_records
-from serving import step_metrics
+from serving import request_metrics, step_metrics
 from serving.engine_metrics import EngineMetrics
 from serving.request_metrics import RequestMetrics
 
@@ -26,7 +26,8 @@ def families() -> set[str]:
         step_metrics._UP,
         step_metrics._MAX_NUM_SEQS,
     ]
-    return {family.name for family in requests._families} | set(engine._families) | {name for name, _ in steps}
+    at_start = {family.name for family in requests._families} | set(engine._families)
+    return at_start | set(request_metrics._LOOKUPS) | {name for name, _ in steps}
 
 
 def test_every_metric_is_explained_and_every_explained_metric_exists() -> None:

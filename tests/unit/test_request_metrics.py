@@ -7,6 +7,7 @@ import triton_python_backend_utils as pb_utils
 from serving import request_metrics
 from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
 from serving.request_metrics import RequestMetrics, RequestTimes
+from serving.speculation import joined_perf
 
 
 class Clock:
@@ -110,8 +111,49 @@ def test_what_the_engine_tells_of_a_request_is_counted(clock: Clock, metrics: Re
     times.note(TokenChunk(1, [5], FinishReason.LENGTH, perf=perf))
     assert observed(metrics)["trireme_request_queue_time_seconds"] == [pytest.approx(2.0)]
     assert counted(metrics)["trireme_cached_prompt_tokens_total"] == 48
+    assert counted(metrics)["trireme_prefix_cache_queries_total"] == 7
     assert counted(metrics)["trireme_draft_tokens_total"] == 6
     assert counted(metrics)["trireme_accepted_draft_tokens_total"] == 4
+
+
+def perf_with(**known: int) -> PerfMetrics:
+    return PerfMetrics(
+        arrival_time_ns=0, first_scheduled_time_ns=1, first_token_time_ns=2, last_token_time_ns=3, **known
+    )
+
+
+def test_lookups_in_the_kv_cache_are_not_there_before_an_engine_tells_them(
+    clock: Clock, metrics: RequestMetrics
+) -> None:
+    def names() -> set[str]:
+        metrics.flush()
+        return {family.name for family in metrics._families}
+
+    lookups = {"trireme_prefix_cache_queries_total", "trireme_cached_prompt_tokens_total"}
+    begin(metrics, clock).note(TokenChunk(1, [5], FinishReason.STOP, perf=perf_with()))
+    assert not lookups & names()
+    begin(metrics, clock).note(TokenChunk(2, [5], FinishReason.STOP, perf=perf_with(num_cached_tokens=0)))
+    assert lookups < names()
+    begin(metrics, clock).note(TokenChunk(3, [5], FinishReason.STOP, perf=perf_with(num_cached_tokens=5)))
+    begin(metrics, clock).note(TokenChunk(4, [5], FinishReason.STOP, perf=perf_with()))
+    found = counted(metrics)
+    assert [found[name] for name in sorted(lookups)] == [5, 14], "of the two requests that told"
+
+
+def test_tokens_that_an_engine_tells_count_before_its_blocks() -> None:
+    assert perf_with(num_cached_tokens=21, kv_cache_reused_blocks=2).cached_tokens(16) == 21
+    assert perf_with(kv_cache_reused_blocks=2).cached_tokens(16) == 32
+    assert perf_with().cached_tokens(16) is None
+
+
+def test_what_a_later_piece_of_a_request_finds_of_the_earlier_ones_is_no_hit() -> None:
+    perf = perf_with(kv_cache_reused_blocks=2)
+    for _ in range(2):
+        perf = joined_perf(perf, perf_with(kv_cache_reused_blocks=9))
+    assert perf.kv_cache_reused_blocks == 20, "as upstream counts them"
+    assert perf.cached_tokens(16) == 32
+    told = joined_perf(perf_with(num_cached_tokens=5), perf_with(num_cached_tokens=70))
+    assert told.cached_tokens(16) == 5
 
 
 @pytest.mark.parametrize(

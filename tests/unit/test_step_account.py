@@ -11,7 +11,15 @@ import triton_python_backend_utils as pb_utils
 
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from serving import step_metrics
-from serving.engines.base import Engine, EngineCosts, EngineInfo, GenerationRequest, SamplingParams, StepStats
+from serving.engines.base import (
+    Engine,
+    EngineCosts,
+    EngineInfo,
+    GenerationRequest,
+    SamplingParams,
+    StepStats,
+    TokenChunk,
+)
 from serving.engines.clock import VirtualClock, WallClock
 from serving.engines.simulated import SimulatedEngine
 from serving.step_account import AccountedEngine
@@ -122,6 +130,29 @@ def test_prompt_tokens_whose_blocks_were_reused_do_not_count() -> None:
     engine.add(request(2, 20, 2, **keep))
     run(engine)
     assert account(engine)["num_prompt_tokens"] == 20 + 4, "4 of 5 blocks: the last token's is computed again"
+
+
+class ReusingParts(SimulatedEngine):
+    """As OpenVINO: it tells tokens of the prompt, of parts of blocks, too."""
+
+    def step(self) -> list[TokenChunk]:
+        chunks = super().step()
+        for chunk in chunks:
+            if chunk.perf is not None:
+                chunk.perf = msgspec.structs.replace(chunk.perf, num_cached_tokens=7)
+        return chunks
+
+
+def test_prompt_tokens_that_were_cached_in_a_part_of_a_block_do_not_count() -> None:
+    clock = VirtualClock()
+    spec = SimulatedEngineSpec(provider="simulated", kv_block_tokens=4)
+    engine = AccountedEngine(ReusingParts(spec, clock), clock)
+    engine.add(request(1, 20, 1))
+    run(engine)
+    assert account(engine)["num_prompt_tokens"] == 20 - 7
+    batch = engine.stats().batch
+    assert batch is not None
+    assert batch.num_reused_kv_blocks == 1, "whole ones"
 
 
 class IteratingBeside(SimulatedEngine):
