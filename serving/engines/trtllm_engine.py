@@ -26,6 +26,7 @@ from serving.engines.base import (
     EngineStats,
     GenerationRequest,
     PerfMetrics,
+    SamplingParams,
     TokenChunk,
 )
 from serving.engines.event_loop_thread import EventLoopThread, LoopStuckError
@@ -151,7 +152,7 @@ class TrtLlmEngine(Engine):
 
     def _measure(self) -> None:
         """Generate one token, which loads what upstream loads late, and take the KV cache's size from the stats."""
-        self._start(GenerationRequest(key=-1, input_ids=[0], sampling=self._words.rules.first_sampling))
+        self._start(GenerationRequest(key=-1, input_ids=[0], sampling=self.plain_sampling))
         chunks = _wait_for(self.step, _FIRST_TOKEN_S, "no first token came")
         if chunks[0].error is not None:
             raise SpecError(f"the first token failed: {chunks[0].error}", field="engine")
@@ -160,6 +161,11 @@ class TrtLlmEngine(Engine):
             self.info, num_kv_blocks=stats.num_kv_blocks, kv_block_tokens=stats.kv_block_tokens
         )
         refuse_short_cache(self._whole_sequence, self.info)
+
+    @property
+    def plain_sampling(self) -> SamplingParams:
+        """Return the one with the beams that the deployment's requests have to have."""
+        return self._words.rules.first_sampling
 
     def add(self, request: GenerationRequest) -> None:
         """Hand a request to upstream, which queues it."""
