@@ -145,6 +145,10 @@ class ReleaseSpec(Spec):
     responses: ResponseSpec = ResponseSpec()
     bls: BlsSpec = BlsSpec()
     placement: PlacementSpec = PlacementSpec()
+    is_warmed_up: Boolean = Field(
+        default=True,
+        description="before it is ready it does a request of its own, which nothing counts",
+    )
     on_demand: OnDemandSpec | None = Field(default=None, description="none: the engine is loaded all the time")
 
     @model_validator(mode="before")

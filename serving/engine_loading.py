@@ -11,6 +11,7 @@ from serving.admission.shared_room import LedgerRoom
 from serving.detokenization import TextDecoder
 from serving.engine_costs import engine_costs
 from serving.engine_sources import OwnedEngine
+from serving.engine_warm_up import warm_up
 from serving.engines.base import Engine
 from serving.engines.clock import WallClock
 from serving.engines.providers import create_engine
@@ -23,6 +24,8 @@ from serving.shared_ledger import LEDGER_FILE, SharedLedger
 from serving.speculating_engine import SpeculatingEngine
 from serving.step_account import AccountedEngine
 from serving.stopping_engine import StoppingEngine
+
+_WARM_UP_DRAFT_TOKENS = 2
 
 
 def load_engine(release: ReleaseSpec, *, folder: Path, run_dir: Path, is_inner: bool) -> Engine:
@@ -56,11 +59,19 @@ def load_engine(release: ReleaseSpec, *, folder: Path, run_dir: Path, is_inner: 
 
 def _model(release: ReleaseSpec) -> Engine:
     refuse_unfit_releases(release)
-    engine = create_engine(release.engine)
+    engine = _warm(create_engine(release.engine), release)
     if release.draft_engine is not None:
-        engine = SpeculatingEngine(engine, create_engine(release.draft_engine))
+        draft = _warm(create_engine(release.draft_engine), release)
+        engine = _warm(SpeculatingEngine(engine, draft), release, num_draft_tokens=_WARM_UP_DRAFT_TOKENS)
     engine = StoppingEngine(engine, TextDecoder.from_spec(release.tokenizer))
     return AccountedEngine(engine, WallClock(), engine_costs(release))
+
+
+def _warm(engine: Engine, release: ReleaseSpec, *, num_draft_tokens: int = 0) -> Engine:
+    """Return the engine once it has generated something; below what counts, for nobody has asked for it."""
+    if release.is_warmed_up:
+        warm_up(engine, num_draft_tokens=num_draft_tokens)
+    return engine
 
 
 def _on_demand(release: ReleaseSpec, *, folder: Path, run_dir: Path, member: str) -> Engine:

@@ -6,6 +6,7 @@ last one. Whoever wants a request to end asks the engine, and the engine's answe
 the reader of the engine's steps fails what is left.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -29,6 +30,7 @@ from serving.response_checks import check_response
 from serving.running_request import Reply, ReplySink, RunningRequest
 from serving.sequence_group import SequenceGroup
 from serving.stream_state import Census, StreamContext
+from serving.stub_warm_up import import_for_first_request
 from serving.tracing.request_trace import RequestTrace
 from serving.tracing.trace_context import read_context
 
@@ -63,9 +65,11 @@ class GenerationService:
         Raises:
             ServingError: it cannot be loaded.
         """
+        if release.is_warmed_up:
+            import_for_first_request()
         self._release = release
+        self._text = text = TextDecoder.from_spec(release.tokenizer)
         self._on_stats = on_stats
-        text = TextDecoder.from_spec(release.tokenizer)
         self._running: dict[int, RunningRequest] = {}
         self._lock = threading.Lock()  # of _running and _refusal: both ends of a request's life
         self._refusal: Unavailable | None = None
@@ -123,6 +127,12 @@ class GenerationService:
                 running.times.note_refusal()
             raise refusal
         self._submit_all(sequences, group)
+
+    def warm_up(self, tensors: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """Read a request of nobody's, so that the first one of a client takes no longer; the engine has none of it."""
+        with contextlib.suppress(RequestError):  # the engine is too small for it
+            for prompt in self._asked.prompts(tensors):
+                self._text.decode(prompt.request.options.input_ids)
 
     @property
     def info(self) -> EngineInfo:

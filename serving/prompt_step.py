@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first step of the ensemble, without Triton: prompts in text to the tensors that the engine step takes."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,15 @@ from serving.prompt_batch import Row, for_each_row, joined, rows_of
 from serving.required_tensors import check_required
 from serving.stop_strings import check_stop_strings
 from serving.stream_state import StreamContext, new_stream_key, pack
+from serving.stub_warm_up import import_for_first_request
 from serving.tokenization import PromptTokenizer
 from serving.word_lists import Ids, bad_words_of, ids_of, pack_words, texts_of
+
+_log = logging.getLogger("trireme.prompt_step")
+
+_WARM_UP_TEXT = b"What is the capital of France?"
+_WARM_UP_MESSAGES = b'[{"role": "user", "content": "What is the capital of France?"}]'
+_WARM_UP_LENGTH: dict[str, npt.NDArray[np.generic]] = {"REQUEST_OUTPUT_LEN": np.array([[1]], dtype=np.int32)}
 
 
 class PromptStep:
@@ -30,8 +38,17 @@ class PromptStep:
 
     @classmethod
     def from_release(cls, folder: Path) -> "PromptStep":
-        """Raises: SpecError: no such release, or no usable tokenizer in it."""
-        return cls.from_spec(load_release(folder).tokenizer)
+        """Load the tokenizer of a release, and warm up where the deployment wants that.
+
+        Raises:
+            SpecError: no such release, or no usable tokenizer in it.
+        """
+        release = load_release(folder)
+        step = cls.from_spec(release.tokenizer)
+        if release.is_warmed_up:
+            import_for_first_request()
+            step.warm_up()
+        return step
 
     @classmethod
     def from_spec(cls, spec: TokenizerSpec) -> "PromptStep":
@@ -42,6 +59,25 @@ class PromptStep:
         """
         tokenizer = PromptTokenizer.from_spec(spec)
         return cls(tokenizer, ChatPrompt.from_folder(spec.dir, tokenizer))
+
+    def warm_up(self) -> dict[str, npt.NDArray[np.generic]] | None:
+        """Prepare a prompt of nobody's, so that the first one of a client takes no longer than the others.
+
+        Returns:
+            Its tensors; None: this tokenizer makes no token of it.
+        """
+        self._try("MESSAGES", _WARM_UP_MESSAGES)
+        return self._try("QUERY", _WARM_UP_TEXT)
+
+    def _try(self, name: str, content: bytes) -> dict[str, npt.NDArray[np.generic]] | None:
+        tensors: Row = {name: np.array([[content]], dtype=np.object_), **_WARM_UP_LENGTH}
+        try:
+            return self.prepare(tensors)
+        except RequestError:  # there is no template, or the tokenizer makes no token of it
+            return None
+        except Exception:  # what only some requests meet must not keep the others from being served
+            _log.exception("the step could not be warmed up; requests like this one will fail, too: %r", content)
+            return None
 
     def prepare(self, tensors: Row, *, traceparent: str = "") -> dict[str, npt.NDArray[np.generic]]:
         """The output tensors of one request, by name; ids are ``[batch, n] int32``, padded behind the shorter prompts.

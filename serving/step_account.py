@@ -53,7 +53,7 @@ class AccountedEngine(Engine):
         self._num_decoding = 0
         self._num_context_tokens = 0  # of all that decode
         self._num_reused_blocks: int | None = None  # in all; None: the engine has told of none
-        self._num_seen_steps = engine.stats().num_steps
+        self._num_seen_steps = self._num_steps_before = engine.stats().num_steps  # of its warm-up
         self._sums = StepStats()
         self.info = msgspec.structs.replace(engine.info, costs=costs)
 
@@ -157,7 +157,12 @@ class AccountedEngine(Engine):
     def stats(self) -> EngineStats:
         """The engine's, with the account."""
         stats = self._engine.stats()
-        return msgspec.structs.replace(stats, steps=copy(self._sums), batch=self._batch(stats))
+        return msgspec.structs.replace(
+            stats,
+            num_steps=stats.num_steps - self._num_steps_before,
+            steps=copy(self._sums),
+            batch=self._batch(stats),
+        )
 
     def _batch(self, stats: EngineStats) -> BatchStats:
         """Return what the engine tells of its batch, and where it does not, what follows from the chunks."""

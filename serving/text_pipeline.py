@@ -86,7 +86,7 @@ class TextPipeline:
     def from_release(
         cls, folder: Path, source: EngineSource, metrics: RequestMetrics, *, is_accumulating: bool = False
     ) -> "TextPipeline":
-        """Load the release in a model's version folder, and wait for its engine.
+        """Load the release in a model's version folder, wait for its engine, and warm up.
 
         Raises:
             ServingError: there is no such release, or it has no engine.
@@ -95,7 +95,16 @@ class TextPipeline:
         prompt_step = PromptStep.from_spec(release.tokenizer)
         decoder = TextDecoder.from_spec(release.tokenizer)
         service = GenerationService(release, source, metrics=metrics, client_check_s=_CLIENT_CHECK_S)
-        return cls(service, prompt_step, decoder, is_accumulating=is_accumulating)
+        pipeline = cls(service, prompt_step, decoder, is_accumulating=is_accumulating)
+        if release.is_warmed_up:
+            pipeline.warm_up()
+        return pipeline
+
+    def warm_up(self) -> None:
+        """Do with a request of nobody's all that is done before the engine has one; the engine has its own warm-up."""
+        prompt = self._prompt_step.warm_up()
+        if prompt is not None:
+            self._service.warm_up(_renamed(prompt, _FROM_PROMPT_TO_ENGINE))
 
     def start(
         self,

@@ -19,6 +19,7 @@ from ensemble_configs.release import load_release
 from serving.detokenization import StreamText, TextDecoder
 from serving.required_tensors import check_required
 from serving.stream_state import Census, StreamState, unpack_final_states, unpack_state
+from serving.stub_warm_up import import_for_first_request
 
 _CANCEL_CHECK_S = 0.04  # a message to the server each time: not for every chunk
 
@@ -40,8 +41,17 @@ class TextStep:
 
     @classmethod
     def from_release(cls, folder: Path) -> "TextStep":
-        """Raises: SpecError: no such release, or no usable tokenizer in it."""
-        return cls(TextDecoder.from_spec(load_release(folder).tokenizer))
+        """Load the tokenizer of a release, and warm up where the deployment wants that.
+
+        Raises:
+            SpecError: no such release, or no usable tokenizer in it.
+        """
+        release = load_release(folder)
+        step = cls(TextDecoder.from_spec(release.tokenizer))
+        if release.is_warmed_up:
+            import_for_first_request()
+            step.respond({"TOKENS_BATCH": np.zeros((1, 1, 1), dtype=np.int32)})
+        return step
 
     @property
     def num_streams(self) -> int:

@@ -17,6 +17,7 @@ from serving.engines.packed_array import PackedArray
 from serving.scheduling import Scheduling
 
 MAX_BEAM_WIDTH = 32  # more would hold up everybody else
+FIRST_WARM_UP_KEY = 1 << 61  # requests that an engine's process makes by itself have keys from here on
 
 
 class FinishReason(enum.StrEnum):
@@ -259,6 +260,11 @@ class Engine(ABC):
     """An in-flight-batching engine behind the seam."""
 
     info: EngineInfo
+
+    @property
+    def plain_sampling(self) -> SamplingParams:
+        """Return how a request is sampled that asks for nothing but a token, which ends it, too."""
+        return SamplingParams(max_tokens=1, end_id=-1)
 
     @abstractmethod
     def add(self, request: GenerationRequest) -> None:

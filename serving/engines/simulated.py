@@ -9,6 +9,7 @@ import msgspec
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.errors import RequestError
 from serving.engines.base import (
+    FIRST_WARM_UP_KEY,
     BatchStats,
     Engine,
     EngineInfo,
@@ -96,7 +97,8 @@ class SimulatedEngine(Engine):
         """Queue a request."""
         refuse_unservable(request, self.info)
         check_context_phase(request)
-        self._fault.note_request()
+        if request.key < FIRST_WARM_UP_KEY:
+            self._fault.note_request()
         if not self._sequences:
             self._pace.restart()
         running = self._running_of(request)

@@ -27,6 +27,7 @@ from serving.engines.base import (
     EngineStats,
     GenerationRequest,
     PerfMetrics,
+    SamplingParams,
     TokenChunk,
 )
 from serving.engines.event_loop_thread import ANSWERS_S, EventLoopThread, LoopStuckError
@@ -162,7 +163,7 @@ class TrtLlmEngine(Engine):
 
     def _measure(self) -> None:
         """Generate one token, which loads what upstream loads late, and take the KV cache's size from the stats."""
-        self._start(GenerationRequest(key=-1, input_ids=[0], sampling=self._words.rules.first_sampling))
+        self._start(GenerationRequest(key=-1, input_ids=[0], sampling=self.plain_sampling))
         chunks = _wait_for(self.step, _FIRST_TOKEN_S, "no first token came")
         if chunks[0].error is not None:
             raise SpecError(f"the first token failed: {chunks[0].error}", field="engine")
@@ -172,6 +173,11 @@ class TrtLlmEngine(Engine):
         )
         if not self._is_cache_size_asked:
             refuse_short_cache(self._whole_sequence, self.info)
+
+    @property
+    def plain_sampling(self) -> SamplingParams:
+        """Return the one with the beams that the deployment's requests have to have."""
+        return self._words.rules.first_sampling
 
     def add(self, request: GenerationRequest) -> None:
         """Hand a request to upstream, which queues it."""

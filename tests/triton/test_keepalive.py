@@ -98,6 +98,7 @@ def test_a_client_that_is_frozen_is_taken_for_gone(start_server: Callable[..., R
 def test_a_client_that_is_only_silent_keeps_its_stream(start_server: Callable[..., RunningServer]) -> None:
     server = start_server(
         engine={"provider": "simulated", "step_ms": 4000.0},
+        is_warmed_up=False,
         triton={"keepalive_time_ms": 500, "keepalive_timeout_ms": 500},
     )
     with subprocess.Popen(

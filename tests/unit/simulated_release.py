@@ -22,6 +22,7 @@ def write_release(
     release: int = 1,
     is_accumulating: bool = False,
     decoupled: bool = True,
+    is_warmed_up: bool = True,
     admission: AdmissionSpec | None = None,
     **responses: object,
 ) -> Path:
@@ -31,6 +32,7 @@ def write_release(
         name="test",
         release=release,
         decoupled=decoupled,
+        is_warmed_up=is_warmed_up,
         bls=BlsSpec(accumulate_tokens=is_accumulating),
         tokenizer=TokenizerSpec(dir=TOKENIZER),
         engine=SimulatedEngineSpec.model_validate({"provider": "simulated"} | settings),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import free_ports
+from benchmarks.first_request import Row, Start
 from benchmarks.http2_streams import Received
 from benchmarks.workload import Run
 
@@ -48,3 +49,13 @@ def test_messages_are_cut_out_of_the_bytes_of_a_stream_and_have_the_time_of_thei
     received = Received([(1.0, data[:7]), (2.0, data[7:16]), (3.0, data[16:])])
     assert received.messages() == [(2.0, b"first"), (2.0, b""), (3.0, b"third")]
     assert Received([(1.0, data[:7])]).messages() == []
+
+
+def test_the_first_request_is_held_against_the_later_ones_of_its_own_server() -> None:
+    starts = [
+        Start(first_ms=12.0, same_length_ms=6.0, other_lengths_ms=8.0),
+        Start(first_ms=30.0, same_length_ms=20.0, other_lengths_ms=30.0),
+        Start(first_ms=10.0, same_length_ms=10.0, other_lengths_ms=20.0),
+    ]
+    ratios = Row(is_warmed_up=True, entry="ensemble", is_streaming=True, starts=starts).ratios()
+    assert (ratios["same_length"]["median"], ratios["other_lengths"]["median"]) == (1.5, 1.0)

@@ -32,6 +32,7 @@ from ensemble_configs.engine_specs import (
     TensorRtEngineSpec,
 )
 from ensemble_configs.errors import RequestError
+from serving.engine_warm_up import warm_up
 from serving.engines.base import Beam, Engine, FinishReason, GenerationRequest, PerfMetrics, SamplingParams
 from serving.engines.clock import VirtualClock
 from serving.engines.packed_array import PackedArray
@@ -380,6 +381,15 @@ def test_stats_count_running_and_waiting_requests_and_steps(session: Session) ->
     assert (stats.num_running, stats.num_waiting) == (4, 3)
     assert stats.num_steps == before.num_steps + 1 if session.is_paced else stats.num_steps > before.num_steps
     assert 0 < stats.num_used_kv_blocks <= stats.num_kv_blocks == session.engine.info.num_kv_blocks
+
+
+def test_an_engine_that_was_warmed_up_has_generated_and_holds_nothing(session: Session) -> None:
+    num_steps = session.engine.stats().num_steps
+    warm_up(session.engine)
+    stats = session.engine.stats()
+    assert stats.num_steps > num_steps
+    assert (session.engine.has_work, stats.num_running, stats.num_used_kv_blocks) == (False, 0, 0)
+    assert len(session.tokens_of(prompt_of(4))) == 8
 
 
 def test_an_idle_engine_has_no_work_and_its_step_is_harmless(session: Session) -> None:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 from simulated_release import TOKENIZER, write_release
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from ensemble_configs.errors import RequestError, SpecError
@@ -268,3 +268,35 @@ def test_it_is_made_from_a_release(tmp_path: Path) -> None:
     assert PromptStep.from_release(release).prepare(prompt())["INPUT_ID"].size > 0
     with pytest.raises(SpecError, match=r"cannot read .*release.json"):
         PromptStep.from_release(tmp_path / "nowhere")
+
+
+def test_warmed_up_it_has_prepared_a_prompt_of_nobodys(step: PromptStep) -> None:
+    tensors = step.warm_up()
+    assert tensors is not None
+    assert tensors["INPUT_ID"].size == tensors["REQUEST_INPUT_LEN"].item() > 1
+
+
+def test_a_tokenizer_that_knows_no_word_of_it_stays_cold() -> None:
+    assert PromptStep(PromptTokenizer(Tokenizer(BPE()), add_special_tokens=False)).warm_up() is None
+
+
+def test_a_tokenizer_that_breaks_with_some_words_breaks_no_start(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = Tokenizer(WordLevel({"nothing": 0}))  # without a token for words that it does not know
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    assert PromptStep(PromptTokenizer(tokenizer, add_special_tokens=False)).warm_up() is None
+    assert "Missing [UNK] token" in caplog.text
+
+
+@pytest.mark.parametrize("is_warmed_up", [True, False])
+def test_a_release_is_warmed_up_unless_its_deployment_says_no(
+    is_warmed_up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_release(tmp_path, is_warmed_up=is_warmed_up)
+    calls: list[PromptStep] = []
+
+    def note(step: PromptStep) -> None:
+        calls.append(step)
+
+    monkeypatch.setattr(PromptStep, "warm_up", note)
+    PromptStep.from_release(folder)
+    assert len(calls) == is_warmed_up

@@ -95,6 +95,7 @@ def test_the_servers_settings_are_not_the_releases(tmp_path: Path) -> None:
         "bls",
         "slo",
         "placement",
+        "is_warmed_up",
     }
 
 

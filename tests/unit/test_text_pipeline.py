@@ -12,6 +12,7 @@ from recording_sink import RecordingSink
 from text_bench import Owner, ask, wait_until
 
 from ensemble_configs.errors import RequestError
+from serving.detokenization import TextDecoder
 from serving.engine_sources import SharedEngine
 from serving.request_metrics import RequestMetrics
 from serving.run_dir import RUN_DIR_VARIABLE
@@ -110,3 +111,26 @@ def test_a_stop_request_at_the_owner_ends_the_guests_request_of_that_id(owner: O
     other.texts()
     assert other.responses[-1]["finish_reason"].item() == b"length"
     assert delta.num_running == 0
+
+
+def test_a_pipeline_is_warmed_up_without_a_word_to_its_engine_or_its_counters(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[list[int]] = []
+    decode = TextDecoder.decode
+
+    def note(decoder: TextDecoder, token_ids: list[int]) -> str:
+        decoded.append(list(token_ids))
+        return decode(decoder, token_ids)
+
+    monkeypatch.setattr(TextDecoder, "decode", note)
+    metrics = RequestMetrics(pb_utils.MetricFamily, model="tensorrt_llm_bls", version="1")
+    made = TextPipeline.from_release(owner.bls_folder, SharedEngine("1"), metrics)
+    try:
+        prompts = [ids for ids in decoded if 1 < len(ids) < 64]  # beside the whole vocabulary, which is checked at load
+        assert len(prompts) == 1, "it was tokenized, read as a request, and decoded"
+        assert made.num_running == 0
+        assert not metrics._counted
+        assert not metrics._observed
+    finally:
+        made.close()
