@@ -4,6 +4,7 @@
 Types and shapes are upstream's; what is ours (execution policy, internal tensors) says why beside it.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 
 from ensemble_configs.model_names import CANARY, GRAPH, STEPS_OF_GRAPH, role_of
@@ -58,6 +59,18 @@ def model_messages(
     return {model.triton_prefix + step: _message(model, triton, step, told) for step in model.steps}
 
 
+def adapter_counts(model: ModelSpec) -> Counter[str]:
+    """Return how many processes Triton starts for a language model, by Triton model and version ("ensemble-2")."""
+    return Counter(
+        {
+            f"{model.triton_prefix}{step}-{number}": getattr(model.instances, role_of(step))
+            for step in model.steps
+            if step != GRAPH
+            for number in _version_numbers(model, step)
+        }
+    )
+
+
 def _message(model: ModelSpec, triton: TritonSpec, step: str, told: Message) -> Message:
     if step == GRAPH:
         return _graph(model, triton)
@@ -95,6 +108,10 @@ def _policy(model: ModelSpec, step: str) -> Message:
 
 
 def _versions(model: ModelSpec, step: str) -> Message:
+    return {"specific": {"versions": _version_numbers(model, step)}}
+
+
+def _version_numbers(model: ModelSpec, step: str) -> list[int]:
     """The steps are loaded for every release.
 
     Whoever names no version gets the highest that is loaded. So what clients call is loaded up to the first release,
@@ -107,7 +124,7 @@ def _versions(model: ModelSpec, step: str) -> Message:
         numbers = [model.release]
     elif step not in STEPS_OF_GRAPH:
         numbers = [number for number in numbers if number <= model.release]
-    return {"specific": {"versions": numbers}}
+    return numbers
 
 
 def _instances(count: int, limiter: RateLimiterSpec | None, *, kind: str = "KIND_CPU") -> Message:

@@ -27,6 +27,10 @@ class ServerFailed(ServerError):
     """The server died, hangs, or cannot be loaded."""
 
 
+class LoadStuck(ServerFailed):
+    """The server has lost a process of its models while it loaded them, and waits for ever."""
+
+
 class RestartBudget:
     """How often a server may be started again, and how long to wait before."""
 
@@ -115,9 +119,9 @@ class Supervision:
                 self.leaving.finish(Outcome.NOTHING)
             server.stop()
         except ServerFailed as exc:
-            # What does not load now will not load in a second either. But Triton 2.51 itself crashes now and then while
-            # it loads several models at once, which says nothing about them, unless it does so again.
-            is_crashed_start = not is_loaded and _is_crashed(server)
+            # What does not load now will not load in a second either. But Triton 2.51 itself crashes or sticks now and
+            # then while it loads several models at once, which says nothing about them, unless it does so again.
+            is_crashed_start = not is_loaded and (isinstance(exc, LoadStuck) or _is_crashed(server))
             is_nobodys_fault = is_loaded or (is_crashed_start and not num_crashed)
             is_hopeless = not (was_ready or is_loaded or is_crashed_start)
             if not is_nobodys_fault and self.give_up_candidate(exc.message):
@@ -140,6 +144,8 @@ class Supervision:
             self.health.beat()
             if server.exit_status is not None:
                 raise ServerFailed(f"tritonserver ended with status {server.exit_status} while loading")
+            if server.is_stuck():
+                raise LoadStuck("tritonserver has lost a process of a model while loading, and waits for it")
             if time.monotonic() > deadline_s:
                 raise ServerFailed(
                     f"tritonserver is not ready after {self.ready_timeout_s:g} s; --ready-timeout-s gives it more"

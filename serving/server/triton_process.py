@@ -29,6 +29,7 @@ from serving.run_dir import RUN_DIR_VARIABLE
 from serving.server.installation import TritonInstallation
 from serving.server.server_features import closes_client_shm
 from serving.server.shared_memory import RegionOwner
+from serving.server.stuck_load import StuckLoad
 
 _PR_SET_PDEATHSIG = 1
 _INDEX_TIMEOUT_S = 10
@@ -63,6 +64,7 @@ class TritonProcess:
         self._regions = RegionOwner()
         self.control_key = control_key or secrets.token_urlsafe(24)
         self._is_turned_unready = False
+        self._load = StuckLoad(spec, self.run_dir)
         self._base_url = f"http://{reachable(spec.triton.host)}:{spec.triton.http_port}"
         self._process = subprocess.Popen(
             self._command(spec, repository, installation),
@@ -126,6 +128,10 @@ class TritonProcess:
             for one in versions
             if one.get("state") == "READY"
         )
+
+    def is_stuck(self) -> bool:
+        """Return whether its start will not end, though all that is ours has been loaded; see `StuckLoad`."""
+        return self._load.is_stuck()
 
     def is_ready(self) -> bool:
         """Return whether the server says that it and every model of it take requests; see `is_loaded`."""

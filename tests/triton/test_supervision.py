@@ -35,6 +35,17 @@ def victim(server: RunningServer, name: str) -> psutil.Process:
     return server.tritonserver() if name == "tritonserver" else server.stub(name)
 
 
+def stubs_of(server: RunningServer, model: str) -> list[psutil.Process]:
+    """Return the processes of a model of a server that may still be starting."""
+    try:
+        found = server.descendants()
+    except (AttributeError, psutil.NoSuchProcess):  # it has not been started yet
+        return []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [process for process in found if any(f"/{model}/1/model.py" in part for part in process.cmdline())]
+    return []
+
+
 def prefixes(server: RunningServer) -> set[str]:
     """Of the shared memory: one for each server process that was not cleaned up after."""
     return {name[: name.rindex("_")] for name in server.shared_memory()}
@@ -194,6 +205,24 @@ def test_ctrl_c_while_it_waits_to_start_again_ends_it_at_once(start_server: Star
     server.interrupt(signal.SIGINT)
     assert server.process.wait(5) == 0
     assert server.shared_memory() == []
+
+
+def test_a_process_that_is_held_up_while_it_loads_costs_a_start_at_most(tmp_path: Path) -> None:
+    """As on a busy machine: Triton 2.51 takes the process for dead after a second, and then crashes or waits for it."""
+    server = RunningServer(deployment_text("spoiled", engine=SLOW), tmp_path)
+
+    def hold_up() -> None:
+        while not (found := stubs_of(server, "postprocessing")):
+            time.sleep(0.01)
+        found[0].suspend()
+        time.sleep(3)
+        found[0].resume()
+
+    holding = threading.Thread(target=hold_up)
+    holding.start()
+    with server, TritonClient(server.url) as client:
+        holding.join()
+        assert sum(chunk.num_output_tokens or 0 for chunk in client.generate(ASK)) == 3
 
 
 def test_the_next_start_removes_the_shared_memory_of_a_killed_server_and_of_no_other(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that crashes while it loads is started again; one that ends by a decision of its own is not."""
+"""A server that crashes or sticks while it loads is started again; one that ends by a decision of its own is not."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,26 +7,37 @@ from typing import cast
 
 import pytest
 
+from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.errors import ServerError
 from ensemble_configs.triton_spec import TritonSpec
 from serving.server.drain_request import DrainRequest
 from serving.server.health import Health
 from serving.server.leaving import Leaving
 from serving.server.stop_signal import StopSignal
+from serving.server.stuck_load import STUCK_S, StuckLoad
 from serving.server.supervision import Supervision
 from serving.server.triton_process import TritonProcess
+
+STUCK = 1000  # in place of an exit status
 
 
 class Server:
     """Ends with a status while it loads, or, with None, becomes ready."""
 
     def __init__(self, exit_status: int | None, folder: Path) -> None:
-        self.exit_status = exit_status
+        self.is_started_for = exit_status
         self.run_dir = folder
         self.is_cleaned_up = False
 
+    @property
+    def exit_status(self) -> int | None:
+        return None if self.is_started_for == STUCK else self.is_started_for
+
     def is_loaded(self) -> bool:
-        return self.exit_status is None
+        return self.is_started_for is None
+
+    def is_stuck(self) -> bool:
+        return self.is_started_for == STUCK
 
     def answers(self, *, timeout_s: float) -> bool:  # noqa: ARG002
         return True
@@ -141,3 +152,74 @@ def test_a_candidate_that_may_be_to_blame_is_left_out_of_the_next_start(tmp_path
     assert reasons == ["tritonserver ended with status 1 while loading"]
     with pytest.raises(ServerError, match="status 1 while loading"):
         supervise(tmp_path, [1, None], give_up_candidate=give_up)
+
+
+def test_a_start_that_sticks_is_tried_again_as_one_that_crashes(tmp_path: Path) -> None:
+    told, servers = supervise(tmp_path, [STUCK, STUCK, None])
+    assert len(servers) == 3
+    lost = "tritonserver has lost a process of a model while loading, and waits for it; starting it again"
+    assert told[:3] == [lost, lost, "welcome"]
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+STABLE = ("preprocessing-1", "tensorrt_llm-1", "postprocessing-1", "ensemble-1", "tensorrt_llm_bls-1")
+OF_A_CANDIDATE = ("preprocessing-2", "tensorrt_llm-2", "postprocessing-2", "ensemble_canary-2")
+
+
+def deployment(**more: object) -> DeploymentSpec:
+    text: dict[str, object] = {"tokenizer": {"dir": "/t"}, "engine": {"provider": "simulated"}}
+    return DeploymentSpec.model_validate({"name": "stuck", **text, **more})
+
+
+def test_a_start_is_stuck_once_every_adapter_has_been_ready_for_long(tmp_path: Path) -> None:
+    clock = Clock()
+    load = StuckLoad(deployment(), tmp_path, clock)
+    for name in STABLE[1:]:
+        (tmp_path / f"{name}-abcd.sock").touch()
+    clock.now_s += 1000
+    assert not load.is_stuck(), "one is still loading"
+    (tmp_path / f"{STABLE[0]}-abcd.sock").touch()
+    assert not load.is_stuck()
+    clock.now_s += STUCK_S
+    assert not load.is_stuck()
+    clock.now_s += 1
+    assert load.is_stuck()
+
+
+def test_all_processes_of_a_model_and_of_a_candidate_are_waited_for(tmp_path: Path) -> None:
+    clock = Clock()
+    candidate = {"release": 2, "tokenizer": {"dir": "/t"}, "engine": {"provider": "simulated"}}
+    spec = deployment(other_releases=[candidate], canary=2, instances={"preprocessing": 2})
+    load = StuckLoad(spec, tmp_path, clock)
+    for name in (*STABLE, *OF_A_CANDIDATE):
+        (tmp_path / f"{name}-0000.sock").touch()
+    assert not load.is_stuck()
+    clock.now_s += 2 * STUCK_S
+    assert not load.is_stuck(), "the second ones of preprocessing are still loading"
+    for name in ("preprocessing-1", "preprocessing-2"):
+        (tmp_path / f"{name}-1111.sock").touch()
+    assert not load.is_stuck()
+    clock.now_s += 2 * STUCK_S
+    assert load.is_stuck()
+
+
+def test_nothing_is_said_of_a_server_that_also_loads_models_of_the_user(tmp_path: Path) -> None:
+    clock = Clock()
+    model = tmp_path / "mine"
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text('backend: "python"\n')
+    load = StuckLoad(deployment(extra_models=[{"name": "mine", "dir": str(model)}]), tmp_path, clock)
+    for name in STABLE:
+        (tmp_path / f"{name}-abcd.sock").touch()
+    assert not load.is_stuck()
+    clock.now_s += 1000
+    assert not load.is_stuck()
