@@ -11,7 +11,7 @@ import psutil
 import pytest
 from ranked_engine import World, needs_mpirun, wait_until
 
-from ensemble_configs.errors import ServerError, SpecError
+from ensemble_configs.errors import ServerError, SpecError, Unavailable
 
 pytestmark = needs_mpirun
 
@@ -105,6 +105,26 @@ def test_a_rank_that_is_lost_while_loading_is_told_with_what_was_logged(world: W
     with pytest.raises(ServerError, match=text):
         adapter.client.start()
     assert time.monotonic() - began_s < 20
+
+
+def test_a_rank_that_is_lost_while_the_next_engine_loads_is_told_and_tried_again(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter = world.adapter()
+    adapter.client.start()
+    old = world.ranks()
+    world.setenv("FAKE_RANK_ACCIDENT", "killed")
+    old[1].kill()
+    assert adapter.deaths.get(timeout=20).facts == {"reason": "engine_died"}
+    with pytest.raises(Unavailable) as refusal:
+        adapter.submit(1, 5)
+    assert refusal.value.facts == {"reason": "engine_restarting"}
+    wait_until(lambda: "the engine could not be restarted, attempt 1" in caplog.text)
+    assert "NCCL WARN Call to ibv_modify_qp failed" in caplog.text
+    world.setenv("FAKE_RANK_ACCIDENT", "")
+    adapter.ask_when_back(2)
+    assert len(world.ranks()) == 2
+    assert adapter.deaths.empty()
 
 
 def test_an_engine_that_never_loads_is_ended_at_its_deadline(world: World) -> None:
