@@ -13,6 +13,7 @@ from trtllm_switches import Behaviour, behaviours_of, without
 from trtllm_symptoms import SYMPTOMS, Upstream
 
 ROOT = Path(__file__).parents[2]
+BUILDS = r"^## E\. .*?(?=^At load)"  # the part of the page that is about the build tools' stand-ins
 CASES = [
     pytest.param(behaviour, backend, id=f"{behaviour.name.lower()}-{backend}")
     for behaviour, (backends, _) in SYMPTOMS.items()
@@ -53,7 +54,7 @@ def test_the_fake_imports_nothing_of_the_project() -> None:
 def rows_of_the_page() -> dict[str, list[str]]:
     """The cells of each row of docs/trtllm_behaviour.md by its first one."""
     text = (ROOT / "docs/trtllm_behaviour.md").read_text()
-    builds = re.search(r"^## E\. .*?(?=^At load)", text, re.MULTILINE | re.DOTALL)  # of the build tools' stand-ins
+    builds = re.search(BUILDS, text, re.MULTILINE | re.DOTALL)
     lines = (text if builds is None else text.replace(builds[0], "")).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if re.match(r"\| [A-H]\d", line)]
     return {row[0]: row for row in cells}
@@ -75,3 +76,20 @@ def test_every_row_of_the_page_names_its_source_and_tests_that_exist() -> None:
         for file, test in tests:
             (found,) = (ROOT / "tests").rglob(file)
             assert f"def {test}(" in found.read_text(), f"{name}: {file}::{test}"
+
+
+def test_every_row_of_builds_names_its_source_and_the_file_of_its_tests() -> None:
+    found = re.search(BUILDS, (ROOT / "docs/trtllm_behaviour.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in found[0].splitlines() if line[:3] == "| E"
+    ]
+    assert len(rows) > 15
+    for row in rows:
+        assert len(row) == 5, row
+        assert re.search(r"\[[ST]\] .{5}", row[2]), f"{row[1]} has no source"
+        tests = re.findall(r"`(test_\w+)`", row[4])
+        assert tests or row[3].startswith("nothing: "), f"{row[1]} names no test"
+        for test in tests:
+            (file,) = (ROOT / "tests").rglob(f"{test}.py")
+            assert file.parent.name == "unit"
