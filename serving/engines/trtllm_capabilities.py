@@ -136,7 +136,10 @@ CAPABILITIES: Mapping[str, Capabilities] = {
         ),
         conditions=_CONDITIONS
         | dict.fromkeys(("return_log_probs", *_LOGITS), _ALONE_IN_THE_MODEL)
-        | {"is_context_only": _PREFILL_ALONE}
+        | {
+            "is_context_only": _PREFILL_ALONE,
+            "beam_width": _BEAMS._replace(words=f"{_BEAMS.words}, in that width alone (1 is refused, too)"),
+        }
         | dict.fromkeys(FOR_TRTLLM_SAMPLER - {*BEAM_FIELDS}, _SAMPLER)
         | dict.fromkeys(FOR_TRTLLM_SAMPLER & {*BEAM_FIELDS}, _SAMPLER_AND_BEAMS),
     ),

@@ -30,6 +30,8 @@ from serving.engines.trtllm_engine import TrtLlmEngine
 from serving.engines.trtllm_outputs import RunningRequest
 from trireme.commands import run_command
 
+CONTRACT = Path(__file__).parents[2] / "docs/contract.md"
+
 
 @pytest.fixture
 def maker_of(tmp_path: Path) -> Iterator[Callable[..., Maker]]:
@@ -349,6 +351,8 @@ def test_an_engine_on_pytorch_serves_the_full_width_of_beams_alone(make_pytorch:
     add(engine, 9, [20], beam_width=3)
     assert len(run(engine)[9].token_ids) == 8
     assert [call["sampling_params"].n for call in executor.calls] == [3, 3], "the first token at start as well"
+    (row,) = [line for line in CONTRACT.read_text().splitlines() if line.startswith("| `beam_width`")]
+    assert "that width alone" in row.split(" | ")[4], "clients are told in docs/contract.md"
 
 
 def beams_of(engine: TrtLlmEngine, **sampling: object) -> list[list[float] | None]:
