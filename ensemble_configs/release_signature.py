@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ensemble_configs.errors import SpecError
+from ensemble_configs.extras import how_to_install
 from ensemble_configs.finding import Finding
 from ensemble_configs.release_manifest import SIGNATURE_FILE
 
@@ -38,7 +39,7 @@ def _load_key(path: Path) -> Callable[[bytes, bytes], bool]:
         from cryptography.hazmat.primitives.serialization import load_pem_public_key  # noqa: PLC0415
     except ModuleNotFoundError as exc:
         raise SpecError(
-            f"release_public_key needs {exc.name}, which is not installed; pip install 'trireme[serving]'",
+            f"release_public_key needs {exc.name}, which is not installed; {how_to_install('serving')}",
             field="release_public_key",
         ) from exc
     try:

@@ -12,6 +12,7 @@ import typer
 from ensemble_configs.deployment import load_deployment
 from ensemble_configs.durable_files import write_atomically
 from ensemble_configs.errors import SpecError
+from ensemble_configs.extras import how_to_install
 from ensemble_configs.places import check_folder_to_write
 from observability.drill import drill
 from observability.local_prometheus import FILES, LocalPrometheus
@@ -123,7 +124,7 @@ def generated_files(objectives: Objectives, *, runbooks: str = RUNBOOKS) -> dict
         from observability.dashboards.panels import dashboard_json  # noqa: PLC0415
     except ModuleNotFoundError as exc:
         raise SpecError(
-            f"dashboards need {exc.name}, which is not installed; pip install 'trireme[dev]'", field="out", extra="dev"
+            f"dashboards need {exc.name}, which is not installed; {how_to_install('dev')}", field="out", extra="dev"
         ) from exc
     from observability.files import rule_files  # noqa: PLC0415
 

@@ -16,6 +16,7 @@ from build_engines.cost.report_formats import html_page, markdown, print_tables
 from build_engines.cost.report_tables import tables
 from build_engines.cost.usage_records import Usage, load_usage
 from ensemble_configs.errors import SpecError
+from ensemble_configs.extras import how_to_install
 
 
 def cost(
@@ -136,7 +137,7 @@ def _write(found: Findings, folder: Path) -> None:
     try:
         from build_engines.cost.cost_plot import pictures  # noqa: PLC0415 - matplotlib takes a second to import
     except ModuleNotFoundError as exc:
-        raise SpecError("--out draws pictures with matplotlib; install trireme[plot]", field="out") from exc
+        raise SpecError(f"--out draws pictures with matplotlib; {how_to_install('plot')}", field="out") from exc
     folder.mkdir(parents=True, exist_ok=True)
     made, read = pictures(found), list(tables(found))
     title = f"Cost: {found.spec.name}"

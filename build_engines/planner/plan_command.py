@@ -24,6 +24,7 @@ from build_engines.planner.serving_limit import MEASURED_RESPONSES_PER_S, Servin
 from build_engines.planner.steady_state import Workload
 from build_engines.weight_formats import KV_FORMATS, WEIGHT_FORMATS
 from ensemble_configs.errors import SpecError
+from ensemble_configs.extras import how_to_install
 
 _THINK_TIME_S = 30.0
 
@@ -175,7 +176,7 @@ def _plot(made: Plan, path: Path) -> None:
     try:
         from build_engines.planner.plan_plot import write_plot  # noqa: PLC0415 - matplotlib takes a second to import
     except ModuleNotFoundError as exc:
-        raise SpecError("--plot needs matplotlib; install trireme[plot]", field="plot") from exc
+        raise SpecError(f"--plot needs matplotlib; {how_to_install('plot')}", field="plot") from exc
     write_plot(made, path)
 
 

@@ -34,6 +34,7 @@ from clients.load.report.document import document_of
 from clients.load.report.page import html_page
 from clients.load.run_folder import Run, refuse_used
 from ensemble_configs.errors import RequestError, SpecError
+from ensemble_configs.extras import how_to_install
 
 _MAX_RATE_PER_S = 1_000_000
 _MAX_TRIAL_S = 86_400
@@ -137,7 +138,7 @@ def _write_report(out: Path, runs: list[Run], targets: tuple[Target, ...]) -> bo
         return False
     has_plots = importlib.util.find_spec("matplotlib") is not None
     if not has_plots:
-        typer.echo("report.html has no pictures: they need matplotlib (pip install 'trireme[plot]')", err=True)
+        typer.echo(f"report.html has no pictures: they need matplotlib ({how_to_install('plot')})", err=True)
     each = tuple(msgspec.structs.replace(target, percentile=None) for target in targets)
     document = document_of(runs, title="Once, twice and three times the capacity", targets=each, num_gpus=None)
     (out / "report.html").write_text(html_page(document, runs, has_plots=has_plots), encoding="utf-8")

@@ -44,6 +44,7 @@ from clients.load.summary import print_summary
 from clients.load.tool_run import ToolRun, find_tool, from_first_request, run_tool
 from clients.load.worker import CpuSample
 from ensemble_configs.errors import RequestError, ServerError
+from ensemble_configs.extras import how_to_install
 
 _FILE = Path(__file__).with_name("locustfile.py")
 _ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +92,7 @@ def locust(
       trireme bench locust --users 16 --duration 60 --web --out runs/by-hand -- --web-port 8090
     """
     refuse_used(out)
-    program = find_tool("locust", _PLACE, given=binary, how="`pip install 'trireme[bench]'`, or make setup's bench")
+    program = find_tool("locust", _PLACE, given=binary, how=f"`{how_to_install('bench')}`, or make setup's bench")
     load = Load(
         url=url, access=access, model=model,
         workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), num_users=users,

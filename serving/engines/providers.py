@@ -17,6 +17,7 @@ from ensemble_configs.engine_specs import (
     TensorRtEngineSpec,
 )
 from ensemble_configs.errors import ServerError, SpecError
+from ensemble_configs.extras import how_to_install
 from ensemble_configs.release_spec import ReleaseSpec
 from serving.engines.base import Engine
 from serving.engines.clock import Clock, WallClock
@@ -24,7 +25,7 @@ from serving.engines.engine_start import EngineStart
 from serving.engines.model_folder import load_model_folder
 from serving.tensorrt_llm_causes import explain, known_cause, where_it_is
 
-# What `pip install "trireme[extra]"` brings, by the module that only this provider imports.
+# The extra of pyproject.toml that brings a module which only this provider imports.
 _EXTRAS = {"openvino_genai": "serving", "tensorrt_llm": "build-trtllm"}
 _MODULES = {"openvino": "openvino_genai", "tensorrt": "tensorrt_llm", "pytorch": "tensorrt_llm"}
 
@@ -133,8 +134,7 @@ def check_installed(spec: EngineSpec) -> None:
         extra = _EXTRAS[module]
         cure = f"; in NVIDIA's image: {where_it_is()}" if module == "tensorrt_llm" else ""
         raise SpecError(
-            f"engine.provider {spec.provider!r} needs {module}, which is not installed; pip install 'trireme[{extra}]'"
-            f"{cure}",
+            f"engine.provider {spec.provider!r} needs {module}, which is not installed; {how_to_install(extra)}{cure}",
             field="engine.provider",
             extra=extra,
         )

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ensemble_configs.errors import SpecError
+from ensemble_configs.extras import how_to_install
 from ensemble_configs.observability_spec import TracingSpec, read_adapter_parameters
 from serving.request_parameters import TRACEPARENT, TRACESTATE
 from serving.server_log import set_up_adapter_log
@@ -37,8 +38,8 @@ def check_installed() -> None:
             found = None
         if found is None:
             raise SpecError(
-                f"tracing needs the package {package.replace('.', '-')}, which is not installed; install the extra "
-                "trireme[tracing], or leave tracing out of the deployment",
+                f"tracing needs the package {package.replace('.', '-')}, which is not installed; "
+                f"{how_to_install('tracing')}, or leave tracing out of the deployment",
                 field="tracing",
             )
 

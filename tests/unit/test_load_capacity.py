@@ -333,7 +333,7 @@ def test_without_matplotlib_the_result_and_a_report_without_pictures_are_there(
     else:
         assert "requests/s hold the targets" in said.out
         assert "capacity.json, report.html and a folder for each run" in said.out
-    assert "trireme[plot]" in said.err
+    assert "[plot]" in said.err
     assert "<svg" not in (tmp_path / "c" / "report.html").read_text()
 
 

@@ -12,6 +12,7 @@ from clients.load.report.document import Document
 from clients.load.report.labels import place
 from clients.load.run_folder import Run
 from ensemble_configs.errors import SpecError
+from ensemble_configs.extras import how_to_install
 
 _TITLES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 _BINS = 40
@@ -165,7 +166,7 @@ def _svg(draw: Callable[[Sequence[Any]], None], *, count: int) -> str:
         from matplotlib.figure import Figure  # noqa: PLC0415  only where pictures are asked for
     except ModuleNotFoundError as exc:
         raise SpecError(
-            "pictures need the Python package matplotlib (pip install 'trireme[plot]'); "
+            f"pictures need the Python package matplotlib ({how_to_install('plot')}); "
             "--no-plots writes the report without them",
             field="plots",
         ) from exc
