@@ -76,9 +76,17 @@ _CONDITIONS = (
     | dict.fromkeys(BEAM_FIELDS, _BEAMS)
 )
 _GATHERED = Condition(
-    "with `engine.is_gathering_generation_logits`",
-    lambda spec: spec.is_gathering_generation_logits,
-    "the deployment's engine.is_gathering_generation_logits is off; leave it out",
+    "with `engine.is_gathering_generation_logits` and without `engine.speculation`",
+    lambda spec: spec.is_gathering_generation_logits and spec.speculation is None,
+    "it needs engine.is_gathering_generation_logits, with which any engine can be loaded, and none of "
+    "engine.speculation, beside whose drafts TensorRT-LLM fails every running request; set the deployment so, or "
+    "leave it out",
+)
+_BEAMS_ALONE = Condition(
+    "with `engine.max_beam_width` and without `engine.speculation`",
+    lambda spec: spec.max_beam_width > 1 and spec.speculation is None,
+    "it needs an engine.max_beam_width above 1 and none of engine.speculation, beside whose drafts TensorRT-LLM fails "
+    "every running request; ask for num_return_sequences instead",
 )
 _LOOKAHEAD = Condition(
     "with lookahead in `engine.speculation`",
@@ -124,6 +132,7 @@ CAPABILITIES: Mapping[str, Capabilities] = {
                 "the deployment's engine.is_gathering_context_logits is off; leave it out",
             ),
         }
+        | dict.fromkeys(BEAM_FIELDS, _BEAMS_ALONE)
         | dict.fromkeys(LOOKAHEAD_FIELDS, _LOOKAHEAD),
     ),
     "pytorch": Capabilities(

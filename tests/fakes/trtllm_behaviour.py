@@ -33,6 +33,7 @@ BLOCKS_OF_THE_GPU = 1024  # what the fake's memory fraction comes to
 DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_NUM_TOKENS = 2048, 8192
 _ITERATION_S = 0.001
 _TAKEN_TIMEOUT_S = 20.0
+_NO_LOGITS = "Only speculative decoding with external draft tokens supports returning generation logits"
 _DRAFTS = "max_draft_len", "num_nextn_predict_layers", "max_ngram_size"
 
 
@@ -346,6 +347,15 @@ class Executor(AdapterLoader):
             for name in ("return_context_logits", "return_generation_logits", "logprobs"):
                 if getattr(params, name):
                     self._fail_all(f"{name} not implemented for the speculative sampler")
+        has_logits = (params.logprobs or params.return_generation_logits) and running.sequence.num_made
+        if self.has(Behaviour.LOGITS_BESIDE_DRAFTS_FAIL_EVERYBODY) and speculation is not None and has_logits:
+            self._fail_active(_NO_LOGITS)
+        if (
+            self.has(Behaviour.BEAMS_BESIDE_DRAFTS_FAIL_EVERYBODY)
+            and speculation is not None
+            and params.use_beam_search
+        ):
+            self._fail_active("Assertion failed: beamWidth == 1")
         has_stop_tokens = bool(params.stop_token_ids) and params.use_beam_search
         if self.has(Behaviour.BEAMS_WITH_STOP_TOKENS_CRASH) and has_stop_tokens:
             self.die("the executor crashed: beam search with stop_token_ids")
@@ -355,6 +365,12 @@ class Executor(AdapterLoader):
         for running in list(self._running.values()):
             self._fail(running, running.error(message))
         self.death = RuntimeError(message)
+
+    def _fail_active(self, message: str) -> None:
+        """Answer with an error all that have begun, as `terminateActiveRequests` does, and go on with the others."""
+        for running in list(self._running.values()):
+            if running.sequence in self.batch.active:
+                self._fail(running, running.error(f"Encountered an error in forwardAsync function: {message}"))
 
     def _fail(self, running: Running, error: Exception) -> None:
         self._forget(running)

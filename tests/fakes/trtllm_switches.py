@@ -27,6 +27,14 @@ class Behaviour(enum.Enum):
     # _torch/speculative/mtp.py, MTPSampler._request_common_handling: three assertions; PR 12547 (2026-03-25) made them
     # warnings in 1.3. Eagle3OneModelSampler inherits them (_torch/speculative/utils.py, get_spec_decoder).
     SPECULATION_DIES_OF_LOG_PROBS = "D1"
+    # cpp/tensorrt_llm/batch_manager/handleGenerationLogits.cpp: TLLM_CHECK "Only speculative decoding with external
+    # draft tokens supports returning generation logits", thrown in the forward step; executorImpl.cpp, forwardAsync:
+    # terminateActiveRequests answers all of them with it. llmapi/llm.py, _prepare_sampling_params: log probabilities
+    # ask for generation logits on this backend.
+    LOGITS_BESIDE_DRAFTS_FAIL_EVERYBODY = "D1 (drafts)"
+    # cpp/tensorrt_llm/batch_manager/createNewDecoderRequests.cpp, newRequest: TLLM_CHECK(beamWidth == 1) where a step
+    # has drafts, thrown in the forward step as well.
+    BEAMS_BESIDE_DRAFTS_FAIL_EVERYBODY = "D1 (drafts, beams)"
     # NVIDIA/TensorRT-LLM issue 7145 (2025-08-22; 0.21.0).
     BEAMS_WITH_STOP_TOKENS_CRASH = "D1 (beams)"
     # cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp, clampWindowSizesToFitAtLeastOneSequence.
@@ -87,6 +95,8 @@ class Behaviour(enum.Enum):
 _OF_ENGINES = {
     Behaviour.CANCEL_WAITS_FOR_SCHEDULE,
     Behaviour.ABORT_OF_STREAMED_LOG_PROBS_CRASHES,
+    Behaviour.LOGITS_BESIDE_DRAFTS_FAIL_EVERYBODY,
+    Behaviour.BEAMS_BESIDE_DRAFTS_FAIL_EVERYBODY,
     Behaviour.BEAMS_WITH_STOP_TOKENS_CRASH,
     Behaviour.BEAMS_SHARE_LOG_PROBS,
     Behaviour.HOST_CACHE_OF_ADAPTERS_FILLS,

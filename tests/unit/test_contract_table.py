@@ -127,7 +127,12 @@ OF_PREPROCESSING = [row.preprocessing for row in output_rows() if not key_of(row
 # other fields, and with beams on TensorRT-LLM's PyTorch backend every request without them.
 DRAFTING: dict[str, object] = {"max_ngram_size": 3}
 BEAMS: dict[str, object] = {"max_beam_width": 2}
-NEEDS_OTHER_DEPLOYMENT = {"openvino": {"num_draft_tokens": DRAFTING}, "pytorch": dict.fromkeys(BEAM_FIELDS, BEAMS)}
+NO_DRAFTS: dict[str, object] = {"speculation": None}
+NEEDS_OTHER_DEPLOYMENT = {
+    "openvino": {"num_draft_tokens": DRAFTING},
+    "tensorrt": dict.fromkeys(("return_log_probs", "return_generation_logits", *BEAM_FIELDS), NO_DRAFTS),
+    "pytorch": dict.fromkeys(BEAM_FIELDS, BEAMS),
+}
 
 
 def tokenizer() -> TokenizerSpec:

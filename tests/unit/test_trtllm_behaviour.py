@@ -30,6 +30,11 @@ from serving.engines.trtllm_engine import TrtLlmEngine
 from serving.engines.trtllm_outputs import RunningRequest
 from trireme.commands import run_command
 
+IN_AN_ENGINE: list[dict[str, object]] = [
+    {"method": "lookahead", "window_size": 5, "ngram_size": 4, "verification_set_size": 3},
+    {"method": "medusa", "max_draft_len": 2, "num_heads": 2},
+    {"method": "eagle", "max_draft_len": 3},
+]
 CONTRACT = Path(__file__).parents[2] / "docs/contract.md"
 
 
@@ -290,6 +295,24 @@ def test_what_a_sampler_inside_the_model_does_not_survive_is_refused_by_name(
     ):
         two_models, _ = make_pytorch(speculation=others)
         assert output_of(two_models, [20], return_log_probs=True).log_probs
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("return_log_probs", True), ("return_generation_logits", True), ("beam_width", 2)]
+)
+@pytest.mark.parametrize("drafts", IN_AN_ENGINE, ids=lambda one: one["method"])
+def test_logits_and_beams_beside_drafts_in_a_compiled_engine_are_refused_by_name(
+    maker_of: Callable[..., Maker], drafts: dict[str, object], field: str, value: Any
+) -> None:
+    settings = {"is_gathering_generation_logits": True, "max_beam_width": 2, "speculation": drafts}
+    engine, executor = maker_of("tensorrt", max_beam_width=2)(**settings)
+    add(engine, 1, [20], max_tokens=30)
+    message = rf"{field} \({value}\) is not supported .*none of engine.speculation"
+    with pytest.raises(RequestError, match=message) as refusal:
+        add(engine, 2, [21], **{field: value})
+    assert (refusal.value.facts["field"], refusal.value.facts["provider"]) == (field, "tensorrt")
+    assert len(run(engine)[1].token_ids) == 30
+    assert executor.death is None
 
 
 def test_beams_with_several_end_tokens_are_refused_on_a_compiled_engine(maker_of: Callable[..., Maker]) -> None:

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from ensemble_configs.engine_specs import EngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.errors import RequestError
 from serving.engines.base import EngineInfo, GenerationRequest, SamplingParams
-from serving.engines.capabilities import BEAM_FIELDS, DISAGGREGATION_FIELDS
+from serving.engines.capabilities import BEAM_FIELDS, DISAGGREGATION_FIELDS, LOOKAHEAD_FIELDS
 from serving.engines.packed_array import PackedArray
 from serving.engines.request_limits import refuse_unservable
 from serving.engines.trtllm_capabilities import CAPABILITIES
@@ -23,13 +23,14 @@ from serving.engines.trtllm_upstream import Upstream, load_upstream
 from serving.scheduling import Priority, Scheduling
 
 END_IDS = (2, 3)
-FULL: dict[str, dict[str, object]] = {  # all that each provider can do
+LOOKAHEAD = {"method": "lookahead", "window_size": 5, "ngram_size": 4, "verification_set_size": 3}
+# All that each provider can do; a compiled engine tells no logits beside drafts, so LOOKAHEAD is none of it.
+FULL: dict[str, dict[str, object]] = {
     "tensorrt": {
         "guided_decoding_backend": "xgrammar",
         "tokenizer_dir": "tok",
         "is_gathering_generation_logits": True,
         "is_gathering_context_logits": True,
-        "speculation": {"method": "lookahead", "window_size": 5, "ngram_size": 4, "verification_set_size": 3},
         "max_beam_width": 4,
         "cache_transceiver": {},
     },
@@ -143,7 +144,7 @@ def test_a_structural_tag_is_for_pytorch_only() -> None:
 
 def test_lookahead_of_a_request_reaches_its_argument() -> None:
     sampling = {"lookahead_window_size": 4, "lookahead_ngram_size": 3, "lookahead_verification_set_size": 2}
-    config = call_of(words_of("tensorrt"), **sampling)["sampling_params"].lookahead_config
+    config = call_of(words_of("tensorrt", speculation=LOOKAHEAD), **sampling)["sampling_params"].lookahead_config
     assert (config.max_window_size, config.max_ngram_size, config.max_verification_set_size) == (4, 3, 2)
 
 
@@ -279,12 +280,9 @@ def test_what_an_engine_cannot_do_is_refused_by_name(setup: str, field: str, val
         ({"cache_transceiver": None}, set(DISAGGREGATION_FIELDS)),
         ({"is_gathering_context_logits": False}, {"return_context_logits"}),
         ({"guided_decoding_backend": None, "tokenizer_dir": None}, {"guide", "guide_type"}),
-        (
-            {"speculation": None},
-            {"lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"},
-        ),
+        ({"speculation": LOOKAHEAD}, {"return_log_probs", "return_generation_logits", *BEAM_FIELDS}),
     ],
-    ids=["generation logits", "beams", "disaggregation", "context logits", "guided decoding", "lookahead"],
+    ids=["generation logits", "beams", "disaggregation", "context logits", "guided decoding", "drafts"],
 )
 def test_what_an_engine_was_not_set_up_for_is_not_supported(changes: dict[str, Any], fields: set[str]) -> None:
     assert words_of("tensorrt").supported - words_of("tensorrt", **changes).supported == fields
@@ -313,8 +311,9 @@ REFUSALS: list[tuple[dict[str, object], str, str]] = [
 def test_a_value_that_cannot_be_honoured_is_refused_with_field_and_provider(
     adapters: Path, sampling: dict[str, object], field: str, message: str
 ) -> None:
+    words = words_of("tensorrt", adapters, speculation=LOOKAHEAD if field in LOOKAHEAD_FIELDS else None)
     with pytest.raises(RequestError, match=message) as refusal:
-        call_of(words_of("tensorrt", adapters), **sampling)
+        call_of(words, **sampling)
     assert (refusal.value.facts["field"], refusal.value.facts["provider"]) == (field, "tensorrt")
 
 
@@ -334,7 +333,12 @@ def test_sampling_beside_drafts_that_are_verified_greedily_is_refused(sampling: 
 @pytest.mark.parametrize("provider", ["tensorrt", "pytorch"])
 def test_a_fully_equipped_deployment_does_all_that_the_provider_can(provider: str, adapters: Path) -> None:
     words = words_of(provider, adapters, max_beam_width=4)  # with 'pytorch' every request must have so many
-    assert words.supported == CAPABILITIES[provider].supported
+    assert words.supported == CAPABILITIES[provider].supported - {*LOOKAHEAD_FIELDS}
+
+
+def test_sizes_of_lookahead_are_for_an_engine_that_drafts_so() -> None:
+    with_it, without = words_of("tensorrt", speculation=LOOKAHEAD), words_of("tensorrt")
+    assert with_it.supported - without.supported == {*LOOKAHEAD_FIELDS}
 
 
 # What depends on the installed version

@@ -145,6 +145,27 @@ async def _log_probs_kill_the_other(upstream: Upstream) -> bool:
     return await ended(executor, other) is not None
 
 
+async def _error_of_another_beside_drafts(upstream: Upstream, **params: Any) -> str:
+    """Return what another request is told when one is made so, of an engine that goes on after it."""
+    drafts = upstream.config("MedusaDecodingConfig", max_draft_len=2, num_medusa_heads=2)
+    arguments: dict[str, Any] = {"speculative_config": drafts, "gather_generation_logits": True, "max_beam_width": 2}
+    llm, executor = upstream.llm(build={"max_beam_width": 2}, **arguments)
+    other = ask(llm, 21)
+    ask(llm, 20, **params)
+    error = await ended(executor, other)
+    assert await ended(executor, ask(llm, 22)) is None
+    return str(error)
+
+
+async def _logits_fail_the_other_and_not_the_next(upstream: Upstream) -> bool:
+    error = await _error_of_another_beside_drafts(upstream, logprobs=1)
+    return "draft tokens supports returning generation logits" in error
+
+
+async def _beams_fail_the_other_and_not_the_next(upstream: Upstream) -> bool:
+    return "beamWidth == 1" in await _error_of_another_beside_drafts(upstream, **BEAMS)
+
+
 async def _beams_kill_the_other(upstream: Upstream) -> bool:
     llm, executor = upstream.llm(build={"max_beam_width": 2}, max_beam_width=2)
     other = ask(llm, 21)
@@ -395,6 +416,8 @@ SYMPTOMS: dict[Behaviour, tuple[tuple[str, ...], Symptom]] = {
     Behaviour.ABORT_OF_STREAMED_LOG_PROBS_CRASHES: (("tensorrt",), _abort_kills_the_other),
     Behaviour.ABORT_OF_CONTEXT_ONLY_STRANDS_BLOCKS: (BOTH, _abort_keeps_blocks),
     Behaviour.SPECULATION_DIES_OF_LOG_PROBS: (("pytorch",), _log_probs_kill_the_other),
+    Behaviour.LOGITS_BESIDE_DRAFTS_FAIL_EVERYBODY: (("tensorrt",), _logits_fail_the_other_and_not_the_next),
+    Behaviour.BEAMS_BESIDE_DRAFTS_FAIL_EVERYBODY: (("tensorrt",), _beams_fail_the_other_and_not_the_next),
     Behaviour.BEAMS_WITH_STOP_TOKENS_CRASH: (("tensorrt",), _beams_kill_the_other),
     Behaviour.SEQUENCES_ARE_CLAMPED_TO_THE_CACHE: (BOTH, _output_is_cut),
     Behaviour.ONLY_THE_FULL_BEAM_WIDTH: (("pytorch",), _smaller_width_fails),
