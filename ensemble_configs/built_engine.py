@@ -238,7 +238,13 @@ def _lora(spec: TensorRtEngineSpec, build: BuildLimits) -> Iterator[Mismatch]:
 
 
 def _speculation(spec: TensorRtEngineSpec, build: BuildLimits) -> Iterator[Mismatch]:
-    if spec.speculation is None or build.speculation is None:
+    if build.speculation is None:
+        return
+    if spec.speculation is None:
+        if (method := _method_of(build.speculation)) is not None:
+            why = f"leaves out that {spec.dir} was built to draft: TensorRT-LLM drafts as it was built"
+            next_step = f"name the method and its sizes in engine.speculation, or {_BUILD_ANEW}"
+            yield Mismatch("engine.speculation", "none", why, method, next_step)
         return
     method = spec.speculation.method
     if _MODES[method] != build.speculation:
@@ -251,6 +257,11 @@ def _speculation(spec: TensorRtEngineSpec, build: BuildLimits) -> Iterator[Misma
         why = f"is {drafts} drafts a step, more than {spec.dir} was built for ({build.max_draft_len})"
         next_step = f"lower its sizes or {_BUILD_ANEW}"
         yield Mismatch("engine.speculation", method, why, f"{build.max_draft_len} drafts at most", next_step)
+
+
+def _method_of(mode: str) -> str | None:
+    """Return our word for a way to draft within an engine; None for others, and for none."""
+    return next((method for method, upstream in _MODES.items() if upstream == mode), None)
 
 
 def whole_sequence(spec: TensorRtEngineSpec, build: BuildLimits) -> WholeSequence:

@@ -73,9 +73,10 @@ def load(folder: Path, options: RuntimeOptions, *, built_for_sm: int | None = No
     loaded = _sizes(build, options)
     _context(loaded, pretrained, build, options, is_paged=is_paged)
     mode = build["speculative_decoding_mode"]
-    if options.speculation is not None and mode != _MODES[options.speculation]:  # getDecodingMode()
-        loaded.speculation = next((name for name, number in _MODES.items() if number == mode), None)
-        loaded.warnings.append(f"Model is not {options.speculation}. Overwriting decoding mode.")
+    built_to = next((name for name, number in _MODES.items() if number == mode), None)
+    if built_to not in (options.speculation, "draft_tokens_external"):  # getDecodingMode()
+        loaded.speculation = built_to
+        loaded.warnings.append(f"Model is {built_to}, not {options.speculation}. Overwriting decoding mode.")
     if mode == _MODES["draft_tokens_external"] and not loaded.is_block_reuse:
         raise LoadRefused("KV cache block reuse must be enabled for speculative decoding target model")
     if options.has_lora and plugins["lora_plugin"] in (None, "disable"):

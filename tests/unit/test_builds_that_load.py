@@ -30,6 +30,7 @@ from build_engines.migration.compiled_engine import CompiledEngine
 from build_engines.pytorch_build import launch_settings
 from build_engines.recipe import GpuRecipe, PyTorchRecipe, TensorRtRecipe, load_recipe
 from build_engines.recipe_checks import check_recipe
+from build_engines.recipe_parts import LookaheadRecipe, MedusaRecipe
 from build_engines.trtllm_commands import hf_ptq_argv, trtllm_build_argv
 from build_engines.trtllm_versions import (
     ENGINE_FORMATS,
@@ -42,9 +43,11 @@ from ensemble_configs.deployment import load_deployment
 from ensemble_configs.engine_fit import fit_findings
 from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.release_manifest import load_manifest
+from ensemble_configs.speculation_specs import LookaheadSpec, MedusaSpec
 
 DEPLOYMENTS = Path(__file__).parents[2] / "ensemble_configs/deployments"
 KV_FORMATS = ("auto", "fp16", "int8", "fp8", "nvfp4")
+MODES = {"lookahead": "lookahead_decoding", "medusa": "medusa", "eagle": "eagle"}
 CALIBRATION = {"dataset": "cnn_dailymail", "num_samples": 32}
 
 
@@ -110,16 +113,30 @@ def serve_and_load(folder: Path, spec: TensorRtEngineSpec, sm: int) -> list[str]
             enable_chunked_prefill=spec.is_chunked_prefill,
             enable_block_reuse=spec.is_block_reuse,
             has_lora=spec.lora is not None,
+            speculation=None if spec.speculation is None else MODES[spec.speculation.method],
         )
         assert load(folder, options, built_for_sm=sm).warnings == []
     return found
+
+
+def drafts_of(recipe: TensorRtRecipe) -> LookaheadSpec | MedusaSpec | None:
+    """Return what the deployment says of the drafts that the engine was built for."""
+    match recipe.speculation:
+        case None:
+            return None
+        case LookaheadRecipe() as built:
+            return LookaheadSpec.model_validate(built.model_dump())
+        case MedusaRecipe() as built:
+            return MedusaSpec(method="medusa", max_draft_len=built.max_draft_len, num_heads=built.num_heads)
+    raise AssertionError(recipe.speculation)
 
 
 def deployment_of(folder: Path, recipe: TensorRtRecipe, **changes: Any) -> TensorRtEngineSpec:
     return TensorRtEngineSpec(
         provider="tensorrt", dir=folder, tp_size=recipe.tp_size, pp_size=recipe.pp_size, end_ids=(2,),
         max_seq_len=recipe.max_seq_len, max_num_seqs=recipe.max_batch_size,
-        max_num_batched_tokens=recipe.max_num_tokens, max_beam_width=recipe.max_beam_width, **changes,
+        max_num_batched_tokens=recipe.max_num_tokens, max_beam_width=recipe.max_beam_width,
+        speculation=drafts_of(recipe), **changes,
     )  # fmt: skip
 
 

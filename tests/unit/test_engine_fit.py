@@ -65,6 +65,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
     ("sink tokens", {}, {"sink_tokens": 4}, "engine.sink_tokens", "Cannot support StreamingLLM"),
     ("lora", {}, {"lora": {"dir": "adapters"}}, "engine.lora", "has_lora"),
     ("drafts", {}, {"speculation": LOOKAHEAD}, "engine.speculation.method", "speculation"),
+    ("drafts that nobody asked for", {"speculation": LOOKAHEAD}, {}, "engine.speculation", "speculation"),
     ("a short cache", {}, {"num_kv_blocks": 100}, "engine.num_kv_blocks", "max_seq_len"),
     ("a short cache of beams", {"max_beam_width": 4}, {"max_beam_width": 4, "num_kv_blocks": 130},
      "engine.num_kv_blocks", "max_seq_len"),
@@ -148,7 +149,7 @@ def test_requests_of_an_engine_that_drafts_have_the_length_of_its_recipe(tmp_pat
     built = load_built_engine(write_built(tmp_path / "engine", speculation=LOOKAHEAD)).build_config
     assert built.max_seq_len == 4096 + 23  # (4 - 2) + (4 - 1 + 4)(4 - 1) drafts are counted in
     assert built.served_seq_len == 4096
-    too_long = spec_of(tmp_path / "engine", max_seq_len=4097)
+    too_long = spec_of(tmp_path / "engine", max_seq_len=4097, speculation=LOOKAHEAD)
     assert [finding.check for finding in fit_findings(too_long)] == ["engine.max_seq_len"]
     more = spec_of(tmp_path / "engine", speculation=LOOKAHEAD | {"window_size": 9})
     assert [finding.check for finding in fit_findings(more)] == ["engine.speculation"]
