@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ensemble_configs.batch_limits import UPSTREAM_SEQS, UPSTREAM_TOKENS
-from ensemble_configs.end_times import MAX_CLOSE_S
 from ensemble_configs.extra_llm_args import ExtraArguments, check_extra_llm_args
 from ensemble_configs.spec import Boolean, Integer, NotNegative, Number, Positive, Spec
 from ensemble_configs.speculation_specs import (
@@ -50,11 +49,6 @@ class _BatchSpec(Spec):
     def max_tokens_per_step(self) -> int:
         """Tokens that a step may add to a sequence; more than one with drafts by deployment."""
         return 1
-
-    @property
-    def close_timeout_s(self) -> float:
-        """Seconds that the engine may take to free what it holds; 0 where its process just ends."""
-        return 0.0
 
 
 class _EngineSpec(_BatchSpec):
@@ -240,7 +234,7 @@ class _TrtLlmSpec(_BatchSpec):
     @property
     def close_timeout_s(self) -> float:
         """Seconds that NCCL and CUDA may take to free what every rank holds; tens of them with 8 ranks."""
-        return min(15.0 + 5.0 * self.world_size, MAX_CLOSE_S)
+        return min(15.0 + 5.0 * self.world_size, 120.0)
 
     @model_validator(mode="after")
     def _extra_arguments_are_upstreams(self) -> "_TrtLlmSpec":
@@ -281,8 +275,8 @@ class TensorRtEngineSpec(_TrtLlmSpec):
     guided_decoding_backend: Literal["xgrammar"] | None = None
     is_gathering_generation_logits: Boolean = Field(
         default=False,
-        description="needed for return_log_probs and return_generation_logits; an engine takes it when it is loaded, "
-        "however it was built, and keeps memory for the logits",
+        description="needed for return_log_probs and return_generation_logits; any engine can be loaded with it, and "
+        "keeps the logits of 8 steps of max_num_seqs sequences on the GPU then",
     )
     is_gathering_context_logits: Boolean = Field(
         default=False, description="needed for return_context_logits, by an engine built with it"

@@ -116,7 +116,10 @@ def _gathering(engine: CompiledEngine) -> Iterator[Entry]:
         is_built = bool(engine.build.get(key))
         why = ""
         if key == "gather_generation_logits" and not is_built:
-            why = "so return_log_probs is refused; with true this engine gives them, and keeps logits in GPU memory"
+            why = (
+                "so return_log_probs is refused; for clients that send it set true, which any engine can be loaded "
+                "with and takes memory of the GPU for 8 steps' logits of a full batch"
+            )
         yield _entry(key, is_built, carried(f"engine.is_{key.replace('gather', 'gathering')}", is_built, why))
 
 

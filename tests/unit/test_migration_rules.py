@@ -228,6 +228,13 @@ def test_an_engine_that_gathers_context_logits_reuses_no_blocks(tmp_path: Path) 
     assert fit_findings(result.deployment.model.engine) == []
 
 
+def test_log_probabilities_are_a_setting_of_the_load_and_no_matter_of_the_build(tmp_path: Path) -> None:
+    found = entry(imported(tmp_path), "engine config.json: gather_generation_logits").verdict
+    assert found.fields == {"engine.is_gathering_generation_logits": False}
+    assert "return_log_probs is refused" in found.why
+    assert "true, which any engine can be loaded with" in found.why
+
+
 def test_without_packed_input_the_shorter_limit_is_written(tmp_path: Path) -> None:
     result = imported(tmp_path, engine={"plugin_config": {"remove_input_padding": False}})
     assert engine_of(result)["max_seq_len"] == 1025
