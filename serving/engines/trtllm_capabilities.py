@@ -88,6 +88,12 @@ _BEAMS_ALONE = Condition(
     "it needs an engine.max_beam_width above 1 and none of engine.speculation, beside whose drafts TensorRT-LLM fails "
     "every running request; ask for num_return_sequences instead",
 )
+_GUIDES_ALONE = Condition(
+    "with `engine.guided_decoding_backend` and without `engine.speculation`",
+    lambda spec: spec.guided_decoding_backend is not None and spec.speculation is None,
+    "it needs engine.guided_decoding_backend, and none of engine.speculation: a compiled engine's grammar follows one "
+    "token a step; leave it out",
+)
 _LOOKAHEAD = Condition(
     "with lookahead in `engine.speculation`",
     lambda spec: spec.speculation is not None and spec.speculation.method == "lookahead",
@@ -133,6 +139,7 @@ CAPABILITIES: Mapping[str, Capabilities] = {
             ),
         }
         | dict.fromkeys(BEAM_FIELDS, _BEAMS_ALONE)
+        | dict.fromkeys(("guide_type", "guide"), _GUIDES_ALONE)
         | dict.fromkeys(LOOKAHEAD_FIELDS, _LOOKAHEAD),
     ),
     "pytorch": Capabilities(

@@ -91,6 +91,13 @@ class TrtLlmRules:
                 True,
                 "without beams, or with the provider 'pytorch'; a compiled engine tells the best beam's for every beam",
             )
+        if sampling.guide_type is not None:
+            raise self.refusal(
+                "guide_type",
+                sampling.guide_type,
+                "none beside beams, or the provider 'pytorch'; a compiled engine's grammar follows the first beam "
+                "alone",
+            )
         if len(end_ids) > 1:
             raise self.refusal(
                 "end_id",

@@ -16,6 +16,7 @@ from serving.engines.base import GenerationRequest, SamplingParams
 from serving.engines.trtllm_arguments import TrtLlmSpec
 from serving.engines.trtllm_call_parts import call_parts, comes_at_once
 from serving.engines.trtllm_capabilities import why_not_here
+from serving.engines.trtllm_guides import GuideCheck
 from serving.engines.trtllm_rules import TrtLlmRules
 from serving.engines.trtllm_sampling_rows import ARGUMENTS, ROWS
 from serving.engines.trtllm_upstream import LoraRequest, Upstream
@@ -45,6 +46,9 @@ class SamplingWords:
         self._upstream = upstream
         self._end_ids = end_ids
         self._vocab_size = vocab_size
+        self._guides = (
+            GuideCheck(spec.provider, upstream.grammar) if spec.guided_decoding_backend == "xgrammar" else None
+        )
         self._adapters = None
         if spec.lora is not None:
             self._adapters = AdapterFolder(spec.lora, engine_modules(spec.lora), model_sizes(spec.dir))
@@ -204,6 +208,8 @@ class SamplingWords:
             raise self.rules.refusal(
                 "guide", guide, f"{'a guide' if takes_guide else 'none'} with guide_type {guide_type}"
             )
+        if self._guides is not None and guide is not None:
+            self._guides.refuse(guide_type, guide)
         value = guide if takes_guide else True
         return self._checked(lambda: self._upstream.make_guided_decoding_params(**{argument: value}))
 

@@ -3,6 +3,7 @@
 
 import functools
 import importlib
+import importlib.util
 import inspect
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ class Upstream:
     make_retention_config: Make
     make_retention_range: Make
     make_disaggregated_params: Make
+    grammar: object | None  # xgrammar's class, which upstream brings; None: it is not there
     make_tensor: Callable[[list[float]], object]  # torch's, float32; upstream brings it
     request_error: type[Exception]  # of one request; what else is raised means that the executor is broken
     configs: object  # the module with KvCacheConfig and all other parts of the LLM's arguments
@@ -154,6 +156,11 @@ def installed_version() -> str:
     return str(importlib.import_module("tensorrt_llm").__version__)
 
 
+def _grammar() -> object | None:
+    is_there = importlib.util.find_spec("xgrammar") is not None
+    return importlib.import_module("xgrammar").Grammar if is_there else None
+
+
 def load_upstream(llm_module: str) -> Upstream:
     """Import `tensorrt_llm`, which takes seconds; `llm_module` is where the wanted LLM is."""
     llm = importlib.import_module(llm_module).LLM
@@ -170,6 +177,7 @@ def load_upstream(llm_module: str) -> Upstream:
         make_retention_config=retention_config,
         make_retention_range=retention_config.TokenRangeRetentionConfig,
         make_disaggregated_params=importlib.import_module("tensorrt_llm.disaggregated_params").DisaggregatedParams,
+        grammar=_grammar(),
         make_tensor=functools.partial(torch.tensor, dtype=torch.float32),
         request_error=executor.RequestError,
         configs=importlib.import_module("tensorrt_llm.llmapi.llm_args"),

@@ -45,6 +45,7 @@ class Executor(AdapterLoader):
     def __init__(self, args: Any, *, backend: str, version: str = "1.2.1") -> None:
         config = self._config = config_of(args)
         super().__init__(args, backend=backend, torch=importlib.import_module("torch"))
+        self._grammar = importlib.import_module("xgrammar").Grammar
         self._behaviours = behaviours_of(backend, version)
         self._refuse_overlapped_beams()
         build = config.get("build_config", {})
@@ -356,9 +357,19 @@ class Executor(AdapterLoader):
             and params.use_beam_search
         ):
             self._fail_active("Assertion failed: beamWidth == 1")
+        if self.has(Behaviour.BAD_GUIDES_FAIL_EVERYBODY) and params.guided_decoding and not running.sequence.num_made:
+            try:
+                self._compile(params.guided_decoding)
+            except RuntimeError as exc:
+                self._fail_active(str(exc))
         has_stop_tokens = bool(params.stop_token_ids) and params.use_beam_search
         if self.has(Behaviour.BEAMS_WITH_STOP_TOKENS_CRASH) and has_stop_tokens:
             self.die("the executor crashed: beam search with stop_token_ids")
+
+    def _compile(self, guide: Any) -> None:
+        for name, parse in (("json", "from_json_schema"), ("regex", "from_regex"), ("grammar", "from_ebnf")):
+            if (text := getattr(guide, name, None)) is not None:
+                getattr(self._grammar, parse)(text)
 
     def _fail_all(self, message: str) -> None:
         """Answer everybody with an error, as `_handle_errors` does, and take no more requests."""

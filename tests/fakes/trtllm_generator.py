@@ -124,6 +124,32 @@ def tensor(data, *, dtype):
 """
 
 # A rank's command line names the module of mpi4py's pool.
+# python/xgrammar/grammar.py of mlc-ai/xgrammar: what is told of each is RuntimeError "with details about the parsing
+# error". The fake's own grammars are those of Python's json and re, and rules with "::=", one of them "root".
+_XGRAMMAR = """\
+import json
+import re
+
+class Grammar:
+    @staticmethod
+    def from_json_schema(schema, *, any_whitespace=True, indent=None, separators=None, strict_mode=True):
+        try:
+            json.loads(schema)
+        except ValueError as exc:
+            raise RuntimeError(f"Failed to parse JSON: {exc}") from exc
+
+    @staticmethod
+    def from_regex(regex_string):
+        try:
+            re.compile(regex_string)
+        except re.error as exc:
+            raise RuntimeError(f"Regex parsing error: {exc}") from exc
+
+    @staticmethod
+    def from_ebnf(ebnf_string, *, root_rule_name="root"):
+        if not re.search(rf"^\\s*{root_rule_name}\\s*::=", ebnf_string, re.MULTILINE):
+            raise RuntimeError(f"EBNF parsing error: the root rule {root_rule_name} is not found")
+"""
 _MPI4PY = {
     "mpi4py": "",
     "mpi4py.MPI": "class Exception(RuntimeError): pass\n",
@@ -178,6 +204,7 @@ def write_fake(root: Path, *, version: str = "1.2.1", facts_of: str | None = Non
     )
     sources |= {module: source for module, source in llm.items() if module != "tensorrt_llm"}
     sources["torch"] = _TORCH  # upstream brings it, and the facts name its Tensor
+    sources["xgrammar"] = _XGRAMMAR
     sources |= _MPI4PY
     for module, source in sources.items():
         path = root.joinpath(*module.split("."))

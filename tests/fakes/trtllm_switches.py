@@ -35,6 +35,10 @@ class Behaviour(enum.Enum):
     # cpp/tensorrt_llm/batch_manager/createNewDecoderRequests.cpp, newRequest: TLLM_CHECK(beamWidth == 1) where a step
     # has drafts, thrown in the forward step as well.
     BEAMS_BESIDE_DRAFTS_FAIL_EVERYBODY = "D1 (drafts, beams)"
+    # cpp/tensorrt_llm/batch_manager/guidedDecoder.cpp, build: the guide is compiled in the forward step, and what
+    # xgrammar throws is caught by executorImpl.cpp, forwardAsync, as above. PyTorch answers that request alone since
+    # PR 9078 (2025-11).
+    BAD_GUIDES_FAIL_EVERYBODY = "D1 (guides)"
     # NVIDIA/TensorRT-LLM issue 7145 (2025-08-22; 0.21.0).
     BEAMS_WITH_STOP_TOKENS_CRASH = "D1 (beams)"
     # cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp, clampWindowSizesToFitAtLeastOneSequence.
@@ -97,6 +101,7 @@ _OF_ENGINES = {
     Behaviour.ABORT_OF_STREAMED_LOG_PROBS_CRASHES,
     Behaviour.LOGITS_BESIDE_DRAFTS_FAIL_EVERYBODY,
     Behaviour.BEAMS_BESIDE_DRAFTS_FAIL_EVERYBODY,
+    Behaviour.BAD_GUIDES_FAIL_EVERYBODY,
     Behaviour.BEAMS_WITH_STOP_TOKENS_CRASH,
     Behaviour.BEAMS_SHARE_LOG_PROBS,
     Behaviour.HOST_CACHE_OF_ADAPTERS_FILLS,

@@ -47,7 +47,7 @@ def fake_tensorrt_llm(version: str = "1.2.1", *, facts_of: str | None = None) ->
 
 
 def _names_of_the_fake() -> list[str]:
-    return [name for name in sys.modules if name.partition(".")[0] in ("tensorrt_llm", "torch", "mpi4py")]
+    return [name for name in sys.modules if name.partition(".")[0] in ("tensorrt_llm", "torch", "mpi4py", "xgrammar")]
 
 
 @functools.cache

@@ -130,7 +130,9 @@ BEAMS: dict[str, object] = {"max_beam_width": 2}
 NO_DRAFTS: dict[str, object] = {"speculation": None}
 NEEDS_OTHER_DEPLOYMENT = {
     "openvino": {"num_draft_tokens": DRAFTING},
-    "tensorrt": dict.fromkeys(("return_log_probs", "return_generation_logits", *BEAM_FIELDS), NO_DRAFTS),
+    "tensorrt": dict.fromkeys(
+        ("return_log_probs", "return_generation_logits", "guide_type", "guide", *BEAM_FIELDS), NO_DRAFTS
+    ),
     "pytorch": dict.fromkeys(BEAM_FIELDS, BEAMS),
 }
 

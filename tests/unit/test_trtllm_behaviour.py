@@ -315,6 +315,37 @@ def test_logits_and_beams_beside_drafts_in_a_compiled_engine_are_refused_by_name
     assert executor.death is None
 
 
+GUIDED: dict[str, object] = {"guided_decoding_backend": "xgrammar", "tokenizer_dir": "tokenizer"}
+
+
+@pytest.mark.parametrize(
+    ("guide_type", "bad", "good"),
+    [("json_schema", "{", '{"type": "object"}'), ("regex", "a(", "a+"), ("ebnf_grammar", "a", "root ::= 'a'")],
+)
+def test_a_guide_that_does_not_compile_is_refused_by_name_and_the_others_go_on(
+    make: Maker, guide_type: str, bad: str, good: str
+) -> None:
+    engine, executor = make(**GUIDED)
+    add(engine, 1, [20], max_tokens=30)
+    for _ in range(2):
+        with pytest.raises(
+            RequestError, match=rf"the guide is no {guide_type} that compiles: .*; send another"
+        ) as refusal:
+            add(engine, 2, [21], guide_type=guide_type, guide=bad)
+        assert refusal.value.facts["field"] == "guided_decoding_guide"
+    add(engine, 3, [22], guide_type=guide_type, guide=good)
+    outputs = run(engine)
+    assert (len(outputs[1].token_ids), outputs[3].error) == (30, None)
+    assert executor.death is None
+
+
+def test_a_guide_beside_beams_is_refused_on_a_compiled_engine(maker_of: Callable[..., Maker]) -> None:
+    engine, _ = maker_of("tensorrt", max_beam_width=2)(max_beam_width=2, end_ids=[2], **GUIDED)
+    with pytest.raises(RequestError, match=r"guide_type \(regex\) cannot be honoured .*first beam alone") as refusal:
+        add(engine, 1, [20], beam_width=2, guide_type="regex", guide="a+")
+    assert refusal.value.facts["field"] == "guide_type"
+
+
 def test_beams_with_several_end_tokens_are_refused_on_a_compiled_engine(maker_of: Callable[..., Maker]) -> None:
     engine, executor = maker_of("tensorrt", max_beam_width=2)(max_beam_width=2)
     assert engine.info.end_ids == (2, 3)

@@ -280,7 +280,10 @@ def test_what_an_engine_cannot_do_is_refused_by_name(setup: str, field: str, val
         ({"cache_transceiver": None}, set(DISAGGREGATION_FIELDS)),
         ({"is_gathering_context_logits": False}, {"return_context_logits"}),
         ({"guided_decoding_backend": None, "tokenizer_dir": None}, {"guide", "guide_type"}),
-        ({"speculation": LOOKAHEAD}, {"return_log_probs", "return_generation_logits", *BEAM_FIELDS}),
+        (
+            {"speculation": LOOKAHEAD},
+            {"return_log_probs", "return_generation_logits", "guide", "guide_type", *BEAM_FIELDS},
+        ),
     ],
     ids=["generation logits", "beams", "disaggregation", "context logits", "guided decoding", "drafts"],
 )

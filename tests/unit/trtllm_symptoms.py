@@ -166,6 +166,23 @@ async def _beams_fail_the_other_and_not_the_next(upstream: Upstream) -> bool:
     return "beamWidth == 1" in await _error_of_another_beside_drafts(upstream, **BEAMS)
 
 
+async def _bad_guide_fails_the_other_and_not_the_next(upstream: Upstream) -> bool:
+    (upstream.folder / "tokenizer").mkdir(parents=True)
+    llm, executor = upstream.llm(
+        guided_decoding_backend="xgrammar", skip_tokenizer_init=False, tokenizer=str(upstream.folder / "tokenizer")
+    )
+    other = ask(llm, 21)
+    ask(llm, 20, guided_decoding=guide(regex="a("))
+    error = await ended(executor, other)
+    assert await ended(executor, ask(llm, 22)) is None
+    return "Regex parsing error" in str(error)
+
+
+def guide(**words: str) -> Any:
+    """Make upstream's parameters of guided decoding."""
+    return importlib.import_module("tensorrt_llm.sampling_params").GuidedDecodingParams(**words)
+
+
 async def _beams_kill_the_other(upstream: Upstream) -> bool:
     llm, executor = upstream.llm(build={"max_beam_width": 2}, max_beam_width=2)
     other = ask(llm, 21)
@@ -418,6 +435,7 @@ SYMPTOMS: dict[Behaviour, tuple[tuple[str, ...], Symptom]] = {
     Behaviour.SPECULATION_DIES_OF_LOG_PROBS: (("pytorch",), _log_probs_kill_the_other),
     Behaviour.LOGITS_BESIDE_DRAFTS_FAIL_EVERYBODY: (("tensorrt",), _logits_fail_the_other_and_not_the_next),
     Behaviour.BEAMS_BESIDE_DRAFTS_FAIL_EVERYBODY: (("tensorrt",), _beams_fail_the_other_and_not_the_next),
+    Behaviour.BAD_GUIDES_FAIL_EVERYBODY: (("tensorrt",), _bad_guide_fails_the_other_and_not_the_next),
     Behaviour.BEAMS_WITH_STOP_TOKENS_CRASH: (("tensorrt",), _beams_kill_the_other),
     Behaviour.SEQUENCES_ARE_CLAMPED_TO_THE_CACHE: (BOTH, _output_is_cut),
     Behaviour.ONLY_THE_FULL_BEAM_WIDTH: (("pytorch",), _smaller_width_fails),
