@@ -252,6 +252,12 @@ def _speculation(spec: TensorRtEngineSpec, build: BuildLimits) -> Iterator[Misma
         next_step = f"change or leave out engine.speculation, or {_BUILD_ANEW}"
         yield Mismatch("engine.speculation.method", method, why, build.speculation, next_step)
         return
+    if len({min(size, build.max_seq_len) for size in spec.max_attention_window or ()}) > 1:
+        windows = ", ".join(map(str, spec.max_attention_window or ()))
+        why = (
+            f"are several sizes, with which TensorRT-LLM does not load an engine that was built to draft, as {spec.dir}"
+        )
+        yield Mismatch("engine.max_attention_window", windows, why, "one size", f"name one, or {_BUILD_ANEW}")
     drafts = spec.speculation.max_draft_len
     if drafts > build.max_draft_len:
         why = f"is {drafts} drafts a step, more than {spec.dir} was built for ({build.max_draft_len})"

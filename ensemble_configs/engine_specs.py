@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ensemble_configs.batch_limits import UPSTREAM_SEQS, UPSTREAM_TOKENS
+from ensemble_configs.end_times import MAX_CLOSE_S
 from ensemble_configs.extra_llm_args import ExtraArguments, check_extra_llm_args
 from ensemble_configs.spec import Boolean, Integer, NotNegative, Number, Positive, Spec
 from ensemble_configs.speculation_specs import (
@@ -49,6 +50,11 @@ class _BatchSpec(Spec):
     def max_tokens_per_step(self) -> int:
         """Tokens that a step may add to a sequence; more than one with drafts by deployment."""
         return 1
+
+    @property
+    def close_timeout_s(self) -> float:
+        """Seconds that the engine may take to free what it holds; 0 where its process just ends."""
+        return 0.0
 
 
 class _EngineSpec(_BatchSpec):
@@ -234,7 +240,7 @@ class _TrtLlmSpec(_BatchSpec):
     @property
     def close_timeout_s(self) -> float:
         """Seconds that NCCL and CUDA may take to free what every rank holds; tens of them with 8 ranks."""
-        return min(15.0 + 5.0 * self.world_size, 120.0)
+        return min(15.0 + 5.0 * self.world_size, MAX_CLOSE_S)
 
     @model_validator(mode="after")
     def _extra_arguments_are_upstreams(self) -> "_TrtLlmSpec":

@@ -29,6 +29,7 @@ class RuntimeOptions:
     enable_chunked_prefill: bool = False
     enable_block_reuse: bool = True
     sink_token_length: int = 0
+    max_attention_window: tuple[int, ...] = ()
     has_lora: bool = False
     speculation: str | None = None  # of the decoding config: lookahead_decoding, medusa, eagle
     num_kv_blocks: int | None = None  # as the memory or `max_tokens` makes them
@@ -77,6 +78,9 @@ def load(folder: Path, options: RuntimeOptions, *, built_for_sm: int | None = No
     if built_to not in (options.speculation, "draft_tokens_external"):  # getDecodingMode()
         loaded.speculation = built_to
         loaded.warnings.append(f"Model is {built_to}, not {options.speculation}. Overwriting decoding mode.")
+    windows = {min(size, loaded.max_seq_len) for size in options.max_attention_window}
+    if len(windows) > 1 and mode not in (1, _MODES["draft_tokens_external"]):  # needsKVCacheRewind()
+        raise LoadRefused("Rewinding KV cache blocks for variable SWA models isn't supported")
     if mode == _MODES["draft_tokens_external"] and not loaded.is_block_reuse:
         raise LoadRefused("KV cache block reuse must be enabled for speculative decoding target model")
     if options.has_lora and plugins["lora_plugin"] in (None, "disable"):

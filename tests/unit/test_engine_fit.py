@@ -52,6 +52,7 @@ def options_of(spec: TensorRtEngineSpec, *, num_kv_blocks: int | None = None) ->
         enable_block_reuse=spec.is_block_reuse,
         sink_token_length=spec.sink_tokens or 0,
         has_lora=spec.lora is not None,
+        max_attention_window=spec.max_attention_window or (),
         speculation=None if spec.speculation is None else modes.get(spec.speculation.method, spec.speculation.method),
         num_kv_blocks=spec.num_kv_blocks or num_kv_blocks,
     )
@@ -66,6 +67,9 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
     ("lora", {}, {"lora": {"dir": "adapters"}}, "engine.lora", "has_lora"),
     ("drafts", {}, {"speculation": LOOKAHEAD}, "engine.speculation.method", "speculation"),
     ("drafts that nobody asked for", {"speculation": LOOKAHEAD}, {}, "engine.speculation", "speculation"),
+    ("windows beside drafts", {"speculation": LOOKAHEAD},
+     {"speculation": LOOKAHEAD, "max_attention_window": [2048, 4096]},
+     "engine.max_attention_window", "Rewinding KV cache blocks"),
     ("a short cache", {}, {"num_kv_blocks": 100}, "engine.num_kv_blocks", "max_seq_len"),
     ("a short cache of beams", {"max_beam_width": 4}, {"max_beam_width": 4, "num_kv_blocks": 130},
      "engine.num_kv_blocks", "max_seq_len"),
@@ -119,7 +123,7 @@ def test_all_that_an_engine_lacks_is_named_at_once(tmp_path: Path) -> None:
         (NOT_PAGED, PLAIN),
         ({"is_gathering_context_logits": True}, {"is_block_reuse": False, "is_gathering_context_logits": True}),
         (LORA, {"lora": {"dir": "adapters", "max_rank": 8, "target_modules": ["attn_q"]}}),
-        ({"speculation": LOOKAHEAD}, {"speculation": LOOKAHEAD}),
+        ({"speculation": LOOKAHEAD}, {"speculation": LOOKAHEAD, "max_attention_window": [8192, 9000]}),
         ({"max_beam_width": 4}, {"max_beam_width": 4, "num_kv_blocks": 131}),  # 127 shared, and one of each beam
         ({}, {"num_kv_blocks": 128}),
     ],
