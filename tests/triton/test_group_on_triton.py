@@ -5,6 +5,7 @@ The nodes are pods of this machine with a real sshd, ssh and mpirun; `tensorrt_l
 are fakes, so nothing here says that ranks talk to one another.
 """
 
+import contextlib
 import re
 import signal
 import sys
@@ -110,5 +111,9 @@ def test_a_node_that_vanishes_without_a_word_is_missed(running: Running) -> None
 
 
 def _of(pod: Pod, words: str) -> psutil.Process:
-    found = [each for each in pod.main.children(recursive=True) if words in " ".join(each.cmdline())]
-    return found[-1]
+    def is_meant(process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended since
+            return words in " ".join(process.cmdline())
+        return False
+
+    return [each for each in pod.main.children(recursive=True) if is_meant(each)][-1]

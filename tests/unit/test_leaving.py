@@ -34,6 +34,9 @@ class Server:
     def is_loaded(self) -> bool:
         return not self._is_loading
 
+    def is_stuck(self) -> bool:
+        return False
+
     def answers(self, *, timeout_s: float) -> bool:  # noqa: ARG002
         return True
 
