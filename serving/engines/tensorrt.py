@@ -43,16 +43,7 @@ def load_tensorrt_engine(spec: TensorRtEngineSpec) -> Engine:
         why_not=words.why_not,
     )
     arguments = llm_arguments(spec, upstream, kv_block_tokens=folder.kv_block_tokens)
-    return TrtLlmEngine(
-        upstream,
-        arguments,
-        words,
-        info,
-        load_timeout_s=spec.load_timeout_s,
-        adapter_timeout_s=spec.watchdog_s,
-        whole_sequence=whole_sequence_of(spec),
-        is_cache_size_asked=spec.num_kv_blocks is not None,
-    )
+    return TrtLlmEngine(upstream, arguments, words, info, spec=spec, whole_sequence=whole_sequence_of(spec))
 
 
 def refuse_versions_without_engines(version: str) -> None:

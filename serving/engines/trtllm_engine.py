@@ -19,6 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from ensemble_configs.end_times import MAX_CLOSE_S
+from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.errors import ServerError, SpecError
 from ensemble_configs.kv_capacity import WholeSequence
 from serving.engines.base import (
@@ -74,10 +75,8 @@ class TrtLlmEngine(Engine):
         words: SamplingWords,
         info: EngineInfo,
         *,
-        load_timeout_s: float,
-        adapter_timeout_s: float,
+        spec: TensorRtEngineSpec | PyTorchEngineSpec,
         whole_sequence: WholeSequence,
-        is_cache_size_asked: bool,
     ) -> None:
         """Load the model, and generate a first token with it.
 
@@ -86,21 +85,20 @@ class TrtLlmEngine(Engine):
             arguments: make the LLM.
             words: the requests, as upstream wants them.
             info: the KV cache is filled in from what upstream tells.
-            load_timeout_s: how long the LLM may take to be made.
-            adapter_timeout_s: how long the call may take that has upstream read an adapter from the disk.
+            spec: how long the LLM may take to be made, how long a call may take that has upstream read an adapter from
+                the disk (`watchdog_s`), and whether the deployment names the size of the KV cache. Where the free
+                memory decides, an engine that has no room for a whole sequence is no engine of this deployment.
             whole_sequence: the longest that is promised; requests are held to what of it the KV cache has room for.
-            is_cache_size_asked: the deployment names the size of the cache. Where the free memory decides, an engine
-                that has no room for a whole sequence is no engine of this deployment.
 
         Raises:
             SpecError: upstream cannot load the model in this way, makes no token with it, or has no room for a sequence
                 in its KV cache.
         """
         self._whole_sequence = whole_sequence
-        self._is_cache_size_asked = is_cache_size_asked
+        self._is_cache_size_asked = spec.num_kv_blocks is not None
         self._upstream = upstream
-        self._load_timeout_s = load_timeout_s
-        self._adapter_timeout_s = adapter_timeout_s
+        self._load_timeout_s = spec.load_timeout_s
+        self._adapter_timeout_s = spec.watchdog_s
         self._num_seen_events = 0  # of what upstream has made
         self._words = words
         self._requests: dict[int, RunningRequest] = {}
