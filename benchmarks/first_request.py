@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the first request after a start waits for its first token, over what the later ones wait; with the warm-up and
-without.
+"""TTFT of the first request after a start, over the TTFT of later requests; with the warm-up and without.
 
     python -m benchmarks.first_request [--model build/random_125m/deployment.yaml | --model simulated]
 
@@ -45,7 +44,7 @@ _FIRST_LENGTH = 24
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What one server showed: times to the first token, the later ones as medians."""
+    """TTFT on one server: of the first request, and the medians of the later ones."""
 
     first_ms: float
     same_length_ms: float
@@ -54,7 +53,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct):
-    """One setting, entry and way of asking, with all its starts."""
+    """A setting, an entry and a way of asking, with all starts."""
 
     is_warmed_up: bool
     entry: str

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What paging the KV cache saves: memory that holds no token, and how many sequences run at a time, beside a cache of
-the same size that reserves `max_seq_len` for each sequence.
+"""Savings of a paged KV cache: memory that holds no token, and sequences that run at a time, beside a cache of the same
+size that reserves `max_seq_len` for each sequence.
 
 `python -m benchmarks.paged_memory --help`. The engine, OpenVINO's, runs in this process; it tells how many blocks were
 in use in each step. No engine here reserves: what that would waste is computed from the same steps, and its batch is
@@ -48,7 +48,7 @@ class Load(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What one side made of a load."""
+    """Results of one side under a load."""
 
     duration_s: float
     moments: list[Moment]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the prefix cache saves: TTFT through the server of a prompt that continues an earlier one, over that of a prompt
-as long that shares nothing, and the hits on the metrics page beside those that the block size predicts.
+"""Savings of the prefix cache: TTFT through the server of a prompt that continues an earlier one, over the TTFT of a
+prompt as long that shares nothing, and the hits on the metrics page beside those that the block size predicts.
 
 `python -m benchmarks.prefix_cache --help`. Requests are alone on the server; each pair is asked in a drawn order.
 """
@@ -122,7 +122,7 @@ def main(
 def _measure(
     server: ThroughEnsemble, page: MetricsPage, maker: PairMaker, count: int, order: random.Random
 ) -> dict[str, object]:
-    """One length; the first pair warms up, and counts among the hits."""
+    """Measure one length; the first pair warms up, and counts among the hits."""
     found: list[tuple[float, float]] = []  # warm and cold, ms
     before = _Counts.of(page)
     expected = _Counts(0, 0, 0)
@@ -169,7 +169,7 @@ class _Counts(NamedTuple):
 
 
 def _counted(page: MetricsPage, before: _Counts, expected: _Counts) -> _Counts:
-    """What has been counted since, once all requests are."""
+    """Return what has been counted since, once all requests are."""
     deadline_s = time.monotonic() + _COUNTED_S
     while True:
         counted = _Counts(*(now - then for now, then in zip(_Counts.of(page), before, strict=True)))

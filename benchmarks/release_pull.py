@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trireme pull` saves: the start of a server from a release on the node's disk, over its start from the network
+"""Savings of `trireme pull`: the start of a server from a release on the node's disk, over its start from the network
 storage that the release came from; and what the pull and the check of the hashes take.
 
 `python -m benchmarks.release_pull --help`. The storage is a stand-in on this machine (`benchmarks.network_mount`).

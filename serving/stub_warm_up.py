@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Triton's stub does with its first request and may do before: it imports asyncio, to see whether a model's
-`execute` is a coroutine.
+"""Work that Triton's stub does with its first request and may do before: the stub imports asyncio, to see whether a
+model's `execute` is a coroutine.
 """
 
 import importlib
 
 
 def import_for_first_request() -> None:
-    """Import it now: 10 to 25 ms that a client would wait for, once in each stub on the way of its request."""
+    """Import asyncio now: 10 to 25 ms that a client would wait for, once in each stub on the way of its request."""
     importlib.import_module("asyncio")

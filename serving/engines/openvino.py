@@ -303,7 +303,7 @@ class OpenVinoEngine(Engine):
 
 
 def _cached_tokens(spec: OpenVinoEngineSpec) -> CachedTokens | None:
-    """What follows the prefix cache of a pipeline that has been loaded just now; None: it has none, or it drafts."""
+    """Return what follows the prefix cache of a pipeline just loaded; None: it has none, or it drafts."""
     if not spec.is_prefix_caching or spec.max_ngram_size is not None:
         return None
     cached = CachedTokens(

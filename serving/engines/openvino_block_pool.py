@@ -20,7 +20,7 @@ class KvBlock:
 
 
 class BlockPool:
-    """All blocks of a pipeline with prefix caching: free ones, those in use, and those kept for whoever continues them.
+    """The blocks of a pipeline with prefix caching: free ones, those in use, and those kept for whoever continues them.
 
     A block that nobody uses any more keeps its content until no block is free that has none. Then the one that was
     asked for least recently is overwritten.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many tokens of a prompt OpenVINO's pipeline found in its KV cache, which it does not tell.
+"""The tokens of a prompt that OpenVINO's pipeline found in its KV cache, which it does not tell.
 
 OpenVINO GenAI 2026.4 schedules by fixed rules on what it was given and what it has made, so its block tables can be
 followed from outside, step by step. Whether they still are is asked after each step: the pipeline tells which part of
@@ -79,7 +79,7 @@ class CachedTokens:
 
     @property
     def is_followed(self) -> bool:
-        """Whether the block tables are known; once they are not, nothing is told any more."""
+        """Return whether the block tables are known; once they are not, nothing is told any more."""
         return not self.why_lost
 
     def follow_warm_up(self, token_ids: Sequence[int]) -> None:

@@ -49,7 +49,7 @@ class GuideCheck:
             raise RequestError(message, field=_FIELD, provider=self._provider)
 
     def _parse(self, guide_type: str, guide: str) -> str:
-        """What is wrong with a guide; empty: nothing."""
+        """Return what is wrong with a guide; empty: nothing."""
         try:
             getattr(self._grammar, _PARSERS[guide_type])(guide)
         except (RuntimeError, ValueError) as exc:
