@@ -101,7 +101,7 @@ class _SenderSink:
     takes_one = False
 
     def __init__(self, request: Any, trace: RequestTrace | None, all_outputs: frozenset[str]) -> None:
-        self._request = request
+        self._names = frozenset(request.requested_output_names())
         self._all_outputs = all_outputs
         self._sender = request.get_response_sender()
         self._trace = trace
@@ -109,12 +109,16 @@ class _SenderSink:
 
     def named_outputs(self) -> Collection[str]:
         """Return the outputs that the client named. Triton names all of them where it did not, and so does a graph."""
-        names = frozenset(self._request.requested_output_names())
-        return () if names >= self._all_outputs or "stream_state" in names else names
+        return () if self._names >= self._all_outputs or "stream_state" in self._names else self._names
 
     def send(self, tensors: Mapping[str, npt.NDArray[np.generic]], *, is_final: bool) -> None:
-        """One response."""
-        response = pb_utils.InferenceResponse([pb_utils.Tensor(*named) for named in tensors.items()])
+        """One response, of the outputs that the request wants.
+
+        The stub would drop the others, and up to Triton 2.52 it frees their arrays without Python's lock: with tens of
+        streams the process of the model dies within seconds (python_backend pull request 390).
+        """
+        wanted = [pb_utils.Tensor(name, tensor) for name, tensor in tensors.items() if name in self._names]
+        response = pb_utils.InferenceResponse(wanted)
         if is_final and self._trace is not None:
             self._trace.end()  # before its client has it, whose own span ends then
         self._sender.send(response, flags=final_flag() if is_final else 0)

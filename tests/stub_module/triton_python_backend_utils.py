@@ -99,9 +99,13 @@ class ResponseSender:
     Attributes:
         on_response: called with each response before `send` returns, as the server hands them on.
         is_client_gone: what `is_cancelled` says.
+
+    Args:
+        wanted: the outputs that the request asks for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Sequence[str] = ()) -> None:
+        self._wanted = frozenset(wanted)
         self.responses: list[InferenceResponse] = []
         self.on_response: Callable[[InferenceResponse], None] = lambda _: None
         self.is_client_gone = False
@@ -116,6 +120,10 @@ class ResponseSender:
         if self._is_closed.is_set():
             raise RuntimeError("Unable to send response. Response sender has been closed.")
         if response is not None:
+            # Up to 24.11 the stub frees the array of such an output without Python's lock: PruneOutputTensors called by
+            # ResponseSender::Send, ~PbTensor (python_backend pull request 390).
+            unwanted = {tensor.name() for tensor in response.output_tensors()} - self._wanted
+            assert not unwanted, f"{unwanted} were not asked for; to drop them there corrupts Python's memory"
             self.responses.append(response)
             self.on_response(response)
         if flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL:
@@ -164,7 +172,7 @@ class InferenceRequest:
         self._model_version = model_version
         self._request_id = request_id
         self._parameters = json.dumps(dict(parameters))
-        self._sender = ResponseSender()
+        self._sender = ResponseSender(requested_output_names)
 
     def inputs(self) -> list[Tensor]:
         """Those that were sent; an optional one that was not is not among them."""

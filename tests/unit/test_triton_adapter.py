@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors become Triton's, with our text and the nearest of its codes; the unexpected is logged and not shown."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from ensemble_configs.errors import (
 from serving.census import take_census
 from serving.generation import EngineRefusal
 from serving.stream_state import Census
-from serving.triton_adapter import error_response, final_flag, guarded, release_folder, triton_error
+from serving.triton_adapter import Responses, error_response, final_flag, guarded, release_folder, triton_error
 
 CODES = [
     (RequestError("no", field="top_p", value=2), "INVALID_ARG", "[INVALID_ARG field=top_p value=2] no"),
@@ -85,6 +86,20 @@ def test_a_release_lies_in_its_version_folder() -> None:
 
 def test_the_final_flag_is_the_stubs() -> None:
     assert final_flag() == pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+@pytest.mark.parametrize("is_decoupled", [True, False])
+def test_an_output_that_the_request_does_not_name_never_gets_to_the_stub(is_decoupled: bool) -> None:
+    config = json.dumps({"model_transaction_policy": {"decoupled": is_decoupled}})
+    asked = pb_utils.InferenceRequest(
+        inputs=[], requested_output_names=["text_output", "num_input_tokens"], model_name="ensemble"
+    )
+    sink = Responses({"model_config": config}, step="ensemble").sink(asked, None)
+    one = np.array([[1]], dtype=np.int32)
+    text = np.array([b"x"], dtype=np.object_)
+    sink.send({"text_output": text, "finish_reason": text, "num_preemptions": one}, is_final=True)
+    [response] = asked.get_response_sender().wait()
+    assert [tensor.name() for tensor in response.output_tensors()] == ["text_output"]
 
 
 class Answering:
