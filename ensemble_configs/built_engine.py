@@ -240,6 +240,14 @@ def _lora(spec: TensorRtEngineSpec, build: BuildLimits) -> Iterator[Mismatch]:
 def _speculation(spec: TensorRtEngineSpec, build: BuildLimits) -> Iterator[Mismatch]:
     if build.speculation is None:
         return
+    if build.speculation == "explicit_draft_tokens":  # ReDrafter
+        why = "was built to draft by explicit draft tokens, which no deployment can name; TensorRT-LLM drafts so"
+        yield Mismatch("engine.dir", spec.dir, why, "an engine that drafts otherwise or not", _BUILD_ANEW)
+        return
+    if build.speculation == "draft_tokens_external" and not spec.is_block_reuse:
+        why = f"does not go with {spec.dir}, built for the drafts of another model: TensorRT-LLM does not load it so"
+        next_step = f"set it to true, or {_BUILD_ANEW} without"
+        yield Mismatch("engine.is_block_reuse", False, why, "true", next_step)
     if spec.speculation is None:
         if (method := _method_of(build.speculation)) is not None:
             why = f"leaves out that {spec.dir} was built to draft: TensorRT-LLM drafts as it was built"

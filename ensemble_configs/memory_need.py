@@ -3,6 +3,7 @@
 
 from ensemble_configs.engine_specs import PyTorchEngineSpec
 from ensemble_configs.finding import Finding
+from ensemble_configs.kept_logits import kept_logits_bytes
 from ensemble_configs.kv_capacity import blocks_of_sequence
 from ensemble_configs.machine import Machine
 from ensemble_configs.release_manifest import ReleaseManifest
@@ -12,7 +13,7 @@ _GIB = 1 << 30
 
 
 def memory_need_bytes(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> int:
-    """Weights, KV cache and workspace of one rank, bytes.
+    """Weights, KV cache, workspace and kept logits of one rank, bytes.
 
     The KV cache is the deployment's `num_kv_blocks`; where it leaves that to the free memory, or without a deployment,
     one sequence of the longest length, which is the least that can be served.
@@ -21,7 +22,12 @@ def memory_need_bytes(manifest: ReleaseManifest, deployment: ReleaseSpec | None)
     if manifest.draft is not None and _is_drafting(deployment):
         weights += manifest.draft.weight_bytes_per_rank
         kv_per_token += manifest.draft.kv_bytes_per_token
-    return weights + manifest.workspace_bytes + int(kv_per_token * _kv_tokens(manifest, deployment))
+    rest = manifest.workspace_bytes + _logits_bytes(manifest, deployment)
+    return weights + rest + int(kv_per_token * _kv_tokens(manifest, deployment))
+
+
+def _logits_bytes(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> int:
+    return kept_logits_bytes(deployment.engine if deployment is not None else None, manifest.vocab_size)
 
 
 def _is_drafting(deployment: ReleaseSpec | None) -> bool:
@@ -59,8 +65,10 @@ def check_memory(
     short = [f"{_gib(free)} free ({place})" for place, free in places.items() if free < need_bytes]
     if not short:
         return []
+    logits_bytes = _logits_bytes(manifest, deployment)
+    logits = f"logits {_gib(logits_bytes)} (engine.is_gathering_generation_logits), " if logits_bytes else ""
     parts = (
-        f"weights {_gib(manifest.weight_bytes_per_rank)}, workspace {_gib(manifest.workspace_bytes)}, "
+        f"weights {_gib(manifest.weight_bytes_per_rank)}, workspace {_gib(manifest.workspace_bytes)}, {logits}"
         f"the rest KV cache of {manifest.kv_bytes_per_token} bytes a token"
     )
     return [

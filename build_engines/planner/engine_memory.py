@@ -6,8 +6,8 @@ from pathlib import Path
 
 from build_engines.checkpoint_config import read_model_shape
 from build_engines.config_values import load_config
+from build_engines.migration.compiled_engine import int_of, load_compiled_engine
 from build_engines.migration.compiled_engine import kv_bytes_per_token as compiled_kv_bytes_per_token
-from build_engines.migration.compiled_engine import load_compiled_engine
 from build_engines.openvino_formats import cpu_kv_bytes_per_token
 from build_engines.parallel_sizes import ParallelSizes
 from build_engines.planner.footprint import kv_bytes_per_token, workspace_bytes
@@ -19,6 +19,7 @@ from ensemble_configs.engine_specs import (
     TensorRtEngineSpec,
 )
 from ensemble_configs.errors import SpecError
+from ensemble_configs.kept_logits import kept_logits_bytes
 from ensemble_configs.release_manifest import ReleaseManifest, find_release, load_manifest
 
 _OPENVINO_BLOCK_TOKENS = 32
@@ -76,7 +77,8 @@ def _of_manifest(manifest: ReleaseManifest, engine: EngineSpec) -> EngineMemory:
         weights += manifest.draft.weight_bytes_per_rank
         kv += manifest.draft.kv_bytes_per_token
     block = engine.kv_block_tokens if isinstance(engine, PyTorchEngineSpec) else manifest.kv_block_tokens
-    return EngineMemory(weights, manifest.workspace_bytes, kv, block, f"manifest of {manifest.name}")
+    workspace = manifest.workspace_bytes + kept_logits_bytes(engine, manifest.vocab_size)
+    return EngineMemory(weights, workspace, kv, block, f"manifest of {manifest.name}")
 
 
 def _of_openvino(engine: OpenVinoEngineSpec) -> EngineMemory:
@@ -96,7 +98,8 @@ def _of_compiled(engine: TensorRtEngineSpec) -> EngineMemory:
         raise SpecError(f"engine.dir: {engine.dir} has no config.json of an engine; build it again", field="engine.dir")
     return EngineMemory(
         _size_of(engine.dir, "rank*.engine"),
-        workspace_bytes(None, ParallelSizes(engine.tp_size, engine.pp_size), engine.max_num_batched_tokens),
+        workspace_bytes(None, ParallelSizes(engine.tp_size, engine.pp_size), engine.max_num_batched_tokens)
+        + kept_logits_bytes(engine, int_of(compiled.pretrained, "vocab_size") or 0),
         compiled_kv_bytes_per_token(compiled),
         compiled.kv_block_tokens,
         "its files; its activations are not known",

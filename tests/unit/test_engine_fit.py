@@ -58,6 +58,8 @@ def options_of(spec: TensorRtEngineSpec, *, num_kv_blocks: int | None = None) ->
     )
 
 
+EXPLICIT_DRAFT_TOKENS, DRAFT_TOKENS_EXTERNAL = 16, 2
+
 # recipe, deployment, the field that is named, and what upstream does with it: refuses, or goes on without
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
     ("chunked", NOT_PAGED, PLAIN | {"is_chunked_prefill": True}, "engine.is_chunked_prefill", "Chunked context"),
@@ -157,6 +159,32 @@ def test_requests_of_an_engine_that_drafts_have_the_length_of_its_recipe(tmp_pat
     assert [finding.check for finding in fit_findings(too_long)] == ["engine.max_seq_len"]
     more = spec_of(tmp_path / "engine", speculation=LOOKAHEAD | {"window_size": 9})
     assert [finding.check for finding in fit_findings(more)] == ["engine.speculation"]
+
+
+def write_drafting(folder: Path, mode: int) -> Path:
+    """Write an engine that no recipe of ours makes, by its bit of `SpeculativeDecodingMode`."""
+    write_built(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["build_config"] |= {"speculative_decoding_mode": mode, "max_draft_len": 4}
+    config["build_config"]["max_seq_len"] += 4
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_an_engine_of_explicit_draft_tokens_is_refused_for_no_deployment_can_name_them(tmp_path: Path) -> None:
+    spec = spec_of(write_drafting(tmp_path / "engine", EXPLICIT_DRAFT_TOKENS))
+    assert load(spec.dir, options_of(spec)).speculation == "explicit_draft_tokens"  # and drafts
+    with pytest.raises(SpecError, match=r"engine\.dir .*built to draft by explicit draft tokens.*build"):
+        refuse_unfit_engine(spec)
+
+
+def test_an_engine_for_the_drafts_of_another_model_needs_block_reuse(tmp_path: Path) -> None:
+    folder = write_drafting(tmp_path / "engine", DRAFT_TOKENS_EXTERNAL)
+    assert fit_findings(spec_of(folder)) == []
+    without = spec_of(folder, is_block_reuse=False)
+    assert [finding.check for finding in fit_findings(without)] == ["engine.is_block_reuse"]
+    with pytest.raises(LoadRefused, match="KV cache block reuse must be enabled"):
+        load(folder, options_of(without))
 
 
 def test_defaults_ask_for_no_more_than_was_built(tmp_path: Path) -> None:

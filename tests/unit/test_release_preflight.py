@@ -23,6 +23,7 @@ from demo_release import (
     write_gpu_release,
 )
 
+from build_engines.planner.engine_memory import memory_of
 from ensemble_configs.deployment import load_deployment
 from ensemble_configs.errors import SpecError
 from ensemble_configs.machine import Gpu, Machine
@@ -234,6 +235,18 @@ def test_the_cache_gets_only_its_part_of_the_free_memory(engine: Path) -> None:
     # Half of what the weights leave must hold 2,048 tokens of 64 KiB: 128 MiB of 256
     spec = deployment(engine, {"tp_size": 2, "max_seq_len": 2048, "free_gpu_memory_fraction": 0.5})
     assert memory_need_bytes(load_manifest(engine), spec) == int(9.25 * GIB)
+
+
+def test_logits_that_are_kept_for_log_probabilities_count(engine: Path) -> None:
+    # 8 steps of 64 sequences of the vocabulary in float32
+    plain = deployment(engine, {"tp_size": 2, "max_num_seqs": 64})
+    gathering = deployment(engine, {"tp_size": 2, "max_num_seqs": 64, "is_gathering_generation_logits": True})
+    manifest = load_manifest(engine)
+    kept = 8 * 64 * manifest.vocab_size * 4
+    assert memory_need_bytes(manifest, gathering) - memory_need_bytes(manifest, plain) == kept
+    where = machine(H200, H200.model_copy(update={"free_bytes": 9 * GIB}))
+    assert "(engine.is_gathering_generation_logits), the rest KV cache" in one_finding(engine, where, gathering)
+    assert memory_of(gathering.engine).fixed_bytes - memory_of(plain.engine).fixed_bytes == kept
 
 
 def test_a_gpu_that_does_not_tell_its_memory_is_not_judged(engine: Path) -> None:
