@@ -2,7 +2,8 @@
 """Thousands of random requests through the engine's wrappers on the fake `tensorrt_llm`, and what is left of them.
 
 Each ends once, whatever is done to it: cancels while it waits, prefills and streams, stop strings, deadlines, queue
-timeouts, log probabilities, logits, adapters, requests that upstream fails. Then nothing is busy and nothing is kept.
+timeouts, log probabilities, logits, adapters, guides, beams, requests that upstream fails. Then nothing is busy and
+nothing is kept.
 """
 
 import gc
@@ -37,11 +38,15 @@ FAILING, LOST = 66, 67  # first prompt tokens: upstream fails the one, and loses
 LIMITS: dict[str, object] = {
     "max_seq_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 128, "num_kv_blocks": 40,
 }  # fmt: skip
-OF: dict[str, dict[str, object]] = {"tensorrt": {"is_gathering_generation_logits": True}, "pytorch": {}}
+OF: dict[str, dict[str, object]] = {
+    "tensorrt": {"is_gathering_generation_logits": True, "max_beam_width": 2},
+    "pytorch": {},
+}
 MODULES = ["attn_q", "attn_k", "attn_v"]
 BUILD: dict[str, dict[str, object]] = {
     "tensorrt": {
         "plugin_config": {"tokens_per_block": 32, "lora_plugin": "auto"},
+        "max_beam_width": 2,
         "lora_config": {"lora_target_modules": MODULES, "max_lora_rank": 64},
     },
     "pytorch": {},
@@ -58,7 +63,8 @@ def started(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Tr
     for seed, name in enumerate(ADAPTERS):
         write_adapter(tmp_path / "lora" / name, seed=seed, rank=128 if name == "bad" else 8)
     lora = {"dir": tmp_path / "lora", "target_modules": MODULES, "max_adapters": 3}
-    data = {"provider": request.param, "dir": folder, "lora": lora} | LIMITS | OF[request.param]
+    guided = {"guided_decoding_backend": "xgrammar", "tokenizer_dir": TOKENIZER}
+    data = {"provider": request.param, "dir": folder, "lora": lora} | guided | LIMITS | OF[request.param]
     with fake_tensorrt_llm():
         engine = create_engine(TypeAdapter[EngineSpec](EngineSpec).validate_python(data))
         assert isinstance(engine, TrtLlmEngine)
@@ -80,6 +86,8 @@ class Crowd:
         self.open: set[int] = set()
         self.ends: Counter[int] = Counter()
         self.outcomes: Counter[str] = Counter()
+        self.asked: dict[int, frozenset[str]] = {}  # beside the length, by key
+        self.answered: set[str] = set()  # of these, what a request had that ended by itself
 
     def ask(self, key: int) -> None:
         """Send a request."""
@@ -91,7 +99,7 @@ class Crowd:
         rng = self.rng
         first = rng.choices([20 + key % 40, FAILING, LOST], [96, 2, 2])[0]
         asked: dict[str, object] = {}
-        match rng.randrange(8):
+        match rng.randrange(10):
             case 0 | 1:
                 asked = {"return_log_probs": True}
             case 2:
@@ -100,10 +108,15 @@ class Crowd:
                 asked = {"top_p": 0.9, "return_log_probs": True}
             case 4:
                 asked = {"lora_name": rng.choice((*ADAPTERS, "nowhere"))}
+            case 5:
+                asked = {"guide_type": "regex", "guide": rng.choice(("[a-z]+", "[a-z"))}  # the second does not compile
+            case 6:
+                asked = {"beam_width": 2, "return_log_probs": rng.random() < 0.5}
         scheduling = Scheduling(
             deadline_ms=rng.choice([None, None, None, 40.0, 400.0]),
             queue_timeout_ms=rng.choice([None, None, None, 30.0, 300.0]),
         )
+        self.asked[key] = frozenset(name for name, value in asked.items() if value)
         max_tokens = rng.randint(1, 4) if "return_generation_logits" in asked else rng.randint(1, rng.choice([8, 60]))
         return GenerationRequest(
             key=key,
@@ -130,6 +143,8 @@ class Crowd:
             return
         self.open.remove(chunk.key)
         self.ends[chunk.key] += 1
+        if chunk.finish_reason == "length":
+            self.answered |= self.asked[chunk.key]
         outcome = chunk.finish_reason or str(chunk.error).partition("]")[0].partition(" ")[0]
         self.outcomes[str(outcome)] += 1
 
@@ -164,6 +179,8 @@ def test_random_requests_end_once_each_and_leave_nothing(
     assert crowd.ends == dict.fromkeys(range(num_requests), 1)
     expected = {"length", "cancelled", "stop_string", "[INTERNAL", "[INVALID_ARG"}
     assert expected <= crowd.outcomes.keys(), crowd.outcomes
+    beams = {"beam_width"} if engine.info.provider == "tensorrt" else set()
+    assert crowd.answered >= beams | {"return_log_probs", "return_generation_logits", "lora_name", "guide"}
     assert is_admitting is bool(crowd.outcomes.keys() & LATE), crowd.outcomes
     assert not engine.has_work
     assert executor.death is None
