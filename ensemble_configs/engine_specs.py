@@ -265,9 +265,14 @@ class _TrtLlmSpec(_BatchSpec):
             )
         return self
 
-    def _require_tokenizer(self, guided_decoding_backend: str | None) -> None:
+    def _check_guides(self, guided_decoding_backend: str | None) -> None:
         if (guided_decoding_backend is None) != (self.tokenizer_dir is None):
             raise ValueError("guided_decoding_backend and tokenizer_dir go together; set both or none")
+        if guided_decoding_backend is not None and self.capacity_scheduler_policy == "max_utilization":
+            raise ValueError(
+                "guided_decoding_backend does not go with capacity_scheduler_policy: max_utilization, for TensorRT-LLM "
+                "begins the grammar of a request anew after a pause of the request; use guaranteed_no_evict"
+            )
 
 
 class TensorRtEngineSpec(_TrtLlmSpec):
@@ -299,8 +304,8 @@ class TensorRtEngineSpec(_TrtLlmSpec):
         return accepted_at_once(self.speculation)
 
     @model_validator(mode="after")
-    def _guides_have_a_tokenizer(self) -> "TensorRtEngineSpec":
-        self._require_tokenizer(self.guided_decoding_backend)
+    def _guides_can_be_followed(self) -> "TensorRtEngineSpec":
+        self._check_guides(self.guided_decoding_backend)
         return self
 
 
@@ -340,7 +345,7 @@ class PyTorchEngineSpec(_TrtLlmSpec):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "PyTorchEngineSpec":
-        self._require_tokenizer(self.guided_decoding_backend)
+        self._check_guides(self.guided_decoding_backend)
         if self.sampler == "trtllm" and self.speculation is not None:
             raise ValueError("sampler trtllm knows no speculation; use sampler torch")
         self._refuse_beams_that_upstream_cannot_search()

@@ -25,6 +25,7 @@ class Context:
 
 
 UNREADABLE = "upstream cannot read it and takes its default: "
+NO_PAUSE_BESIDE_GUIDES = "not max_utilization: TensorRT-LLM begins the grammar of a paused request anew"
 
 Rule = Callable[[Value, Context], Verdict]
 

@@ -4,7 +4,7 @@
 from collections.abc import Callable, Mapping
 
 from build_engines.migration.compiled_engine import int_of
-from build_engines.migration.context import UNREADABLE, Context, Rule, always, carry, only
+from build_engines.migration.context import NO_PAUSE_BESIDE_GUIDES, UNREADABLE, Context, Rule, always, carry, only
 from build_engines.migration.pipeline_rules import STREAMING
 from build_engines.migration.report import Verdict, carried, implied, lost
 from build_engines.migration.speculation_rules import LOOKAHEAD, choices, decoding_mode, fast_logits, lookahead_size
@@ -100,6 +100,13 @@ def _guided(value: Value, context: Context) -> Verdict:
     return verdict
 
 
+def _scheduler_policy(value: Value, context: Context) -> Verdict:
+    policy = one_of("max_utilization", "guaranteed_no_evict")
+    if value.read(policy) == "max_utilization" and _is_guided(context):
+        return carried("engine.capacity_scheduler_policy", "guaranteed_no_evict", NO_PAUSE_BESIDE_GUIDES)
+    return carry("engine.capacity_scheduler_policy", policy, default="guaranteed_no_evict")(value, context)
+
+
 def _guide_file(context: Context) -> str:
     """Which parameter upstream's two backends read the vocabulary from."""
     is_python = context.get("tensorrt_llm.backend").text == "python"
@@ -193,11 +200,7 @@ _PARAMETERS: Mapping[str, Rule] = {
     "max_tokens_in_paged_kv_cache": _kv_tokens,
     "max_attention_window_size": carry("engine.max_attention_window", integers),
     "sink_token_length": carry("engine.sink_tokens", lambda text: integer(text) or None),
-    "batch_scheduler_policy": carry(
-        "engine.capacity_scheduler_policy",
-        one_of("max_utilization", "guaranteed_no_evict"),
-        default="guaranteed_no_evict",
-    ),
+    "batch_scheduler_policy": _scheduler_policy,
     "kv_cache_free_gpu_mem_fraction": carry("engine.free_gpu_memory_fraction", fraction, default=0.9),
     "cross_kv_cache_fraction": _cross_kv,
     "kv_cache_host_memory_bytes": carry("engine.host_cache_bytes", integer, default=0),

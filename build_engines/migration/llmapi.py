@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from build_engines.migration.context import Context
+from build_engines.migration.context import NO_PAUSE_BESIDE_GUIDES, Context
 from build_engines.migration.filled_config import FilledConfig
 from build_engines.migration.llmapi_arguments import (
     CARRIED,
@@ -128,6 +128,10 @@ def _is_default(name: str, value: object) -> bool:
 
 
 def _argument(name: str, value: object, arguments: dict[str, object]) -> Entry:
+    is_pausing = name == "scheduler_config.capacity_scheduler_policy" and value == "MAX_UTILIZATION"
+    if is_pausing and arguments.get("guided_decoding_backend") is not None:
+        verdict = carried("engine.capacity_scheduler_policy", "guaranteed_no_evict", NO_PAUSE_BESIDE_GUIDES)
+        return _entry(name, value, verdict)
     return _entry(name, value, _verdict(name, value, arguments))
 
 

@@ -190,7 +190,7 @@ def test_every_value_goes_where_the_report_says(tmp_path: Path) -> None:
         "max_attention_window": [2048, 4096],
         "sink_tokens": 4,
         "is_chunked_prefill": True,
-        "capacity_scheduler_policy": "max_utilization",
+        "capacity_scheduler_policy": "guaranteed_no_evict",  # for guides
         "tokenizer_dir": str(TOKENIZER),
         "max_beam_width": 1,
         "end_ids": [1],

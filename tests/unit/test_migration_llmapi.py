@@ -179,6 +179,11 @@ CASES: list[tuple[dict[str, Any], str, object]] = [
         "capacity_scheduler_policy",
         "max_utilization",
     ),
+    (
+        {"scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"}, "guided_decoding_backend": "xgrammar"},
+        "capacity_scheduler_policy",
+        "guaranteed_no_evict",
+    ),
     ({"cache_transceiver_config": {"backend": "NIXL"}}, "cache_transceiver", {"backend": "nixl"}),
     ({"guided_decoding_backend": "llguidance"}, "tokenizer_dir", "/old/llama"),
     (

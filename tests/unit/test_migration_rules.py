@@ -135,6 +135,15 @@ def test_guides_of_the_python_backend_need_a_tokenizer_and_those_of_the_other_it
     assert engine_of(native)["tokenizer_dir"] == str(TOKENIZER)
 
 
+def test_requests_are_not_paused_where_there_are_guides_which_would_begin_anew(tmp_path: Path) -> None:
+    policy = {"batch_scheduler_policy": "max_utilization"}
+    assert engine_of(imported(tmp_path / "plain", policy))["capacity_scheduler_policy"] == "max_utilization"
+    guided = {"guided_decoding_backend": "xgrammar", "triton_backend": "python"}
+    result = imported(tmp_path / "guided", policy | guided)
+    assert engine_of(result)["capacity_scheduler_policy"] == "guaranteed_no_evict"
+    assert "a paused request anew" in entry(result, "tensorrt_llm.batch_scheduler_policy").verdict.why
+
+
 SPECULATION: list[tuple[dict[str, str], Mapping[str, Any], dict[str, object]]] = [
     (
         {"decoding_mode": "medusa", "medusa_choices": "{0}, {0, 1}"},

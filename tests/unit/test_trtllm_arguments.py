@@ -160,6 +160,15 @@ def test_beams_on_pytorch_need_the_sampler_that_has_them_and_no_overlap(
         PyTorchEngineSpec.model_validate({"provider": "pytorch", "dir": "x", "max_beam_width": 4} | beside)
 
 
+@pytest.mark.parametrize("provider", ["tensorrt", "pytorch"])
+def test_guides_do_not_go_with_a_scheduler_that_pauses_requests(provider: str) -> None:
+    engine = {"provider": provider, "dir": "x", "guided_decoding_backend": "xgrammar", "tokenizer_dir": "x"}
+    adapter: TypeAdapter[EngineSpec] = TypeAdapter(EngineSpec)
+    adapter.validate_python(engine)
+    with pytest.raises(ValidationError, match=r"begins the grammar of a request anew .*use guaranteed_no_evict"):
+        adapter.validate_python(engine | {"capacity_scheduler_policy": "max_utilization"})
+
+
 def test_expert_parallel_sizes_divide_tensor_parallel_ranks(folders: Path) -> None:
     args = args_of(folders, "pytorch", {"tp_size": 4, "ep_size": 2, "moe_tp_size": 2})
     assert (args.moe_expert_parallel_size, args.moe_tensor_parallel_size) == (2, 2)
