@@ -19,6 +19,7 @@ from clients.streaming import AsyncTritonClient
 from ensemble_configs.errors import ServingError, SpecError
 
 LOAD_TIMEOUT_S = 12
+WARM = "the engine is warm"
 ENGINE: dict[str, Any] = {"provider": "simulated", "step_ms": 20.0, "max_num_seqs": 64, "num_kv_blocks": 4096}
 
 
@@ -60,7 +61,9 @@ def test_a_whole_rollout_and_a_rollback_under_streams(live: Live) -> None:
     by_release = {1: answers(url, "ensemble")}
     stable_pid = live.status()["engine_pids"]["1"]
     with Streams(url, by_release) as streams:
+        num_warm = live.server.log().count(WARM)
         live.add(2, seed=2)
+        assert live.server.log().count(WARM) == num_warm + 1, "a candidate is warm before it is asked"
         by_release[2] = answers(url, "ensemble_canary")
         assert by_release[1] != by_release[2]
         streams.share = 0.5
