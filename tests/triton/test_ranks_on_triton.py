@@ -6,7 +6,9 @@ The ranks are processes of the fake `tensorrt_llm` under the real `mpirun`.
 
 import contextlib
 import os
+import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +22,7 @@ from fake_packages import install_fake
 from raw_calls import StreamFailed, stream
 from running_server import RunningServer, deployment_text
 
+from benchmarks.free_ports import free_ports
 from scripts.environments import ENVIRONMENTS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -76,10 +79,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     made.temporary.rmdir()  # which is empty
 
 
+def deployment_of(machine: Machine) -> str:
+    engine = {"provider": "pytorch", "dir": str(machine.model), "tp_size": 2, "watchdog_s": WATCHDOG_S}
+    return deployment_text("ranks", engine=engine)
+
+
 @pytest.fixture
 def server(machine: Machine, tmp_path: Path) -> Iterator[RunningServer]:
-    engine = {"provider": "pytorch", "dir": str(machine.model), "tp_size": 2, "watchdog_s": WATCHDOG_S}
-    running = RunningServer(deployment_text("ranks", engine=engine), tmp_path / "server")
+    running = RunningServer(deployment_of(machine), tmp_path / "server")
     with running:
         yield running
     running.wait_for_ends()
@@ -127,6 +134,21 @@ def test_a_killed_server_leaves_no_rank_behind(machine: Machine, server: Running
         assert time.monotonic() < deadline_s, "the ranks of the server that was killed"
         time.sleep(0.1)
     assert _answers_again(server)
+
+
+def test_a_rank_that_is_lost_while_the_server_loads_ends_the_start_by_name_and_leaves_nothing(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_RANK_ACCIDENT", "killed")
+    (tmp_path / "deployment.yaml").write_text(deployment_of(machine))
+    ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
+    command = [sys.executable, "-m", "trireme", "serve", "--deployment", str(tmp_path / "deployment.yaml")]
+    command += [word for name, port in ports.items() for word in (f"--{name}-port", str(port))]
+    start = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    assert start.returncode == 1
+    assert re.search(r"rank in process \d+ ended before; .* NCCL WARN Call to ibv_modify_qp failed", start.stderr)
+    assert "Traceback" not in start.stderr
+    assert machine.processes() == []
 
 
 def _answers_again(server: RunningServer) -> bool:
