@@ -91,6 +91,8 @@ def generate(
     text = _read_stdin() if prompt == "-" else prompt
     if system is not None and not is_chat:
         raise RequestError("--system is for --chat; add it, or put the words into the prompt", field="system")
+    if "" in (stop or ()):
+        raise RequestError("--stop is empty, which stops nothing; name a text, or leave it out", field="stop")
     request = GenerateRequest(
         text_input=None if is_chat else text,
         messages=_conversation(system, text) if is_chat else None,

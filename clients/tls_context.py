@@ -57,12 +57,14 @@ def tls_context(access: Access, *, protocols: Sequence[str] = ()) -> ssl.SSLCont
 def _with_certificate(context: ssl.SSLContext, access: Access) -> ssl.SSLContext:
     if access.cert_file is None:
         return context
-    access.pem("cert_file")
+    certificate = access.pem("cert_file") or b""
     access.pem("key_file")
     try:
         context.load_cert_chain(access.cert_file, access.key_file, password=_no_password)
     except (ssl.SSLError, ValueError) as exc:
         why = "they do not belong together" if "MISMATCH" in str(exc) else str(getattr(exc, "reason", None) or exc)
+        if b"-----BEGIN CERTIFICATE" not in certificate:
+            why = "the first holds no certificate, as if the two were swapped"
         raise SpecError(
             f"--cert-file {access.cert_file} and --key-file {access.key_file} cannot be used: {why}; name a "
             "certificate and its own private key, without a password, in PEM",

@@ -2,7 +2,7 @@
 """Data against a spec: what is wrong is told by its path, with the value, and what was meant."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -41,7 +41,8 @@ def _follows_from_another(error: object) -> bool:
 
 def _finding(error: object, model: type[BaseModel], data: object) -> str:
     assert isinstance(error, dict)
-    shown_loc = model.shown_location(error["loc"], data) if issubclass(model, Spec) else error["loc"]
+    loc = tuple(part for part, is_tag, _ in _walk(error["loc"], model) if not is_tag)  # no file has a tag
+    shown_loc = model.shown_location(loc, data) if issubclass(model, Spec) else loc
     where = ".".join(str(part) for part in shown_loc)
     if error["type"] == "union_tag_not_found":
         return _without_tag(error, model, where)
@@ -87,15 +88,24 @@ def _allowed(loc: Location, model: type[BaseModel], *, is_at_top: bool) -> str:
 
 def _models_at(parents: Sequence[str | int], model: type[BaseModel]) -> list[type[BaseModel]]:
     """Which models a location leads to; in a union of models it names the tag of one."""
-    models = [model]
-    for parent in parents:
-        tagged = [each for each in models if any(parent in get_args(f.annotation) for f in each.model_fields.values())]
-        if len(models) > 1 and tagged:
-            models = tagged
-            continue
-        fields = [field for each in models for name, field in each.model_fields.items() if name == parent]
-        models = [part for field in fields for part in _models_in(field.annotation)] or models
+    *_, (_, _, models) = [("", False, [model]), *_walk(parents, model)]
     return models
+
+
+def _walk(
+    location: Sequence[str | int], model: type[BaseModel]
+) -> Iterator[tuple[str | int, bool, list[type[BaseModel]]]]:
+    """Yield each part of a location, whether it is the tag of one model of a union, and the models it leads to."""
+    models = [model]
+    for part in location:
+        tagged = [each for each in models if any(part in get_args(f.annotation) for f in each.model_fields.values())]
+        is_tag = len(models) > 1 and bool(tagged)
+        if is_tag:
+            models = tagged
+        else:
+            fields = [field for each in models for name, field in each.model_fields.items() if name == part]
+            models = [inner for field in fields for inner in _models_in(field.annotation)] or models
+        yield part, is_tag, models
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:

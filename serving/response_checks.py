@@ -22,7 +22,7 @@ def check_response(options: Iterable[ResponseOptions], sink: ReplySink, info: En
         if asked.is_streaming and sink.takes_one:
             name = "streaming" if asked.stream_context is None else "stream"
             raise RequestError(
-                f"this deployment answers each request at once (decoupled: false); leave {name} out, or set "
+                f"this deployment gives each request one response (decoupled: false); leave {name} out, or set "
                 "decoupled: true in the deployment and ask by ModelStreamInfer or generate_stream",
                 field=name,
                 value=True,

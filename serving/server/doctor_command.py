@@ -74,7 +74,12 @@ def doctor(
     """
     if is_server:
         if release is not None or deployment is not None:
-            raise SpecError("--server asks Triton alone; check releases with a second `trireme doctor`", field="server")
+            given = release if release is not None else f"--deployment {deployment}"
+            raise SpecError(
+                f"--server takes no value and asks this machine's Triton alone; check {given} by a `trireme doctor` "
+                "without --server",
+                field="server",
+            )
         _report_server(is_json=is_json)
         return
     if is_without_gpu and not is_trying_upstream:
@@ -131,7 +136,7 @@ def _try_upstream(*, is_without_gpu: bool, is_json: bool) -> list[Finding]:
         return findings
     console = Console(highlight=False, markup=False)
     if findings:
-        console.print(_table(f"TensorRT-LLM does not run here: {len(findings)} found", findings))
+        _print_findings(console, f"TensorRT-LLM does not run here: {len(findings)} found", findings)
     elif is_without_gpu:
         console.print("TensorRT-LLM is imported as far as that goes without a driver", soft_wrap=True)
     else:
@@ -208,16 +213,20 @@ def _print(folder: Path, findings: list[Finding], spec: ReleaseSpec | None, tls:
         if tls is not None:
             console.print(f"  gRPC     certificate of {certificate_of(tls).summary}", soft_wrap=True)
         return
-    console.print(_table(f"{folder} cannot be served here: {len(findings)} found", findings))
+    _print_findings(console, f"{folder} cannot be served here: {len(findings)} found", findings)
 
 
-def _table(title: str, findings: list[Finding]) -> Table:
+def _print_findings(console: Console, title: str, findings: list[Finding]) -> None:
+    """Print a table, and where no person looks a line for each, in which nothing is broken."""
+    if not console.is_terminal:
+        console.print("\n".join([title, *map(str, findings)]), soft_wrap=True)
+        return
     table = Table(title=title, title_justify="left")
     for column in ("check", "found", "wanted", "next step"):
         table.add_column(column, overflow="fold")
     for finding in findings:
         table.add_row(finding.check, finding.found, finding.wanted, finding.next_step)
-    return table
+    console.print(table)
 
 
 def _summary(manifest: ReleaseManifest, spec: ReleaseSpec | None) -> list[str]:

@@ -34,6 +34,9 @@ def welcome(spec: DeploymentSpec, seconds: float) -> str:
     host = "localhost" if triton.host in ("127.0.0.1", "0.0.0.0", "::") else host
     scheme = "" if triton.grpc_tls is None else "grpcs://"
     ask = f'ask it:  {command} generate "{_QUESTION}" --url {scheme}{host}:{triton.grpc_port}{model}' if texts else ""
+    if ask and triton.grpc_tls is not None:
+        ask += "\n         with --ca-file, where the authority is your own"
+        ask += ", --cert-file and --key-file" if triton.grpc_tls.client_ca_file is not None else ""
     return (
         f"ready after {seconds:.1f} s\n"
         f"  gRPC     {scheme}{host}:{triton.grpc_port}\n"

@@ -67,6 +67,7 @@ def test_a_key_is_sent_as_bearer_or_as_it_is_and_read_again(tmp_path: Path, monk
         ({"cert_file": "{pair.cert}"}, "--cert-file is given without --key-file"),
         ({"key_file": "{pair.key}"}, "--key-file is given without --cert-file"),
         ({"cert_file": "{pair.cert}", "key_file": "{other.key}"}, "they do not belong together"),
+        ({"cert_file": "{pair.key}", "key_file": "{pair.cert}"}, "the first holds no certificate.* swapped"),
         ({"cert_file": "{pair.cert}", "key_file": "{empty}"}, "--key-file .* is not PEM"),
         ({"ca_file": "{folder}/none.crt"}, "--ca-file .* cannot be read: No such file"),
         ({"ca_file": "{empty}"}, "--ca-file .* is not PEM"),

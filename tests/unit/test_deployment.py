@@ -39,12 +39,12 @@ def test_relative_paths_are_meant_from_the_file(tmp_path: Path, monkeypatch: pyt
         ),
         pytest.param(
             GOOD.replace("300", "300, kv_blocks: 1"),
-            "engine.simulated.kv_blocks: extra inputs are not permitted (got 1); did you mean num_kv_blocks?",
+            "engine.kv_blocks: extra inputs are not permitted (got 1); did you mean num_kv_blocks?",
             id="mistyped key of an engine",
         ),
         pytest.param(
             GOOD.replace("300", "300, spec: {}"),
-            "engine.simulated.spec: extra inputs are not permitted; allowed here: decode_us_per_seq, ",
+            "engine.spec: extra inputs are not permitted; allowed here: decode_us_per_seq, ",
             id="unknown key of an engine",
         ),
         pytest.param(GOOD.replace("300", "true"), "valid integer (got True)", id="boolean for a number"),

@@ -47,14 +47,15 @@ def test_the_quality_and_who_promoted_it_all_the_same_are_told(tmp_path: Path, r
     assert "3 results, 1 failed; promoted all the same by me: a test" in doctor(tmp_path, release).stdout
 
 
-def test_everything_that_is_wrong_is_in_one_table(tmp_path: Path) -> None:
+def test_everything_that_is_wrong_is_told_at_once_and_whole_where_no_terminal_has_columns(tmp_path: Path) -> None:
     release = write_gpu_release(tmp_path / "release", tp_size=2, world_size=2)
     alter_a_byte(release / "engine/rank1.engine")
     result = doctor(tmp_path, release)
     assert result.returncode == 1
     assert "cannot be served here: 4 found" in result.stdout
-    for word in ("engine/rank1.engine", "tensorrt_llm", "10.14.1.48", "0 GPUs here", "next step"):
+    for word in ("engine/rank1.engine: ", "tensorrt_llm: ", "10.14.1.48", "0 GPUs here"):
         assert word in result.stdout
+    assert len(result.stdout.splitlines()) == 1 + 4 + 1, "the release, a line for each, and how many"
 
 
 def test_programs_read_json(tmp_path: Path, release: Path) -> None:

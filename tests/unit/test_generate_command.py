@@ -66,6 +66,13 @@ def test_a_release_goes_to_the_model_that_pins_it() -> None:
     assert request.parameters["release"].int64_param == 2
 
 
+def test_an_empty_stop_string_is_refused_before_the_server_is_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    with KServeServer(*story()) as server:
+        assert generate(server, "hi", "--stop", "") == 2
+    assert server.requests == []
+    assert "--stop is empty" in capfd.readouterr().err
+
+
 def test_text_appears_as_it_is_made() -> None:
     with KServeServer(response("Once"), HANG) as server, start(server, "hi") as process:
         assert process.stdout is not None

@@ -133,7 +133,7 @@ def test_the_candidate_has_the_tensors_and_the_adapter_of_ensemble(tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("engine: {seed: x}", "engine.simulated.seed"),
+        ("engine: {seed: x}", "engine.seed"),
         ("engin: {seed: 2}", "did you mean engine"),
         ("- 1", "must hold the fields"),
         ("a: [", "cannot read"),

@@ -153,7 +153,7 @@ REFUSED: list[tuple[str, list[Data], Data, str]] = [
         "wrong value",
         [model("a"), model("b", {"num_kv_blocks": 0})],
         {},
-        "models.b.engine.simulated.num_kv_blocks: input should be greater than or equal to 1 (got 0)",
+        "models.b.engine.num_kv_blocks: input should be greater than or equal to 1 (got 0)",
     ),
     (
         "unlisted resource",
