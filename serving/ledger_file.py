@@ -28,11 +28,11 @@ from ensemble_configs.errors import ServerError
 
 MAX_RESOURCES = 32  # ensemble_configs.deployment_checks refuses more
 MAX_MEMBERS = 64
-MAX_NAME_BYTES = 64
+MAX_NAME_BYTES = 72  # whole words; a name in a deployment has up to 64, and `pool_` stands before that of a pool
 
 _WORD_BYTES = 8
 _NAME_WORDS = MAX_NAME_BYTES // _WORD_BYTES
-_MAGIC = 0x5452_4C45_4447_0002  # the last two bytes: of this layout
+_MAGIC = 0x5452_4C45_4447_0003  # the last two bytes: of this layout
 # Words of the header.
 _MAGIC_AT, NUM_RESOURCES, NUM_SLOTS, NEWEST_START = range(4)
 _RESOURCES_AT, _RESOURCE_WORDS = 8, 16

@@ -150,6 +150,12 @@ def both(start: Start, **spec: object) -> tuple[Turns, Turns]:
     return pair
 
 
+def test_a_pool_may_have_the_longest_name_that_a_deployment_takes(tmp_path: Path) -> None:
+    spec = OnDemandSpec(pool="n" * 64, pool_mib=100, memory_mib=60)
+    assert Residency(tmp_path / "ledger", spec, member="first").try_enter()
+    assert not Residency(tmp_path / "ledger", spec, member="second").try_enter()
+
+
 def test_two_that_do_not_fit_take_turns_and_answer_as_if_alone(start: Start) -> None:
     a, b = both(start)
     alone = start("c", engine={"seed": 1}, pool="apart")

@@ -203,7 +203,7 @@ def test_another_count_is_refused_while_somebody_uses_the_resource(members: Memb
     ("changes", "named"),
     [
         ({"member": ""}, "'' is no name"),
-        ({"member": "a" * 65}, "is no name for a ledger: 1 to 64 bytes"),
+        ({"member": "a" * 73}, "is no name for a ledger: 1 to 72 bytes"),
         ({"weight": 0.0}, "weight 0 must be above 0"),
         ({"weight": float("inf")}, "weight inf must be"),
         ({"counts": {"units": 0}}, "resource units: count 0 must be at least 1"),
