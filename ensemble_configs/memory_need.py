@@ -27,7 +27,8 @@ def memory_need_bytes(manifest: ReleaseManifest, deployment: ReleaseSpec | None)
 
 
 def _logits_bytes(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> int:
-    return kept_logits_bytes(deployment.engine if deployment is not None else None, manifest.vocab_size)
+    engine = deployment.engine if deployment is not None else None
+    return kept_logits_bytes(engine, vocab_size=manifest.vocab_size, max_batch_size=manifest.limits.max_batch_size)
 
 
 def _is_drafting(deployment: ReleaseSpec | None) -> bool:

@@ -77,7 +77,8 @@ def _of_manifest(manifest: ReleaseManifest, engine: EngineSpec) -> EngineMemory:
         weights += manifest.draft.weight_bytes_per_rank
         kv += manifest.draft.kv_bytes_per_token
     block = engine.kv_block_tokens if isinstance(engine, PyTorchEngineSpec) else manifest.kv_block_tokens
-    workspace = manifest.workspace_bytes + kept_logits_bytes(engine, manifest.vocab_size)
+    logits = kept_logits_bytes(engine, vocab_size=manifest.vocab_size, max_batch_size=manifest.limits.max_batch_size)
+    workspace = manifest.workspace_bytes + logits
     return EngineMemory(weights, workspace, kv, block, f"manifest of {manifest.name}")
 
 
@@ -96,10 +97,14 @@ def _of_compiled(engine: TensorRtEngineSpec) -> EngineMemory:
     compiled = load_compiled_engine(engine.dir)
     if compiled is None:
         raise SpecError(f"engine.dir: {engine.dir} has no config.json of an engine; build it again", field="engine.dir")
+    logits = kept_logits_bytes(
+        engine,
+        vocab_size=int_of(compiled.pretrained, "vocab_size") or 0,
+        max_batch_size=int_of(compiled.build, "max_batch_size"),
+    )
     return EngineMemory(
         _size_of(engine.dir, "rank*.engine"),
-        workspace_bytes(None, ParallelSizes(engine.tp_size, engine.pp_size), engine.max_num_batched_tokens)
-        + kept_logits_bytes(engine, int_of(compiled.pretrained, "vocab_size") or 0),
+        workspace_bytes(None, ParallelSizes(engine.tp_size, engine.pp_size), engine.max_num_batched_tokens) + logits,
         compiled_kv_bytes_per_token(compiled),
         compiled.kv_block_tokens,
         "its files; its activations are not known",

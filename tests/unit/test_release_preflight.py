@@ -25,6 +25,7 @@ from demo_release import (
 
 from build_engines.planner.engine_memory import memory_of
 from ensemble_configs.deployment import load_deployment
+from ensemble_configs.engine_specs import TensorRtEngineSpec
 from ensemble_configs.errors import SpecError
 from ensemble_configs.machine import Gpu, Machine
 from ensemble_configs.memory_need import memory_need_bytes
@@ -241,9 +242,13 @@ def test_logits_that_are_kept_for_log_probabilities_count(engine: Path) -> None:
     # 8 steps of 64 sequences of the vocabulary in float32
     plain = deployment(engine, {"tp_size": 2, "max_num_seqs": 64})
     gathering = deployment(engine, {"tp_size": 2, "max_num_seqs": 64, "is_gathering_generation_logits": True})
+    silent = deployment(engine, {"tp_size": 2, "is_gathering_generation_logits": True})
+    assert isinstance(silent.engine, TensorRtEngineSpec)
+    assert silent.engine.max_num_seqs > 64, "and is lowered to what was built"
     manifest = load_manifest(engine)
     kept = 8 * 64 * manifest.vocab_size * 4
     assert memory_need_bytes(manifest, gathering) - memory_need_bytes(manifest, plain) == kept
+    assert memory_need_bytes(manifest, silent) == memory_need_bytes(manifest, gathering)
     where = machine(H200, H200.model_copy(update={"free_bytes": 9 * GIB}))
     assert "(engine.is_gathering_generation_logits), the rest KV cache" in one_finding(engine, where, gathering)
     assert memory_of(gathering.engine).fixed_bytes - memory_of(plain.engine).fixed_bytes == kept
