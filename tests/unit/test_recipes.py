@@ -59,7 +59,7 @@ def test_there_is_a_recipe_for_each_back_end_and_nearly_each_format() -> None:
         ),
         (
             {"speculation": {"method": "medusa", "dir": "heads", "window_size": 4}},
-            "speculation.medusa.window_size: extra inputs are not permitted (got 4); allowed here: dir, hidden_act, "
+            "speculation.window_size: extra inputs are not permitted (got 4); allowed here: dir, hidden_act, "
             "is_head_quantized, max_draft_len, method, num_heads, num_layers",
         ),
         (
