@@ -172,7 +172,7 @@ def test_doctor_says_what_the_server_can_do(tmp_path: Path, asked_server: Server
     both = subprocess.run(
         [*command, "/models/x"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
-    assert (both.returncode, "--server asks Triton alone" in both.stderr) == (2, True)
+    assert (both.returncode, "check /models/x by a `trireme doctor` without --server" in both.stderr) == (2, True)
 
 
 CONFIG = """max_batch_size: 0
