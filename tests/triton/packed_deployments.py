@@ -17,6 +17,7 @@ from ensemble_configs.model_spec import ExtraModelSpec, ModelSpec, RateLimiterSp
 from ensemble_configs.release import render_release
 from ensemble_configs.release_spec import ReleaseSpec
 
+MIN_LOAD_TIMEOUT_S = 120.0
 MAX_PROCESSES = 48  # of one server at a time: some 65 MiB each
 _ROOT = Path("/models")
 
@@ -109,11 +110,19 @@ def _renamed_model(model: ModelSpec, prefix: str, mark: str) -> ModelSpec:
         "prefix": prefix,
         "rate_limiter": _renamed_limiter(model.rate_limiter, mark),
         "on_demand": _renamed_pool(model, mark),
+        "engine": _patient(model),
         "other_releases": tuple(
-            other.model_copy(update={"on_demand": _renamed_pool(other, mark)}) for other in model.other_releases
+            other.model_copy(update={"on_demand": _renamed_pool(other, mark), "engine": _patient(other)})
+            for other in model.other_releases
         ),
     }
     return model.model_copy(update=changes)
+
+
+def _patient(release: ReleaseSpec) -> object:
+    """Give an engine the time that loading takes beside some fifty other processes."""
+    load_timeout_s = max(release.engine.load_timeout_s, MIN_LOAD_TIMEOUT_S)
+    return release.engine.model_copy(update={"load_timeout_s": load_timeout_s})
 
 
 def _renamed_extra(extra: ExtraModelSpec, mark: str) -> ExtraModelSpec:

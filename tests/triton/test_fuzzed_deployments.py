@@ -24,6 +24,7 @@ from ensemble_configs.errors import SpecError
 from ensemble_configs.repository import render_repository, write_repository
 from serving.server.installation import find_triton
 from serving.server.preflight import check
+from serving.server.server_features import refuse_missing_flags
 from serving.server.triton_process import TritonProcess
 
 COUNT = 2000
@@ -49,12 +50,14 @@ def accepted(count: int, folder: Path) -> Accepted:
     """Those of so many mutations that `trireme serve` would start here, on ports that are free."""
     found = []
     names = ("http_port", "grpc_port", "metrics_port")
+    installation = find_triton()
     for mutation in mutations(count):
         path = folder / "d.yaml"
         path.write_text(mutation.text)
         try:
             spec = override_triton(load_deployment(path), **dict(zip(names, free_ports(3), strict=True)))
             check(spec)
+            refuse_missing_flags(spec.triton, installation)
             render_repository(spec, root=folder / "models", source="test")  # refuses what an extra model lacks
         except SpecError:
             continue
