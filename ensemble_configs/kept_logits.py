@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much GPU memory the logits take that a compiled engine keeps for log probabilities."""
+"""GPU memory of the logits that a compiled engine keeps for log probabilities."""
 
 from ensemble_configs.engine_specs import EngineSpec, TensorRtEngineSpec
 

@@ -13,7 +13,7 @@ _GIB = 1 << 30
 
 
 def memory_need_bytes(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> int:
-    """Weights, KV cache, workspace and kept logits of one rank, bytes.
+    """Return the bytes of one rank: weights, KV cache, workspace and kept logits.
 
     The KV cache is the deployment's `num_kv_blocks`; where it leaves that to the free memory, or without a deployment,
     one sequence of the longest length, which is the least that can be served.

@@ -112,7 +112,7 @@ class _SenderSink:
         return () if self._names >= self._all_outputs or "stream_state" in self._names else self._names
 
     def send(self, tensors: Mapping[str, npt.NDArray[np.generic]], *, is_final: bool) -> None:
-        """One response, of the outputs that the request wants.
+        """Send one response, of the outputs that the request wants.
 
         The stub would drop the others, and up to Triton 2.52 it frees their arrays without Python's lock: with tens of
         streams the process of the model dies within seconds (python_backend pull request 390).

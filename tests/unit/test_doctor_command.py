@@ -19,9 +19,10 @@ def release(tmp_path: Path) -> Path:
     return write_demo_release(tmp_path / "release")
 
 
-def doctor(tmp_path: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+def doctor(tmp_path: Path, *arguments: object, is_terminal: bool = False) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "trireme", "doctor", *map(str, arguments)]
     env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "200", "PATH": "/usr/bin:/bin"}
+    env |= {"FORCE_COLOR": "1"} if is_terminal else {}  # to which rich writes as to a terminal
     return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -56,6 +57,9 @@ def test_everything_that_is_wrong_is_told_at_once_and_whole_where_no_terminal_ha
     for word in ("engine/rank1.engine: ", "tensorrt_llm: ", "10.14.1.48", "0 GPUs here"):
         assert word in result.stdout
     assert len(result.stdout.splitlines()) == 1 + 4 + 1, "the release, a line for each, and how many"
+    table = doctor(tmp_path, release, is_terminal=True).stdout
+    for word in ("cannot be served here: 4 found", "engine/rank1.engine", "10.14.1.48", "next step"):
+        assert word in table
 
 
 def test_programs_read_json(tmp_path: Path, release: Path) -> None:
