@@ -180,6 +180,7 @@ class TrtLlmEngine(Engine):
     def add(self, request: GenerationRequest) -> None:
         """Hand a request to upstream, which queues it."""
         refuse_unservable(request, self.info)
+        self._words.rules.refuse_stream_that_a_pause_would_cut(request, self.info.max_prompt_tokens)
         self._start(request)
 
     def _start(self, request: GenerationRequest) -> None:

@@ -62,6 +62,31 @@ class TrtLlmRules:
             self._refuse_beside_beams(sampling, end_ids)
         self._refuse_sampling_beside_greedy_drafts(sampling)
 
+    def refuse_stream_that_a_pause_would_cut(self, request: GenerationRequest, max_prompt_tokens: int | None) -> None:
+        """Check a stream against the longest prompt, which is all that a paused request can go on from.
+
+        A paused request comes back with its output as a part of its prompt. What is cut off it would be made anew,
+        although it has been sent; a compiled engine refuses such a stream.
+
+        Raises:
+            RequestError: the deployment may pause the request, and the request may become too long to go on.
+        """
+        spec, sampling = self._spec, request.sampling
+        is_pausing = spec.capacity_scheduler_policy != "guaranteed_no_evict"
+        if not self._is_engine or max_prompt_tokens is None or spec.is_chunked_prefill or not is_pausing:
+            return
+        if comes_at_once(sampling) or sampling.is_context_only:
+            return
+        allowed = max_prompt_tokens + 1 - len(request.input_ids)
+        if sampling.max_tokens > allowed:
+            raise self.refusal(
+                "max_tokens",
+                sampling.max_tokens,
+                f"{allowed} at most after {len(request.input_ids)} prompt tokens; capacity_scheduler_policy: "
+                f"{spec.capacity_scheduler_policy} may pause a stream, which goes on from {max_prompt_tokens} tokens "
+                "at most, one step's. The deployment can set engine.is_chunked_prefill, or guaranteed_no_evict",
+            )
+
     def refusal(self, field: str, value: object, allowed: str) -> RequestError:
         """Return the error of a value that cannot be honoured."""
         provider = self._spec.provider

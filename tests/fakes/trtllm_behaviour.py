@@ -64,6 +64,7 @@ class Executor(AdapterLoader):
         self.batch.is_chunking = bool(args.enable_chunked_prefill)
         policy = args.scheduler_config.capacity_scheduler_policy
         self.batch.is_evicting = policy == "MAX_UTILIZATION" or not self.has(Behaviour.NOTHING_IS_EVICTED)
+        self.batch.is_of_one_width = self.has(Behaviour.BEAM_WIDTHS_TAKE_TURNS)
         self.max_seq_len = self._longest_sequence(build)
         self.adapters = Adapters(args, config, backend=backend, has=self.has)
         self.calls: list[dict[str, Any]] = []  # what generate_async was given
@@ -174,14 +175,31 @@ class Executor(AdapterLoader):
             return f"Request beam width {num_beams} is not equal to max_beam_width {widest}. This is not supported!"
         if num_beams > widest:
             return f"beam width {num_beams} exceeds max_beam_width {widest}"
-        if len(running.result.prompt_token_ids) > self.max_seq_len:
-            return f"prompt length exceeds max_seq_len {self.max_seq_len}"
-        num_tokens = len(running.result.prompt_token_ids)
-        if not self.batch.is_chunking and num_tokens > self.batch.max_num_tokens:
-            return f"prompt length ({num_tokens}) exceeds maximum input length ({self.batch.max_num_tokens})"
+        if (too_long := self._why_too_long(running)) is not None:
+            return too_long
         if params.return_context_logits and not self.is_gathering_context:
             return "context logits need an engine built with gather_context_logits"
         return None
+
+    def _why_too_long(self, running: Running) -> str | None:
+        num_tokens = len(running.result.prompt_token_ids)
+        if num_tokens > self.max_seq_len:
+            return f"prompt length exceeds max_seq_len {self.max_seq_len}"
+        if not self.batch.is_chunking and num_tokens > self.batch.max_num_tokens:
+            return f"prompt length ({num_tokens}) exceeds maximum input length ({self.batch.max_num_tokens})"
+        if self._is_cut_by_a_pause(running):
+            return "Request sequence length is potentially greater than max input length"
+        return None
+
+    def _is_cut_by_a_pause(self, running: Running) -> bool:
+        """Whether a stream may be paused beyond the longest prompt, which it could not go on from."""
+        if not self.has(Behaviour.LONG_STREAMS_THAT_MAY_PAUSE_ARE_REFUSED) or self.batch.is_chunking:
+            return False
+        if self.args.scheduler_config.capacity_scheduler_policy == "GUARANTEED_NO_EVICT":
+            return False
+        longest_prompt = min(self.max_seq_len - 1, self.batch.max_num_tokens)
+        sequence = running.sequence
+        return running.given["streaming"] and sequence.num_prompt_tokens + sequence.max_tokens - 1 > longest_prompt
 
     def abort(self, result: RequestOutput) -> None:
         """Mark a request; an iteration ends it."""

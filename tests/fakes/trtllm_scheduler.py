@@ -22,18 +22,14 @@ class Sequence:
     max_tokens: int
     num_beams: int = 1
     num_made: int = 0  # output tokens of each beam
-    num_computed: int = 0  # prompt tokens; after a pause those of the output as well
+    num_computed: int = 0  # of the prompt; after a pause the output so far is a part of the prompt
+    is_prefilled: bool = False  # the next token needs one more token of compute, not a prompt's
     num_blocks: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Prompt and output so far."""
         return self.num_prompt_tokens + self.num_made
-
-    @property
-    def is_prefilled(self) -> bool:
-        """Whether the next token needs one more token of compute, not a prompt's."""
-        return self.num_made > 0 and self.num_computed >= self.num_tokens - 1
 
     def blocks_of(self, num_tokens: int, block_tokens: int) -> int:
         """Return the blocks for so many tokens; beams share the full blocks of the prompt."""
@@ -65,6 +61,7 @@ class Scheduler:
         self.num_blocks, self.block_tokens = num_blocks, block_tokens
         self.is_chunking = True
         self.is_evicting = False
+        self.is_of_one_width = False  # a decode step
         self.waiting: deque[Sequence] = deque()
         self.active: list[Sequence] = []
         self.scheduled: list[Sequence] = []  # of the last iteration
@@ -101,6 +98,8 @@ class Scheduler:
     def plan(self) -> Plan:
         """Choose who is computed, and give them their blocks."""
         decoding, beginning = self._with_capacity()
+        if self.is_of_one_width:
+            decoding = [sequence for sequence in decoding if sequence.num_beams == decoding[0].num_beams]
         budget = self.max_num_tokens - sum(sequence.num_beams for sequence in decoding)
         prefilled: list[Sequence] = []
         self.scheduled = list(decoding)
@@ -115,6 +114,7 @@ class Scheduler:
             sequence.num_computed += num_now
             self.scheduled.append(sequence)
             if num_now == num_left:
+                sequence.is_prefilled = True
                 prefilled.append(sequence)
         return Plan(decoding, prefilled)
 
@@ -157,6 +157,7 @@ class Scheduler:
         while num_needed - sequence.num_blocks > self.num_free_blocks:
             youngest = self.running[-1]
             youngest.num_blocks = youngest.num_computed = 0
+            youngest.is_prefilled = False
             self.num_paused += 1
             if youngest is sequence:
                 return

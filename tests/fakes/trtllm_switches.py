@@ -61,6 +61,12 @@ class Behaviour(enum.Enum):
     # cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp, GuaranteedNoEvictScheduler: what is not reserved up to
     # max_tokens is not begun; nothing begun is paused.
     NOTHING_IS_EVICTED = "G1"
+    # cpp/tensorrt_llm/batch_manager/microBatchScheduler.cpp, operator(): a decode step has the beam width of the first
+    # request that it schedules, in order of arrival; requests of another width are passed over.
+    BEAM_WIDTHS_TAKE_TURNS = "G1 (widths)"
+    # cpp/tensorrt_llm/executor/executorImpl.cpp, fetchNewRequests: "Request sequence length is potentially greater than
+    # max input length" for a stream, without chunked prefill and with any policy but GUARANTEED_NO_EVICT.
+    LONG_STREAMS_THAT_MAY_PAUSE_ARE_REFUSED = "G1 (pauses)"
     # executor/executor.py, aget_stats: an empty iterable until _maybe_initialize_iteration_results ran.
     STATS_BEGIN_WITH_A_REQUEST = "G2"
     # executor/result.py, IterationResult.__anext__: a timeout sets _done, which only the next request takes back.
@@ -104,6 +110,8 @@ _OF_ENGINES = {
     Behaviour.BAD_GUIDES_FAIL_EVERYBODY,
     Behaviour.BEAMS_WITH_STOP_TOKENS_CRASH,
     Behaviour.BEAMS_SHARE_LOG_PROBS,
+    Behaviour.BEAM_WIDTHS_TAKE_TURNS,
+    Behaviour.LONG_STREAMS_THAT_MAY_PAUSE_ARE_REFUSED,
     Behaviour.HOST_CACHE_OF_ADAPTERS_FILLS,
 }
 _OF_PYTORCH = {

@@ -562,6 +562,44 @@ def test_a_prompt_that_no_step_could_take_is_refused_by_name(make: Maker) -> Non
     assert len(output_of(engine, [20] * 64).token_ids) == 8
 
 
+@pytest.mark.parametrize("policy", ["max_utilization", "static_batch"])
+def test_a_stream_that_a_pause_would_cut_is_refused_by_name(make_tensorrt: Maker, policy: str) -> None:
+    limits: dict[str, object] = {"is_chunked_prefill": False, "max_num_batched_tokens": 64}
+    engine, executor = make_tensorrt(capacity_scheduler_policy=policy, **limits)
+    with pytest.raises(RequestError, match=f"25 at most after 40 prompt tokens; .*{policy} may pause") as error:
+        add(engine, 1, [20] * 40, max_tokens=26)
+    assert (error.value.facts["field"], error.value.facts["value"]) == ("max_tokens", 26)
+    assert len(executor.calls) == 1, "the first token at start"
+    assert len(output_of(engine, [20] * 40, max_tokens=25).token_ids) == 25
+    never_paused, _ = make_tensorrt(**limits)
+    assert len(output_of(never_paused, [20] * 40, max_tokens=60).token_ids) == 60
+    in_chunks, _ = make_tensorrt(capacity_scheduler_policy=policy, max_num_batched_tokens=64)
+    assert len(output_of(in_chunks, [20] * 40, max_tokens=60).token_ids) == 60
+
+
+def test_a_request_of_another_beam_width_waits_for_its_turn(maker_of: Callable[..., Maker]) -> None:
+    engine, executor = maker_of("tensorrt", max_beam_width=2)(max_beam_width=2)
+    executor.is_paced = True
+    add(engine, 1, [20], max_tokens=90, beam_width=2)
+    add(engine, 2, [21], max_tokens=4)
+    add(engine, 3, [22], max_tokens=4)
+    made: dict[int, int] = {}
+    for _ in range(80):
+        executor.iterate()
+        for chunk in engine.step():
+            made[chunk.key] = made.get(chunk.key, 0) + len(chunk.token_ids)
+    assert made == {2: 1, 3: 1}, "its prefill's, and no turn after that"
+    engine.cancel(3)
+    executor.iterate()
+    engine.step()
+    assert not engine.is_ending(3), "a cancel needs no turn"
+    executor.is_paced = False
+    left = run(engine)
+    assert {key: chunk.error for key, chunk in left.items()} == {1: None, 2: None}
+    assert made[2] + len(left[2].token_ids) == 4
+    assert engine.stats().cancels == CancelStats(num_confirmed=1)
+
+
 def test_what_cannot_be_sent_to_upstreams_process_fails_alone_and_by_name(
     make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,6 +255,28 @@ async def _what_would_not_end_does_not_begin(upstream: Upstream) -> bool:
     return not await comes(second)
 
 
+async def _other_beam_width_gets_no_turn(upstream: Upstream) -> bool:
+    llm, executor = upstream.llm(build={"max_beam_width": 2}, max_beam_width=2)
+    older, other = ask(llm, 20, max_tokens=6, **BEAMS), ask(llm, 21)
+    for _ in range(2):
+        executor.tick()
+    assert await comes(other), "of its prefill"
+    executor.tick()
+    is_passed_over = not await comes(other)
+    assert await ended(executor, older) is None
+    assert await ended(executor, other) is None
+    return is_passed_over
+
+
+async def _long_stream_that_may_pause_is_refused(upstream: Upstream) -> bool:
+    policy = upstream.config("SchedulerConfig", capacity_scheduler_policy="MAX_UTILIZATION")
+    llm, executor = upstream.llm(max_num_tokens=64, enable_chunked_prefill=False, scheduler_config=policy)
+    assert await ended(executor, ask(llm, 20, num_tokens=40, max_tokens=25)) is None
+    assert await ended(executor, ask(llm, 20, num_tokens=40, max_tokens=26, call={"streaming": False})) is None
+    error = await ended(executor, ask(llm, 21, num_tokens=40, max_tokens=26))
+    return "potentially greater than max input length" in str(error)
+
+
 async def _no_stats_before_a_request(upstream: Upstream) -> bool:
     llm, _ = upstream.llm()
     started_s = time.monotonic()
@@ -445,6 +467,8 @@ SYMPTOMS: dict[Behaviour, tuple[tuple[str, ...], Symptom]] = {
     Behaviour.UNFINISHED_BEAM_RAISES: (("tensorrt",), _unfinished_beam_raises),
     Behaviour.SEVERAL_TOKENS_AT_ONCE: (("pytorch",), _several_tokens_come_together),
     Behaviour.NOTHING_IS_EVICTED: (BOTH, _what_would_not_end_does_not_begin),
+    Behaviour.BEAM_WIDTHS_TAKE_TURNS: (("tensorrt",), _other_beam_width_gets_no_turn),
+    Behaviour.LONG_STREAMS_THAT_MAY_PAUSE_ARE_REFUSED: (("tensorrt",), _long_stream_that_may_pause_is_refused),
     Behaviour.STATS_BEGIN_WITH_A_REQUEST: (BOTH, _no_stats_before_a_request),
     Behaviour.STATS_END_BY_TIMEOUT: (BOTH, _no_stats_after_a_timeout),
     Behaviour.STATS_COME_IN_BATCHES: (BOTH, _stats_are_late),
