@@ -63,13 +63,17 @@ class TrtLlmRules:
         self._refuse_sampling_beside_greedy_drafts(sampling)
 
     def refuse_stream_that_a_pause_would_cut(self, request: GenerationRequest, max_prompt_tokens: int | None) -> None:
-        """Check a stream against the longest prompt, which is all that a paused request can go on from.
+        """Check that a stream, paused at its last token, would still be no longer than the longest prompt.
 
-        A paused request comes back with its output as a part of its prompt. What is cut off it would be made anew,
-        although it has been sent; a compiled engine refuses such a stream.
+        A paused request resumes with its output as a part of its prompt, cut to the longest prompt: tokens that were
+        sent would be made anew. A compiled engine refuses such a stream (`fetchNewRequests` in executorImpl.cpp).
+
+        Args:
+            request: the request, of any kind; only streams are refused.
+            max_prompt_tokens: tokens of the engine's longest prompt; None: as long as a sequence.
 
         Raises:
-            RequestError: the deployment may pause the request, and the request may become too long to go on.
+            RequestError: the deployment may pause the stream, and the stream may become too long to resume.
         """
         spec, sampling = self._spec, request.sampling
         is_pausing = spec.capacity_scheduler_policy != "guaranteed_no_evict"
@@ -83,8 +87,9 @@ class TrtLlmRules:
                 "max_tokens",
                 sampling.max_tokens,
                 f"{allowed} at most after {len(request.input_ids)} prompt tokens; capacity_scheduler_policy: "
-                f"{spec.capacity_scheduler_policy} may pause a stream, which goes on from {max_prompt_tokens} tokens "
-                "at most, one step's. The deployment can set engine.is_chunked_prefill, or guaranteed_no_evict",
+                f"{spec.capacity_scheduler_policy} may pause a stream, and without chunked prefill the engine resumes "
+                f"{max_prompt_tokens} tokens at most. The deployment can set engine.is_chunked_prefill, or "
+                "engine.capacity_scheduler_policy: guaranteed_no_evict",
             )
 
     def refusal(self, field: str, value: object, allowed: str) -> RequestError:

@@ -192,7 +192,7 @@ class Executor(AdapterLoader):
         return None
 
     def _is_cut_by_a_pause(self, running: Running) -> bool:
-        """Whether a stream may be paused beyond the longest prompt, which it could not go on from."""
+        """Return whether a stream, paused at its last token, could be longer than the longest prompt."""
         if not self.has(Behaviour.LONG_STREAMS_THAT_MAY_PAUSE_ARE_REFUSED) or self.batch.is_chunking:
             return False
         if self.args.scheduler_config.capacity_scheduler_policy == "GUARANTEED_NO_EVICT":
