@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a deployment says on `tritonserver`'s command line; paths and secrets come from whoever starts it."""
 
+from typing import NamedTuple
+
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.grpc_tls import GrpcTlsSpec
 from ensemble_configs.observability_spec import TracingSpec
@@ -9,13 +11,31 @@ Flags = list[tuple[str, str]]
 CLIENT_SHM_FLAG = "allow-client-shm"
 
 _TRACE_HEADERS = "(?i)^trace(parent|state)$"
+_TRACE_AND_STREAM_HEADERS = "(?i)^(traceparent|tracestate|trireme-stream)$"
+_STREAM_HEADER = "(?i)^trireme-stream$"  # from the frontends alone: they let no client's through
+LOOPBACK = "127.0.0.1"
 _NEVER = 2**31 - 1
 _LEAST_LOAD_THREADS = 64  # enough for most, so that another release is no other flag
 
 
-def launch_flags(spec: DeploymentSpec) -> Flags:
-    """Names without dashes, and values; a name may come several times."""
+class PrivatePorts(NamedTuple):
+    """Where a Triton behind frontends listens, on the loopback interface."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+def launch_flags(spec: DeploymentSpec, private: PrivatePorts | None = None) -> Flags:
+    """Return names without dashes, and values; a name may come several times.
+
+    Args:
+        private: where it listens behind frontends; None: clients reach it at the deployment's ports.
+    """
     triton = spec.triton
+    if private is not None:
+        own = {"host": LOOPBACK, "http_port": private.http, "grpc_port": private.grpc, "metrics_port": private.metrics}
+        triton = triton.model_copy(update={**own, "grpc_tls": None})
     # Of IPv6 its gRPC server puts ":PORT" behind the address, and its HTTP server (libevhtp) wants to be told.
     is_v6 = ":" in triton.host
     http_host, grpc_host = (f"ipv6:{triton.host}", f"[{triton.host}]") if is_v6 else (triton.host, triton.host)
@@ -39,7 +59,16 @@ def launch_flags(spec: DeploymentSpec) -> Flags:
     if triton.allow_client_shm:  # off is the default of the servers that have this flag, and others do not know it
         flags[CLIENT_SHM_FLAG] = "true"
     plain = [(name, str(value)) for name, value in flags.items()]
-    return plain + _grpc_tls(triton.grpc_tls) + _rate_limit(spec) + _tracing(spec.tracing)
+    return plain + _grpc_tls(triton.grpc_tls) + _rate_limit(spec) + _headers(spec, private) + _tracing(spec.tracing)
+
+
+def _headers(spec: DeploymentSpec, private: PrivatePorts | None) -> Flags:
+    """Which headers reach the models as parameters of a request, also those of a graph and on gRPC streams."""
+    if private is not None:
+        return [("grpc-header-forward-pattern", _TRACE_AND_STREAM_HEADERS if spec.tracing else _STREAM_HEADER)]
+    if spec.tracing is None:
+        return []
+    return [(f"{protocol}-header-forward-pattern", _TRACE_HEADERS) for protocol in ("grpc", "http")]
 
 
 def _grpc_tls(tls: GrpcTlsSpec | None) -> Flags:
@@ -58,12 +87,9 @@ def _num_versions(spec: DeploymentSpec) -> int:
 
 
 def _tracing(tracing: TracingSpec | None) -> Flags:
-    """A caller's trace reaches the models as request parameters, also those of a graph and on gRPC streams."""
-    if tracing is None:
+    """Triton's own spans, beside those of the models."""
+    if tracing is None or not tracing.is_triton_traced:
         return []
-    flags = [(f"{protocol}-header-forward-pattern", _TRACE_HEADERS) for protocol in ("grpc", "http")]
-    if not tracing.is_triton_traced:
-        return flags
     settings = [
         "mode=opentelemetry",
         "level=TIMESTAMPS",
@@ -71,7 +97,7 @@ def _tracing(tracing: TracingSpec | None) -> Flags:
         f"opentelemetry,url={tracing.endpoint}/v1/traces",
         "opentelemetry,resource=service.name=triton",
     ]
-    return flags + [("trace-config", setting) for setting in settings]
+    return [("trace-config", setting) for setting in settings]
 
 
 def _every(ratio: float) -> int:

@@ -28,6 +28,15 @@ class TritonSpec(Spec):
     keepalive_timeout_ms: Positive = Field(
         default=5_000, description="how long it waits for the answer before it ends the connection and its streams"
     )
+    is_guarded: Boolean = Field(
+        default=True,
+        description="frontends of trireme's own take the three ports, and check what clients send before Triton reads "
+        "it (docs/frontend.md); false: Triton takes the ports itself, and a client can end it",
+    )
+    max_request_bytes: Positive = Field(
+        default=64 * 2**20, description="the longest request, whether a message of gRPC or a body over HTTP"
+    )
+    max_connections: Positive = Field(default=4096, description="connections of clients at once, for each port")
     allow_client_shm: Boolean = Field(
         default=False,
         description="clients of this machine may pass tensors in shared memory; for servers that have "

@@ -22,6 +22,7 @@ from serving.engine_messages import Step
 from serving.engine_sources import EngineSource
 from serving.engines.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
 from serving.left_clients import LeftClients
+from serving.left_streams import LEFT_STREAMS
 from serving.reply_lanes import ReplyLanes
 from serving.request_metrics import RequestMetrics
 from serving.request_parameters import with_timeout
@@ -78,6 +79,7 @@ class GenerationService:
         self._left = LeftClients(self._running_now, self._cancel, drop=self._engine.cancel, take_census=take_census)
         self._asked = RequestSequences(release, text, self._engine.start(), metrics)
         self._is_closed = threading.Event()
+        self._end_listening = LEFT_STREAMS.listen(self._left.cancel_departed)
         for watch, period_s in {**self._left.watches(client_check_s), metrics.flush: _METRICS_S}.items():
             args = (watch, period_s, self._is_closed)
             threading.Thread(target=_repeat_until, args=args, name=watch.__name__, daemon=True).start()
@@ -88,6 +90,7 @@ class GenerationService:
         sink: ReplySink,
         *,
         request_id: str = "",
+        stream_name: str = "",
         is_context_only: bool = False,
         timeout_us: int = 0,
         trace: RequestTrace | None = None,
@@ -98,6 +101,7 @@ class GenerationService:
             tensors: by the names of `tensorrt_llm`'s inputs; a row for each prompt.
             sink: where the replies go.
             request_id: the client's.
+            stream_name: of the gRPC stream or HTTP request it came on; empty: not known.
             is_context_only: of disaggregated serving, to prefill and hand over.
             timeout_us: Triton's own parameter `timeout`: a deadline where there is admission, and else nothing, as
                 upstream has it; 0: none.
@@ -118,6 +122,8 @@ class GenerationService:
             return
         check_response((prompt.request.options for prompt in prompts), sink, self.info)
         sequences, group = self._asked.sequences(prompts, sink, request_id, trace=trace, on_failure=self._left.orphan)
+        for _, running in sequences:
+            running.stream_name = stream_name
         with self._lock:
             refusal = self._refusal
             if refusal is None:
@@ -127,6 +133,8 @@ class GenerationService:
                 running.times.note_refusal()
             raise refusal
         self._submit_all(sequences, group)
+        if stream_name in LEFT_STREAMS:
+            self._left.cancel_departed()
 
     def warm_up(self, tensors: Mapping[str, npt.NDArray[np.generic]]) -> None:
         """Read a request of nobody's, so that the first one of a client takes no longer; the engine has none of it."""
@@ -161,6 +169,7 @@ class GenerationService:
     def close(self) -> None:
         """Stop the engine; what still runs gets no further reply."""
         self._is_closed.set()
+        self._end_listening()
         self._engine.close()
         self._lanes.close()
 

@@ -29,7 +29,7 @@ class LatePipeline:
         self._give_up = give_up
         self._pipeline: TextPipeline | None = None
         self._failure: ServingError | None = None
-        self._waiting: list[tuple[Tensors, TensorSink, str, int, RequestTrace | None]] = []
+        self._waiting: list[tuple[Tensors, TensorSink, str, str, int, RequestTrace | None]] = []
         self._lock = threading.Lock()  # of all the above: a request waits, or finds the pipeline open, or the failure
         self._opener = threading.Thread(target=self._open, name="open-release", daemon=True)
         self._opener.start()
@@ -45,6 +45,7 @@ class LatePipeline:
         sink: TensorSink,
         *,
         request_id: str = "",
+        stream_name: str = "",
         timeout_us: int = 0,
         trace: RequestTrace | None = None,
     ) -> None:
@@ -57,9 +58,11 @@ class LatePipeline:
             if self._failure is not None:
                 raise self._failure
             if self._pipeline is None:
-                self._waiting.append((tensors, sink, request_id, timeout_us, trace))
+                self._waiting.append((tensors, sink, request_id, stream_name, timeout_us, trace))
                 return
-        self._pipeline.start(tensors, sink, request_id=request_id, timeout_us=timeout_us, trace=trace)
+        self._pipeline.start(
+            tensors, sink, request_id=request_id, stream_name=stream_name, timeout_us=timeout_us, trace=trace
+        )
 
     @property
     def num_running(self) -> int:
@@ -91,9 +94,16 @@ class LatePipeline:
             return
         with self._lock:
             self._pipeline = pipeline
-            for tensors, sink, request_id, timeout_us, trace in self._waiting:
+            for tensors, sink, request_id, stream_name, timeout_us, trace in self._waiting:
                 try:
-                    pipeline.start(tensors, sink, request_id=request_id, timeout_us=timeout_us, trace=trace)
+                    pipeline.start(
+                        tensors,
+                        sink,
+                        request_id=request_id,
+                        stream_name=stream_name,
+                        timeout_us=timeout_us,
+                        trace=trace,
+                    )
                 except Exception as exc:  # one bad request must not end those behind it
                     of_request = {**(trace.told if trace is not None else {}), "request_id": request_id}
                     _fail(sink, _told(exc, **of_request, is_of_request=True))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who has left: requests whose client has gone are found here, and ended.
 
-A sink knows its own client. In Triton's ensemble it does not: only the step behind the engine sees that a chunk's
+The server's frontends tell of clients that leave (`serving.left_streams`). Where there are none, or they are late, a
+sink knows its own client. In Triton's ensemble it does not: only the step behind the engine sees that a chunk's
 client has gone, so that one is asked by a census.
 """
 
@@ -9,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from ensemble_configs.errors import RequestCancelled
+from serving.left_streams import LEFT_STREAMS
 from serving.running_request import RunningRequest
 from serving.stream_state import Census
 
@@ -55,6 +57,11 @@ class LeftClients:
         """
         watches = {self._cancel_abandoned: client_check_s}
         return watches if self._take_census is None else watches | {self._cancel_unread: CENSUS_S}
+
+    def cancel_departed(self) -> None:
+        """End the requests of streams whose clients the server's frontends have seen leave."""
+        left = [(key, it) for key, it in self._running_now() if it.stream_name in LEFT_STREAMS and not it.is_ending]
+        self._cancel(left, _CLIENT_GONE)
 
     def orphan(self, keys: Iterable[int]) -> None:
         """Have the engine stop what it makes for these, soon."""

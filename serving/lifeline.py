@@ -18,6 +18,7 @@ from typing import Protocol
 
 from ensemble_configs.errors import ServingError, Unavailable
 from ensemble_configs.unix_socket import bind_socket, connect_socket
+from serving.left_streams import LEFT_STREAMS
 from serving.orphan_watch import end_with_server
 from serving.run_dir import RUN_DIR_VARIABLE
 
@@ -25,7 +26,9 @@ _log = logging.getLogger("trireme.lifeline")
 
 _QUESTION_S = 1.0  # from the connection to the whole question
 _ANSWER_S = 2.0
+_TOLD_S = 0.5
 _IS_ENGINE_UP = "is_engine_up"
+_LEFT = "left"  # with the names of streams whose clients have gone
 
 Handler = Callable[[], Mapping[str, object]]
 
@@ -109,7 +112,10 @@ class Lifeline:
     def _answer(self, connection: socket.socket) -> None:
         with connection:
             connection.settimeout(_QUESTION_S)
-            operation = _read(connection)["op"]
+            question = _read(connection)
+            operation = question["op"]
+            if operation == _LEFT and isinstance(names := question.get("streams"), list):
+                LEFT_STREAMS.note(map(str, names))
             answer = self._handlers.get(str(operation), self._handlers["status"])()
             _write(connection, answer)
 
@@ -132,6 +138,15 @@ def ask_all(run_dir: Path, operation: str, *, adapter: str = "", is_without_dead
             if not (is_without_dead and isinstance(exc.__cause__, ConnectionRefusedError | FileNotFoundError)):
                 raise
     return num_streams
+
+
+def tell_left(run_dir: Path, names: list[str]) -> None:
+    """Tell every adapter of a server which streams have lost their clients; one that does not answer is left out."""
+    for path in run_dir.glob("*.sock"):
+        try:
+            _exchange(path, _LEFT, _TOLD_S, streams=names)
+        except (OSError, ValueError) as exc:
+            _log.debug("%s does not hear of clients that have left: %s", path.stem, exc)
 
 
 class Pulse(enum.Enum):
@@ -172,12 +187,12 @@ def _ask(path: Path, operation: str) -> Mapping[str, object]:
         raise Unavailable(f"{path.stem} does not answer {operation!r}: {exc}", reason="no_answer") from exc
 
 
-def _exchange(path: Path, operation: str, timeout_s: float) -> Mapping[str, object]:
+def _exchange(path: Path, operation: str, timeout_s: float, **more: object) -> Mapping[str, object]:
     """Raises: OSError, ValueError: nobody is there, or not in time, or what came is not an answer."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout_s)
         connect_socket(connection, path)
-        _write(connection, {"op": operation})
+        _write(connection, {"op": operation, **more})
         return _read(connection)
 
 

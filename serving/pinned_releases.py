@@ -15,7 +15,7 @@ from ensemble_configs.release import load_release
 from serving.engine_sources import SharedEngine, has_engine, named_engine
 from serving.late_pipeline import LatePipeline
 from serving.request_metrics import RequestMetrics
-from serving.request_parameters import RELEASE, parameters_of, release_asked_for, with_scheduling
+from serving.request_parameters import RELEASE, parameters_of, release_asked_for, stream_name_of, with_scheduling
 from serving.tensor_sink import Tensors, TensorSink
 from serving.text_pipeline import TextPipeline
 from serving.tracing.request_trace import RequestTrace
@@ -64,15 +64,20 @@ class PinnedReleases:
         read = parameters_of(parameters)
         version = release_asked_for(read)
         tensors = with_scheduling(tensors, read)
+        stream_name = stream_name_of(read)
         if version is None or version == self._folder.name:
-            self._own.start(tensors, sink, request_id=request_id, timeout_us=timeout_us, trace=trace)
+            self._own.start(
+                tensors, sink, request_id=request_id, stream_name=stream_name, timeout_us=timeout_us, trace=trace
+            )
             return
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
             if trace is not None:
                 trace.release = version
-            self._other(version).start(tensors, sink, request_id=request_id, timeout_us=timeout_us, trace=trace)
+            self._other(version).start(
+                tensors, sink, request_id=request_id, stream_name=stream_name, timeout_us=timeout_us, trace=trace
+            )
 
     @property
     def num_running(self) -> int:

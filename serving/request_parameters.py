@@ -18,7 +18,9 @@ RELEASE = "release"
 PRIORITY_CLASS = "priority_class"  # not `priority`: Triton keeps that one to itself
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
-_KNOWN = (RELEASE, PRIORITY_CLASS, "tenant", "deadline_ms", "request_type", TRACEPARENT, TRACESTATE)
+STREAM_NAME = "trireme-stream"  # of the server's own: whose client may leave (serving.frontend.departures)
+KNOWN_PARAMETERS = (RELEASE, PRIORITY_CLASS, "tenant", "deadline_ms", "request_type", TRACEPARENT, TRACESTATE)
+_KNOWN = (STREAM_NAME, *KNOWN_PARAMETERS)
 _CLASSES = {priority.name.lower(): int(priority) for priority in Priority}
 
 Parameters = Mapping[str, object]
@@ -60,6 +62,11 @@ def release_asked_for(parameters: Parameters) -> str | None:
     if isinstance(value, bool) or not str(value).isascii() or not str(value).isdecimal():
         raise RequestError(f"release must be the number of a release, got {value!r}", field=RELEASE, value=value)
     return str(value).lstrip("0") or "0"
+
+
+def stream_name_of(parameters: Parameters) -> str:
+    """Return the name that the server's frontends gave the stream of a request; empty: it came another way."""
+    return str(parameters.get(STREAM_NAME, ""))
 
 
 def check_release(parameters: Parameters, own: str) -> None:

@@ -73,6 +73,7 @@ class RunningRequest:
     is_prompt_echoed: bool
     times: RequestTimes
     returns_log_probs: bool = False
+    stream_name: str = ""  # the server's own, by which it is told that the client has left
     sequence_index: int = 0  # among those of one prompt; each has a stream of its own
     # How a cancelled request fails; None: it ends well, with what it has.
     cancel_error: ServingError | None = None

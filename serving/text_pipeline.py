@@ -112,13 +112,14 @@ class TextPipeline:
         sink: TensorSink,
         *,
         request_id: str = "",
+        stream_name: str = "",
         timeout_us: int = 0,
         trace: RequestTrace | None = None,
     ) -> None:
         """Take one request by the names of the ensemble's inputs; returns at once, the responses come through `sink`.
 
         Args:
-            timeout_us: as in `GenerationService.start`; so is `trace`.
+            stream_name: as in `GenerationService.start`; so are `timeout_us` and `trace`.
 
         Raises:
             ServingError: the request is refused, and `sink` was not called.
@@ -128,7 +129,9 @@ class TextPipeline:
             trace.note_tokenized()
         engine = {**_renamed(tensors, _TO_ENGINE_STEP), **_renamed(prompt, _FROM_PROMPT_TO_ENGINE)}
         text = _TextSink(sink, self._decoder, is_accumulating=self._is_accumulating)
-        self._service.start(engine, text, request_id=request_id, timeout_us=timeout_us, trace=trace)
+        self._service.start(
+            engine, text, request_id=request_id, stream_name=stream_name, timeout_us=timeout_us, trace=trace
+        )
 
     @property
     def num_running(self) -> int:

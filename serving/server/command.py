@@ -17,6 +17,7 @@ from ensemble_configs.unix_socket import CONTROL_SOCKET
 from serving.server.control import ControlSocket
 from serving.server.control_key import read_control_key
 from serving.server.drain_request import DrainRequest
+from serving.server.frontends import Frontends
 from serving.server.health import Health, HealthServer
 from serving.server.installation import find_triton
 from serving.server.kept_deployment import KeptDeployment
@@ -110,12 +111,14 @@ def serve(
             installation,
             None if is_verbose else log,
             control_key=control_key,
+            frontends=frontends,
         ),
         keep=kept.keep,
         load_timeout_s=ready_timeout_s,
         tell=_tell,
     )
     live.check()
+    frontends: Frontends | None = None
     installation = find_triton()
     refuse_unfit_server(spec.triton, installation)
     log_path = folder / "triton.log"
@@ -130,6 +133,8 @@ def serve(
         if health_port is not None:
             held.enter_context(contextlib.closing(HealthServer(health, spec.triton.host, health_port)))
         stop = StopSignal()
+        if spec.triton.is_guarded:
+            frontends = held.enter_context(contextlib.closing(Frontends(spec.triton, _tell)))
         drain_request = DrainRequest(stop.ask)
         handlers = release_handlers(live) | drain_request.handlers()
         held.enter_context(contextlib.closing(ControlSocket(folder / CONTROL_SOCKET, handlers)))

@@ -52,6 +52,7 @@ def drain(
         if delay_s:
             tell(f"not ready any more; new requests are taken for another {delay_s:g} s")
             _go_on(delay_s, failure, is_hurried)
+        server.close_doors(Unavailable("the server is shutting down; send this to another one", reason="draining"))
         if _ask(server, "drain"):
             tell(f"not ready any more; running streams may take another {timeout_s:g} s")
         outcome = Outcome.FINISHED

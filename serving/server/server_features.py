@@ -70,10 +70,10 @@ def consequences(features: ServerFeatures) -> list[tuple[str, bool, str]]:
             "triton.allow_client_shm opens it", "closed by the control key; triton.allow_client_shm is refused",
         ),
         "a JSON body over HTTP has a largest size": (
-            features.limits_http_bytes, "64 MiB", "keep strangers from the HTTP port (docs/contract.md)",
+            features.limits_http_bytes, "64 MiB", "the frontend has one (triton.max_request_bytes, docs/frontend.md)",
         ),
         "JSON nested over 100 deep is refused": (
-            features.limits_json_depth, "", "it ends the server: keep strangers from the HTTP port (docs/contract.md)",
+            features.limits_json_depth, "", "the frontend reads it in its place (docs/frontend.md)",
         ),
         "not ready while the process of a model is dead": (
             features.is_unready_with_dead_stub, "repaired all the same", "`trireme serve` finds it by itself",

@@ -24,14 +24,17 @@ import psutil
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.end_times import GUARDS_END_S, KILLED_S, TRITON_EXIT_S, TRITON_STOP_S
 from ensemble_configs.errors import ServerError, Unavailable
-from ensemble_configs.launch_flags import launch_flags
+from ensemble_configs.launch_flags import LOOPBACK, PrivatePorts, launch_flags
+from serving.frontend.told import Upstream
 from serving.run_dir import RUN_DIR_VARIABLE
+from serving.server.frontends import Frontends, private_ports
 from serving.server.installation import TritonInstallation
 from serving.server.server_features import closes_client_shm
 from serving.server.shared_memory import RegionOwner
 from serving.server.stuck_load import StuckLoad
 
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded before any fork: other threads run by then, and may hold the loader's lock
 _INDEX_TIMEOUT_S = 10
 # What a stranger on the network has no business with. Health, metadata, inference and statistics stay open.
 _RESTRICTED_APIS = ("model-repository", "trace", "logging")
@@ -53,21 +56,30 @@ class TritonProcess:
         log: BinaryIO | None,
         *,
         control_key: str | None = None,
+        frontends: Frontends | None = None,
     ) -> None:
         """Start the server.
 
         Args:
             log: where its output goes; None: where ours goes.
             control_key: that its restricted APIs ask for; None: one that nobody else knows.
+            frontends: which clients reach in its place; None: they reach it at the deployment's ports.
         """
         self.run_dir = Path(tempfile.mkdtemp(prefix="trireme-"))  # only its owner can enter it
         self._regions = RegionOwner()
         self.control_key = control_key or secrets.token_urlsafe(24)
         self._is_turned_unready = False
         self._load = StuckLoad(spec, self.run_dir)
-        self._base_url = f"http://{reachable(spec.triton.host)}:{spec.triton.http_port}"
+        self._frontends = frontends
+        private = None if frontends is None else PrivatePorts(*private_ports())
+        place = (
+            f"{reachable(spec.triton.host)}:{spec.triton.http_port}"
+            if private is None
+            else f"{LOOPBACK}:{private.http}"
+        )
+        self._base_url = f"http://{place}"
         self._process = subprocess.Popen(
-            self._command(spec, repository, installation),
+            self._command(spec, repository, installation, private),
             env=installation.environment(run_dir_variable=RUN_DIR_VARIABLE, run_dir=self.run_dir),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -76,10 +88,25 @@ class TritonProcess:
             # sessions as wholes (autogroup), and a client of another one then waits up to 90 ms for a core.
             process_group=0,
             pass_fds=[self._regions.descriptor],  # held open while one of them lives, though we may be killed
-            preexec_fn=_end_with_parent,  # noqa: PLW1509 - no other thread of ours runs yet
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - it takes no lock
         )
+        if frontends is not None and private is not None:
+            frontends.serve(
+                Upstream(
+                    http_port=private.http,
+                    grpc_port=private.grpc,
+                    metrics_port=private.metrics,
+                    run_dir=str(self.run_dir),
+                    key_header=CONTROL_KEY_HEADER,
+                    key=self.control_key,
+                    own_models=frozenset(name for model in spec.models for name in model.triton_names),
+                    has_open_shared_memory=spec.triton.allow_client_shm,
+                )
+            )
 
-    def _command(self, spec: DeploymentSpec, repository: Path, installation: TritonInstallation) -> list[str]:
+    def _command(
+        self, spec: DeploymentSpec, repository: Path, installation: TritonInstallation, private: PrivatePorts | None
+    ) -> list[str]:
         # A server that does not close it by itself lets all clients at shared memory: there they need the key, too.
         apis = _RESTRICTED_APIS if closes_client_shm(installation) else (*_RESTRICTED_APIS, "shared-memory")
         restricted = f"{','.join(apis)}:{CONTROL_KEY_HEADER}={self.control_key}"
@@ -95,7 +122,7 @@ class TritonProcess:
         return [
             str(installation.tritonserver),
             "--disable-auto-complete-config",
-            *(f"--{name}={value}" for name, value in [*launch_flags(spec), *options.items()]),
+            *(f"--{name}={value}" for name, value in [*launch_flags(spec, private), *options.items()]),
         ]
 
     @property
@@ -241,6 +268,11 @@ class TritonProcess:
         except psutil.NoSuchProcess:
             return []
 
+    def close_doors(self, because: Unavailable) -> None:
+        """Have the frontends refuse every request, so that none meets models that are going."""
+        if self._frontends is not None:
+            self._frontends.refuse(because)
+
     def stop(self) -> None:
         """SIGTERM, and time to end; `kill` must follow."""
         if self.exit_status is None:
@@ -253,6 +285,8 @@ class TritonProcess:
 
         The guards of engines with ranks are in groups of their own: each ends its engine, and frees its GPUs, first.
         """
+        if self._frontends is not None:
+            self._frontends.down()
         with contextlib.suppress(ProcessLookupError):  # all of it is gone
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -304,7 +338,7 @@ def _error_text(body: bytes) -> str:
 def _end_with_parent() -> None:
     # In the child: if we are killed, the server must not live on with nobody to drain it. Not SIGTERM: with streams
     # running it may crash while it stops (it frees what the stubs still use), and hang in its own signal handler.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def reachable(host: str) -> str:

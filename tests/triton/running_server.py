@@ -137,8 +137,15 @@ class RunningServer:
     def descendants(self) -> list[psutil.Process]:
         return list(psutil.Process(self.process.pid).children(recursive=True))
 
+    def triton_processes(self) -> list[psutil.Process]:
+        """Of Triton, which may be started again; the frontends stay."""
+        return [] if (triton := self.tritons()) == [] else [*triton, *triton[0].children(recursive=True)]
+
+    def tritons(self) -> list[psutil.Process]:
+        return [process for process in self.descendants() if process.name() == "tritonserver"]
+
     def tritonserver(self) -> psutil.Process:
-        [triton] = [process for process in self.descendants() if process.name() == "tritonserver"]
+        [triton] = self.tritons()
         return triton
 
     def stub(self, model: str) -> psutil.Process:

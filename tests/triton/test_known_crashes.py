@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client can do to a Triton, and what is left of it: a short break, for `trireme serve` starts it again.
+"""What a client can do to a Triton that it reaches directly, and nothing of it through the frontends.
 
 With the header `triton_grpc_error: true`, two requests in one stream, the first answered with an error while the second
-runs: SIGSEGV; seldom one request alone that is answered with an error. With JSON that is nested too deeply, over HTTP:
-the parser's stack overflows, unless the server limits it. With a tensor of no elements whose other dims are too many
-for numpy: the stub of the model that takes it aborts.
+runs: SIGSEGV; seldom one request alone that is answered with an error. Over HTTP: JSON that is nested too deeply, in
+whose parser the stack overflows, unless the server limits it; and 5 MB of any body of a form's content type, which is
+curl's and urllib's default: libevhtp reads it as a query and takes twice its length from the stack
+(`evhtp_parse_query_wflags`). With a tensor of no elements whose other dims are too many for numpy: the stub of the
+model that takes it aborts.
 
 Of what a server may or may not have, it is asked (`asked_server`). If a test fails because a server lives that has
-no answer of that kind, the fault is gone there: then docs/support.md and docs/contract.md are to say so.
+no answer of that kind, the fault is gone there: then docs/support.md and docs/frontend.md are to say so.
 """
 
 import asyncio
 import queue
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from fuzzed_requests import Given, Sent
 from raw_calls import arrays, infer_inputs
-from running_server import PROJECT, RunningServer
+from running_server import PROJECT, RunningServer, deployment_text
 from test_cancellation import wait_until
 from test_fuzz import LOST, ask_grpc
 from tritonclient.grpc import service_pb2_grpc
@@ -37,6 +39,17 @@ SLOW = {"provider": "simulated", "step_ms": 20.0}
 HEADER = {"triton_grpc_error": "true"}
 WRONG: dict[str, object] = {"text_input": "hello", "max_tokens": 0, "stream": True}
 RIGHT: dict[str, object] = {"text_input": "hello", "max_tokens": 500, "stream": True}
+BARE = {"is_guarded": False}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server as it is served: nothing here ends it."""
+    text = deployment_text("guarded", engine=SLOW)
+    with RunningServer(text, tmp_path_factory.mktemp("guarded")) as server:
+        before = server.descendants()
+        yield server
+        assert server.descendants() == before, "a process has ended, or another has begun"
 
 
 def send(server: RunningServer, requests: list[dict[str, object]]) -> list[object]:
@@ -59,7 +72,7 @@ def send(server: RunningServer, requests: list[dict[str, object]]) -> list[objec
 
 
 def test_the_header_crashes_the_server_and_it_is_back_by_itself(start_server: Callable[..., RunningServer]) -> None:
-    server = start_server(engine=SLOW)
+    server = start_server(engine=SLOW, triton=BARE)
     triton = server.tritonserver()
     send(server, [RIGHT, WRONG])
     assert_it_died_and_is_back(server, triton)
@@ -74,19 +87,31 @@ def assert_it_died_and_is_back(server: RunningServer, triton: psutil.Process) ->
         assert sum(chunk.num_output_tokens or 0 for chunk in chunks) == 5
 
 
+def test_through_the_frontend_the_header_does_nothing(guarded: RunningServer) -> None:
+    errors = send(guarded, [RIGHT, WRONG])
+    assert "INVALID_ARG" in str(errors[0])  # in the stream, as without the header
+
+
 EMPTY_AND_HUGE = Given("INT32", (1, 0, 2**62), b"")
 
 
 def test_a_tensor_without_elements_but_with_a_huge_dim_crashes_a_stub_and_it_is_back_by_itself(
     start_server: Callable[..., RunningServer],
 ) -> None:
-    server = start_server(engine=SLOW)
+    server = start_server(engine=SLOW, triton=BARE)
     stub = server.stub("postprocessing")
     kind, _ = asyncio.run(ask(server, Sent("postprocessing", {"TOKENS_BATCH": EMPTY_AND_HUGE})))
     assert kind == LOST
     wait_until(lambda: not stub.is_running(), 10)
     wait_until(lambda: "ready again" in server.log(), 30)
     assert "the process of model postprocessing died; starting it again" in server.log()
+
+
+def test_through_the_frontend_such_a_tensor_is_refused_by_name(guarded: RunningServer) -> None:
+    kind, told = asyncio.run(ask(guarded, Sent("postprocessing", {"TOKENS_BATCH": EMPTY_AND_HUGE})))
+    assert kind == "refused: INVALID_ARGUMENT"
+    assert "[INVALID_ARG field=TOKENS_BATCH" in told
+    assert "4611686018427387904" in told
 
 
 def test_a_batch_of_none_is_refused(simulated: RunningServer) -> None:
@@ -107,7 +132,7 @@ async def ask(server: RunningServer, sent: Sent) -> tuple[str, str]:
 def test_deeply_nested_json_is_refused_or_crashes_the_server_and_it_is_back_by_itself(
     start_server: Callable[..., RunningServer], asked_server: ServerFeatures, model: str
 ) -> None:
-    server = start_server(engine=SLOW)
+    server = start_server(engine=SLOW, triton=BARE)
     triton = server.tritonserver()
     assert nested(server, model, 10_000) == 400
     assert triton.is_running()
@@ -122,7 +147,7 @@ def test_deeply_nested_json_is_refused_or_crashes_the_server_and_it_is_back_by_i
 def test_five_megabytes_of_json_are_answered_or_crash_the_server_and_it_is_back_by_itself(
     start_server: Callable[..., RunningServer], asked_server: ServerFeatures
 ) -> None:
-    server = start_server(engine=SLOW)
+    server = start_server(engine=SLOW, triton=BARE)
     triton = server.tritonserver()
     assert generate(server, "ensemble", b'"%s"' % (b"a" * 3_000_000)) == 400  # far longer than it may be
     assert triton.is_running()
@@ -132,6 +157,17 @@ def test_five_megabytes_of_json_are_answered_or_crash_the_server_and_it_is_back_
         return
     assert generate(server, "ensemble", b'"%s"' % (b"a" * 5_000_000)) is None
     assert_it_died_and_is_back(server, triton)
+
+
+@pytest.mark.parametrize("depth", [10, 1_000, 100_000, 1_000_000])
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm", "nobody"])
+def test_through_the_frontend_deep_json_is_refused(guarded: RunningServer, model: str, depth: int) -> None:
+    assert nested(guarded, model, depth) == (404 if model == "nobody" else 400)
+
+
+@pytest.mark.parametrize(("num_bytes", "status"), [(5_000_000, 400), (10_000_000, 400), (100_000_000, 413)])
+def test_through_the_frontend_long_texts_are_refused(guarded: RunningServer, num_bytes: int, status: int) -> None:
+    assert generate(guarded, "ensemble", b'"%s"' % (b"a" * num_bytes)) == status
 
 
 def nested(server: RunningServer, model: str, depth: int) -> int | None:
@@ -156,7 +192,7 @@ def generate(server: RunningServer, model: str, text_input: bytes) -> int | None
 def test_one_request_in_a_stream_with_the_header_is_answered_or_ends_the_server_which_is_then_back_by_itself(
     start_server: Callable[..., RunningServer],
 ) -> None:
-    server = start_server(engine=SLOW)
+    server = start_server(engine=SLOW, triton=BARE)
     triton = server.tritonserver()
     for _ in range(20):
         [error] = send(server, [WRONG])

@@ -117,7 +117,7 @@ class Caller:
 )
 def test_what_is_killed_is_noticed_and_the_server_is_back_by_itself(start_server: StartServer, name: str) -> None:
     server = start_server(engine=SLOW)
-    processes = server.descendants()
+    processes = server.triton_processes()
     [owner] = prefixes(server)
     running = stream(server.url, "ensemble", {"text_input": "hello", "max_tokens": 2000, "stream": True})
     next(running)

@@ -6,7 +6,7 @@ import triton_python_backend_utils as pb_utils
 from serving.engine_sources import SharedEngine
 from serving.lifeline import Lifeline, generation_handlers
 from serving.request_metrics import RequestMetrics
-from serving.request_parameters import check_release, parameters_of, with_scheduling
+from serving.request_parameters import check_release, parameters_of, stream_name_of, with_scheduling
 from serving.text_pipeline import TextPipeline
 from serving.tracing.request_tracer import RequestTracer
 from serving.triton_adapter import Responses, engine_name, release_folder, start_each
@@ -35,6 +35,7 @@ class TritonPythonModel:
             with_scheduling(tensors, parameters),
             self.responses.sink(request, trace),
             request_id=request.request_id(),
+            stream_name=stream_name_of(parameters),
             timeout_us=request.timeout(),
             trace=trace,
         )

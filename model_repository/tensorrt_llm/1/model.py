@@ -14,7 +14,7 @@ from serving.generation import GenerationService
 from serving.lifeline import Lifeline, generation_handlers
 from serving.reply_tensors import TensorReplies
 from serving.request_metrics import RequestMetrics
-from serving.request_parameters import check_release, is_context_only, parameters_of, with_scheduling
+from serving.request_parameters import check_release, is_context_only, parameters_of, stream_name_of, with_scheduling
 from serving.tracing.request_tracer import RequestTracer
 from serving.triton_adapter import Responses, engine_name, release_folder, start_each
 
@@ -53,6 +53,7 @@ class TritonPythonModel:
             with_scheduling(tensors, parameters),
             TensorReplies(self.responses.sink(request, trace)),
             request_id=request.request_id(),
+            stream_name=stream_name_of(parameters),
             is_context_only=is_context_only(parameters),
             timeout_us=request.timeout(),
             trace=trace,

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Word to the models of clients that have left.
+
+Triton tells a model of that late, or, in an ensemble of its own, not at all. So each stream has a name, which reaches
+the models as a parameter of its requests, and their lifelines are told the names of those whose client has gone.
+"""
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from serving.lifeline import tell_left
+
+_GATHER_S = 0.005  # many leave at once when a connection ends
+_MAX_TOLD = 10_000  # names in one message
+
+
+class Departures:
+    """Used by the event loop of one process."""
+
+    def __init__(self) -> None:
+        self.run_dir: Path | None = None  # of the server; None: there is none now
+        self._prefix = secrets.token_hex(4)
+        self._numbers = itertools.count()
+        self._left: list[str] = []
+        self._telling: asyncio.Task[None] | None = None
+
+    def new_name(self) -> str:
+        """Return a name for a stream, that no client can know."""
+        return f"{self._prefix}-{next(self._numbers)}"
+
+    def leave(self, names: Iterable[str]) -> None:
+        """Note that the clients of these streams have gone before the end; the models are told soon."""
+        self._left += names
+        if self._left and self._telling is None:
+            self._telling = asyncio.get_running_loop().create_task(self._tell())
+
+    async def _tell(self) -> None:
+        try:
+            while self._left:
+                await asyncio.sleep(_GATHER_S)
+                told, self._left = self._left[:_MAX_TOLD], self._left[_MAX_TOLD:]
+                if self.run_dir is not None:
+                    await asyncio.to_thread(tell_left, self.run_dir, told)
+        finally:
+            self._telling = None

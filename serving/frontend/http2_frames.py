@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames of HTTP/2, RFC 9113: how they are cut out of bytes and made."""
+
+import struct
+from typing import NamedTuple
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+END_STREAM = ACK = 0x1
+END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
+NO_ERROR, CANCEL, ENHANCE_YOUR_CALM = 0x0, 0x8, 0xB  # section 7
+HEAD_BYTES = 9
+LEAST_MAX_FRAME_BYTES = 16_384  # what every peer takes
+_MAX_FRAME_SIZE = 5  # a setting
+_HEAD = struct.Struct(">BHBBI")
+_SETTING = struct.Struct(">HI")
+_STREAM_ID = 0x7FFF_FFFF
+
+
+class ProtocolError(Exception):
+    """A connection cannot go on: what came is not HTTP/2, or more than is taken."""
+
+
+class Frame(NamedTuple):
+    """A frame as it came."""
+
+    kind: int
+    flags: int
+    stream_id: int
+    payload: bytes
+    raw: bytes  # with its head
+
+
+def take_frame(buffer: bytearray, *, max_bytes: int) -> Frame | None:
+    """Remove the first frame from `buffer` and return it; None while it is not there as a whole.
+
+    Raises:
+        ProtocolError: its payload is longer than `max_bytes`.
+    """
+    if len(buffer) < HEAD_BYTES:
+        return None
+    high, low, kind, flags, stream_id = _HEAD.unpack_from(buffer)
+    length = (high << 16) | low
+    if length > max_bytes:
+        raise ProtocolError(f"a frame of {length} bytes; {max_bytes} are taken")
+    end = HEAD_BYTES + length
+    if len(buffer) < end:
+        return None
+    raw = bytes(buffer[:end])
+    del buffer[:end]
+    return Frame(kind, flags, stream_id & _STREAM_ID, raw[HEAD_BYTES:], raw)
+
+
+def make_frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    """Return a frame's bytes."""
+    return _HEAD.pack(len(payload) >> 16, len(payload) & 0xFFFF, kind, flags, stream_id) + payload
+
+
+def reset(stream_id: int, code: int) -> bytes:
+    """Return the frame that ends one stream."""
+    return make_frame(RST_STREAM, 0, stream_id, struct.pack(">I", code))
+
+
+def give_back(num_bytes: int) -> bytes:
+    """Return the frame that lets the peer send so many bytes more on the connection."""
+    return make_frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", num_bytes))
+
+
+def go_away(last_stream_id: int, code: int, why: str) -> bytes:
+    """Return the frame that ends a connection."""
+    return make_frame(GOAWAY, 0, 0, struct.pack(">II", last_stream_id, code) + why.encode())
+
+
+def body_of(frame: Frame) -> bytes:
+    """Return what a DATA or HEADERS frame carries, without its padding and its priority.
+
+    Raises:
+        ProtocolError: the padding is longer than the frame.
+    """
+    start, end = 0, len(frame.payload)
+    if frame.flags & PADDED:
+        if not frame.payload:
+            raise ProtocolError("padding is announced and not there")
+        start, end = 1, end - frame.payload[0]
+    if frame.kind == HEADERS and frame.flags & HAS_PRIORITY:
+        start += 5
+    if start > end:
+        raise ProtocolError("a frame is shorter than its padding")
+    return frame.payload[start:end]
+
+
+def max_frame_bytes(settings: bytes) -> int | None:
+    """Return the longest frame that the sender of a SETTINGS frame takes; None: it says nothing of that."""
+    found = None
+    for name, value in _SETTING.iter_unpack(settings[: len(settings) // _SETTING.size * _SETTING.size]):
+        if name == _MAX_FRAME_SIZE:
+            found = value
+    return found

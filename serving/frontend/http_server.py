@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""aiohttp's server with an end to its patience: for connections that send no whole request, and for their number."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+_HEAD_S = 10.0  # from the first byte of a request, or the connection, to the end of the request's head
+_IDLE_S = 75.0  # between two requests of a connection
+
+Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class PatientServer:
+    """The connections of one listening socket."""
+
+    def __init__(self, answer: Answer, max_connections: int) -> None:
+        self._answer = answer
+        self._max_connections = max_connections
+        self._server = web.Server(
+            self._answer_one, handler_cancellation=True, keepalive_timeout=_IDLE_S, access_log=None
+        )
+        self._connections: dict[asyncio.BaseTransport, _Connection] = {}
+
+    def connection(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection."""
+        return _Connection(self._server(), self._connections, self._max_connections)
+
+    def tick(self, now_s: float) -> None:
+        """End what takes too long; called once a second."""
+        for transport, connection in list(self._connections.items()):
+            if not connection.is_busy and connection.since_s is not None and now_s - connection.since_s > _HEAD_S:
+                transport.close()
+
+    async def _answer_one(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = self._connections.get(request.transport) if request.transport is not None else None
+        if connection is None:
+            return await self._answer(request)
+        connection.is_busy = True
+        connection.since_s = None
+        try:
+            return await self._answer(request)
+        finally:
+            connection.is_busy = False
+
+
+class _Connection(asyncio.Protocol):
+    """Hands everything on to aiohttp, and notes when a request began."""
+
+    def __init__(
+        self, handler: Any, connections: dict[asyncio.BaseTransport, "_Connection"], max_connections: int
+    ) -> None:
+        self._handler = handler
+        self._connections = connections
+        self._max_connections = max_connections
+        self._transport: Any = None
+        self.is_busy = False
+        self.since_s: float | None = time.monotonic()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        if len(self._connections) >= self._max_connections:
+            transport.abort()
+            return
+        self._connections[transport] = self
+        self._handler.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.is_busy and self.since_s is None:
+            self.since_s = time.monotonic()
+        if self._transport in self._connections:
+            self._handler.data_received(data)
+
+    def eof_received(self) -> Any:
+        return self._handler.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._connections.pop(self._transport, None) is not None:
+            self._handler.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._handler.resume_writing()

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A frontend's process: `python -m serving.frontend.process SETTING SOCKET`, started by `trireme serve` alone.
+
+It ends when the socket to its parent does. It never listens by itself: the listening sockets are the parent's, so that
+a connection waits, and is not refused, while a frontend is started again.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import socket
+import sys
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from ensemble_configs.errors import Unavailable
+from serving.frontend.byte_budget import ByteBudget
+from serving.frontend.departures import Departures
+from serving.frontend.told import Down, Ping, Refuse, Setting, Told, Upstream
+from serving.server_log import set_up_log
+
+_log = logging.getLogger("trireme.frontend")
+
+_LARGE_AT_ONCE = 8  # requests of the largest size that may be on their way
+
+
+async def run(setting: Setting, parent: socket.socket) -> None:
+    """Serve until the parent hangs up."""
+    departures = Departures()
+    budget = ByteBudget(_LARGE_AT_ONCE * setting.max_request_bytes)
+    frontend = _of_kind(setting, departures, budget)
+    await frontend.listen(setting)
+    reader, writer = await asyncio.open_connection(sock=parent)
+    ticking = asyncio.create_task(_tick(frontend))
+    decoder = msgspec.json.Decoder(Told)
+    with contextlib.suppress(ConnectionError):  # the parent was killed
+        while line := await reader.readline():
+            match decoder.decode(line):
+                case Upstream() as upstream:
+                    departures.run_dir = Path(upstream.run_dir)
+                    await frontend.serve(upstream)
+                case Down():
+                    await frontend.serve(None)
+                case Refuse(message, reason):
+                    frontend.refuse(Unavailable(message, reason=reason))
+                case Ping():
+                    writer.write(b"{}\n")
+    ticking.cancel()
+    await frontend.close()
+
+
+class Frontend(Protocol):
+    """What both kinds have."""
+
+    async def listen(self, setting: Setting) -> None:
+        """Take connections."""
+
+    async def serve(self, upstream: Upstream | None) -> None:
+        """Ask another Triton from now on. Args: `upstream`: None: there is none now."""
+
+    def refuse(self, because: Unavailable) -> None:
+        """Take no request of a model any more."""
+
+    def tick(self) -> None:
+        """End what takes too long; called once a second."""
+
+    async def close(self) -> None:
+        """Hang up."""
+
+
+def _of_kind(setting: Setting, departures: Departures, budget: ByteBudget) -> Frontend:
+    """Return the frontend that is asked for; its process imports nothing of the other."""
+    if setting.kind == "grpc":
+        from serving.frontend.grpc_frontend import GrpcFrontend  # noqa: PLC0415
+
+        return GrpcFrontend(departures, budget, setting)
+    from serving.frontend.http_frontend import HttpFrontend  # noqa: PLC0415
+
+    return HttpFrontend(departures, budget, setting)
+
+
+async def _tick(frontend: Frontend) -> None:
+    while True:
+        await asyncio.sleep(1)
+        try:
+            frontend.tick()
+        except Exception:  # one connection's must not end the watch over all others
+            _log.exception("a connection could not be looked after")
+
+
+def main() -> None:
+    """Run the frontend that `trireme serve` asks for."""
+    setting = msgspec.json.decode(sys.argv[1], type=Setting)
+    set_up_log(setting.log_format, deployment="")
+    gc.freeze()  # what is imported stays; a full collection takes milliseconds of every stream
+    asyncio.run(run(setting, socket.socket(fileno=int(sys.argv[2]))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `trireme serve` tells its frontends, as lines of JSON on a socket, and what they answer."""
+
+from typing import Literal
+
+import msgspec
+
+
+class Upstream(msgspec.Struct, frozen=True, tag="upstream"):
+    """A Triton that has been started; its ports are on the loopback interface, for the frontends alone."""
+
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    run_dir: str  # where its models' lifelines are
+    key_header: str
+    key: str  # of its restricted APIs
+    own_models: frozenset[str]  # whose inputs are all in the contract
+    has_open_shared_memory: bool = False
+
+
+class Down(msgspec.Struct, frozen=True, tag="down"):
+    """There is no Triton now."""
+
+
+class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
+    """Take no requests of models any more."""
+
+    message: str
+    reason: str
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Answer with a line."""
+
+
+BACKLOG = 1024  # connections that wait while a frontend is busy, or started again
+
+Told = Upstream | Down | Refuse | Ping
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """What a frontend is started with."""
+
+    kind: Literal["grpc", "http"]
+    listeners: dict[str, int]  # descriptors of listening sockets: grpc, or http and metrics
+    max_request_bytes: int
+    max_connections: int
+    cert_file: str | None = None  # with key_file: TLS
+    key_file: str | None = None
+    client_ca_file: str | None = None  # clients have to show certificates of that authority
+    log_format: Literal["text", "json"] = "text"

@@ -1,0 +1,441 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gRPC's frontend between real clients and a real gRPC server that stands for Triton's."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from ensemble_configs.errors import Unavailable
+from serving.frontend import grpc_relay
+from serving.frontend import http2_frames as h2
+from serving.frontend.byte_budget import ByteBudget
+from serving.frontend.departures import Departures
+from serving.frontend.grpc_relay import ClientConnection
+from serving.frontend.header_blocks import write
+from serving.frontend.relay_state import RelayState
+
+MAX_BYTES = 1_000_000
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # tritonclient has no types
+    """Echoes: each request of a stream is answered as often as its parameter `times` says."""
+
+    def __init__(self) -> None:
+        self.metadata: list[dict[str, str]] = []
+        self.num_cancelled = 0
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.metadata.append(dict(context.invocation_metadata()))
+        return service_pb2.ModelInferResponse(id=request.id, raw_output_contents=request.raw_input_contents)
+
+    async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        self.metadata.append(dict(context.invocation_metadata()))
+        try:
+            async for request in requests:
+                for _ in range(request.parameters["times"].int64_param or 1):
+                    answer = service_pb2.ModelInferResponse(id=request.id)
+                    answer.raw_output_contents.extend(request.raw_input_contents)
+                    yield service_pb2.ModelStreamInferResponse(infer_response=answer)
+                if request.id == "wait":
+                    await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+
+    async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802
+        del request, context
+        return service_pb2.ServerLiveResponse(live=True)
+
+
+class Left(Departures):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def leave(self, names: Any) -> None:
+        self.names += names
+
+
+@dataclass
+class Site:
+    """A relay in front of a server."""
+
+    triton: Triton
+    state: RelayState
+    port: int
+    left: Left
+    budget: ByteBudget
+    channel: Any = None
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    @property
+    def stub(self) -> Any:
+        if self.channel is None:
+            options = [*UNLIMITED, ("grpc.use_local_subchannel_pool", 1)]
+            self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=options)
+        return service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+
+    async def raw(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
+        return reader, writer
+
+
+async def at_site(work: Callable[[Site], Awaitable[None]]) -> None:
+    server = grpc.aio.server(options=UNLIMITED)
+    triton = Triton()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(triton, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    left, budget = Left(), ByteBudget(8 * MAX_BYTES)
+    state = RelayState(left, budget, MAX_BYTES, 100, port=port)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    relay = await asyncio.get_running_loop().create_server(lambda: ClientConnection(state), sock=listener)
+    site = Site(triton, state, listener.getsockname()[1], left, budget)
+    try:
+        async with asyncio.timeout(30):
+            await work(site)
+        assert budget._taken == 0, "bytes were taken and not given back"
+    finally:
+        for writer in site.writers:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        if site.channel is not None:
+            await site.channel.close()
+        relay.close()
+        listener.close()
+        await server.stop(None)
+
+
+def served(work: Callable[[Site], Awaitable[None]]) -> Callable[[], None]:
+    def test() -> None:
+        asyncio.run(at_site(work))
+
+    test.__name__ = work.__name__
+    test.__doc__ = work.__doc__
+    return test
+
+
+def only_connection(site: Site) -> ClientConnection:
+    [connection] = site.state.connections
+    assert isinstance(connection, ClientConnection)
+    return connection
+
+
+def request(contents: bytes = b"", *, times: int = 1, shape: list[int] | None = None, name: str = "a") -> Any:
+    found = service_pb2.ModelInferRequest(id=name, model_name="ensemble")
+    found.parameters["times"].int64_param = times
+    found.inputs.add(name="IDS", datatype="INT32", shape=shape or [1, len(contents) // 4])
+    found.raw_input_contents.append(contents)
+    return found
+
+
+async def refused(call: Any) -> grpc.aio.AioRpcError:
+    try:
+        if hasattr(call, "__aiter__"):
+            async for _ in call:
+                pass
+        else:
+            await call
+    except grpc.aio.AioRpcError as exc:
+        return exc
+    pytest.fail("it was not refused")
+
+
+def stream(*requests: Any) -> AsyncIterator[Any]:
+    async def each() -> AsyncIterator[Any]:
+        for one in requests:
+            yield one
+
+    return each()
+
+
+@served
+async def test_messages_pass_as_they_are(site: Site) -> None:
+    contents = bytes(range(256)) * 3_900  # just below the limit, in many frames
+    answer = await site.stub.ModelInfer(request(contents))
+    assert answer.raw_output_contents == [contents]
+    assert (await site.stub.ServerLive(service_pb2.ServerLiveRequest())).live
+    found = [each async for each in site.stub.ModelStreamInfer(stream(request(b"abcd", times=500), request(b"efgh")))]
+    assert [each.infer_response.raw_output_contents[0] for each in found] == [b"abcd"] * 500 + [b"efgh"]
+
+
+@served
+async def test_many_calls_share_a_connection(site: Site) -> None:
+    async def one(index: int) -> None:
+        contents = struct.pack("<I", index) * 10_000
+        found = [each async for each in site.stub.ModelStreamInfer(stream(request(contents, times=7)))]
+        assert [each.infer_response.raw_output_contents[0] for each in found] == [contents] * 7
+
+    await asyncio.gather(*(one(index) for index in range(100)))
+    assert len(site.state.connections) == 1
+    assert not only_connection(site)._streams
+
+
+@served
+async def test_answers_are_larger_than_windows(site: Site) -> None:
+    contents = b"x" * 900_000
+    found = [each async for each in site.stub.ModelStreamInfer(stream(request(contents, times=50)))]
+    assert [len(each.infer_response.raw_output_contents[0]) for each in found] == [900_000] * 50
+
+
+@served
+async def test_the_deadly_header_and_a_clients_own_stream_name_do_not_reach_triton(site: Site) -> None:
+    metadata = (("triton_grpc_error", "true"), ("trireme-stream", "mine"), ("traceparent", "kept"))
+    await site.stub.ModelInfer(request(), metadata=metadata)
+    [seen] = site.triton.metadata
+    assert "triton_grpc_error" not in seen
+    assert seen["traceparent"] == "kept"
+    assert seen["trireme-stream"] not in {"mine", ""}
+
+
+@served
+async def test_a_message_that_is_too_long_is_refused_and_others_go_on(site: Site) -> None:
+    waiting = site.stub.ModelStreamInfer(stream(request(name="wait")))
+    assert (await waiting.read()).infer_response.id == "wait"
+    for _ in range(50):  # what was dropped is given back: else the connection's window would be used up
+        error = await refused(site.stub.ModelInfer(request(b"x" * 1_200_000)))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "at most 1000000 are taken (triton.max_request_bytes)" in error.details()
+    answer = await site.stub.ModelInfer(request(b"y" * 900_000))
+    assert len(answer.raw_output_contents[0]) == 900_000
+    assert not waiting.done()
+    assert site.triton.num_cancelled == 0
+    waiting.cancel()
+
+
+@served
+async def test_a_compressed_message_is_measured_unpacked(site: Site) -> None:
+    gzip = grpc.Compression.Gzip
+    error = await refused(site.stub.ModelInfer(request(b"x" * 1_200_000), compression=gzip))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    answer = await site.stub.ModelInfer(request(b"x" * 900_000), compression=gzip)
+    assert len(answer.raw_output_contents[0]) == 900_000
+
+
+@served
+async def test_a_tensor_that_would_end_a_model_is_refused_by_name_wherever_it_comes_in_a_stream(site: Site) -> None:
+    deadly = request(shape=[1, 0, 2**62])
+    error = await refused(site.stub.ModelInfer(deadly))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details().startswith('[INVALID_ARG field=IDS value="[1, 0, 4611686018427387904]"]')
+    call = site.stub.ModelStreamInfer(stream(request(b"good"), deadly))
+    error = await refused(call)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await site.stub.ModelInfer(request(b"good"))).raw_output_contents == [b"good"]
+
+
+@served
+async def test_a_message_of_countless_fields_is_refused(site: Site) -> None:
+    bomb = service_pb2.ModelInferRequest(model_name="ensemble")
+    for _ in range(30_000):
+        bomb.inputs.add()
+    error = await refused(site.stub.ModelInfer(bomb))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "more than 20000 fields" in error.details()
+
+
+@served
+async def test_who_leaves_is_named_and_who_ends_well_is_not(site: Site) -> None:
+    async for _ in site.stub.ModelStreamInfer(stream(request(times=3))):
+        pass
+    assert site.left.names == []
+    call = site.stub.ModelStreamInfer(stream(request(name="wait")))
+    await call.read()
+    call.cancel()
+    await until(lambda: site.left.names == [site.triton.metadata[-1]["trireme-stream"]])
+    other = site.stub.ModelStreamInfer(stream(request(name="wait")))
+    await other.read()
+    only_connection(site)._client.abort()
+    await until(lambda: site.left.names[1:] == [site.triton.metadata[-1]["trireme-stream"]])
+    await until(lambda: site.triton.num_cancelled == 2)
+    other.cancel()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        await asyncio.sleep(0.005)
+
+
+@served
+async def test_nothing_is_taken_during_a_drain_and_what_runs_goes_on(site: Site) -> None:
+    call = site.stub.ModelStreamInfer(stream(request(name="wait")))
+    await call.read()
+    site.state.refusal = Unavailable("the server is shutting down", reason="draining")
+    error = await refused(site.stub.ModelInfer(request()))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert error.details() == "[UNAVAILABLE reason=draining] the server is shutting down"
+    assert (await site.stub.ServerLive(service_pb2.ServerLiveRequest())).live
+    assert not call.done()
+    call.cancel()
+
+
+@served
+async def test_without_triton_a_call_is_unavailable(site: Site) -> None:
+    site.state.port = None
+    assert (await refused(site.stub.ModelInfer(request()))).code() is grpc.StatusCode.UNAVAILABLE
+
+
+@served
+async def test_too_many_bytes_on_their_way(site: Site) -> None:
+    site.budget.take(8 * MAX_BYTES)
+    error = await refused(site.stub.ModelInfer(request(b"x" * 1_100_000)))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # its own size comes first
+    site.state.max_request_bytes = 2 * MAX_BYTES
+    error = await refused(site.stub.ModelInfer(request(b"x" * 1_100_000)))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert "reason=too_many_bytes" in error.details()
+    assert (await site.stub.ModelInfer(request(b"x" * 100_000))).raw_output_contents
+    site.budget.give(8 * MAX_BYTES)
+
+
+def headers(*more: tuple[bytes, bytes]) -> bytes:
+    return write(
+        [
+            *[(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"x"), (b"te", b"trailers")],
+            *[(b":path", b"/inference.GRPCInferenceService/ModelInfer"), (b"content-type", b"application/grpc")],
+            *more,
+        ]
+    )
+
+
+GREETING = h2.PREFACE + h2.make_frame(h2.SETTINGS, 0, 0)
+WRONG = {
+    "not http/2": b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+    "a tls hello": bytes.fromhex("160301020001000001fc0303"),
+    "a frame too long": GREETING + struct.pack(">BHBBI", 0xFF, 0xFFFF, h2.DATA, 0, 1),
+    "data of no stream": GREETING + h2.make_frame(h2.DATA, 0, 7, b"abc"),
+    "headers that cannot be read": GREETING + h2.make_frame(h2.HEADERS, h2.END_HEADERS, 1, b"\xff" * 20),
+    "headers without an end": GREETING
+    + h2.make_frame(h2.HEADERS, 0, 1, b"\x00" * 16_000)
+    + h2.make_frame(h2.CONTINUATION, 0, 1, b"\x00" * 16_000),
+    "headers larger than read": GREETING
+    + h2.make_frame(h2.HEADERS, h2.END_HEADERS, 1, b"\x40\x01a\x64" + b"b" * 100 + b"\xbe" * 15_000),
+    "another frame within headers": GREETING
+    + h2.make_frame(h2.HEADERS, 0, 1, headers())
+    + h2.make_frame(h2.PING, 0, 0, b"8" * 8),
+    "headers that go on from nowhere": GREETING + h2.make_frame(h2.CONTINUATION, 0, 1, b""),
+    "padding longer than its frame": GREETING
+    + h2.make_frame(h2.HEADERS, h2.END_HEADERS, 1, headers())
+    + h2.make_frame(h2.DATA, h2.PADDED, 1, b"\xff"),
+    "a push": GREETING + h2.make_frame(h2.PUSH_PROMISE, h2.END_HEADERS, 1, b"\x00" * 4),
+    "a flood of pings": GREETING + h2.make_frame(h2.PING, 0, 0, b"8" * 8) * 2_500,
+    "a flood of empty data": GREETING
+    + h2.make_frame(h2.HEADERS, h2.END_HEADERS, 1, headers())
+    + h2.make_frame(h2.DATA, 0, 1) * 2_500,
+    "a flood of resets": GREETING
+    + b"".join(
+        h2.make_frame(h2.HEADERS, h2.END_HEADERS, 2 * index + 1, headers()) + h2.reset(2 * index + 1, h2.CANCEL)
+        for index in range(2_500)
+    ),
+}
+
+
+@pytest.mark.parametrize("sent", WRONG.values(), ids=WRONG)
+def test_what_is_not_grpc_ends_its_connection_and_no_other(sent: bytes) -> None:
+    async def work(site: Site) -> None:
+        call = site.stub.ModelStreamInfer(stream(request(name="wait")))
+        await call.read()
+        reader, writer = await site.raw()
+        writer.write(sent)
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(65_536):
+                pass
+        assert not call.done()
+        assert (await answered(site)).raw_output_contents == [b"good"]
+        call.cancel()
+
+    asyncio.run(at_site(work))
+
+
+async def answered(site: Site) -> Any:
+    """After thousands of resets grpc.aio's server, which stands for Triton's, cancels one call more."""
+    try:
+        return await site.stub.ModelInfer(request(b"good"))
+    except grpc.aio.AioRpcError as exc:
+        assert exc.code() is grpc.StatusCode.CANCELLED
+        return await site.stub.ModelInfer(request(b"good"))
+
+
+SLOW = {
+    "nothing": b"",
+    "half a preface": h2.PREFACE[:10],
+    "half a frame": GREETING + h2.make_frame(h2.PING, 0, 0, b"8" * 8)[:12],
+    "half the headers": GREETING + h2.make_frame(h2.HEADERS, 0, 1, headers()),
+    "half a message": GREETING
+    + h2.make_frame(h2.HEADERS, h2.END_HEADERS, 1, headers())
+    + h2.make_frame(h2.DATA, 0, 1, struct.pack(">?I", False, 100) + b"x" * 20),
+    "half a prefix": GREETING
+    + h2.make_frame(h2.HEADERS, h2.END_HEADERS, 1, headers())
+    + h2.make_frame(h2.DATA, 0, 1, b"\x00\x00"),
+}
+
+
+@pytest.mark.parametrize("sent", SLOW.values(), ids=SLOW)
+def test_who_is_slow_is_given_up(sent: bytes) -> None:
+    async def work(site: Site) -> None:
+        reader, writer = await site.raw()
+        writer.write(sent)
+        await until(lambda: bool(site.state.connections))
+        connection = only_connection(site)
+        await asyncio.sleep(0.05)
+        connection.tick(asyncio.get_running_loop().time() + 5)
+        await asyncio.sleep(0.05)
+        assert connection in site.state.connections
+        assert not reader.at_eof()
+        connection.tick(asyncio.get_running_loop().time() + 60)
+        if "message" in _name(SLOW, sent) or "prefix" in _name(SLOW, sent):  # the call alone is ended
+            await until(lambda: not connection._streams)
+            await reader.readuntil(b"did not come in time")
+        else:
+            while await reader.read(65_536):
+                pass
+
+    asyncio.run(at_site(work))
+
+
+def _name(table: dict[str, bytes], value: bytes) -> str:
+    return next(name for name, each in table.items() if each == value)
+
+
+@served
+async def test_connections_are_bounded(site: Site) -> None:
+    site.state.max_connections = 3
+    held = [await site.raw() for _ in range(3)]
+    await until(lambda: len(site.state.connections) == 3)
+    reader, _ = await site.raw()
+    with contextlib.suppress(ConnectionError):
+        assert await reader.read() == b""
+    assert len(site.state.connections) == 3
+    for _, writer in held:
+        writer.close()
+    await until(lambda: not site.state.connections)
+    assert (await site.stub.ModelInfer(request(b"good"))).raw_output_contents == [b"good"]
+
+
+@served
+async def test_a_client_that_reads_nothing_is_not_buffered_for(site: Site) -> None:
+    call = site.stub.ModelStreamInfer(stream(request(b"x" * 900_000, times=200)))
+    await call.read()
+    await asyncio.sleep(0.5)
+    connection = only_connection(site)
+    assert connection._client.get_write_buffer_size() < 20 * MAX_BYTES
+    call.cancel()
+
+
+def test_limits_are_those_that_docs_state() -> None:
+    assert (grpc_relay._GREETING_S, grpc_relay._FRAME_S, grpc_relay._MESSAGE_S) == (10.0, 30.0, 30.0)
