@@ -106,6 +106,9 @@ class PromptStep:
         """
         outputs = self.prepare(tensors, traceparent=traceparent)
         rows = rows_of(tensors)
+        stop_ids = [self._stop_ids(row) for row in rows]
+        if any(stop_ids):
+            outputs |= joined(stop_ids, pad_ids=())
         pad_ids = np.array([[self._pad_id(row)] for row in rows], dtype=np.int32)
         no_words = np.empty((len(rows), 2, 0), dtype=np.int32)
         fillers: dict[str, npt.NDArray[np.generic]] = {
@@ -122,18 +125,13 @@ class PromptStep:
 
     def _prepare_one(self, tensors: Row, traceparent: str) -> dict[str, npt.NDArray[np.generic]]:
         input_ids = self._input_ids(tensors)
-        stop_words = tensors.get("STOP_WORDS_DICT")
-        strings = () if stop_words is None else check_stop_strings(stop_words[0])
+        strings = _stop_strings(tensors)
         outputs = {
             "INPUT_ID": input_ids[np.newaxis],
             "REQUEST_INPUT_LEN": np.array([[len(input_ids)]], dtype=np.int32),
             "REQUEST_OUTPUT_LEN": tensors["REQUEST_OUTPUT_LEN"],
             "STREAM_CONTEXT": pack(StreamContext(new_stream_key(), strings, traceparent)),
         }
-        # One without ids (white space, in some vocabularies) is matched as text all the same.
-        stop_ids = [ids for ids in (ids_of(string, self._tokenizer) for string in strings) if ids.size]
-        if stop_ids:
-            outputs["STOP_WORDS_IDS"] = pack_words(stop_ids)
         bad_ids = bad_words_of(_items(tensors, "BAD_WORDS_DICT"), self._tokenizer)
         if bad_ids:
             outputs["BAD_WORDS_IDS"] = pack_words(bad_ids)
@@ -147,6 +145,14 @@ class PromptStep:
             if given in tensors:
                 outputs[name] = tensors[given]
         return outputs
+
+    def _stop_ids(self, tensors: Row) -> Row:
+        """Make upstream's form of the stop words, which the ensembles do without: in them strings go on as text.
+
+        One without ids (white space, in some vocabularies) is matched as text alone.
+        """
+        words = [ids for ids in (ids_of(string, self._tokenizer) for string in _stop_strings(tensors)) if ids.size]
+        return {"STOP_WORDS_IDS": pack_words(words)} if words else {}
 
     def _input_ids(self, tensors: Row) -> Ids:
         """``[num_tokens] int32``, of the text or of the messages."""
@@ -172,6 +178,11 @@ class PromptStep:
             extra_id = _items(tensors, "PROMPT_TABLE_EXTRA_ID")[0]
             outputs["OUT_PROMPT_TABLE_EXTRA_IDS"] = np.full((1, len(input_ids)), extra_id, dtype=np.uint64)
         return outputs
+
+
+def _stop_strings(tensors: Row) -> tuple[str, ...]:
+    stop_words = tensors.get("STOP_WORDS_DICT")
+    return () if stop_words is None else check_stop_strings(stop_words[0])
 
 
 def _items(tensors: Row, name: str) -> list[Any]:
