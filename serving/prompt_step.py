@@ -23,6 +23,7 @@ from serving.word_lists import Ids, bad_words_of, ids_of, pack_words, texts_of
 
 _log = logging.getLogger("trireme.prompt_step")
 
+_NO_END_ID = -1
 _WARM_UP_TEXT = b"What is the capital of France?"
 _WARM_UP_MESSAGES = b'[{"role": "user", "content": "What is the capital of France?"}]'
 _WARM_UP_LENGTH: dict[str, npt.NDArray[np.generic]] = {"REQUEST_OUTPUT_LEN": np.array([[1]], dtype=np.int32)}
@@ -98,8 +99,8 @@ class PromptStep:
         """Return `prepare`'s tensors, with those that upstream's step always has.
 
         Callers of the steps by themselves read them without looking and send them on: the end and padding id (the
-        tokenizer's, where the request names none), lists of no words, and a padding token of length 0 for a decoder
-        without a prompt.
+        tokenizer's, where the request names none, and -1 for no end token, where that has none either), lists of no
+        words, and a padding token of length 0 for a decoder without a prompt.
 
         Raises:
             RequestError: as `prepare`.
@@ -113,11 +114,12 @@ class PromptStep:
         no_words = np.empty((len(rows), 2, 0), dtype=np.int32)
         fillers: dict[str, npt.NDArray[np.generic]] = {
             "OUT_PAD_ID": pad_ids,
+            "OUT_END_ID": np.full_like(
+                pad_ids, _NO_END_ID if self._tokenizer.end_id is None else self._tokenizer.end_id
+            ),
             "BAD_WORDS_IDS": no_words,
             "STOP_WORDS_IDS": no_words,
         }
-        if self._tokenizer.end_id is not None:
-            fillers["OUT_END_ID"] = np.full_like(pad_ids, self._tokenizer.end_id)
         if "DECODER_INPUT_ID" not in outputs:
             fillers["DECODER_INPUT_ID"] = pad_ids
             fillers["REQUEST_DECODER_INPUT_LEN"] = np.zeros_like(pad_ids)

@@ -153,6 +153,18 @@ def test_end_and_pad_ids_pass_through_if_they_are_sent(step: PromptStep) -> None
     assert step.prepare(prompt(PAD_ID=given))["OUT_PAD_ID"].tolist() == [[5]]
 
 
+def test_callers_of_the_step_by_itself_find_each_output_that_upstream_always_has(step: PromptStep) -> None:
+    read = ("BAD_WORDS_IDS", "STOP_WORDS_IDS", "OUT_END_ID", "OUT_PAD_ID", "DECODER_INPUT_ID")
+    outputs = step.respond(prompt())
+    assert [outputs[name].shape for name in read] == [(1, 2, 0), (1, 2, 0), (1, 1), (1, 1), (1, 1)]
+    # A tokenizer without an end token, of which upstream's clients would find no OUT_END_ID: -1 is none.
+    outputs = PromptStep(word_tokenizer()).respond(prompt(b"a b"))
+    assert [outputs[name].shape for name in read] == [(1, 2, 0), (1, 2, 0), (1, 1), (1, 1), (1, 1)]
+    assert outputs["OUT_END_ID"].tolist() == [[-1]]
+    sent = PromptStep(word_tokenizer()).respond(prompt(b"a b", END_ID=np.array([[1]], dtype=np.int32)))
+    assert sent["OUT_END_ID"].tolist() == [[1]]
+
+
 def test_the_decoders_text_becomes_its_ids_as_it_stands_and_their_number(step: PromptStep) -> None:
     outputs = step.prepare(prompt(DECODER_QUERY=words(b"hello there")))
     ids = PROMPTS.encode("hello there", add_special_tokens=False).tolist()
