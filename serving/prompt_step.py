@@ -23,6 +23,7 @@ from serving.word_lists import Ids, bad_words_of, ids_of, pack_words, texts_of
 
 _log = logging.getLogger("trireme.prompt_step")
 
+_NO_END_ID = -1
 _WARM_UP_TEXT = b"What is the capital of France?"
 _WARM_UP_MESSAGES = b'[{"role": "user", "content": "What is the capital of France?"}]'
 _WARM_UP_LENGTH: dict[str, npt.NDArray[np.generic]] = {"REQUEST_OUTPUT_LEN": np.array([[1]], dtype=np.int32)}
@@ -98,23 +99,27 @@ class PromptStep:
         """Return `prepare`'s tensors, with those that upstream's step always has.
 
         Callers of the steps by themselves read them without looking and send them on: the end and padding id (the
-        tokenizer's, where the request names none), lists of no words, and a padding token of length 0 for a decoder
-        without a prompt.
+        tokenizer's, where the request names none, and -1 for no end token, where that has none either), lists of no
+        words, and a padding token of length 0 for a decoder without a prompt.
 
         Raises:
             RequestError: as `prepare`.
         """
         outputs = self.prepare(tensors, traceparent=traceparent)
         rows = rows_of(tensors)
+        stop_ids = [self._stop_ids(row) for row in rows]
+        if any(stop_ids):
+            outputs |= joined(stop_ids, pad_ids=())
         pad_ids = np.array([[self._pad_id(row)] for row in rows], dtype=np.int32)
         no_words = np.empty((len(rows), 2, 0), dtype=np.int32)
         fillers: dict[str, npt.NDArray[np.generic]] = {
             "OUT_PAD_ID": pad_ids,
+            "OUT_END_ID": np.full_like(
+                pad_ids, _NO_END_ID if self._tokenizer.end_id is None else self._tokenizer.end_id
+            ),
             "BAD_WORDS_IDS": no_words,
             "STOP_WORDS_IDS": no_words,
         }
-        if self._tokenizer.end_id is not None:
-            fillers["OUT_END_ID"] = np.full_like(pad_ids, self._tokenizer.end_id)
         if "DECODER_INPUT_ID" not in outputs:
             fillers["DECODER_INPUT_ID"] = pad_ids
             fillers["REQUEST_DECODER_INPUT_LEN"] = np.zeros_like(pad_ids)
@@ -122,18 +127,13 @@ class PromptStep:
 
     def _prepare_one(self, tensors: Row, traceparent: str) -> dict[str, npt.NDArray[np.generic]]:
         input_ids = self._input_ids(tensors)
-        stop_words = tensors.get("STOP_WORDS_DICT")
-        strings = () if stop_words is None else check_stop_strings(stop_words[0])
+        strings = _stop_strings(tensors)
         outputs = {
             "INPUT_ID": input_ids[np.newaxis],
             "REQUEST_INPUT_LEN": np.array([[len(input_ids)]], dtype=np.int32),
             "REQUEST_OUTPUT_LEN": tensors["REQUEST_OUTPUT_LEN"],
             "STREAM_CONTEXT": pack(StreamContext(new_stream_key(), strings, traceparent)),
         }
-        # One without ids (white space, in some vocabularies) is matched as text all the same.
-        stop_ids = [ids for ids in (ids_of(string, self._tokenizer) for string in strings) if ids.size]
-        if stop_ids:
-            outputs["STOP_WORDS_IDS"] = pack_words(stop_ids)
         bad_ids = bad_words_of(_items(tensors, "BAD_WORDS_DICT"), self._tokenizer)
         if bad_ids:
             outputs["BAD_WORDS_IDS"] = pack_words(bad_ids)
@@ -147,6 +147,14 @@ class PromptStep:
             if given in tensors:
                 outputs[name] = tensors[given]
         return outputs
+
+    def _stop_ids(self, tensors: Row) -> Row:
+        """Make upstream's form of the stop words, which the ensembles do without: in them strings go on as text.
+
+        One without ids (white space, in some vocabularies) is matched as text alone.
+        """
+        words = [ids for ids in (ids_of(string, self._tokenizer) for string in _stop_strings(tensors)) if ids.size]
+        return {"STOP_WORDS_IDS": pack_words(words)} if words else {}
 
     def _input_ids(self, tensors: Row) -> Ids:
         """``[num_tokens] int32``, of the text or of the messages."""
@@ -172,6 +180,11 @@ class PromptStep:
             extra_id = _items(tensors, "PROMPT_TABLE_EXTRA_ID")[0]
             outputs["OUT_PROMPT_TABLE_EXTRA_IDS"] = np.full((1, len(input_ids)), extra_id, dtype=np.uint64)
         return outputs
+
+
+def _stop_strings(tensors: Row) -> tuple[str, ...]:
+    stop_words = tensors.get("STOP_WORDS_DICT")
+    return () if stop_words is None else check_stop_strings(stop_words[0])
 
 
 def _items(tensors: Row, name: str) -> list[Any]:

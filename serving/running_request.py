@@ -10,6 +10,7 @@ import msgspec
 
 from ensemble_configs.errors import ServingError
 from serving.engines.base import Beam, ExtraOutputs, FinishReason, PerfMetrics, TokenChunk
+from serving.engines.packed_array import PackedArray
 from serving.extra_outputs import merged
 from serving.request_metrics import RequestTimes
 from serving.requests import ResponseOptions
@@ -85,6 +86,7 @@ class RunningRequest:
     _held_ids: list[int] = field(default_factory=list)  # until the end, when not streaming
     _held_log_probs: list[float] = field(default_factory=list)
     _held_extras: ExtraOutputs | None = None
+    _context_logits: PackedArray | None = None  # of a stream
     _cum_log_prob: float = 0.0
 
     @property
@@ -138,7 +140,7 @@ class RunningRequest:
             if not is_final:
                 return None
         prompt = options.input_ids if self.is_prompt_echoed and not options.is_streaming else []
-        extras = chunk.extras if options.is_streaming else self._held_extras
+        extras = self._streamed_extras(chunk, is_final=is_final) if options.is_streaming else self._held_extras
         beams = extras.beams[: options.num_return_sequences] if extras is not None and extras.beams else None
         return Reply(
             token_ids=[*prompt, *token_ids] if prompt else token_ids,
@@ -152,6 +154,18 @@ class RunningRequest:
             perf=self._perf(chunk, has_tokens=bool(token_ids)) if options.return_perf_metrics else None,
             extras=extras if beams is None else _with_beams(extras, beams, prompt),
         )
+
+    def _streamed_extras(self, chunk: TokenChunk, *, is_final: bool) -> ExtraOutputs | None:
+        """The logits of the prompt are in the first reply and, once more, in the last.
+
+        Upstream has them in each, and its client prints what it finds in the last.
+        """
+        extras = chunk.extras
+        if extras is not None and extras.context_logits is not None:
+            self._context_logits = extras.context_logits
+        elif is_final and self._context_logits is not None:
+            extras = msgspec.structs.replace(extras or ExtraOutputs(), context_logits=self._context_logits)
+        return extras
 
     def _perf(self, chunk: TokenChunk, *, has_tokens: bool) -> PerfMetrics | None:
         perf = chunk.perf

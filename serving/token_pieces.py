@@ -16,7 +16,8 @@ from ensemble_configs.errors import SpecError
 # A str is text, a bytes object is one byte of a character.
 Piece = str | bytes
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Rust's from_str_radix, by which the library reads the number, takes a sign, too.
+_BYTE_TOKEN = re.compile(r"<0x(\+[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")
 # One step after the other, as in "Replace ByteFallback Fuse Strip " (Llama 2): steps that see one token at a time and
 # whether it is the first; bytes to characters; one step that sees the beginning of the whole text.
 _STREAMABLE = re.compile(r"((?:(?:Replace|Metaspace|WordPiece|Strip) )*)(ByteFallback )?((?:Fuse )+(Strip )?)?")
@@ -120,7 +121,7 @@ def _text_pieces(steps: list[dict[str, object]], tokens: dict[int, str]) -> Text
 
 def _as_piece(text: str, has_byte_tokens: bool) -> Piece:
     match = _BYTE_TOKEN.fullmatch(text) if has_byte_tokens else None
-    return bytes.fromhex(match[1]) if match else text
+    return bytes([int(match[1], 16)]) if match else text
 
 
 def _byte_of_character() -> dict[str, int]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ensemble_configs.errors import RequestError
 from serving.tokenization import PromptTokenizer
 
-MAX_BAD_WORDS = 256
+MAX_BAD_WORDS = 4096
 Ids = npt.NDArray[np.int32]
 
 
@@ -49,7 +49,10 @@ def bad_words_of(strings: Iterable[bytes], tokenizer: PromptTokenizer) -> list[I
     texts = [text for text in texts_of(strings, "bad_words") if text]
     if len(texts) > MAX_BAD_WORDS:
         raise RequestError(
-            f"bad_words has {len(texts)} words; send at most {MAX_BAD_WORDS}", field="bad_words", value=len(texts)
+            f"bad_words has {len(texts)} words; send at most {MAX_BAD_WORDS}",
+            field="bad_words",
+            value=len(texts),
+            max=MAX_BAD_WORDS,
         )
     words = [ids_of(text, tokenizer) for text in texts]
     for text, word in zip(texts, words, strict=True):

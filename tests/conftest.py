@@ -46,6 +46,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "without it the one on PATH, or of `make setup`",
     )
 
+    parser.addoption(
+        "--upstream-clients",
+        type=Path,
+        default=None,
+        help="the folder triton_backend of a checkout of TensorRT-LLM, for test_upstream_flag_lists.py",
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Put another server where `trireme serve` looks first, also for all that tests start."""

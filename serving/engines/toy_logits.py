@@ -41,9 +41,13 @@ class ToyTokens:
         self._vocab = vocab
         self._vocab_size = vocab_size
         self._bias = bias
-        self._bad_words = [(list(word[:-1]), word[-1]) for word in bad_words]
-        num_kept = max((len(beginning) for beginning, _ in self._bad_words), default=0)
-        self._history = deque(prompt, maxlen=num_kept)
+        # Thousands of words must not be compared for each token: by the token before the last, where there is one.
+        self._bad_tokens = {word[0] for word in bad_words if len(word) == 1}
+        self._bad_words: dict[int, list[tuple[list[int], int]]] = {}
+        for word in bad_words:
+            if len(word) > 1:
+                self._bad_words.setdefault(word[-2], []).append((list(word[:-1]), word[-1]))
+        self._history = deque(prompt, maxlen=max((len(word) - 1 for word in bad_words), default=0))
         self._is_offered = False  # the candidate of the next position has been looked at
         self.candidate = 0
         self.log_prob = 0.0
@@ -128,7 +132,8 @@ class ToyTokens:
     def _banned(self) -> set[int]:
         """What would complete a bad word now."""
         history = list(self._history)
-        return {last for beginning, last in self._bad_words if not beginning or history[-len(beginning) :] == beginning}
+        words = self._bad_words.get(history[-1], ()) if history else ()
+        return self._bad_tokens | {last for beginning, last in words if history[-len(beginning) :] == beginning}
 
     def _neighbours(self, candidate: int, banned: set[int], count: int) -> list[int]:
         """The first tokens from the candidate on that have no bias and are not banned."""

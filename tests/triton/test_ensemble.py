@@ -61,6 +61,14 @@ def test_a_stop_string_ends_the_text_before_itself_and_counts_to_its_last_token(
         assert sum(r["num_output_tokens"][0][0] for r in responses) < 12
 
 
+def test_as_many_stop_strings_as_a_request_may_have_are_all_looked_for(simulated: RunningServer, model: str) -> None:
+    [whole] = texts(simulated, model)
+    stop = whole[10:14]
+    others = [f"@{number:015}" for number in range(4095)]
+    for strings in ([stop, *others], [*others, stop]):
+        assert texts(simulated, model, stop_words=strings) == [whole[: whole.index(stop)]]
+
+
 def test_a_stop_string_in_an_echoed_prompt_does_not_cut_it(simulated: RunningServer, model: str) -> None:
     [echoed] = texts(simulated, model, exclude_input_in_output=False, stop_words=["capital"])
     assert echoed.startswith(PROMPT)
@@ -124,7 +132,10 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     "prompt longer than the model": ({"text_input": "word " * 3000}, "[INVALID_ARG field=input_ids value="),
     "invalid UTF-8": ({"text_input": b"\xff\xfe"}, "[INVALID_ARG field=text_input"),
     "invalid UTF-8 in a stop string": ({"stop_words": [b"\xff"]}, "[INVALID_ARG field=stop_words"),
-    "too many stop strings": ({"stop_words": [str(i) for i in range(17)]}, "[INVALID_ARG field=stop_words value=17"),
+    "too many stop strings": (
+        {"stop_words": [str(i) for i in range(4097)]},
+        "[INVALID_ARG field=stop_words value=4097 max=4096",
+    ),
     "wrong type": ({"max_tokens": np.array([[5.0]], dtype=np.float32)}, "data-type is 'FP32'"),
     "stop words that are numbers": ({"stop_words": np.array([[5]], dtype=np.int32)}, "data-type is 'INT32'"),
     "wrong shape": ({"max_tokens": np.array([[5, 6]], dtype=np.int32)}, "unexpected shape for input 'max_tokens'"),

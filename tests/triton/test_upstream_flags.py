@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upstream's clients with each of their flags, on a decoupled and on a unary server: each works, or is told by name.
 
-The README's promise, "a client that worked goes on unchanged". The cases are in `upstream_clients.py`.
+The README's promise, "a client that worked goes on unchanged". The cases are in `upstream_clients.py` and
+`upstream_steps.py`.
 """
 
 import re
+from collections.abc import Iterator
 
 import pytest
-from running_server import RunningServer
-from upstream_clients import END_TO_END, INFLIGHT, INPUT_IDS, PROMPT, core_model, end_to_end, inflight, listed, steps
+from running_server import PROJECT, RunningServer, deployment_text
+from tritonclient.utils import InferenceServerException
+from upstream_clients import END_TO_END, INFLIGHT, INPUT_IDS, PROMPT, end_to_end, inflight
+from upstream_steps import COMPARED, SPECULATIVE, STEPS, compared, core_model, speculate, steps
 
 BOTH = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "whole"])
 TEXT_MODELS = ["ensemble", "tensorrt_llm_bls"]
@@ -94,20 +98,38 @@ def assert_tokens(answer: object, flag: str) -> None:
     assert len(made) == (3 if flag == "--request-output-len" else 6)
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param({}, id="speculative decoding client"),
-        pytest.param({"BAD_WORDS_DICT": listed(""), "STOP_WORDS_DICT": listed("")}, id="end_to_end_test"),
-    ],
-)
-def test_the_steps_called_one_by_one_give_the_text_of_the_ensemble(
-    unary: RunningServer, protocol: str, words: dict[str, object]
+@pytest.mark.parametrize("flag", SPECULATIVE)
+def test_the_speculative_client_works_on_a_unary_server(unary: RunningServer, flag: str) -> None:
+    case = SPECULATIVE[flag]
+    text = speculate(unary, case)
+    assert text.startswith(PROMPT)
+    assert len(text) > len(PROMPT)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [5, 0], ids=["", "--num-draft-tokens"])
+@pytest.mark.parametrize("flag", COMPARED)
+def test_the_comparison_of_speculative_decoding_ends_with_two_texts(
+    unary: RunningServer, flag: str, num_draft_tokens: int
 ) -> None:
-    by_steps, at_once = steps(unary, protocol, words)  # type: ignore[arg-type]
-    assert by_steps == at_once
-    assert at_once.startswith(PROMPT)
+    case, is_bls = COMPARED[flag]
+    control, drafted = compared(unary, case, is_bls=is_bls, num_draft_tokens=num_draft_tokens)
+    assert control.startswith(PROMPT) == (flag != "--exclude-input-in-output")
+    if is_bls and (num_draft_tokens or flag == "--use-draft-logits"):  # this deployment has no draft_engine
+        assert_refused(drafted, "num_draft_tokens" if num_draft_tokens else "use_draft_logits")
+    elif is_bls:
+        assert drafted == control
+    else:
+        assert drafted.startswith(PROMPT)  # the speculative client has no such flag
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("flag", STEPS)
+def test_the_steps_called_one_by_one_give_the_text_of_the_ensemble(
+    unary: RunningServer, protocol: str, flag: str
+) -> None:
+    by_steps, *others = steps(unary, protocol, STEPS[flag])
+    assert others == [by_steps, by_steps]
+    assert by_steps.startswith(PROMPT)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -117,6 +139,12 @@ def test_the_benchmark_of_the_core_model_runs_on_a_unary_server(unary: RunningSe
 
 def test_the_benchmark_of_the_core_model_runs_decoupled(simulated: RunningServer) -> None:
     assert core_model(simulated, "grpc", is_stream=True) == len(INPUT_IDS) + 6
+
+
+def test_the_benchmark_with_ids_drawn_from_all_numbers_is_told_the_vocabulary(unary: RunningServer) -> None:
+    # Its workloads token-norm-dist and token-from-histogram; `dataset` sends a tokenizer's.
+    with pytest.raises(InferenceServerException, match=r"\[INVALID_ARG field=input_ids value=2000000000"):
+        core_model(unary, "grpc", ids=[5, 2_000_000_000])
 
 
 # What OpenVINO cannot, by the flag that asks for it; the field is the one that the client knows.
@@ -147,6 +175,23 @@ def test_the_end_to_end_client_is_told_what_the_engine_cannot(
         assert_refused(answer, refused)
     else:
         assert isinstance(answer, list), answer
+
+
+@pytest.fixture(scope="module")
+def openvino_unary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    engine = {"provider": "openvino", "dir": str(PROJECT / "examples/demo_model/openvino/target")}
+    text = deployment_text("openvino", engine=engine, decoupled=False)
+    with RunningServer(text, tmp_path_factory.mktemp("ov")) as server:
+        yield server
+
+
+def test_clients_that_call_the_steps_work_on_a_real_model(openvino_unary: RunningServer) -> None:
+    by_steps, *others = steps(openvino_unary, "http")
+    assert others == [by_steps, by_steps]
+    # Its engine verifies no drafts of a client's.
+    assert speculate(openvino_unary, SPECULATIVE["--num-draft-tokens 0"]).startswith(PROMPT)
+    with pytest.raises(InferenceServerException, match=r"\[INVALID_ARG field=draft_input_ids "):
+        speculate(openvino_unary, SPECULATIVE["none"])
 
 
 @pytest.mark.parametrize("flag", INFLIGHT)

@@ -7,22 +7,19 @@ there ends with a traceback, and so does its stand-in here: with a TypeError, wh
 - end-to-end: `inflight_batcher_llm/client/end_to_end_grpc_client.py` at 2a9abd95, always over a stream
 - in-flight: `inflight_batcher_llm/client/inflight_batcher_llm_client.py` at 000a01de, over a stream with `--streaming`
   and `--num-return-sequences`, else by ModelInfer
-- steps: `tools/inflight_batcher_llm/end_to_end_test.py` at 89fd9b74 and
-  `inflight_batcher_llm/client/e2e_grpc_speculative_decoding_client.py` at 7ed07f06, by ModelInfer and over HTTP
-- core model: `tools/inflight_batcher_llm/benchmark_core_model.py` at 02499765, by ModelInfer, over HTTP and a stream
+
+Those that call the steps by themselves are in `upstream_steps.py`; which flag each script has, in `upstream_flags.py`.
 """
 
-import queue
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import tritonclient.grpc as grpcclient
-import tritonclient.http as httpclient
-from raw_calls import Array, infer_inputs
+from raw_calls import Array
 from running_server import RunningServer
 from tritonclient.utils import InferenceServerException
+from upstream_calls import TRUE, infer_or_error, listed, one, over_stream
 
 PROMPT = "Born in north-east France, Soyer trained as a"
 INPUT_IDS = list(range(5, 15))
@@ -31,20 +28,6 @@ PERF_OUTPUTS = (
     "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns", "acceptance_rate",
     "total_accepted_draft_tokens", "total_draft_tokens",
 )  # fmt: skip
-
-
-def one(value: object, dtype: Any) -> Array:
-    """``[1, 1]``."""
-    array: Array = np.array([[value]], dtype=dtype)
-    return array
-
-
-def listed(*values: object, dtype: Any = object) -> Array:
-    """``[1, n]``."""
-    return np.array([values], dtype=dtype)
-
-
-TRUE = one(True, bool)
 
 
 @dataclass(frozen=True)
@@ -56,6 +39,7 @@ class Flag:
         outputs: those that the end-to-end client asks for by name, beside the text.
         num_sequences: that the client makes room for.
         is_batched: the client sends two prompts as one request.
+        request_id: that it sends.
         refused_of: the field that the refusal of a stream names; "" where a stream works.
     """
 
@@ -63,6 +47,7 @@ class Flag:
     outputs: tuple[str, ...] = ()
     num_sequences: int = 1
     is_batched: bool = False
+    request_id: str = ""
     refused_of: str = ""
 
 
@@ -95,6 +80,7 @@ END_TO_END: Mapping[str, Flag] = {
     "--end-id --pad-id": Flag({"end_id": one(2, np.int32), "pad_id": one(2, np.int32)}),
     "--lora-path --lora-task-id": Flag(_LORA),
     "--lora-task-id": Flag({"lora_task_id": one(3, np.uint64)}),
+    "--request-id": Flag(request_id="7"),
     "--exclude-input-in-output": Flag({"exclude_input_in_output": TRUE}),
     "--guided-decoding-guide-type --guided-decoding-guide": Flag(
         {"guided_decoding_guide_type": listed("regex"), "guided_decoding_guide": listed("a+")}
@@ -147,7 +133,8 @@ def end_to_end(server: RunningServer, model: str, flag: Flag, *, streaming: bool
     }
     tensors = {name: np.concatenate([rows] * (1 + flag.is_batched), axis=0) for name, rows in prompt.items()}
     texts = [[""] * flag.num_sequences for _ in range(1 + flag.is_batched)]
-    for result in _over_stream(server, model, tensors, ("text_output", *flag.outputs)):
+    outputs = ("text_output", *flag.outputs)
+    for result in over_stream(server, model, tensors, outputs, request_id=flag.request_id):
         if isinstance(result, InferenceServerException):
             return str(result)
         of_prompt, of_sequence = (_index(result, name) for name in ("batch_index", "sequence_index"))
@@ -174,9 +161,9 @@ def inflight(server: RunningServer, flag: Flag, *, streaming: bool) -> list[list
         **flag.sends,
     }
     if streaming or "num_return_sequences" in flag.sends:
-        results = _over_stream(server, "tensorrt_llm", tensors, flag.outputs)
+        results = over_stream(server, "tensorrt_llm", tensors, flag.outputs)
     else:
-        results = [_by_infer(server, "tensorrt_llm", tensors, flag.outputs)]
+        results = [infer_or_error(server, "tensorrt_llm", tensors, flag.outputs)]
     is_excluded = "exclude_input_in_output" in flag.sends
     tokens: list[list[int]] = [
         list(INPUT_IDS) if streaming and not is_excluded else [] for _ in range(flag.num_sequences)
@@ -193,58 +180,9 @@ def inflight(server: RunningServer, flag: Flag, *, streaming: bool) -> list[list
             _read_extras(result, flag.sends, row)
             if not streaming or result.as_numpy("sequence_length")[0][row] > 0:
                 tokens[sequence] += list(result.as_numpy("output_ids")[0][row])
+    if "return_context_logits" in flag.sends:  # printed at the end, those of the last response
+        assert results[-1].as_numpy("context_logits").shape[:2] == (1, len(INPUT_IDS))
     return tokens
-
-
-def steps(server: RunningServer, protocol: str, words: Mapping[str, Array]) -> tuple[str, str]:
-    """Return the text by way of the three steps, called by themselves, and that of `ensemble`, as the test compares."""
-
-    def ask(model: str, tensors: dict[str, Array]) -> Any:
-        result = _by_infer(server, model, tensors, (), protocol=protocol)
-        if isinstance(result, InferenceServerException):
-            raise result
-        return result
-
-    asked = {"QUERY": listed(PROMPT), "REQUEST_OUTPUT_LEN": one(6, np.int32)}
-    prompt = ask("preprocessing", asked | dict(words))
-    tokens = ask(
-        "tensorrt_llm",
-        {
-            "input_ids": prompt.as_numpy("INPUT_ID").astype(np.int32),
-            "decoder_input_ids": prompt.as_numpy("DECODER_INPUT_ID").astype(np.int32),
-            "input_lengths": prompt.as_numpy("REQUEST_INPUT_LEN").astype(np.int32),
-            "request_output_len": prompt.as_numpy("REQUEST_OUTPUT_LEN").astype(np.int32),
-            "bad_words_list": prompt.as_numpy("BAD_WORDS_IDS").astype(np.int32),
-            "stop_words_list": prompt.as_numpy("STOP_WORDS_IDS").astype(np.int32),
-            "end_id": prompt.as_numpy("OUT_END_ID").astype(np.int32),
-            "pad_id": prompt.as_numpy("OUT_PAD_ID").astype(np.int32),
-        },
-    )
-    made = {"TOKENS_BATCH": tokens.as_numpy("output_ids"), "SEQUENCE_LENGTH": tokens.as_numpy("sequence_length")}
-    by_steps = ask("postprocessing", made).as_numpy("OUTPUT")
-    at_once = {"text_input": listed(PROMPT), "max_tokens": one(6, np.int32), "bad_words": listed("")}
-    whole = ask("ensemble", at_once | {"stop_words": listed("")}).as_numpy("text_output")
-    return by_steps[0].decode(), whole[0].decode()
-
-
-def core_model(server: RunningServer, protocol: str, *, is_stream: bool = False) -> int:
-    """Return the length that the benchmark of the core model takes from the shape of the first output."""
-    tensors = {
-        "input_ids": listed(*INPUT_IDS, dtype=np.int32),
-        "input_lengths": one(len(INPUT_IDS), np.int32),
-        "request_output_len": one(6, np.int32),
-        "pad_id": one(0, np.int32),
-        "end_id": one(1, np.int32),
-    }
-    if is_stream:
-        [result] = _over_stream(server, "tensorrt_llm", tensors, ())
-    else:
-        result = _by_infer(server, "tensorrt_llm", tensors, (), protocol=protocol)
-    if isinstance(result, InferenceServerException):
-        raise result
-    if protocol == "http":
-        return int(result.get_response()["outputs"][0]["shape"][2])
-    return int(result.get_response(as_json=True)["outputs"][0]["shape"][2])
 
 
 def _index(result: Any, name: str) -> int:
@@ -268,35 +206,3 @@ def _read_extras(result: Any, sent: Mapping[str, Array], row: int) -> None:
     for name in ("num_input_tokens", "num_output_tokens"):
         if f"return_{name}" in sent:
             assert result.as_numpy(name)[0][0] > 0
-
-
-def _over_stream(
-    server: RunningServer, model: str, tensors: Mapping[str, Array], outputs: tuple[str, ...]
-) -> list[Any]:
-    """Return results and errors in their order; the stream is half-closed once the request is sent."""
-    received: queue.Queue[Any] = queue.Queue()
-    with grpcclient.InferenceServerClient(server.url) as client:
-        client.start_stream(lambda result, error: received.put(error if error else result))
-        named = [grpcclient.InferRequestedOutput(name) for name in outputs] or None
-        client.async_stream_infer(model, infer_inputs(tensors), outputs=named)
-        client.stop_stream()
-    return [received.get() for _ in range(received.qsize())]
-
-
-def _by_infer(
-    server: RunningServer, model: str, tensors: Mapping[str, Array], outputs: tuple[str, ...], *, protocol: str = "grpc"
-) -> Any:
-    """Return the result, or the error."""
-    try:
-        if protocol == "grpc":
-            with grpcclient.InferenceServerClient(server.url) as client:
-                named = [grpcclient.InferRequestedOutput(name) for name in outputs] or None
-                return client.infer(model, infer_inputs(tensors), outputs=named)
-        with httpclient.InferenceServerClient(f"127.0.0.1:{server.http_port}") as client:
-            inputs = []
-            for name, data in tensors.items():
-                given = httpclient.InferInput(name, list(data.shape), infer_inputs({name: data})[0].datatype())
-                inputs.append(given.set_data_from_numpy(data))
-            return client.infer(model, inputs)
-    except InferenceServerException as exc:
-        return exc

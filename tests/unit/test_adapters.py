@@ -139,8 +139,13 @@ def test_logits_come_in_upstreams_shapes(ensemble: EnsembleByHand, model: str, i
     logits = [response["generation_logits"] for response in responses]
     vocab_size = logits[0].shape[3]
     assert np.concatenate(logits, axis=2).shape == (1, 1, 12, vocab_size)
-    assert [response["context_logits"].ndim for response in responses if "context_logits" in response] == [3]
-    assert responses[0]["context_logits"].shape[2] == vocab_size
+    # The prompt's are large: a stream has them in its first response, and in its last, where upstream's client looks.
+    of_prompt = [response["context_logits"] for response in responses if "context_logits" in response]
+    assert len(of_prompt) == (2 if is_streaming else 1)
+    assert of_prompt[0] is responses[0]["context_logits"]
+    assert of_prompt[0].ndim == 3
+    assert of_prompt[0].shape[2] == vocab_size
+    assert np.array_equal(of_prompt[0], responses[-1]["context_logits"])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import random
 from codecs import utf_8_decode
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,7 @@ MULTILINGUAL = (
     "tabs\tand\r\nlines  and   spaces ",
 )
 
+CHARACTER_OF = {byte: character for character, byte in token_pieces._BYTE_OF_CHARACTER.items()}
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 WORDS = ["▁", "▁▁", "▁the", "▁cat", "s", "▁a▁b", ".", "▁.", "你", "▁好", REPLACEMENT, "<0x", "'s", "##ing", "[UNK]"]
@@ -50,18 +51,26 @@ def make_tokenizer(tokens: Sequence[str], decoder: object) -> Tokenizer:
 
 def byte_level() -> Tokenizer:
     """Tokens of one byte, of a piece of a character, of a character and a half, of a word."""
-    character_of = {byte: character for character, byte in token_pieces._BYTE_OF_CHARACTER.items()}
     parts = [b" the", "é".encode(), "🙂".encode(), "你".encode()[:2], "你好".encode()[2:4], b"\xf0\x9f", b"\xed\xa0"]
-    tokens = ["".join(character_of[byte] for byte in part) for part in parts]
+    tokens = ["".join(CHARACTER_OF[byte] for byte in part) for part in parts]
     return make_tokenizer([*ALPHABET, *tokens], decoders.ByteLevel())
 
 
 LLAMA_STEPS = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+# "<0x+5>" is a byte to the library, too.
 FALLBACK_TOKENIZERS = {
-    "llama 2": make_tokenizer([*BYTE_TOKENS, *WORDS], decoders.Sequence([*LLAMA_STEPS, decoders.Strip(" ", 1, 0)])),
-    "gemma": make_tokenizer([*BYTE_TOKENS, *WORDS], decoders.Sequence(LLAMA_STEPS)),
+    "llama 2": make_tokenizer(
+        [*BYTE_TOKENS, *WORDS, "<0x+5>"], decoders.Sequence([*LLAMA_STEPS, decoders.Strip(" ", 1, 0)])
+    ),
+    "gemma": make_tokenizer([*BYTE_TOKENS, *WORDS, ""], decoders.Sequence(LLAMA_STEPS)),
+    "byte fallback, two spaces stripped": make_tokenizer(
+        [*BYTE_TOKENS, *WORDS], decoders.Sequence([*LLAMA_STEPS, decoders.Strip(" ", 2, 0)])
+    ),
+    "metaspace with byte fallback": make_tokenizer(
+        [*BYTE_TOKENS, *WORDS], decoders.Sequence([decoders.Metaspace(), decoders.ByteFallback(), decoders.Fuse()])
+    ),
 }
-EXACT_TOKENIZERS = {
+TOKENIZERS = FALLBACK_TOKENIZERS | {
     "byte level": byte_level(),
     "byte level in a sequence": make_tokenizer(ALPHABET, decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])),
     "metaspace": make_tokenizer(WORDS, decoders.Metaspace(prepend_scheme="always")),
@@ -73,16 +82,40 @@ EXACT_TOKENIZERS = {
     ),
     "strip each": make_tokenizer(WORDS, decoders.Sequence([LLAMA_STEPS[0], decoders.Strip(" ", 1, 0)])),
 }
-TOKENIZERS = EXACT_TOKENIZERS | FALLBACK_TOKENIZERS
 DECODERS = {
     (name, skip): TextDecoder(tokenizer, skip_special_tokens=skip)
     for name, tokenizer in TOKENIZERS.items()
     for skip in (True, False)
 }
 
+BYTE_LEVEL_TOKENIZERS = ("byte level", "byte level in a sequence")
+
+
+def spelled(name: str, data: bytes) -> list[str]:
+    """Tokens of a byte each; none where the tokenizer has no such tokens."""
+    if name in BYTE_LEVEL_TOKENIZERS:
+        return [CHARACTER_OF[byte] for byte in data]
+    return [BYTE_TOKENS[byte] for byte in data] if name in FALLBACK_TOKENIZERS else []
+
+
 # The hole at 6 and ids beyond every vocabulary are among them.
-IDS = st.lists(st.integers(0, 300), max_size=40)
+ANY_IDS = st.lists(st.integers(0, 300), max_size=40)
 CUTS = st.lists(st.integers(0, 40), max_size=8)
+
+
+@st.composite
+def texts_in_ids(draw: st.DrawFn, name: str) -> list[int]:
+    """Any ids; and characters in bytes, whole, begun and broken, between words and tokens that are no text."""
+    if draw(st.booleans()):
+        return draw(ANY_IDS)
+    run = st.one_of(st.text("你é🙂 \n", max_size=3).map(str.encode), st.binary(max_size=4))
+    others = st.lists(st.sampled_from([*WORDS, "<|end|>", "<tool>", "é", "", None]), max_size=2)
+    tokens: list[str | None] = []
+    for data, words in draw(st.lists(st.tuples(run, others), max_size=6)):
+        tokens += [*spelled(name, data), *words]
+    # None of the tokenizer's: an id that it does not know.
+    ids = [None if token is None else TOKENIZERS[name].token_to_id(str(token)) for token in tokens]
+    return [999 if token_id is None else token_id for token_id in ids]
 
 
 def chunks(ids: Sequence[int], cuts: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -95,119 +128,107 @@ def streamed(decoder: TextDecoder, ids: Sequence[int], cuts: Sequence[int]) -> s
 
 
 @pytest.mark.parametrize("skip", [True, False], ids=["special tokens skipped", "special tokens shown"])
-@pytest.mark.parametrize("name", EXACT_TOKENIZERS)
+@pytest.mark.parametrize("name", TOKENIZERS)
 @settings(deadline=None)
-@given(ids=IDS, cuts=CUTS)
+@given(cuts=CUTS, data=st.data())
 def test_any_tokens_in_any_chunks_give_the_text_of_the_full_decode(
-    name: str, skip: bool, ids: list[int], cuts: list[int]
+    name: str, skip: bool, cuts: list[int], data: st.DataObject
 ) -> None:
-    expected = TOKENIZERS[name].decode(ids, skip_special_tokens=skip)
-    assert streamed(DECODERS[name, skip], ids, cuts) == expected
+    ids = data.draw(texts_in_ids(name))
+    for end in range(len(ids) + 1):  # wherever it ends: at a length limit, a cancel, an end token
+        expected = TOKENIZERS[name].decode(ids[:end], skip_special_tokens=skip)
+        assert streamed(DECODERS[name, skip], ids[:end], cuts) == expected
     assert DECODERS[name, skip].decode(ids) == expected
 
 
-# Runs of byte tokens that are valid to their end, or invalid from their start, with a word after each.
-RUNS = st.one_of(
-    st.text(min_size=1, max_size=5).map(str.encode), st.binary(max_size=5).map(lambda data: b"\x80" + data)
+@pytest.mark.parametrize("name", FALLBACK_TOKENIZERS)
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        pytest.param(["s", "<0xE4>", "<0xBD>", "<0xA0>", "<0xE5>"], "s" + REPLACEMENT * 4, id="cut in a character"),
+        pytest.param(["s", "<0xE4>", "<0xBD>", "<0xA0>"], "s你", id="cut behind a character"),
+        pytest.param(["s", "<0xF0>", "<0x9F>"], "s" + REPLACEMENT * 2, id="cut in the only character"),
+        pytest.param(["s", "<0x0A>", "<0xFF>", "<0x41>", "."], "s" + REPLACEMENT * 3 + ".", id="broken in the middle"),
+        pytest.param(["s", "<0x0A>", "<|end|>", "<0xFF>"], "s" + REPLACEMENT * 2, id="broken behind a skipped token"),
+        pytest.param(["s", "<0x0A>", ".", "<0xFF>"], "s\n." + REPLACEMENT, id="broken in the next run"),
+    ],
 )
-WORD_IDS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4)
-
-
-@pytest.mark.parametrize("name", FALLBACK_TOKENIZERS)
-@settings(deadline=None)
-@given(parts=st.lists(st.tuples(RUNS, WORD_IDS), max_size=8), begins_with_word=st.booleans(), cuts=CUTS)
-def test_characters_in_byte_tokens_give_the_text_of_the_full_decode(
-    name: str, parts: list[tuple[bytes, list[str]]], begins_with_word: bool, cuts: list[int]
+def test_of_a_run_of_byte_tokens_each_is_a_replacement_character_if_one_is_invalid(
+    name: str, tokens: list[str], text: str
 ) -> None:
-    tokenizer = TOKENIZERS[name]
-    tokens = ["▁the"] if begins_with_word else []
-    for run, words in parts:
-        tokens += [*(BYTE_TOKENS[byte] for byte in run), *words]
+    tokenizer, decoder = TOKENIZERS[name], DECODERS[name, True]
     ids = [tokenizer.token_to_id(token) for token in tokens]
-    assert streamed(DECODERS[name, True], ids, cuts) == tokenizer.decode(ids)
+    assert tokenizer.decode(ids) == text
+    assert streamed(decoder, ids, range(len(ids))) == streamed(decoder, ids, []) == text
 
 
-def _with_shown_characters_kept(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
-    """The library's decode, but of each run of bytes the valid beginning stays; the rest is written as U+FFFD."""
-    tokens = [tokenizer.id_to_token(token_id) for token_id in ids]
-    shown = [token for token in tokens if token is not None and not (skip and token.startswith("<|"))]
-    kept: list[str] = []
-    for is_run, run in groupby(shown, key=lambda token: token in BYTE_TOKENS):
-        group = list(run)
-        if is_run:
-            data = bytes(int(token[3:5], 16) for token in group)
-            num_valid = next(size for size in range(len(data), -1, -1) if _is_valid(data[:size]))
-            group[num_valid:] = [REPLACEMENT] * (len(data) - num_valid)
-        kept += group
-    return str(tokenizer.decode([tokenizer.token_to_id(token) for token in kept], skip_special_tokens=skip))
-
-
-def _is_valid(data: bytes) -> bool:
+def uncertain(name: str, ids: Sequence[int]) -> str:
+    """What the last tokens may still be: the characters of a run of byte tokens that is valid up to now, and a rest."""
+    if name.startswith("byte level"):
+        shown = [TOKENIZERS[name].id_to_token(token_id) for token_id in ids]
+        data = b"".join(map(token_pieces._bytes_of, (t for t in shown if t is not None and not t.startswith("<|"))))
+        _, num_used = utf_8_decode(data, "replace", False)
+        assert len(data) - num_used <= 3
+        return data[num_used:].decode("utf-8", "replace")
+    data = b""
+    for token_id in reversed(ids):
+        token = TOKENIZERS[name].id_to_token(token_id)
+        if token is None or token in {"<|bos|>", "<|end|>"}:
+            continue
+        if name not in FALLBACK_TOKENIZERS or token not in {*BYTE_TOKENS, "<0x+5>"}:
+            break
+        data = bytes.fromhex(token[3:5].replace("+", "0")) + data
     try:
-        return bool(data.decode("utf-8")) or True
+        text, num_used = utf_8_decode(data, "strict", False)
     except UnicodeDecodeError:
-        return False
-
-
-@pytest.mark.parametrize("skip", [True, False], ids=["special tokens skipped", "special tokens shown"])
-@pytest.mark.parametrize("name", FALLBACK_TOKENIZERS)
-@settings(deadline=None)
-@given(ids=IDS, cuts=CUTS)
-def test_of_an_invalid_run_of_byte_tokens_the_characters_already_shown_stay(
-    name: str, skip: bool, ids: list[int], cuts: list[int]
-) -> None:
-    text = streamed(DECODERS[name, skip], ids, cuts)
-    assert text == _with_shown_characters_kept(TOKENIZERS[name], ids, skip)
-    assert text.count(REPLACEMENT) <= TOKENIZERS[name].decode(ids, skip_special_tokens=skip).count(REPLACEMENT)
+        return ""
+    return text if num_used == len(data) else REPLACEMENT * len(data)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @settings(deadline=None)
-@given(ids=IDS)
-def test_only_an_incomplete_character_is_ever_held_back(name: str, ids: list[int]) -> None:
-    tokenizer, stream = TOKENIZERS[name], DECODERS[name, True].new_stream()
-    shown = ""
+@given(data=st.data())
+def test_only_an_incomplete_character_or_run_of_bytes_is_ever_held_back(name: str, data: st.DataObject) -> None:
+    ids = data.draw(texts_in_ids(name))
+    stream, shown = DECODERS[name, True].new_stream(), ""
     for number, token_id in enumerate(ids, start=1):
         shown += stream.push([token_id])
-        complete = _with_shown_characters_kept(tokenizer, ids[:number], skip=True)
-        held = complete.removeprefix(shown)
-        assert complete == shown + held
-        # At most three bytes, each one U+FFFD while it is incomplete, and nothing of a tokenizer without bytes.
-        assert held == REPLACEMENT * len(held)
-        assert len(held) <= (3 if name in SPELLED else 0)
+        held = TOKENIZERS[name].decode(ids[:number]).removeprefix(shown)
+        expected = uncertain(name, ids[:number])
+        # Of the very first text up to two spaces are stripped.
+        stripped = {expected, expected.removeprefix(" "), expected.removeprefix("  ")}
+        assert held == expected if shown else held in stripped
 
 
-def in_byte_level(text: str) -> list[str]:
-    return [byte for piece, _ in pre_tokenizers.ByteLevel(False).pre_tokenize_str(text) for byte in piece]
-
-
-def in_byte_tokens(text: str) -> list[str]:
-    return [BYTE_TOKENS[byte] for byte in text.encode()]
-
-
-# Whose tokens can spell any text, byte by byte.
-SPELLED = {
-    "byte level": in_byte_level,
-    "byte level in a sequence": in_byte_level,
-    "llama 2": in_byte_tokens,
-    "gemma": in_byte_tokens,
-}
 ANY_TEXT = st.one_of(st.text(max_size=12), st.lists(st.sampled_from(MULTILINGUAL), max_size=3).map("".join))
 
 
-@pytest.mark.parametrize("name", SPELLED)
+@pytest.mark.parametrize("name", BYTE_LEVEL_TOKENIZERS)
 @settings(deadline=None)
 @given(text=ANY_TEXT)
 @example(text="".join(MULTILINGUAL))
 def test_text_spelled_in_bytes_comes_character_by_character_and_never_late(name: str, text: str) -> None:
     tokenizer, stream = TOKENIZERS[name], DECODERS[name, True].new_stream()
-    # A word first: the space at the very beginning is llama 2's to strip.
-    shown = stream.push([tokenizer.token_to_id("." if name.startswith("byte") else "s")])[1:]
-    for number, token in enumerate(SPELLED[name](text), start=1):
+    shown = ""
+    for number, token in enumerate(spelled(name, text.encode()), start=1):
         shown += stream.push([tokenizer.token_to_id(token)])
         assert shown == text.encode()[:number].decode(errors="ignore")
     assert shown == text
     assert stream.flush() == ""
+
+
+@pytest.mark.parametrize("name", FALLBACK_TOKENIZERS)
+@settings(deadline=None)
+@given(text=ANY_TEXT, is_end=st.booleans())
+@example(text="".join(MULTILINGUAL), is_end=False)
+def test_text_spelled_in_byte_tokens_comes_whole_with_the_first_token_of_another_kind_or_the_end(
+    name: str, text: str, is_end: bool
+) -> None:
+    tokenizer, stream = TOKENIZERS[name], DECODERS[name, True].new_stream()
+    # A word first: the space at the very beginning is llama 2's to strip.
+    assert stream.push([tokenizer.token_to_id("s")]) == "s"
+    assert stream.push([tokenizer.token_to_id(token) for token in spelled(name, text.encode())]) == ""
+    assert (stream.flush() if is_end else stream.push([tokenizer.token_to_id(".")])) == text + "." * (not is_end)
 
 
 LANGUAGE_WORDS = sorted(
@@ -259,7 +280,7 @@ def test_where_the_librarys_own_stream_fails_the_text_goes_on(last: str) -> None
     assert [library.step(tokenizer, token_id) for token_id in ids[:4]] == [None, None, "你", None]
     with pytest.raises(Exception, match="Invalid prefix"):
         library.step(tokenizer, ids[4])
-    assert DECODERS["llama 2", True].decode(ids) == "你" + REPLACEMENT + last.replace("▁", " ")
+    assert DECODERS["llama 2", True].decode(ids) == REPLACEMENT * 4 + last.replace("▁", " ")
 
 
 def test_the_end_of_a_text_cut_inside_a_character_comes_out_as_one_replacement_character() -> None:
@@ -363,27 +384,68 @@ def test_the_engines_process_and_postprocessing_agree_on_every_text(
     assert not shorter.stopped
 
 
+def settled(name: str, ids: Sequence[int]) -> str:
+    """The full decode without what may still become another character."""
+    rest = uncertain(name, ids)
+    return (
+        DECODERS[name, True].decode(ids).removesuffix(rest) if REPLACEMENT in rest else DECODERS[name, True].decode(ids)
+    )
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
 @settings(deadline=None)
-@given(ids=IDS, cuts=CUTS, data=st.data())
+@given(cuts=CUTS, data=st.data())
 def test_any_tokens_are_cut_before_the_first_stop_string_in_their_text(
-    name: str, ids: list[int], cuts: list[int], data: st.DataObject
+    name: str, cuts: list[int], data: st.DataObject
 ) -> None:
-    decoder = DECODERS[name, True]
+    decoder, ids = DECODERS[name, True], data.draw(texts_in_ids(name))
     whole = decoder.decode(ids)
     inside = st.tuples(st.integers(0, len(whole)), st.integers(1, 6)).map(lambda at: whole[at[0] : sum(at)] or "x")
-    strings = data.draw(st.lists(inside, min_size=1, max_size=3, unique=True))
-    text, shown, num_pushed = StreamText(decoder, strings), "", 0
+    characters = st.text("你é🙂 \n" + REPLACEMENT, min_size=1, max_size=2)
+    strings = data.draw(st.lists(st.one_of(inside, characters), min_size=1, max_size=3, unique=True))
+    # Generation ends with the first token behind which the full decode of all tokens has a stop string.
+    lengths = (n for n in range(len(ids) + 1) if any(string in settled(name, ids[:n]) for string in strings))
+    num_kept = next(lengths, None)
+    expected = cut_before_stop_string(decoder.decode(ids[:num_kept]), strings)
+
+    assert StopStringWatch(decoder, strings).tokens_until_stop(ids) == num_kept
+    text, shown = StreamText(decoder, strings), ""
     for chunk in chunks(ids, [cut for cut in cuts if cut <= len(ids)]):
-        shown, num_pushed = shown + text.push(chunk), num_pushed + len(chunk)
+        shown += text.push(chunk)
         assert not any(string in shown for string in strings)
-        if not text.stopped:
-            stream = decoder.new_stream()
-            certain = stream.push(ids[:num_pushed])
-            beginnings = [string[:size] for string in strings for size in range(len(string))]
-            assert len(certain) - len(shown) == max(len(start) for start in beginnings if certain.endswith(start))
-    assert shown + text.finish() == cut_before_stop_string(whole, strings)
-    assert text.stopped == any(string in whole for string in strings)
+    assert text.stopped == (num_kept is not None)
+    assert shown + text.finish() == expected
+    assert text.stopped == any(string in decoder.decode(ids[:num_kept]) for string in strings)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(deadline=None)
+@given(data=st.data())
+def test_beside_a_run_of_bytes_only_the_beginning_of_a_stop_string_is_held_back(name: str, data: st.DataObject) -> None:
+    decoder, ids = DECODERS[name, True], data.draw(texts_in_ids(name))
+    strings = data.draw(st.lists(st.text(" the你é.", min_size=1, max_size=4), min_size=1, max_size=3, unique=True))
+    beginnings = [string[:size] for string in strings for size in range(len(string))]
+    text, stream, shown, certain = StreamText(decoder, strings), decoder.new_stream(), "", ""
+    for token_id in ids:
+        shown, certain = shown + text.push([token_id]), certain + stream.push([token_id])
+        if text.stopped:
+            return
+        assert len(certain) - len(shown) == max(len(start) for start in beginnings if certain.endswith(start))
+
+
+@pytest.mark.parametrize("name", FALLBACK_TOKENIZERS)
+@pytest.mark.parametrize("is_at_once", [True, False])
+def test_a_stop_string_in_byte_tokens_ends_generation_with_its_own_last_token(name: str, is_at_once: bool) -> None:
+    tokenizer, decoder = TOKENIZERS[name], DECODERS[name, True]
+    tokens = ["s", "<0x0A>", "<0x41>", "<0x0A>", "<0x0A>", "<0xFF>"]  # the newline of Llama 2 is a byte
+    ids = [tokenizer.token_to_id(token) for token in tokens]
+    watch = StopStringWatch(decoder, ["\n\n"])
+    assert watch.tokens_until_stop(ids) == 5
+    text = StreamText(decoder, ["\n\n"])
+    shown = text.push(ids) if is_at_once else "".join(text.push([token_id]) for token_id in ids)
+    assert shown == "s\nA"
+    assert text.stopped
+    assert text.finish() == ""
 
 
 def test_text_is_cut_before_a_stop_string_and_nothing_follows() -> None:
@@ -417,13 +479,21 @@ def test_a_stop_string_completed_by_the_flush_counts() -> None:
     assert text.stopped
 
 
-@pytest.mark.parametrize("name", ["llama 2", "gemma", "metaspace", "metaspace, space kept"])
+@pytest.mark.parametrize("name", [*FALLBACK_TOKENIZERS, "metaspace", "metaspace, space kept", "strip twice"])
 @pytest.mark.parametrize("prompt", [["▁the"], ["<|bos|>"], ["<|bos|>", "▁the"], []], ids=" ".join)
-def test_an_echoed_prompt_and_its_answer_read_as_one_text(name: str, prompt: list[str]) -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [["▁", "▁cat", "s"], ["<0x20>", "<0xC3>", "<0xA9>", "s"], ["▁", "▁", "▁", "s"], ["▁"], ["<0x20>"]],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("strings", [[], ["zzz"]], ids=["", "stop string"])
+def test_an_echoed_prompt_and_its_answer_read_as_one_text(
+    name: str, prompt: list[str], answer: list[str], strings: list[str]
+) -> None:
     tokenizer = TOKENIZERS[name]
     prompt_ids = [tokenizer.token_to_id(token) for token in prompt]
-    answer_ids = [tokenizer.token_to_id(token) for token in ("▁", "▁cat", "s")]
-    text = StreamText(DECODERS[name, True])
+    answer_ids = [tokenizer.token_to_id(token) for token in answer if token in tokenizer.get_vocab()]
+    text = StreamText(DECODERS[name, True], strings)
     deltas = [text.push_prompt(prompt_ids), text.push([]), *(text.push([token_id]) for token_id in answer_ids)]
     assert "".join(deltas) + text.finish() == tokenizer.decode(prompt_ids + answer_ids)
 

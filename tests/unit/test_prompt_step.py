@@ -77,7 +77,7 @@ def test_every_prompt_is_a_stream_of_its_own(step: PromptStep) -> None:
 
 
 def test_stop_words_go_on_as_text_and_in_upstreams_form_as_ids(step: PromptStep) -> None:
-    outputs = step.prepare(prompt(STOP_WORDS_DICT=words(b"one two", b"\n", b"")))
+    outputs = step.respond(prompt(STOP_WORDS_DICT=words(b"one two", b"\n", b"")))
     assert unpack_context(outputs["STREAM_CONTEXT"].tobytes()).stop_strings == ("one two", "\n")
     first, second = (PROMPTS.encode(text).tolist() for text in ("one two", "\n"))
     flat, offsets = outputs["STOP_WORDS_IDS"][0].tolist()
@@ -88,12 +88,12 @@ def test_stop_words_go_on_as_text_and_in_upstreams_form_as_ids(step: PromptStep)
 
 
 def test_more_stop_words_than_ids_are_padded_the_other_way() -> None:
-    outputs = PromptStep(word_tokenizer()).prepare(prompt(b"a b", STOP_WORDS_DICT=words(b"a", b"\n", b"b", b"\t")))
+    outputs = PromptStep(word_tokenizer()).respond(prompt(b"a b", STOP_WORDS_DICT=words(b"a", b"\n", b"b", b"\t")))
     # A string that this tokenizer has no ids for is matched on text all the same, and has no place among the ids.
     assert unpack_context(outputs["STREAM_CONTEXT"].tobytes()).stop_strings == ("a", "\n", "b", "\t")
     assert outputs["STOP_WORDS_IDS"].tolist() == [[[1, 2], [1, 2]]]
-    only_space = PromptStep(word_tokenizer()).prepare(prompt(b"a b", STOP_WORDS_DICT=words(b"\n")))
-    assert "STOP_WORDS_IDS" not in only_space
+    only_space = PromptStep(word_tokenizer()).respond(prompt(b"a b", STOP_WORDS_DICT=words(b"\n")))
+    assert only_space["STOP_WORDS_IDS"].size == 0
 
 
 def word_tokenizer() -> PromptTokenizer:
@@ -104,9 +104,15 @@ def word_tokenizer() -> PromptTokenizer:
 
 
 def test_empty_stop_words_ask_for_nothing(step: PromptStep) -> None:
-    outputs = step.prepare(prompt(STOP_WORDS_DICT=words(b"")))
-    assert "STOP_WORDS_IDS" not in outputs
+    outputs = step.respond(prompt(STOP_WORDS_DICT=words(b"")))
+    assert outputs["STOP_WORDS_IDS"].size == 0
     assert unpack_context(outputs["STREAM_CONTEXT"].tobytes()).stop_strings == ()
+
+
+def test_an_ensemble_does_not_wait_for_ids_of_stop_words_that_it_matches_as_text(step: PromptStep) -> None:
+    outputs = step.prepare(prompt(STOP_WORDS_DICT=words(b"one two")))
+    assert unpack_context(outputs["STREAM_CONTEXT"].tobytes()).stop_strings == ("one two",)
+    assert "STOP_WORDS_IDS" not in outputs
 
 
 def weights(*values: float) -> npt.NDArray[np.generic]:
@@ -145,6 +151,18 @@ def test_end_and_pad_ids_pass_through_if_they_are_sent(step: PromptStep) -> None
     given = np.array([[5]], dtype=np.int32)
     assert step.prepare(prompt(END_ID=given))["OUT_END_ID"].tolist() == [[5]]
     assert step.prepare(prompt(PAD_ID=given))["OUT_PAD_ID"].tolist() == [[5]]
+
+
+def test_callers_of_the_step_by_itself_find_each_output_that_upstream_always_has(step: PromptStep) -> None:
+    read = ("BAD_WORDS_IDS", "STOP_WORDS_IDS", "OUT_END_ID", "OUT_PAD_ID", "DECODER_INPUT_ID")
+    outputs = step.respond(prompt())
+    assert [outputs[name].shape for name in read] == [(1, 2, 0), (1, 2, 0), (1, 1), (1, 1), (1, 1)]
+    # A tokenizer without an end token, of which upstream's clients would find no OUT_END_ID: -1 is none.
+    outputs = PromptStep(word_tokenizer()).respond(prompt(b"a b"))
+    assert [outputs[name].shape for name in read] == [(1, 2, 0), (1, 2, 0), (1, 1), (1, 1), (1, 1)]
+    assert outputs["OUT_END_ID"].tolist() == [[-1]]
+    sent = PromptStep(word_tokenizer()).respond(prompt(b"a b", END_ID=np.array([[1]], dtype=np.int32)))
+    assert sent["OUT_END_ID"].tolist() == [[1]]
 
 
 def test_the_decoders_text_becomes_its_ids_as_it_stands_and_their_number(step: PromptStep) -> None:
@@ -235,9 +253,15 @@ def test_a_prompt_of_a_batch_that_is_wrong_is_named_by_its_row(step: PromptStep)
         pytest.param(prompt(b""), "text_input is empty", id="empty"),
         pytest.param(prompt(b"\xff"), "text_input is not UTF-8 at byte 0", id="not UTF-8"),
         pytest.param(prompt(STOP_WORDS_DICT=words(b"\xff")), r"stop_words\[0\] is not UTF-8", id="stop word"),
-        pytest.param(prompt(STOP_WORDS_DICT=words(*(b"%d" % i for i in range(17)))), "has 17 strings", id="too many"),
+        pytest.param(
+            prompt(STOP_WORDS_DICT=words(*(b"%d" % i for i in range(4097)))),
+            "4097 strings; send at most 4096",
+            id="too many",
+        ),
         pytest.param(prompt(BAD_WORDS_DICT=words(b"x", b"\xff")), r"bad_words\[1\] is not UTF-8", id="bad word"),
-        pytest.param(prompt(BAD_WORDS_DICT=words(*[b"x"] * 257)), "bad_words has 257 words", id="too many bad words"),
+        pytest.param(
+            prompt(BAD_WORDS_DICT=words(*[b"x"] * 4097)), "4097 words; send at most 4096", id="too many bad words"
+        ),
         pytest.param(
             prompt(EMBEDDING_BIAS_WORDS=words(b"\xff"), EMBEDDING_BIAS_WEIGHTS=weights(1)),
             r"embedding_bias_words\[0\] is not UTF-8",

@@ -1,17 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stop strings on text: the same cut for every chunking, and nothing held back longer than needed."""
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble_configs.errors import RequestError
-from serving.stop_strings import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, StopStringMatcher, check_stop_strings
+from serving.stop_strings import (
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_STRINGS_CHARS,
+    StopStringMatcher,
+    check_stop_strings,
+)
 
 # Two letters only: strings then overlap themselves and each other all the time.
 TEXTS = st.text("ab", max_size=30)
 DELTAS = st.lists(st.text("ab", max_size=5), max_size=12)
-STRINGS = st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=4, unique=True)
+STRINGS = st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=12, unique=True)
 
 
 def cut(text: str, strings: list[str]) -> str:
@@ -104,6 +112,45 @@ def test_the_work_for_a_character_is_bounded_however_repetitive_the_string(text:
     assert string.num_reads - reads_before <= 4 * len(text)
 
 
+def test_the_work_for_a_character_does_not_grow_with_the_number_of_strings() -> None:
+    text = "".join(random.Random(5).choices("abcdefgh", k=3000))
+
+    def reads_with(num_strings: int) -> int:
+        seeded = random.Random(6)
+        strings = [_CountingString("".join(seeded.choices("abcdefgh", k=40))) for _ in range(num_strings)]
+        matcher = StopStringMatcher(strings)
+        before = sum(getattr(string, "num_reads", 0) for string in strings)
+        assert "".join(map(matcher.push, text)) + matcher.finish() == text
+        return sum(string.num_reads for string in strings if hasattr(string, "num_reads")) - before
+
+    few, many = reads_with(16), reads_with(4096)
+    # Only nodes that are met for the first time are looked for, in a sorted list: 256 times as many, 8 steps more.
+    assert many <= 24 * len(text)
+    assert few <= 24 * len(text)
+
+
+@settings(deadline=None)
+@given(DELTAS, STRINGS, st.lists(st.text("ab", max_size=3), max_size=3))
+def test_what_may_come_can_be_asked_without_being_pushed(
+    deltas: list[str], strings: list[str], ahead: list[str]
+) -> None:
+    matcher = StopStringMatcher(strings)
+    text = ""
+    for delta in deltas:
+        matcher.push(delta)
+        text += delta
+        if matcher.stopped:
+            return
+        behind = text
+        for piece in ahead:
+            behind += piece
+            expected = any(string in behind for string in strings)
+            assert matcher.is_stopped_by(piece) == expected
+            if expected:
+                break
+    assert matcher.finish() in {text[start:] for start in range(len(text) + 1)}
+
+
 def test_strings_of_a_request_come_back_once_each_and_in_order() -> None:
     assert check_stop_strings(["。".encode(), b"END", "END", "User:"]) == ("。", "END", "User:")
 
@@ -116,8 +163,19 @@ def test_an_empty_string_asks_for_nothing_as_in_upstreams_examples() -> None:
 @pytest.mark.parametrize(
     ("given_strings", "words"),
     [
-        pytest.param([b"%d" % n for n in range(MAX_STOP_STRINGS + 1)], "17 strings; send at most 16", id="too many"),
-        pytest.param([b"x" * (MAX_STOP_STRING_CHARS + 1)], "1001 characters; send at most 1000", id="too long"),
+        pytest.param(
+            [b"%d" % n for n in range(MAX_STOP_STRINGS + 1)], "4097 strings; send at most 4096", id="too many"
+        ),
+        pytest.param(
+            [b"", b"x" * (MAX_STOP_STRING_CHARS + 1)],
+            r"stop_words\[1\] has 1001 characters; send at most 1000",
+            id="too long",
+        ),
+        pytest.param(
+            [b"%0999d" % n for n in range(66)],
+            "65934 characters in 66 strings; send at most 65536 together",
+            id="too long together",
+        ),
         pytest.param([b"fine", b"\xff"], r"stop_words\[1\] is not UTF-8", id="not UTF-8"),
         pytest.param(["\ud800"], r"stop_words\[0\] is not UTF-8", id="half a surrogate pair"),
     ],
@@ -129,5 +187,8 @@ def test_a_bad_stop_string_is_refused_by_name(given_strings: list[bytes | str], 
 
 
 def test_the_largest_allowed_request_is_taken() -> None:
-    strings = [chr(0x4E00 + n) * MAX_STOP_STRING_CHARS for n in range(MAX_STOP_STRINGS)]
-    assert check_stop_strings([string.encode() for string in strings]) == tuple(strings)
+    num_chars = MAX_STOP_STRINGS_CHARS // MAX_STOP_STRINGS
+    short = [chr(0x4E00 + n) * num_chars for n in range(MAX_STOP_STRINGS)]
+    long = [chr(0x4E00 + n) * MAX_STOP_STRING_CHARS for n in range(MAX_STOP_STRINGS_CHARS // MAX_STOP_STRING_CHARS)]
+    for strings in (short, long):
+        assert check_stop_strings([string.encode() for string in strings]) == tuple(strings)
