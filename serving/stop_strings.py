@@ -21,15 +21,19 @@ def check_stop_strings(given: Iterable[bytes | str]) -> tuple[str, ...]:
     Raises:
         RequestError: more than 16 of them, one longer than 1,000 characters, or one that is not UTF-8.
     """
-    strings = tuple(dict.fromkeys(_text(value, index) for index, value in enumerate(given) if value))
-    if len(strings) > MAX_STOP_STRINGS:
+    different: dict[bytes | str, int] = {}
+    for index, value in enumerate(given):
+        if value:
+            different.setdefault(value, index)
+    if len(different) > MAX_STOP_STRINGS:  # before any of them is looked at: they may be a million
         raise RequestError(
-            f"stop_words has {len(strings)} strings; send at most {MAX_STOP_STRINGS}",
+            f"stop_words has {len(different)} strings; send at most {MAX_STOP_STRINGS}",
             field=_FIELD,
-            value=len(strings),
+            value=len(different),
             max=MAX_STOP_STRINGS,
         )
-    for index, string in enumerate(strings):
+    strings = {_text(value, index): index for value, index in different.items()}
+    for string, index in strings.items():
         if len(string) > MAX_STOP_STRING_CHARS:
             raise RequestError(
                 f"stop_words[{index}] has {len(string)} characters; send at most {MAX_STOP_STRING_CHARS}",
@@ -37,7 +41,7 @@ def check_stop_strings(given: Iterable[bytes | str]) -> tuple[str, ...]:
                 value=len(string),
                 max=MAX_STOP_STRING_CHARS,
             )
-    return strings
+    return tuple(strings)
 
 
 def _text(value: bytes | str, index: int) -> str:
