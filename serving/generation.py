@@ -91,6 +91,7 @@ class GenerationService:
         is_context_only: bool = False,
         timeout_us: int = 0,
         trace: RequestTrace | None = None,
+        was_taken: bool = False,
     ) -> None:
         """Take one request; returns at once, the replies come through `sink`.
 
@@ -102,6 +103,7 @@ class GenerationService:
             timeout_us: Triton's own parameter `timeout`: a deadline where there is admission, and else nothing, as
                 upstream has it; 0: none.
             trace: what is noted of the request, and ended by whoever owns `sink`. None: nothing.
+            was_taken: before it came here, so that it is no new request that may be refused.
 
         Raises:
             ServingError: the request is refused, and `sink` was not called.
@@ -119,7 +121,7 @@ class GenerationService:
         check_response((prompt.request.options for prompt in prompts), sink, self.info)
         sequences, group = self._asked.sequences(prompts, sink, request_id, trace=trace, on_failure=self._left.orphan)
         with self._lock:
-            refusal = self._refusal
+            refusal = None if was_taken else self._refusal
             if refusal is None:
                 self._running.update((request.key, running) for request, running in sequences)
         if refusal is not None:
