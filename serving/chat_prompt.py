@@ -3,7 +3,7 @@
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,12 +13,16 @@ from numpy.typing import NDArray
 from ensemble_configs.chat_messages import ROLES, ChatMessage
 from ensemble_configs.chat_template import FIELD, ChatTemplate, load_chat_template
 from ensemble_configs.errors import RequestError, SpecError
+from serving.special_texts import longest_of
+from serving.text_limits import TextLimit
 from serving.tokenization import PromptTokenizer
 
 _log = logging.getLogger("trireme.chat_prompt")
 
 # Noncharacters of Unicode, meant for a program's own use; a request may hold some of them all the same.
 _MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+_ESCAPED_BYTES = 6  # of a character of one byte, as \\u0041
+_MESSAGE_BYTES = 64  # around the text of a message: {"role": "assistant", "content": ""}, its name, a comma, a line end
 _NONE = "the release has no chat template; send text_input, or build the release from a checkpoint that has one"
 
 
@@ -41,8 +45,7 @@ class ChatPrompt:
         self._tokenizer = tokenizer
         self._why_none = why_none
         self._text_ids = list(tokenizer.special_texts().items()) if template is not None else []
-        longest_first = sorted((text for text, _ in self._text_ids), key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._special = longest_of(text for text, _ in self._text_ids)
         self._numbers = {text: number for number, (text, _) in enumerate(self._text_ids)}
 
     @classmethod
@@ -62,11 +65,17 @@ class ChatPrompt:
             raw: JSON, a list of messages in OpenAI's form.
 
         Raises:
-            RequestError: there is no template, or the messages are not what the template takes.
+            RequestError: there is no template, the messages are not what the template takes, or more than the engine
+                takes.
         """
         if self._template is None:
             raise RequestError(f"{FIELD} cannot be rendered: {self._why_none}", field=FIELD, reason="no_chat_template")
+        limit = self._tokenizer.limit
+        if limit is not None:
+            _check_json(raw, limit)
         messages = [message.for_template() for message in parse_messages(raw)]
+        if limit is not None:
+            _check_size(messages, limit)
         mark = _unused_mark(str(text) for message in messages for text in message.values())
         masked = [{key: self._masked(str(value), mark) for key, value in message.items()} for message in messages]
         ids = self._ids(self._template.render(masked), mark)
@@ -80,10 +89,49 @@ class ChatPrompt:
 
     def _ids(self, rendered: str, mark: str) -> list[int]:
         """Ids of the rendered text. The template has written the begin token itself, where the model wants one."""
+        limit = self._tokenizer.limit
         ids: list[int] = []
         for index, piece in enumerate(re.split(f"{mark}([0-9]+){mark}", rendered)):
-            ids += self._text_ids[int(piece)][1] if index % 2 else self._tokenizer.encode_piece(piece)
+            ids += self._text_ids[int(piece)][1] if index % 2 else self._tokenizer.encode_piece(piece, field=FIELD)
+            if limit is not None and len(ids) > limit.max_tokens:
+                limit.refuse_tokens(len(ids), FIELD)
         return ids
+
+
+def _check_json(raw: bytes, limit: TextLimit) -> None:
+    """Refuse JSON that is more than all of a prompt in escapes, with one message for each of its tokens.
+
+    The parser holds the GIL, and needs 0.3 s for a million messages. Within a text this key has other quotation marks.
+    """
+    most = limit.max_bytes * _ESCAPED_BYTES + limit.max_tokens * _MESSAGE_BYTES
+    if len(raw) > most:
+        message = f"{FIELD} have {len(raw)} bytes of JSON; send at most {most}"
+        raise RequestError(message, field=FIELD, value=len(raw), max=most)
+    _check_number(raw.count(b'"role"'), limit)
+
+
+def _check_number(num_messages: int, limit: TextLimit) -> None:
+    if num_messages > limit.max_tokens:
+        raise RequestError(
+            f"{FIELD} are {num_messages}; send at most {limit.max_tokens}: prompt and output together may have "
+            f"{limit.max_seq_len} tokens",
+            field=FIELD,
+            value=num_messages,
+            max=limit.max_tokens,
+        )
+
+
+def _check_size(messages: Sequence[Mapping[str, object]], limit: TextLimit) -> None:
+    """Refuse what is too much for a prompt before a template, which may be slow, is rendered with it."""
+    _check_number(len(messages), limit)
+    num_bytes = 0
+    for index, message in enumerate(messages):
+        try:
+            num_bytes += sum(len(str(text).encode()) for text in message.values())
+        except UnicodeEncodeError as exc:
+            field = f"{FIELD}[{index}]"
+            raise RequestError(f"{field} has half a surrogate pair; send valid Unicode", field=field) from exc
+    limit.check_bytes(num_bytes, FIELD)
 
 
 def parse_messages(raw: bytes) -> list[ChatMessage]:
@@ -125,8 +173,8 @@ def _without_nulls(message: object) -> object:
 
 def _unused_mark(texts: Iterable[str]) -> str:
     """A character that none of the texts has."""
-    used = set().union(*texts)
-    mark = next((mark for mark in _MARKS if mark not in used), None)
+    all_texts = "".join(texts)
+    mark = next((mark for mark in _MARKS if mark not in all_texts), None)
     if mark is None:
         message = f"{FIELD} use all of the noncharacters U+FDD0 to U+FDEF; leave one of them out"
         raise RequestError(message, field=FIELD)

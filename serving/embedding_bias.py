@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from ensemble_configs.errors import RequestError
 from serving.tokenization import PromptTokenizer
-from serving.word_lists import ids_of, texts_of
+from serving.word_lists import words_of
 
 _WORDS, _WEIGHTS = "embedding_bias_words", "embedding_bias_weights"
 
@@ -19,22 +19,29 @@ def dense_bias(
     """``[1, vocab]``: each token of each word has the word's weight, those of several words the sum; None: no words.
 
     Raises:
-        RequestError: not as many weights as words, a weight that is not finite, or text that is not UTF-8.
+        RequestError: not as many weights as words, a weight that is not finite, text that is not UTF-8 or too long, or
+            more words than the tokenizer has tokens.
     """
-    texts = texts_of(strings, _WORDS)
-    if len(weights) != len(texts) and (weights or any(texts)):
+    if len(weights) != len(strings) and (weights or any(strings)):
         raise RequestError(
-            f"{_WORDS} has {len(texts)} words and {_WEIGHTS} has {len(weights)}; send one weight for each word",
+            f"{_WORDS} has {len(strings)} words and {_WEIGHTS} has {len(weights)}; send one weight for each word",
             field=_WEIGHTS,
             value=len(weights),
         )
-    if not any(texts):
+    size = tokenizer.vocab_size
+    if len(strings) > size:
+        raise RequestError(
+            f"{_WORDS} has {len(strings)} words; send at most {size}, the tokens of the model",
+            field=_WORDS,
+            value=len(strings),
+            max=size,
+        )
+    if not any(strings):
         return None
     _check_finite(weights, _WEIGHTS)
-    bias = np.zeros((1, tokenizer.vocab_size), dtype=np.float32)
-    for text, weight in zip(texts, weights, strict=True):
-        if text:
-            np.add.at(bias[0], ids_of(text, tokenizer), weight)
+    bias = np.zeros((1, size), dtype=np.float32)
+    ids = tokenizer.encode_words(words_of(strings, _WORDS))
+    np.add.at(bias[0], np.concatenate(ids), np.repeat(np.array(weights, np.float32), [len(word) for word in ids]))
     return bias
 
 

@@ -94,6 +94,7 @@ class GenerationService:
         is_context_only: bool = False,
         timeout_us: int = 0,
         trace: RequestTrace | None = None,
+        was_taken: bool = False,
     ) -> None:
         """Take one request; returns at once, the replies come through `sink`.
 
@@ -106,6 +107,7 @@ class GenerationService:
             timeout_us: Triton's own parameter `timeout`: a deadline where there is admission, and else nothing, as
                 upstream has it; 0: none.
             trace: what is noted of the request, and ended by whoever owns `sink`. None: nothing.
+            was_taken: before it came here, so that it is no new request that may be refused.
 
         Raises:
             ServingError: the request is refused, and `sink` was not called.
@@ -125,7 +127,7 @@ class GenerationService:
         for _, running in sequences:
             running.stream_name = stream_name
         with self._lock:
-            refusal = self._refusal
+            refusal = None if was_taken else self._refusal
             if refusal is None:
                 self._running.update((request.key, running) for request, running in sequences)
         if refusal is not None:

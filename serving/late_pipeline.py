@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 
 from ensemble_configs.errors import ServerError, ServingError
+from serving.late_refusal import fail_quietly, refuse_late
 from serving.tensor_sink import Tensors, TensorSink
 from serving.text_pipeline import TextPipeline
 from serving.tracing.request_trace import RequestTrace
@@ -105,27 +106,18 @@ class LatePipeline:
                         trace=trace,
                     )
                 except Exception as exc:  # one bad request must not end those behind it
-                    of_request = {**(trace.told if trace is not None else {}), "request_id": request_id}
-                    _fail(sink, _told(exc, **of_request, is_of_request=True))
+                    refuse_late(sink, exc, waited_for="a release", request_id=request_id, trace=trace)
             self._waiting.clear()
 
     def _fail_waiting(self, error: ServingError) -> None:
         for _, sink, *_ in self._waiting:
-            _fail(sink, error)
+            fail_quietly(sink, error)
         self._waiting.clear()
 
 
-def _told(exc: Exception, **of_request: object) -> ServingError:
+def _told(exc: Exception) -> ServingError:
     """What a client is told of it."""
     if isinstance(exc, ServingError):
         return exc
-    what = "in a request that had waited for a release" if of_request else "while a release was opened"
-    _log.exception("unexpected error %s", what, extra=of_request)
+    _log.exception("unexpected error while a release was opened")
     return ServerError("unexpected error; the server's log has the traceback")
-
-
-def _fail(sink: TensorSink, error: ServingError) -> None:
-    try:
-        sink.fail(error)
-    except Exception:  # one client's broken pipe is no matter of the others
-        _log.exception("an error could not be sent; its request ends without one", extra={"is_of_request": True})

@@ -59,9 +59,9 @@ def _check_decoder_prompt(sampling: SamplingParams, vocab_size: int) -> None:
 
 
 def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
-    for token_id in ids:
-        if not 0 <= token_id < vocab_size:
-            raise _wrong(name, token_id, f"0 to {vocab_size - 1}, the model's vocabulary")
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        token_id = next(token_id for token_id in ids if not 0 <= token_id < vocab_size)
+        raise _wrong(name, token_id, f"0 to {vocab_size - 1}, the model's vocabulary")
 
 
 def _require_together(sampling: SamplingParams, first: str, second: str) -> None:

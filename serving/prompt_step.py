@@ -19,7 +19,7 @@ from serving.stop_strings import check_stop_strings
 from serving.stream_state import StreamContext, new_stream_key, pack
 from serving.stub_warm_up import import_for_first_request
 from serving.tokenization import PromptTokenizer
-from serving.word_lists import Ids, bad_words_of, ids_of, pack_words, texts_of
+from serving.word_lists import Ids, bad_words_of, pack_words, texts_of
 
 _log = logging.getLogger("trireme.prompt_step")
 
@@ -45,20 +45,24 @@ class PromptStep:
             SpecError: no such release, or no usable tokenizer in it.
         """
         release = load_release(folder)
-        step = cls.from_spec(release.tokenizer)
+        step = cls.from_spec(release.tokenizer, max_seq_len=release.engine.max_seq_len)
         if release.is_warmed_up:
             import_for_first_request()
             step.warm_up()
         return step
 
     @classmethod
-    def from_spec(cls, spec: TokenizerSpec) -> "PromptStep":
+    def from_spec(cls, spec: TokenizerSpec, *, max_seq_len: int | None = None) -> "PromptStep":
         """Load the tokenizer and the chat template of a release.
+
+        Args:
+            spec: the tokenizer.
+            max_seq_len: of the engine; None: text of any length is tokenized.
 
         Raises:
             SpecError: the tokenizer cannot be used. A template that cannot fails the requests that need a template.
         """
-        tokenizer = PromptTokenizer.from_spec(spec)
+        tokenizer = PromptTokenizer.from_spec(spec, max_seq_len=max_seq_len)
         return cls(tokenizer, ChatPrompt.from_folder(spec.dir, tokenizer))
 
     def warm_up(self) -> dict[str, npt.NDArray[np.generic]] | None:
@@ -88,7 +92,7 @@ class PromptStep:
 
         Raises:
             RequestError: an input is missing, a prompt is empty, text is not UTF-8, messages are not what the release's
-                chat template takes, a stop string or bias is bad.
+                chat template takes, a stop string or bias is bad, or text is more than the engine takes.
         """
         check_required("preprocessing", tensors)
         rows = rows_of(tensors)
@@ -153,7 +157,7 @@ class PromptStep:
 
         One without ids (white space, in some vocabularies) is matched as text alone.
         """
-        words = [ids for ids in (ids_of(string, self._tokenizer) for string in _stop_strings(tensors)) if ids.size]
+        words = [ids for ids in self._tokenizer.encode_words(_stop_strings(tensors)) if ids.size]
         return {"STOP_WORDS_IDS": pack_words(words)} if words else {}
 
     def _input_ids(self, tensors: Row) -> Ids:
@@ -171,9 +175,12 @@ class PromptStep:
     def _model_inputs(self, tensors: Row, input_ids: Ids) -> dict[str, npt.NDArray[np.generic]]:
         """The prompt of the decoder, and the id that tells this prompt's tokens from equal ones in the KV cache."""
         outputs: dict[str, npt.NDArray[np.generic]] = {}
-        decoder_text = "".join(texts_of(_items(tensors, "DECODER_QUERY"), "decoder_text_input"))
+        field = "decoder_text_input"
+        given = _items(tensors, "DECODER_QUERY")
+        self._tokenizer.check_bytes(sum(map(len, given)), field)
+        decoder_text = "".join(texts_of(given, field))
         if decoder_text:  # empty text asks for nothing: upstream's own examples send it
-            decoder_ids = ids_of(decoder_text, self._tokenizer)
+            decoder_ids = np.array(self._tokenizer.encode_piece(decoder_text, field=field), dtype=np.int32)
             outputs["DECODER_INPUT_ID"] = decoder_ids[np.newaxis]
             outputs["REQUEST_DECODER_INPUT_LEN"] = np.array([[len(decoder_ids)]], dtype=np.int32)
         if "PROMPT_TABLE_EXTRA_ID" in tensors:

@@ -21,6 +21,8 @@ TRACESTATE = "tracestate"
 STREAM_NAME = "trireme-stream"  # of the server's own: whose client may leave (serving.frontend.departures)
 KNOWN_PARAMETERS = (RELEASE, PRIORITY_CLASS, "tenant", "deadline_ms", "request_type", TRACEPARENT, TRACESTATE)
 _KNOWN = (STREAM_NAME, *KNOWN_PARAMETERS)
+_MAX_PARAMETERS = 256
+_MAX_CHARS = 65_536  # of all of them
 _CLASSES = {priority.name.lower(): int(priority) for priority in Priority}
 
 Parameters = Mapping[str, object]
@@ -33,9 +35,15 @@ def parameters_of(text: str) -> Parameters:
     Clients may send others of their own, as they may to upstream.
 
     Raises:
-        RequestError: one is all but called as one of ours, which would not be heeded.
+        RequestError: they are too many or too long, or one is all but called as one of ours, which would not be heeded.
     """
+    if len(text) > _MAX_CHARS:
+        message = f"the parameters have {len(text)} characters; send at most {_MAX_CHARS} beside the tensors"
+        raise RequestError(message, field="parameters", value=len(text), max=_MAX_CHARS)
     found: Parameters = json.loads(text) if text else {}
+    if len(found) > _MAX_PARAMETERS:
+        message = f"the request has {len(found)} parameters; send at most {_MAX_PARAMETERS}"
+        raise RequestError(message, field="parameters", value=len(found), max=_MAX_PARAMETERS)
     for name in found:
         if meant := _misspelt(name):
             raise RequestError(f"the parameter {name} is not known; {meant} is", field=name)

@@ -19,6 +19,7 @@ from serving.engines.base import EngineInfo, SamplingParams
 from serving.engines.packed_array import PackedArray
 from serving.engines.request_limits import unsupported_error
 from serving.guides import check_guide, guide_text
+from serving.list_sizes import check_list_size
 from serving.model_input_checks import check_model_inputs, num_virtual_tokens
 from serving.number_ranges import check_range, out_of_range, ranges_of
 from serving.scheduling import Scheduling, tenant_name
@@ -89,6 +90,7 @@ class RequestDecoder:
             target = sampling if row.field in _SAMPLING_FIELDS else options
             if row.field in _SCHEDULING_FIELDS:
                 target = scheduling
+            check_list_size(name, row.field, _list_size(row, array), max_seq_len=self._info.max_seq_len)
             value = _value(name, row, array, self._info.vocab_size)
             check_range(row.field, value, _RANGES)
             if row.field in target and target[row.field] != value:
@@ -150,14 +152,6 @@ class RequestDecoder:
             bad = next(i for i in ids if not 0 <= i < num_ids)
             raise out_of_range("input_ids", bad, f"0 to {num_ids - 1}, the model's vocabulary")
         limit = self._info.max_seq_len
-        if len(ids) >= limit:
-            raise RequestError(
-                f"the prompt has {len(ids)} tokens, but prompt and output together may have {limit}; "
-                "shorten the prompt",
-                field="input_ids",
-                value=len(ids),
-                max=limit - 1,
-            )
         if request.sampling.max_tokens > limit - len(ids):
             raise out_of_range(
                 "max_tokens",
@@ -176,6 +170,13 @@ def _stop_request(tensors: Mapping[str, npt.NDArray[np.generic]]) -> DecodedRequ
     )
 
 
+def _list_size(row: Tensor, array: npt.NDArray[np.generic]) -> int:
+    """How many values one row of a batch has, a pair or a triple counting as one."""
+    if array.ndim < 2 or not row.dims:
+        return 1
+    return int(array.shape[1] if row.dims[-1] != -1 else array.shape[-1])
+
+
 def _value(name: str, row: Tensor, array: npt.NDArray[np.generic], vocab_size: int) -> object:
     if row.data_type != STRING and (row.is_scalar or row.dims == (1,)):
         return _scalar(array)
@@ -185,7 +186,7 @@ def _value(name: str, row: Tensor, array: npt.NDArray[np.generic], vocab_size: i
 def _item(name: str, row: Tensor, item: npt.NDArray[np.generic], vocab_size: int) -> object:
     match row.field:
         case "bad_words":
-            return unpack_words(item.tolist(), "bad_words", vocab_size=vocab_size)
+            return unpack_words(item, "bad_words", vocab_size=vocab_size)
         case "embedding_bias":
             return sparse_bias(item, vocab_size=vocab_size) or None
         case field if row.data_type == STRING and row.dims == (1,):

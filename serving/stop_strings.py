@@ -25,14 +25,18 @@ def check_stop_strings(given: Iterable[bytes | str]) -> tuple[str, ...]:
     Raises:
         RequestError: too many of them, one that is too long, all of them together, or one that is not UTF-8.
     """
-    strings = tuple(dict.fromkeys(_text(value, index) for index, value in enumerate(given) if value))
-    if len(strings) > MAX_STOP_STRINGS:
+    different: dict[bytes | str, int] = {}
+    for index, value in enumerate(given):
+        if value:
+            different.setdefault(value, index)
+    if len(different) > MAX_STOP_STRINGS:  # before any of them is looked at: they may be a million
         raise RequestError(
-            f"stop_words has {len(strings)} strings; send at most {MAX_STOP_STRINGS}",
+            f"stop_words has {len(different)} strings; send at most {MAX_STOP_STRINGS}",
             field=_FIELD,
-            value=len(strings),
+            value=len(different),
             max=MAX_STOP_STRINGS,
         )
+    strings = tuple(dict.fromkeys(_text(value, index) for value, index in different.items()))
     num_chars = sum(map(len, strings))
     if num_chars > MAX_STOP_STRINGS_CHARS:
         raise RequestError(

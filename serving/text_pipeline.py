@@ -6,6 +6,7 @@ is, also before its first token.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from ensemble_configs.tensors import BLS_INPUTS, CLIENT_INPUTS, PROMPT_TENSORS, 
 from serving.detokenization import StreamText, TextDecoder
 from serving.engine_sources import EngineSource
 from serving.generation import GenerationService
+from serving.long_prompts import LongPrompt, LongPrompts
 from serving.prompt_step import PromptStep
 from serving.reply_tensors import text_tensors
 from serving.request_metrics import RequestMetrics
@@ -81,6 +83,7 @@ class TextPipeline:
         self._prompt_step = prompt_step
         self._decoder = decoder
         self._is_accumulating = is_accumulating
+        self._long = LongPrompts()
 
     @classmethod
     def from_release(
@@ -92,7 +95,7 @@ class TextPipeline:
             ServingError: there is no such release, or it has no engine.
         """
         release = load_release(folder)
-        prompt_step = PromptStep.from_spec(release.tokenizer)
+        prompt_step = PromptStep.from_spec(release.tokenizer, max_seq_len=release.engine.max_seq_len)
         decoder = TextDecoder.from_spec(release.tokenizer)
         service = GenerationService(release, source, metrics=metrics, client_check_s=_CLIENT_CHECK_S)
         pipeline = cls(service, prompt_step, decoder, is_accumulating=is_accumulating)
@@ -118,36 +121,54 @@ class TextPipeline:
     ) -> None:
         """Take one request by the names of the ensemble's inputs; returns at once, the responses come through `sink`.
 
+        One with long text is looked at later, so what is wrong with it comes through `sink`, too.
+
         Args:
             stream_name: as in `GenerationService.start`; so are `timeout_us` and `trace`.
 
         Raises:
             ServingError: the request is refused, and `sink` was not called.
         """
-        prompt = self._prompt_step.prepare(_renamed(tensors, _TO_PROMPT_STEP))
-        if trace is not None:
-            trace.note_tokenized()
-        engine = {**_renamed(tensors, _TO_ENGINE_STEP), **_renamed(prompt, _FROM_PROMPT_TO_ENGINE)}
-        text = _TextSink(sink, self._decoder, is_accumulating=self._is_accumulating)
-        self._service.start(
-            engine, text, request_id=request_id, stream_name=stream_name, timeout_us=timeout_us, trace=trace
-        )
+
+        def begin(prompt: Tensors, *, was_taken: bool = True) -> None:
+            if trace is not None:
+                trace.note_tokenized()
+            engine = {**_renamed(tensors, _TO_ENGINE_STEP), **_renamed(prompt, _FROM_PROMPT_TO_ENGINE)}
+            text = _TextSink(sink, self._decoder, is_accumulating=self._is_accumulating)
+            self._service.start(
+                engine,
+                text,
+                request_id=request_id,
+                stream_name=stream_name,
+                timeout_us=timeout_us,
+                trace=trace,
+                was_taken=was_taken,
+            )
+
+        given = _renamed(tensors, _TO_PROMPT_STEP)
+        prepare = partial(self._prompt_step.prepare, given)
+        waiting = LongPrompt(prepare, begin, sink, request_id=request_id, stream_name=stream_name, trace=trace)
+        if not self._long.take(given, waiting):
+            begin(prepare(), was_taken=False)
 
     @property
     def num_running(self) -> int:
         """Requests that have not had their last response."""
-        return self._service.num_running
+        return self._long.num_waiting + self._service.num_running  # in this order: one that begins is never in neither
 
     def refuse_new(self, because: Unavailable) -> None:
         """From now on every new request is refused."""
+        self._long.refuse_new(because)
         self._service.refuse_new(because)
 
     def cancel_all(self, because: ServingError) -> None:
         """End every running request; each fails with `because`."""
+        self._long.cancel_all(because)
         self._service.cancel_all(because)
 
     def close(self) -> None:
         """Hang up on the engine; what still runs gets no further response."""
+        self._long.close()
         self._service.close()
 
 

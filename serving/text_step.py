@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ensemble_configs.errors import RequestError
 from ensemble_configs.release import load_release
 from serving.detokenization import StreamText, TextDecoder
+from serving.list_sizes import check_list_size
 from serving.required_tensors import check_required
 from serving.stream_state import Census, StreamState, unpack_final_states, unpack_state
 from serving.stub_warm_up import import_for_first_request
@@ -35,8 +36,10 @@ class _Stream:
 class TextStep:
     """The streams of one release."""
 
-    def __init__(self, decoder: TextDecoder) -> None:
+    def __init__(self, decoder: TextDecoder, *, max_seq_len: int | None = None) -> None:
+        """Args: `max_seq_len`: tokens that a text may have; None: any number."""
         self._decoder = decoder
+        self._max_seq_len = max_seq_len
         self._streams: dict[int, _Stream] = {}
 
     @classmethod
@@ -47,7 +50,7 @@ class TextStep:
             SpecError: no such release, or no usable tokenizer in it.
         """
         release = load_release(folder)
-        step = cls(TextDecoder.from_spec(release.tokenizer))
+        step = cls(TextDecoder.from_spec(release.tokenizer), max_seq_len=release.engine.max_seq_len)
         if release.is_warmed_up:
             import_for_first_request()
             step.respond({"TOKENS_BATCH": np.zeros((1, 1, 1), dtype=np.int32)})
@@ -69,10 +72,12 @@ class TextStep:
             is_cancelled: whether the client of this chunk's stream has gone.
 
         Raises:
-            RequestError: tokens are missing, or not as many lengths as beams, or a state that the engine step did not
-                write.
+            RequestError: tokens are missing or more than a text has, not as many lengths as beams, or a state that the
+                engine step did not write.
         """
         check_required("postprocessing", tensors)
+        if self._max_seq_len is not None:
+            check_list_size("TOKENS_BATCH", "tokens", tensors["TOKENS_BATCH"].shape[-1], max_seq_len=self._max_seq_len)
         beams = _beams(tensors["TOKENS_BATCH"], tensors.get("SEQUENCE_LENGTH"))
         packed = tensors.get("STREAM_STATE")
         if packed is None:

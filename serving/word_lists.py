@@ -5,7 +5,7 @@
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,14 @@ from ensemble_configs.errors import RequestError
 from serving.tokenization import PromptTokenizer
 
 MAX_BAD_WORDS = 4096
+MAX_WORD_CHARS = 1000
+MAX_LISTED_IDS = 65_536
+_MAX_CHARACTER_BYTES = 4
+_MAX_SHOWN = 32  # of the values that are wrong, in a message
 Ids = npt.NDArray[np.int32]
 
 
-def texts_of(strings: Iterable[bytes], field: str) -> list[str]:
+def texts_of(strings: Sequence[bytes], field: str) -> list[str]:
     """A client's strings as text, in their order; an empty one asks for nothing, and is still here.
 
     Raises:
@@ -32,29 +36,44 @@ def texts_of(strings: Iterable[bytes], field: str) -> list[str]:
     return texts
 
 
-def ids_of(text: str, tokenizer: PromptTokenizer) -> Ids:
-    """The ids of a word as it stands, no special tokens around it; none for white space in some vocabularies."""
-    try:
-        return tokenizer.encode(text, add_special_tokens=False)
-    except RequestError:
-        return np.empty(0, dtype=np.int32)
+def words_of(strings: Sequence[bytes], field: str) -> list[str]:
+    """As `texts_of`, of words: what bans or biases text of more characters than 1,000 is not looked at.
+
+    Raises:
+        RequestError: one is not UTF-8, or too long.
+    """
+    for index, string in enumerate(strings):
+        if len(string) > MAX_WORD_CHARS * _MAX_CHARACTER_BYTES:
+            raise _too_long(field, index, f"{len(string)} bytes", len(string))
+    words = texts_of(strings, field)
+    for index, word in enumerate(words):
+        if len(word) > MAX_WORD_CHARS:
+            raise _too_long(field, index, f"{len(word)} characters", len(word))
+    return words
 
 
-def bad_words_of(strings: Iterable[bytes], tokenizer: PromptTokenizer) -> list[Ids]:
+def _too_long(field: str, index: int, size: str, value: int) -> RequestError:
+    message = f"{field}[{index}] has {size}; send at most {MAX_WORD_CHARS} characters"
+    return RequestError(message, field=field, value=value, max=MAX_WORD_CHARS)
+
+
+def bad_words_of(strings: Sequence[bytes], tokenizer: PromptTokenizer) -> list[Ids]:
     """The token sequences that must not be generated.
 
     Raises:
-        RequestError: text that is not UTF-8, a word that has no ids and so cannot be kept out, or too many words.
+        RequestError: text that is not UTF-8, a word that has no ids and so cannot be kept out, too long a word, or too
+            many words.
     """
-    texts = [text for text in texts_of(strings, "bad_words") if text]
-    if len(texts) > MAX_BAD_WORDS:
+    num_words = sum(1 for string in strings if string)
+    if num_words > MAX_BAD_WORDS:
         raise RequestError(
-            f"bad_words has {len(texts)} words; send at most {MAX_BAD_WORDS}",
+            f"bad_words has {num_words} words; send at most {MAX_BAD_WORDS}",
             field="bad_words",
-            value=len(texts),
+            value=num_words,
             max=MAX_BAD_WORDS,
         )
-    words = [ids_of(text, tokenizer) for text in texts]
+    texts = [text for text in words_of(strings, "bad_words") if text]
+    words = tokenizer.encode_words(texts)
     for text, word in zip(texts, words, strict=True):
         if not word.size:
             raise RequestError(
@@ -73,25 +92,35 @@ def pack_words(words: Sequence[Ids]) -> Ids:
     return flat
 
 
-def unpack_words(rows: Sequence[Sequence[int]], field: str, *, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+def unpack_words(words: npt.NDArray[np.generic], field: str, *, vocab_size: int) -> tuple[tuple[int, ...], ...]:
     """The words of ``[2, n]``.
 
     Raises:
-        RequestError: ends that do not ascend, or lie beyond the ids; an id outside the vocabulary.
+        RequestError: too many words, ends that do not ascend, or lie beyond the ids; an id outside the vocabulary.
     """
-    ids, ends = rows
+    ids, ends = words.tolist()
     bounds = [0, *itertools.takewhile(lambda end: end >= 0, ends)]
-    words = tuple(tuple(ids[start:end]) for start, end in itertools.pairwise(bounds))
-    if bounds[-1] > len(ids) or not all(words):
+    num_words = len(bounds) - 1
+    if num_words > MAX_BAD_WORDS:
+        message = f"{field} has {num_words} words; send at most {MAX_BAD_WORDS}"
+        raise RequestError(message, field=field, value=num_words, max=MAX_BAD_WORDS)
+    found = tuple(tuple(ids[start:end]) for start, end in itertools.pairwise(bounds))
+    if bounds[-1] > len(ids) or not all(found):
         raise RequestError(
-            f"the second row of {field} must hold the ascending ends of its words in the first, then -1; got {ends}",
+            f"the second row of {field} must hold the ascending ends of its words in the first, then -1; got "
+            f"{_shortened(ends)}",
             field=field,
         )
-    for token_id in itertools.chain.from_iterable(words):
+    for token_id in itertools.chain.from_iterable(found):
         if not 0 <= token_id < vocab_size:
             raise RequestError(
                 f"{field} must be 0 to {vocab_size - 1}, the model's vocabulary; got {token_id}",
                 field=field,
                 value=token_id,
             )
-    return words
+    return found
+
+
+def _shortened(values: Sequence[int]) -> str:
+    shown = ", ".join(map(str, values[:_MAX_SHOWN]))
+    return f"[{shown}]" if len(values) <= _MAX_SHOWN else f"[{shown}, ...]"

@@ -30,6 +30,10 @@ class Server:
         if self.is_dead:
             raise Unavailable("tritonserver does not answer", reason="no_answer")
 
+    def close_doors(self, because: Unavailable) -> None:
+        assert because.facts == {"reason": "draining"}
+        self.calls.append("close_doors")
+
     @property
     def exit_status(self) -> int | None:
         return None if self.now_s < self.ends_at_s else -9
@@ -88,14 +92,14 @@ def drained(monkeypatch: pytest.MonkeyPatch) -> Drain:
 def test_with_nothing_running_it_only_waits_for_what_is_on_its_way_to_the_clients(drained: Drain) -> None:
     server = Server(0)
     assert drained(server) == []
-    assert server.calls == ["turn_unready", "drain", "status"]
+    assert server.calls == ["turn_unready", "close_doors", "drain", "status"]
     assert server.now_s == pytest.approx(100.3)
 
 
 def test_running_streams_are_waited_for(drained: Drain) -> None:
     server = Server(50)
     assert drained(server) == ["not ready any more; running streams may take another 30 s"]
-    assert server.calls == ["turn_unready", "drain", "status"]
+    assert server.calls == ["turn_unready", "close_doors", "drain", "status"]
     assert server.now_s == pytest.approx(100 + 49 * 0.02 + 0.3, abs=0.1)
     assert server.outcome is Outcome.FINISHED
 
@@ -104,7 +108,7 @@ def test_streams_that_take_too_long_are_ended(drained: Drain) -> None:
     server = Server(10**9)
     told = drained(server, timeout_s=2)
     assert told[-1] == "ending the streams that are not done"
-    assert server.calls == ["turn_unready", "drain", "status", "cancel", "status"]
+    assert server.calls == ["turn_unready", "close_doors", "drain", "status", "cancel", "status"]
     assert server.now_s == pytest.approx(102.3, abs=0.1)
     assert server.outcome is Outcome.CUT
 
@@ -118,7 +122,7 @@ def test_streams_that_do_not_end_even_then_are_not_waited_for_forever(drained: D
 def test_a_hurry_ends_the_wait_at_once(drained: Drain) -> None:
     server = Server(10**9)
     drained(server, timeout_s=600, is_hurried=lambda: server.now_s > 101)
-    assert server.calls == ["turn_unready", "drain", "status", "cancel", "status"]
+    assert server.calls == ["turn_unready", "close_doors", "drain", "status", "cancel", "status"]
     assert server.now_s == pytest.approx(101.3, abs=0.1)
 
 
@@ -135,14 +139,14 @@ def test_a_delay_comes_between_not_ready_and_the_refusal_of_requests(drained: Dr
     server = Server(0)
     told = drained(server, delay_s=7)
     assert told == ["not ready any more; new requests are taken for another 7 s"]
-    assert server.calls == ["turn_unready", "failure", "drain", "status"]
+    assert server.calls == ["turn_unready", "failure", "close_doors", "drain", "status"]
     assert server.now_s == pytest.approx(107.3, abs=0.1)
 
 
 def test_a_hurry_ends_the_delay(drained: Drain) -> None:
     server = Server(10**9)
     drained(server, delay_s=600, is_hurried=lambda: server.now_s > 101)
-    assert server.calls == ["turn_unready", "failure", "drain", "status", "cancel", "status"]
+    assert server.calls == ["turn_unready", "failure", "close_doors", "drain", "status", "cancel", "status"]
     assert server.now_s < 102
 
 

@@ -367,7 +367,8 @@ async def answered(site: Site) -> Any:
     try:
         return await site.stub.ModelInfer(request(b"good"))
     except grpc.aio.AioRpcError as exc:
-        assert exc.code() is grpc.StatusCode.CANCELLED
+        if exc.code() is not grpc.StatusCode.CANCELLED:
+            raise
         return await site.stub.ModelInfer(request(b"good"))
 
 

@@ -138,8 +138,16 @@ class AnyOrderService:
         self.rng = random.Random(0)
 
     def start(
-        self, tensors: Tensors, sink: ReplySink, *, request_id: str = "", timeout_us: int = 0, trace: None = None
+        self,
+        tensors: Tensors,
+        sink: ReplySink,
+        *,
+        request_id: str = "",
+        timeout_us: int = 0,
+        trace: None = None,
+        was_taken: bool = False,
     ) -> None:
+        assert not was_taken
         assert not timeout_us
         assert trace is None
         prompts = self._asked.prompts(tensors)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request's parameters are read, and a release that a model cannot serve is refused."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -95,3 +97,16 @@ def test_a_parameter_that_is_all_but_one_of_ours_is_refused_and_a_clients_own_ar
         parameters_of('{"priorty_class": "batch"}')
     own = '{"tenant_id": 7, "deadline": 1, "trace": "x", "priority": 1}'
     assert parameters_of(own) == {"tenant_id": 7, "deadline": 1, "trace": "x", "priority": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param(json.dumps(dict.fromkeys(map(str, range(257)), 1)), "257 parameters; send at most 256", id="many"),
+        pytest.param(json.dumps({"own": "x" * 65_536}), "65547 characters; send at most 65536", id="long"),
+    ],
+)
+def test_more_parameters_than_anybody_needs_are_refused_before_they_are_looked_at(text: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        parameters_of(text)
+    assert caught.value.facts["field"] == "parameters"

@@ -2,20 +2,23 @@
 """Text in, text out as a guest of a real engine process: what is new in each response, or the whole text so far."""
 
 import itertools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import triton_python_backend_utils as pb_utils
 from recording_sink import RecordingSink
 from text_bench import Owner, ask, wait_until
 
-from ensemble_configs.errors import RequestError
+from ensemble_configs.errors import RequestError, Unavailable
 from serving.detokenization import TextDecoder
 from serving.engine_sources import SharedEngine
 from serving.request_metrics import RequestMetrics
 from serving.run_dir import RUN_DIR_VARIABLE
+from serving.tensor_sink import Tensors
 from serving.text_pipeline import TextPipeline
 
 
@@ -134,3 +137,49 @@ def test_a_pipeline_is_warmed_up_without_a_word_to_its_engine_or_its_counters(
         assert not metrics._observed
     finally:
         made.close()
+
+
+LONG = "Who are you? " * 2000
+
+
+def test_a_request_with_long_text_counts_as_running_from_the_start_and_is_answered(delta: TextPipeline) -> None:
+    held, may_go_on = threading.Event(), threading.Event()
+    prepare = delta._prompt_step.prepare
+
+    def slowly(tensors: Tensors) -> dict[str, npt.NDArray[np.generic]]:
+        held.set()
+        assert may_go_on.wait(10)
+        return prepare({**tensors, "QUERY": np.array([[b"Who are you?"]], dtype=np.object_)})
+
+    delta._prompt_step.prepare = slowly  # type: ignore[method-assign,assignment]
+    taken = ask(delta.start, text_input=LONG)
+    assert held.wait(10)
+    assert delta.num_running == 1
+    delta.refuse_new(Unavailable("the server is shutting down", reason="draining"))
+    with pytest.raises(Unavailable, match="shutting down"):
+        ask(delta.start, text_input=LONG)
+    may_go_on.set()
+    assert taken.texts()  # it was taken before
+    wait_until(lambda: delta.num_running == 0)
+
+
+def test_long_text_that_cannot_fit_is_refused_through_its_sink(delta: TextPipeline) -> None:
+    assert isinstance(ask(delta.start, text_input=LONG).wait().error, RequestError)
+    wait_until(lambda: delta.num_running == 0)
+
+
+def test_long_text_that_waits_is_ended_with_all_others(delta: TextPipeline) -> None:
+    held, may_go_on = threading.Event(), threading.Event()
+
+    def slowly(_: Tensors) -> dict[str, npt.NDArray[np.generic]]:
+        held.set()
+        assert may_go_on.wait(10)
+        return {}
+
+    delta._prompt_step.prepare = slowly  # type: ignore[method-assign,assignment]
+    waiting = ask(delta.start, text_input=LONG)
+    assert held.wait(10)
+    shutdown = Unavailable("the server shut down", reason="shutdown")
+    delta.cancel_all(shutdown)
+    may_go_on.set()
+    assert waiting.wait().error is shutdown

@@ -164,3 +164,10 @@ def test_a_request_without_tokens_is_refused(step: TextStep) -> None:
 def test_tokens_of_another_rank_are_refused(step: TextStep, shape: tuple[int, ...]) -> None:
     with pytest.raises(RequestError, match=r"TOKENS_BATCH has the shape .*; send \[batch, beams, tokens\]"):
         step.respond({"TOKENS_BATCH": np.ones(shape, np.int32)})
+
+
+def test_more_tokens_than_a_text_has_are_refused_before_they_are_read() -> None:
+    step = TextStep(TextDecoder.from_spec(SPEC), max_seq_len=100)
+    with pytest.raises(RequestError, match="TOKENS_BATCH has 101 values; send at most 100"):
+        step.respond({"TOKENS_BATCH": np.ones((1, 1, 101), dtype=np.int32)})
+    assert step.respond({"TOKENS_BATCH": np.ones((1, 2, 100), dtype=np.int32)}).shape == (2,)

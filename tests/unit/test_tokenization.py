@@ -50,13 +50,13 @@ def test_the_begin_token_is_left_out_where_the_deployment_or_the_call_says_so(fo
     assert BOS in load(folder, add_special_tokens=False).encode("Hi", add_special_tokens=True)
 
 
-def test_bytes_and_batches_give_the_ids_of_the_text(folder: Path) -> None:
+def test_bytes_and_words_give_the_ids_of_the_text(folder: Path) -> None:
     tokenizer = load(folder)
     texts = ["你好 🙂", "a", "e\u0301"]
-    batch = tokenizer.encode_batch(texts)
-    for text, ids in zip(texts, batch, strict=True):
-        assert ids.dtype == np.int32
-        assert ids.tolist() == tokenizer.encode(text).tolist() == tokenizer.encode_bytes(text.encode()).tolist()
+    for copies in (1, 5000):  # few are tokenized one after the other, many together
+        for text, ids in zip(texts * copies, tokenizer.encode_words(texts * copies), strict=True):
+            assert ids.dtype == np.int32
+            assert [BOS, *ids.tolist()] == tokenizer.encode_bytes(text.encode()).tolist()
 
 
 def test_a_special_token_typed_into_a_prompt_becomes_that_token_as_upstream(folder: Path) -> None:
@@ -70,7 +70,7 @@ def test_truncation_and_padding_saved_with_the_tokenizer_do_not_touch_prompts(fo
     tokenizer.save(str(folder / "tokenizer.json"))
     prompts = load(folder)
     assert len(prompts.encode("ten chars.")) == 11
-    assert [len(ids) for ids in prompts.encode_batch(["a", "ten chars."])] == [2, 11]
+    assert [len(ids) for ids in prompts.encode_words(["a", "ten chars."])] == [1, 10]
 
 
 def test_many_threads_share_one_tokenizer(folder: Path) -> None:
@@ -88,7 +88,6 @@ def test_many_threads_share_one_tokenizer(folder: Path) -> None:
         pytest.param(lambda tokenizer: tokenizer.encode_bytes(b""), "text_input is empty", id="no bytes"),
         pytest.param(lambda tokenizer: tokenizer.encode_bytes(b"ab\xffc"), "not UTF-8 at byte 2", id="not UTF-8"),
         pytest.param(lambda tokenizer: tokenizer.encode("a\ud800"), "half a surrogate pair at character 1", id="half"),
-        pytest.param(lambda tokenizer: tokenizer.encode_batch(["a", ""]), "text_input is empty", id="one of a batch"),
     ],
 )
 def test_a_bad_prompt_is_refused_by_name(folder: Path, call: Callable[[PromptTokenizer], object], words: str) -> None:

@@ -1,38 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton adapter of `preprocessing` (text to tokens); the logic is in serving.prompt_step."""
+"""Triton adapter of `preprocessing` (text to tokens); the logic is in serving.prompt_service."""
 
-from functools import partial
-
-import triton_python_backend_utils as pb_utils
-
-from serving.lifeline import Lifeline
-from serving.prompt_step import PromptStep
+from serving.lifeline import Lifeline, generation_handlers
+from serving.prompt_service import PromptService
+from serving.request_parameters import parameters_of, stream_name_of
 from serving.tracing.request_tracer import RequestTracer
-from serving.triton_adapter import guarded, release_folder
+from serving.triton_adapter import Responses, release_folder, start_each
 
 
 class TritonPythonModel:
-    """One request, one response."""
+    """One request, one response; to long text it comes after `execute` has returned."""
 
     def initialize(self, args: dict[str, str]) -> None:
         self.tracer = RequestTracer(args)
-        self.step = PromptStep.from_release(release_folder(args))
-        self.lifeline = Lifeline(args, {"status": lambda: {"num_streams": 0}})
+        self.responses = Responses(args, step="preprocessing")
+        self.service = PromptService.from_release(release_folder(args))
+        self.lifeline = Lifeline(args, generation_handlers(self.service))
 
-    def execute(self, requests: list) -> list:
-        return [self._guarded(request) for request in requests]
+    def execute(self, requests: list) -> None:
+        start_each(self._start, requests, self.tracer)
 
-    def _guarded(self, request):
-        trace = self.tracer.begin(request)
-        return guarded(partial(self._respond, trace=trace), request, trace)
-
-    def _respond(self, request, *, trace):
+    def _start(self, request, *, trace) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        prompt = self.step.respond(tensors, traceparent=trace.handed_on() if trace is not None else "")
-        if trace is not None:
-            trace.end_step("preprocessing")
-        return pb_utils.InferenceResponse([pb_utils.Tensor(*named) for named in prompt.items()])
+        sink = self.responses.sink(request, trace)
+        stream_name = stream_name_of(parameters_of(request.parameters()))
+        self.service.start(tensors, sink, request_id=request.request_id(), stream_name=stream_name, trace=trace)
 
     def finalize(self) -> None:
         self.lifeline.close()
+        self.service.close()
         self.tracer.close()
