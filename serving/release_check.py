@@ -28,7 +28,7 @@ def refuse_unfit_releases(spec: ReleaseSpec) -> None:
 
 @contextlib.contextmanager
 def releases_in_use(spec: ReleaseSpec) -> Iterator[None]:
-    """Keep the releases of a deployment from being evicted, where they lie in a cache of `trireme pull`."""
+    """Keep the releases of a deployment from being moved or sealed again, and from being evicted from a cache."""
     with contextlib.ExitStack() as held:
         for folder, _ in releases_of(spec):
             held.enter_context(in_use(folder))

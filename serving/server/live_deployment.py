@@ -76,6 +76,7 @@ class LiveDeployment:
         Raises:
             SpecError: what is missing, and the next step.
         """
+        self._hold(self.spec)  # before they are looked at: what was found stays true
         try:
             check(self.spec)
         except SpecError as exc:
@@ -85,7 +86,7 @@ class LiveDeployment:
         self._write(self.spec)
 
     def close(self) -> None:
-        """Nothing is served any more: a cache may evict the releases."""
+        """Nothing is served any more: the releases may be moved, and evicted from a cache."""
         for held in self._held.values():
             held.close()
 
@@ -270,7 +271,7 @@ class LiveDeployment:
         self._hold(spec)
 
     def _hold(self, *specs: DeploymentSpec) -> None:
-        """Keep the releases of these deployments, and no others, from being evicted from a cache."""
+        """Keep the releases of these deployments, and no others, from being moved, sealed again or evicted."""
         wanted = {
             (model.name, release.release): release
             for spec in specs
