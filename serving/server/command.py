@@ -13,6 +13,7 @@ import typer
 from ensemble_configs.deployment import load_deployment, override_triton
 from ensemble_configs.errors import ServerError, SpecError
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.server_lock import server_lock
 from ensemble_configs.unix_socket import CONTROL_SOCKET
 from serving.server.control import ControlSocket
 from serving.server.control_key import read_control_key
@@ -115,11 +116,11 @@ def serve(
         load_timeout_s=ready_timeout_s,
         tell=_tell,
     )
-    live.check()
-    installation = find_triton()
-    refuse_unfit_server(spec.triton, installation)
     log_path = folder / "triton.log"
-    with contextlib.closing(live), contextlib.ExitStack() as held:
+    with server_lock(folder, spec), contextlib.closing(live), contextlib.ExitStack() as held:
+        live.check()
+        installation = find_triton()
+        refuse_unfit_server(spec.triton, installation)
         log = held.enter_context(log_path.open("wb"))
         log.write(f"{describe_server(spec.triton, installation)}\n".encode())
         log.flush()  # tritonserver writes into it, too

@@ -128,7 +128,7 @@ def test_scaling_queries_are_0_when_idle_follow_the_load_and_have_no_answer_when
 ) -> None:
     watched, server = prometheus
     loading_is_scraped = 'up{job="trireme",pod="chat-b"} == 1'  # a time of its own: it may be after the server's
-    wait_until(lambda: watched.query(loading_is_scraped), 30)
+    wait_until(lambda: bool(watched.query(loading_is_scraped)), 30)
     wait_until(lambda: set(answers(watched, chart).values()) == {0.0}, 30)
     [up] = watched.query(loading_is_scraped)
     assert up["metric"] | {"namespace": "llm", "service": "chat", "server": chart["server"]} == up["metric"]
