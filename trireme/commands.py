@@ -116,7 +116,7 @@ def _load(name: str, function: str) -> Callable[..., object]:
 
 
 def _exiting(function: Callable[P, T]) -> Callable[P, T]:
-    """The process boundary: what a subcommand raises becomes one line on stderr and an exit code."""
+    """The process boundary: what a subcommand raises becomes lines on stderr, mostly one, and an exit code."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -125,7 +125,8 @@ def _exiting(function: Callable[P, T]) -> Callable[P, T]:
         except ServingError as exc:
             hint_ms = exc.facts.get("retry_after_ms")
             hint = "" if hint_ms is None else f" (retry_after_ms={hint_ms})"
-            typer.echo(f"trireme: {' '.join(exc.message.split())}{hint}", err=True)
+            lines = [" ".join(line.split()) for line in exc.message.splitlines()]
+            typer.echo("trireme: " + "\n  ".join(filter(None, lines)) + hint, err=True)
             raise typer.Exit(exit_code(exc)) from exc
         except KeyboardInterrupt as exc:
             raise typer.Exit(EXIT_INTERRUPTED) from exc

@@ -17,6 +17,7 @@ from ensemble_configs.server_lock import server_lock
 from ensemble_configs.unix_socket import CONTROL_SOCKET
 from serving.server.control import ControlSocket
 from serving.server.control_key import read_control_key
+from serving.server.descriptor_limit import raise_descriptor_limit
 from serving.server.drain_request import DrainRequest
 from serving.server.health import Health, HealthServer
 from serving.server.installation import find_triton
@@ -27,9 +28,10 @@ from serving.server.release_control import release_handlers
 from serving.server.server_features import describe_server
 from serving.server.server_probe import refuse_unfit_server
 from serving.server.shared_memory import remove_dead_regions
+from serving.server.start_failure import cause_in
 from serving.server.stop_signal import StopSignal
 from serving.server.supervision import Supervision
-from serving.server.told import cause_in, releases_of, welcome
+from serving.server.told import releases_of, welcome
 from serving.server.triton_process import TritonProcess
 from serving.server_log import log_format as current_log_format
 from serving.server_log import set_up_log
@@ -118,6 +120,8 @@ def serve(
     )
     log_path = folder / "triton.log"
     with server_lock(folder, spec), contextlib.closing(live), contextlib.ExitStack() as held:
+        if (low_limit := raise_descriptor_limit(spec)) is not None:
+            _tell(low_limit)
         live.check()
         installation = find_triton()
         refuse_unfit_server(spec.triton, installation)
@@ -149,7 +153,7 @@ def serve(
                 tell=_tell,
             ).run()
         except ServerError as exc:
-            raise ServerError(f"{exc.message}; {cause_in(log_path, is_verbose=is_verbose)}") from exc
+            raise ServerError(f"{exc.message}\n{cause_in(log_path, is_verbose=is_verbose)}") from exc
 
 
 def _tell(line: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trireme serve` tells a person of a server: what it loads, where it is when it is ready, and why it failed."""
+"""What `trireme serve` tells a person of a server: what it loads, and where it is when it is ready."""
 
 import sys
 from pathlib import Path
@@ -44,13 +44,3 @@ def welcome(spec: DeploymentSpec, seconds: float) -> str:
         f"  metrics  http://{host}:{triton.metrics_port}/metrics\n"
         f"{models}{ask}"
     ).rstrip()
-
-
-def cause_in(log_path: Path, *, is_verbose: bool) -> str:
-    """What the log says went wrong, or where that is."""
-    if is_verbose:
-        return "its log is above"
-    lines = log_path.read_text(errors="replace").splitlines()
-    marks = ("Error", "[INVALID", "terminate called", "what():")
-    errors = [line for line in lines if any(mark in line for mark in marks) or line.startswith("error:")]
-    return "\n".join(["its last errors:", *errors[-5:], f"the whole log is in {log_path}"])
