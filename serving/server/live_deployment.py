@@ -18,7 +18,7 @@ from ensemble_configs.errors import ServerError, ServingError, SpecError, Unavai
 from ensemble_configs.grpc_tls import certificate_of, own_access
 from ensemble_configs.release_changes import model_named, without_release
 from ensemble_configs.repository import write_repository
-from serving.release_check import releases_in_use
+from serving.release_check import releases_in_use, unverified_places
 from serving.server.lost_versions import forget, wait_unloaded
 from serving.server.model_moves import (
     Say,
@@ -118,6 +118,11 @@ class LiveDeployment:
                     "canary": model.canary,
                     "on_trial": list(model.on_trial),
                     "releases": [release.model_dump(mode="json") for release in model.releases],
+                    "unverified": {
+                        str(release.release): [str(place) for place in places]
+                        for release in model.releases
+                        if (places := unverified_places(release))
+                    },
                     "engine_pids": {
                         str(release.release): pid
                         for release in model.releases

@@ -5,15 +5,21 @@ import sys
 from pathlib import Path
 
 from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.release_spec import ReleaseSpec
+from serving.release_check import unverified_places
 
 _QUESTION = "What is the capital of France?"
 
 
 def releases_of(spec: DeploymentSpec) -> str:
-    """What is served, in a few words."""
+    """What is served, in a few words; of what no manifest lists the files of, that too."""
     if len(spec.models) == 1:
-        return f"release {', '.join(str(release.release) for release in spec.releases)}"
-    return ", ".join(f"{model.name} release {model.release}" for model in spec.models)
+        return f"release {', '.join(_told(release) for release in spec.releases)}"
+    return ", ".join(f"{model.name} release {_told(model)}" for model in spec.models)
+
+
+def _told(release: ReleaseSpec) -> str:
+    return f"{release.release}, unverified" if unverified_places(release) else str(release.release)
 
 
 def welcome(spec: DeploymentSpec, seconds: float) -> str:

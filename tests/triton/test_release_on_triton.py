@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from demo_release import alter_a_byte, write_demo_release
-from running_server import RunningServer
+from demo_release import DEMO_MODEL, alter_a_byte, write_demo_release
+from running_server import RunningServer, deployment_text
 
 from benchmarks.free_ports import free_ports
 from build_engines.release_cache import ReleaseCache
+from clients.server_control import ServerControl
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.errors import Unavailable
 from ensemble_configs.release_lock import lock_file, locked
@@ -42,9 +43,23 @@ def test_a_release_is_served_by_its_folder_alone(release: Path, tmp_path: Path) 
         assert "".join(chunk.text for chunk in client.generate(request)) == " The capital of France is Paris."
         with locked(lock_file(release), is_shared=False) as is_free:
             assert not is_free
+        assert server.metric("trireme_engine_verified") == 1
+        assert "(release 1) ..." in server.log()
         assert server.stop() == 0
     with locked(lock_file(release), is_shared=False) as is_free:
         assert is_free
+
+
+def test_a_folder_without_a_manifest_is_served_and_said_to_be_unverified(tmp_path: Path) -> None:
+    folder = DEMO_MODEL / "openvino" / "target"
+    deployment = deployment_text("plain", engine={"provider": "openvino", "dir": str(folder), "num_kv_blocks": 64})
+    with RunningServer(deployment, tmp_path / "server") as server:
+        assert "loading plain (release 1, unverified) ..." in server.log()
+        assert f"{folder} is unverified: no manifest lists its files" in server.log()
+        assert server.metric("trireme_engine_verified") == 0
+        [model] = ServerControl(tmp_path / "server/build/plain/control.sock").ask("status")["models"]  # type: ignore[misc]
+        assert model["unverified"] == {"1": [str(folder)]}
+        assert server.stop() == 0
 
 
 def test_a_deployment_whose_releases_were_pulled_is_served_from_the_cache(tmp_path: Path) -> None:
