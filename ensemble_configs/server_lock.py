@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.errors import SpecError
@@ -58,20 +59,43 @@ def refuse_served(repository: Path) -> None:
         SpecError: a server has it, and would load what is written when it starts an engine again.
     """
     path = repository.resolve().parent / _FILE
-    try:
-        number = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return
+    with contextlib.suppress(FileNotFoundError):
+        if _is_held(path):
+            raise SpecError(
+                f"{repository} is what {_holder(path)} serves; name another folder with --out, or stop that one first "
+                f"(`trireme drain --server {path.parent}`)",
+                file=repository,
+            )
+
+
+class ServedPorts(NamedTuple):
+    """Of a server that runs."""
+
+    grpc_port: int
+    metrics_port: int
+
+
+def served_ports(builds: Path) -> list[ServedPorts]:
+    """Of the servers that run in the folders below one."""
+    found = []
+    for path in sorted(builds.glob(f"*/{_FILE}")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if _is_held(path):
+                told = json.loads(path.read_text(encoding="utf-8"))
+                found.append(ServedPorts(int(told["grpc_port"]), int(told["metrics_port"])))
+    return found
+
+
+def _is_held(path: Path) -> bool:
+    """Raises: FileNotFoundError: there is no such lock."""
+    number = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError as exc:
-        raise SpecError(
-            f"{repository} is what {_holder(path)} serves; name another folder with --out, or stop that one first "
-            f"(`trireme drain --server {path.parent}`)",
-            file=repository,
-        ) from exc
+    except BlockingIOError:
+        return True
     finally:
         os.close(number)
+    return False
 
 
 def _take(path: Path) -> int | None:

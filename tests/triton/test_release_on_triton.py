@@ -57,8 +57,9 @@ def test_a_folder_without_a_manifest_is_served_and_said_to_be_unverified(tmp_pat
         assert "loading plain (release 1, unverified) ..." in server.log()
         assert f"{folder} is unverified: no manifest lists its files" in server.log()
         assert server.metric("trireme_engine_verified") == 0
-        [model] = ServerControl(tmp_path / "server/build/plain/control.sock").ask("status")["models"]  # type: ignore[misc]
-        assert model["unverified"] == {"1": [str(folder)]}
+        models = ServerControl(tmp_path / "server/build/plain/control.sock").ask("status")["models"]
+        assert isinstance(models, list)
+        assert models[0]["unverified"] == {"1": [str(folder)]}
         assert server.stop() == 0
 
 
