@@ -101,7 +101,7 @@ def test_each_cause_has_a_line_of_the_terminal(tmp_path: Path, capsys: pytest.Ca
         raise ServerError(message)
 
     with pytest.raises(BaseException):  # noqa: B017, PT011  typer's own
-        commands._exiting(fail)()
+        commands._exiting(fail, keeps_lines=True)()
     first, cause, where = capsys.readouterr().err.splitlines()
     assert first == "trireme: tritonserver ended with status 1 while loading"
     assert cause.startswith("  tensorrt_llm 1: the engine could not be loaded: OpenVINO cannot load")
