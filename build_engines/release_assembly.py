@@ -4,7 +4,6 @@
 import getpass
 import os
 import platform
-import shutil
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from build_engines.build_job import BuildPlan
+from build_engines.linked_files import link_or_copy
 from build_engines.work_folder import Stamp, WorkFolder, partial_of
 from ensemble_configs.durable_files import sync, write_atomically
 from ensemble_configs.errors import BuildError, SpecError
@@ -81,11 +81,7 @@ def _link_tree(source: Path, target: Path) -> None:
         if path.is_dir():
             place.mkdir(parents=True, exist_ok=True)
             continue
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(path, place)
-        except OSError:
-            shutil.copyfile(path, place)
+        link_or_copy(path, place)
 
 
 def _write_provenance(folder: Path, stamps: Mapping[str, Stamp], details: Mapping[str, JsonValue]) -> None:

@@ -19,6 +19,7 @@ from ensemble_configs.engine_fit import refuse_unfit_engine
 from ensemble_configs.errors import SpecError
 from ensemble_configs.helm_values import render_helm_values
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT, DEFAULT_REPOSITORY, write_repository
+from ensemble_configs.server_lock import refuse_served
 
 _NUM_REASONS = 4
 
@@ -72,6 +73,7 @@ def render(
         return
     is_default = deployment.resolve() == DEFAULT_DEPLOYMENT
     root = out or (DEFAULT_REPOSITORY if is_default else Path("build") / spec.name / "model_repository")
+    refuse_served(root)
     written = write_repository(spec, root=root, source=_shown(deployment))
     typer.echo(f"{root}: {len(written)} files written" + "".join(f"\n  {path}" for path in written))
 

@@ -90,7 +90,7 @@ _KNOWN_TEXTS = (
     _known(
         r"is not healthy",
         Unavailable,
-        "{text} It does not come back by itself: restart the server",
+        "{text} `trireme serve` starts the server again, so try again in some seconds; start a plain tritonserver anew",
         reason="engine_dead",
     ),
     _known(

@@ -190,9 +190,11 @@ def _limits(spec: TensorRtEngineSpec, build: BuildLimits) -> Iterator[Mismatch]:
         ("is_gathering_context_logits", spec.is_gathering_context_logits, build.gather_context_logits),
     ):
         if wanted > built and not is_default(name, wanted):
-            value = getattr(spec, name)
+            value = spec.told(name)
             why = f"is more than {spec.dir} was built for ({built})"
-            yield Mismatch(f"engine.{name}", value, why, f"{built} at most", f"lower it or {_BUILD_ANEW}")
+            yield Mismatch(
+                f"engine.{name}", value, why, f"{built} at most", f"set it to {built} or less, or {_BUILD_ANEW}"
+            )
 
 
 def _context_attention(spec: TensorRtEngineSpec, build: BuildLimits) -> Iterator[Mismatch]:

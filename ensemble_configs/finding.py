@@ -31,8 +31,8 @@ def refuse(findings: Sequence[Finding], *, source: Path) -> None:
     """
     if not findings:
         return
-    shown = " | ".join(map(str, findings[:_NUM_SHOWN]))
-    more = (
-        f" | and {len(findings) - _NUM_SHOWN} more (`trireme doctor` lists all)" if len(findings) > _NUM_SHOWN else ""
-    )
-    raise SpecError(f"{source}: {shown}{more}", file=source, check=findings[0].check)
+    lines = [str(finding) for finding in findings[:_NUM_SHOWN]]
+    if len(findings) > _NUM_SHOWN:
+        lines.append(f"and {len(findings) - _NUM_SHOWN} more (`trireme doctor` lists all)")
+    shown = f" {lines[0]}" if len(lines) == 1 else "".join(f"\n{line}" for line in lines)
+    raise SpecError(f"{source}:{shown}", file=source, check=findings[0].check)

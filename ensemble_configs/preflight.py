@@ -45,7 +45,8 @@ def check_release(
     try:
         manifest = load_manifest(folder)
     except SpecError as exc:
-        return [_finding("manifest", exc.message, "a whole release", "build or pull it again, or name another folder")]
+        found, _, next_step = exc.message.rpartition("; ")
+        return [_finding("manifest", found or exc.message, "a whole release", next_step)]
     nodes = num_nodes or _num_nodes(manifest, deployment)
     return [
         *compare_files(folder, manifest, memory=memory),
@@ -142,8 +143,8 @@ def _check_deployment(manifest: ReleaseManifest, deployment: ReleaseSpec | None)
     ):
         asked = getattr(engine, field, 1)
         if limit is not None and asked > limit and not is_default(field, asked):
-            next_step = f"lower it to {limit}, or build the release for more"
-            findings.append(_finding(f"engine.{field}", asked, f"{limit} at most", next_step))
+            next_step = f"set it to {limit} or less, or build the release for more"
+            findings.append(_finding(f"engine.{field}", engine.told(field), f"{limit} at most", next_step))
     return findings
 
 

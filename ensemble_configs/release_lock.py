@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who uses a release of a local cache (`build_engines.release_cache`): a lock file each, beside the releases.
+"""Who uses a built release: what is served is not moved, sealed again or evicted.
 
-`CACHE/.locks/NAME` is shared by everybody who serves `CACHE/NAME`, and held alone by whoever copies or evicts it. The
-kernel gives it back when its holder ends, however that happens. The file's time is that of the last use.
+RELEASE itself is locked, wherever it lies: shared by everybody who serves or reads it, and held alone by whoever writes
+into it. In a cache (`build_engines.release_cache`) there is a lock file, too: `CACHE/.locks/NAME` is shared in the same
+way, and held alone by whoever copies or evicts `CACHE/NAME`. Its time is that of the last use. The kernel gives a lock
+back when its holder ends, however that happens. Holders on another machine are not seen.
 """
 
 import contextlib
@@ -21,10 +23,10 @@ def lock_file(release: Path) -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path, *, is_shared: bool, on_wait: Callable[[], None] | None = None) -> Iterator[bool]:
-    """Hold a lock file. Without `on_wait`, a lock that others hold is not waited for: False is given instead.
+    """Hold a file or a folder. Without `on_wait`, what others hold is not waited for: False is given instead.
 
     Raises:
-        OSError: there is no such file.
+        OSError: there is none, or it cannot be locked.
     """
     number = os.open(path, os.O_RDONLY)
     try:
@@ -44,12 +46,28 @@ def locked(path: Path, *, is_shared: bool, on_wait: Callable[[], None] | None = 
 
 @contextlib.contextmanager
 def in_use(release: Path) -> Iterator[None]:
-    """Keep a release from being evicted; nothing happens where it does not lie in a cache."""
-    path = lock_file(release.resolve())
-    if not path.is_file():
+    """Keep a release from being moved, sealed again or evicted; where there is none, nothing happens."""
+    folder = release.resolve()
+    with contextlib.ExitStack() as held:
+        if (path := lock_file(folder)).is_file():
+            held.enter_context(locked(path, is_shared=True, on_wait=lambda: None))
+            with contextlib.suppress(PermissionError):  # the cache is somebody else's
+                os.utime(path)
+        with contextlib.suppress(OSError):  # no such folder, or a file system without locks
+            held.enter_context(locked(folder, is_shared=True, on_wait=lambda: None))
         yield
-        return
-    with locked(path, is_shared=True, on_wait=lambda: None):
-        with contextlib.suppress(PermissionError):  # the cache is somebody else's
-            os.utime(path)
-        yield
+
+
+@contextlib.contextmanager
+def held_alone(release: Path) -> Iterator[bool]:
+    """Keep a release from being used, to write into it; False: it is in use, and it is not kept from anything."""
+    folder = release.resolve()
+    with contextlib.ExitStack() as held:
+        yield all(_is_free(path, held) for path in (lock_file(folder), folder))
+
+
+def _is_free(path: Path, held: contextlib.ExitStack) -> bool:
+    try:
+        return held.enter_context(locked(path, is_shared=False))
+    except OSError:  # not in a cache, or a file system without locks
+        return True

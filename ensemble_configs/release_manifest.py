@@ -56,6 +56,8 @@ BINDING_PACKAGES = {
 }
 
 _BUILD_AGAIN = "build the release again, or pull it again from where it is whole"
+_ENGINE_FILES = (".engine", "openvino_model.xml")  # as names end
+_WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
 _LET_READ = "let this user read it"
 
 
@@ -187,10 +189,7 @@ def load_manifest(folder: Path) -> ReleaseManifest:
     try:
         data = json.loads(path.read_bytes())
     except FileNotFoundError as exc:
-        what = (
-            "has no release.json: not a release, or one that was not finished" if folder.is_dir() else "does not exist"
-        )
-        raise SpecError(f"the release {folder} {what}; {_BUILD_AGAIN}", file=path) from exc
+        raise SpecError(f"the release {folder} {_what_it_is(folder)}", file=path) from exc
     except OSError as exc:
         raise SpecError(f"cannot read {path}: {exc.strerror}; {_BUILD_AGAIN}", file=path) from exc
     except ValueError as exc:
@@ -199,6 +198,25 @@ def load_manifest(folder: Path) -> ReleaseManifest:
     if missing := [name for name in manifest.required_files if name not in manifest.files]:
         raise SpecError(f"{path} does not list {', '.join(missing)}; {_BUILD_AGAIN}", file=path)
     return manifest
+
+
+def _what_it_is(folder: Path) -> str:
+    """What a folder without a manifest is, and what to do with that."""
+    if not folder.is_dir():
+        return f"does not exist; {_BUILD_AGAIN}"
+    names = {path.name for path in folder.iterdir()}
+    if any(name.endswith(_ENGINE_FILES) for name in names):
+        return (
+            "has no release.json: it is an engine's folder, not a release; serve it as it is with engine.dir and "
+            "tokenizer.dir, unverified, or make a release with `trireme build`"
+        )
+    if "config.json" in names and any(name.endswith(_WEIGHT_FILES) for name in names):
+        return (
+            "has no release.json: it is a checkpoint, not a release; make one of it with `trireme build RECIPE "
+            f"--checkpoint {folder} --out DIR` (docs/build.md), or serve it as it is with engine.dir, unverified, and "
+            "provider pytorch"
+        )
+    return f"has no release.json: not a release, or one that was not finished; {_BUILD_AGAIN}"
 
 
 def address(folder: Path) -> str:

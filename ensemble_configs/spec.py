@@ -78,6 +78,11 @@ class Spec(BaseModel):
         base = (info.context or {}).get("base_dir")
         return (base / value).resolve() if base is not None and isinstance(value, Path) else value
 
+    def told(self, field: str) -> str:
+        """A field's value for a message; of one that nobody wrote, that it is the default."""
+        value = getattr(self, field)
+        return str(value) if field in self.model_fields_set else f"{value}, the default: the deployment does not set it"
+
     @classmethod
     def shown_location(cls, location: Location, data: object) -> Location:
         """Where a person finds what is wrong at `location`, if the spec rearranges `data` before it is checked."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine's process loads: the engine of a release, inside the wrappers that the deployment asks for."""
 
+import logging
 import os
 from pathlib import Path
 
@@ -18,12 +19,14 @@ from serving.engines.providers import create_engine
 from serving.ledger_file import MAX_NAME_BYTES
 from serving.on_demand.on_demand_engine import OnDemandEngine
 from serving.on_demand.residency import Residency
-from serving.release_check import refuse_unfit_releases
+from serving.release_check import refuse_unfit_releases, unverified_places
 from serving.run_dir import RUN_DIR_VARIABLE
 from serving.shared_ledger import LEDGER_FILE, SharedLedger
 from serving.speculating_engine import SpeculatingEngine
 from serving.step_account import AccountedEngine
 from serving.stopping_engine import StoppingEngine
+
+_log = logging.getLogger("trireme.engine")
 
 _WARM_UP_DRAFT_TOKENS = 2
 
@@ -59,6 +62,8 @@ def load_engine(release: ReleaseSpec, *, folder: Path, run_dir: Path, is_inner: 
 
 def _model(release: ReleaseSpec) -> Engine:
     refuse_unfit_releases(release)
+    for place in unverified_places(release):
+        _log.warning("%s is unverified: no manifest lists its files, so altered bytes would not be noticed", place)
     engine = _warm(create_engine(release.engine), release)
     if release.draft_engine is not None:
         draft = _warm(create_engine(release.draft_engine), release)

@@ -31,6 +31,7 @@ from serving.engine_start_up import read_info, wait_until_loaded
 from serving.engines.base import EngineInfo
 from serving.engines.engine_start import EngineStart
 from serving.engines.providers import start_of_release
+from serving.release_check import releases_in_use
 from serving.run_dir import run_dir
 from serving.server_log import log_format
 
@@ -109,6 +110,7 @@ class OwnedEngine(EngineSource):
         self._lock = threading.Lock()  # no process is started behind close()
         self._is_closing = False
         self._process: EngineProcess | None = None
+        self._in_use = contextlib.ExitStack()  # the releases that it starts the engine from, between two starts too
 
     @classmethod
     def of_release(
@@ -121,7 +123,7 @@ class OwnedEngine(EngineSource):
     ) -> "OwnedEngine":
         """Return the source of a release's engine, as its deployment wants it started and watched over."""
         is_outer = release.on_demand is not None and not is_inner  # it waits for its turn before it loads anything
-        return cls(
+        source = cls(
             release_dir,
             listener,
             watchdog_s=release.engine.watchdog_s,
@@ -129,6 +131,8 @@ class OwnedEngine(EngineSource):
             load_timeout_s=None if is_outer else release.engine.load_timeout_s,
             plan=partial(_start_of_outer if is_outer else start_of_release, release),
         )
+        source._in_use.enter_context(releases_in_use(release))
+        return source
 
     def connect(self) -> tuple[Channel, EngineInfo]:
         """Start a process and wait until it has loaded the engine."""
@@ -167,6 +171,7 @@ class OwnedEngine(EngineSource):
         """Start no process any more."""
         with self._lock:
             self._is_closing = True
+        self._in_use.close()
         if self._listener is not None:
             self._listener.close()
 

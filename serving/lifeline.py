@@ -19,7 +19,8 @@ from typing import Protocol
 from ensemble_configs.errors import ServingError, Unavailable
 from ensemble_configs.unix_socket import bind_socket, connect_socket
 from serving.left_streams import LEFT_STREAMS
-from serving.orphan_watch import end_with_server
+from serving.orphan_watch import end_with_server, is_stub
+from serving.resumed_process import end_when_resumed
 from serving.run_dir import RUN_DIR_VARIABLE
 
 _log = logging.getLogger("trireme.lifeline")
@@ -77,6 +78,8 @@ class Lifeline:
     def __init__(self, args: Mapping[str, str], handlers: Mapping[str, Handler]) -> None:
         """Args: `args` are Triton's to `initialize`; `handlers` by operation, with ``status`` for all others."""
         end_with_server()
+        if is_stub():
+            end_when_resumed()
         self._handlers = handlers
         self._listener: socket.socket | None = None
         run_dir = os.environ.get(RUN_DIR_VARIABLE)

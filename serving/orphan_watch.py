@@ -17,10 +17,14 @@ _STUCK_S = 15.0  # longer than the silence after which `trireme serve` takes a s
 
 
 def end_with_server() -> None:
-    """From now on this process is killed when its parent is gone, if that is a `tritonserver`."""
-    server = os.getppid()
-    if Path(f"/proc/{server}/comm").read_text(encoding="utf-8").strip() == "tritonserver":
-        threading.Thread(target=_watch, args=(server,), name="orphan-watch", daemon=True).start()
+    """From now on this process is killed when its parent is gone, if it is a stub."""
+    if is_stub():
+        threading.Thread(target=_watch, args=(os.getppid(),), name="orphan-watch", daemon=True).start()
+
+
+def is_stub() -> bool:
+    """Return whether the parent of this process is a `tritonserver`."""
+    return Path(f"/proc/{os.getppid()}/comm").read_text(encoding="utf-8").strip() == "tritonserver"
 
 
 def _watch(server: int) -> None:

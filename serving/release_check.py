@@ -15,6 +15,8 @@ from ensemble_configs.release_spec import ReleaseSpec
 from serving.engines.providers import start_of_release
 from serving.this_machine import read_machine
 
+_PLACES = ("dir", "draft_dir", "lora_file")  # fields of engines
+
 
 def refuse_unfit_releases(spec: ReleaseSpec) -> None:
     """Check every built release that a deployment serves; an engine without a manifest beside it is not one.
@@ -28,7 +30,7 @@ def refuse_unfit_releases(spec: ReleaseSpec) -> None:
 
 @contextlib.contextmanager
 def releases_in_use(spec: ReleaseSpec) -> Iterator[None]:
-    """Keep the releases of a deployment from being evicted, where they lie in a cache of `trireme pull`."""
+    """Keep the releases of a deployment from being moved or sealed again, and from being evicted from a cache."""
     with contextlib.ExitStack() as held:
         for folder, _ in releases_of(spec):
             held.enter_context(in_use(folder))
@@ -58,6 +60,23 @@ def releases_of(spec: ReleaseSpec) -> list[tuple[Path, ReleaseSpec]]:
                 field="release_public_key",
             )
     return found
+
+
+def unverified_places(spec: ReleaseSpec) -> list[Path]:
+    """What an engine loads of which no manifest lists the files: nobody would notice an altered byte there."""
+    releases = [folder.resolve() for folder, _ in releases_of(spec)]
+    engines = [spec.engine] if spec.draft_engine is None else [spec.engine, spec.draft_engine]
+    named = [getattr(engine, field, None) for engine in engines for field in _PLACES]
+    return [
+        place
+        for place in named
+        if isinstance(place, Path) and not any(place.resolve().is_relative_to(folder) for folder in releases)
+    ]
+
+
+def is_verified(spec: ReleaseSpec) -> bool | None:
+    """Return whether all that an engine loads was compared with a manifest; None: it has no files."""
+    return None if getattr(spec.engine, "dir", None) is None else not unverified_places(spec)
 
 
 def launcher_findings(spec: ReleaseSpec) -> list[Finding]:

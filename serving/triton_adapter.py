@@ -64,12 +64,19 @@ def guarded(respond: Callable[[Any], Any], request: Any, trace: RequestTrace | N
 
 
 def start_each(start: Callable[..., Any], requests: list[Any], tracer: RequestTracer) -> None:
-    """Call `start(request, trace=...)` for each request; what it raises is the only response."""
+    """Call `start(request, trace=...)` for each request; what it raises is the only response.
+
+    One whose refusal cannot be sent keeps none behind it from being started: Triton would wait for them for ever.
+    """
     for request in requests:
         trace = tracer.begin(request)
         refusal = guarded(partial(start, trace=trace), request, trace)
-        if refusal is not None:
+        if refusal is None:
+            continue
+        try:
             request.get_response_sender().send(refusal, flags=final_flag())
+        except Exception:
+            _log.exception("the refusal of request %r could not be sent", request.request_id())
 
 
 class Responses:

@@ -17,6 +17,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 2, 130, 141
+_KEEP_LINES = frozenset({"serve", "render", "group", "doctor", "evaluate"})  # they check releases, and start servers
 
 
 class Command(NamedTuple):
@@ -96,7 +97,8 @@ def run_command(name: str, args: list[str]) -> None:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     command = COMMANDS[name]
     for function in command.verbs or (command.function,):
-        app.command(function.replace("_", "-") if command.verbs else name)(_exiting(_load(name, function)))
+        verb = function.replace("_", "-") if command.verbs else name
+        app.command(verb)(_exiting(_load(name, function), keeps_lines=name in _KEEP_LINES))
     if command.verbs:  # typer takes a single one for the whole command otherwise
         app.callback(help=f"{command.help}.")(lambda: None)
     app(args=args, prog_name=f"trireme {name}")
@@ -115,8 +117,12 @@ def _load(name: str, function: str) -> Callable[..., object]:
     return found
 
 
-def _exiting(function: Callable[P, T]) -> Callable[P, T]:
-    """The process boundary: what a subcommand raises becomes one line on stderr and an exit code."""
+def _exiting(function: Callable[P, T], *, keeps_lines: bool = False) -> Callable[P, T]:
+    """The process boundary: what a subcommand raises becomes one line on stderr and an exit code.
+
+    Args:
+        keeps_lines: the lines of a message are ours, one for each thing that is wrong, and not what a server says.
+    """
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -125,7 +131,8 @@ def _exiting(function: Callable[P, T]) -> Callable[P, T]:
         except ServingError as exc:
             hint_ms = exc.facts.get("retry_after_ms")
             hint = "" if hint_ms is None else f" (retry_after_ms={hint_ms})"
-            typer.echo(f"trireme: {' '.join(exc.message.split())}{hint}", err=True)
+            lines = exc.message.splitlines() if keeps_lines else [exc.message]
+            typer.echo("trireme: " + "\n  ".join(" ".join(line.split()) for line in lines) + hint, err=True)
             raise typer.Exit(exit_code(exc)) from exc
         except KeyboardInterrupt as exc:
             raise typer.Exit(EXIT_INTERRUPTED) from exc

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`trireme evaluate`: measure a release against its base, judge it by its recipe, and write that into its manifest."""
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +13,13 @@ from rich.progress import Progress
 
 from build_engines.evaluation.contestant import Contestant, KvPrecision, load_contestant
 from build_engines.evaluation.evaluation import SEED, Evaluation, evaluate
-from build_engines.evaluation.recording import record, refuse_unwritable
+from build_engines.evaluation.recording import Recorded, record, refuse_unwritable
 from build_engines.evaluation.report import tables
 from build_engines.evaluation.tasks import hash_items, load_items, sample
 from build_engines.recipe import load_recipe
 from build_engines.recipe_parts import QualitySpec
 from ensemble_configs.errors import SpecError
+from ensemble_configs.release_lock import in_use
 from ensemble_configs.release_parts import Override
 from ensemble_configs.validation import validate
 
@@ -47,8 +49,9 @@ def evaluate_release(
         bool,
         typer.Option(
             "--record/--no-record",
-            help="Write the results into the release's manifest, which changes its address. Not done with --limit, "
-            "--kv-cache, --against-kv-cache or --recipe: that is not the release as it is.",
+            help="Write the results into the release's manifest, which changes its address; of one that is in use, "
+            "into a release beside it. Not done with --limit, --kv-cache, --against-kv-cache or --recipe: that is not "
+            "the release as it is.",
         ),
     ] = True,
     is_override: Annotated[bool, typer.Option("--override", help="Let a release pass that failed.")] = False,
@@ -76,35 +79,47 @@ def evaluate_release(
             "leave --no-record, --limit, --recipe and the KV cache options out",
             field="override",
         )
-    candidate = load_contestant(release, kv_cache_precision=kv_cache)
-    base = load_contestant(against, kv_cache_precision=against_kv_cache)
-    if is_recorded and is_as_it_is and candidate.folder is not None:
-        refuse_unwritable(candidate.folder)
-    file = tasks or _demo_tasks(candidate)
-    items = load_items(file)
-    if limit is not None:
-        items = sample(items, limit, seed=SEED)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=is_json) as progress:
-        bar = progress.add_task("")
+    if is_recorded and is_as_it_is and release.is_dir():
+        refuse_unwritable(release)
+    with contextlib.ExitStack() as reading:
+        for folder in (release, against):  # for as long as they are read, nobody moves or evicts them
+            reading.enter_context(in_use(folder))
+        candidate = load_contestant(release, kv_cache_precision=kv_cache)
+        base = load_contestant(against, kv_cache_precision=against_kv_cache)
+        file = tasks or _demo_tasks(candidate)
+        items = load_items(file)
+        if limit is not None:
+            items = sample(items, limit, seed=SEED)
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=is_json) as progress:
+            bar = progress.add_task("")
 
-        def told(what: str, done: int, total: int) -> None:
-            progress.update(bar, description=what, completed=done, total=total)
+            def told(what: str, done: int, total: int) -> None:
+                progress.update(bar, description=what, completed=done, total=total)
 
-        quality = _quality(candidate, recipe)
-        found = evaluate(candidate, base, items, quality, tasks_sha256=hash_items(file), told=told)
+            quality = _quality(candidate, recipe)
+            found = evaluate(candidate, base, items, quality, tasks_sha256=hash_items(file), told=told)
     _show(found, is_json=is_json)
     if is_recorded and is_as_it_is and candidate.folder is not None:
-        recorded = record(candidate.folder, found, override)
-        told_address = (
-            "the release has the address that it had"
-            if recorded.address == recorded.old_address
-            else f"the release's address was {recorded.old_address[:12]} and is {recorded.address[:12]}: name that "
-            "folder to serve it, and sign it again if it was signed"
-        )
-        console.print(f"recorded in {recorded.path / 'release.json'}; {told_address}", highlight=False, soft_wrap=True)
+        console.print(_told(record(candidate.folder, found, override)), highlight=False, soft_wrap=True)
     if found.passed is False and override is None:
         raise typer.Exit(1)
+
+
+def _told(recorded: Recorded) -> str:
+    where = f"recorded in {recorded.path / 'release.json'}; "
+    if recorded.address == recorded.old_address:
+        return f"{where}the release has the address that it had"
+    if recorded.was_in_use:
+        return (
+            f"{where}the release {recorded.old_address[:12]} is in use, so it stays as it was, and this one beside it, "
+            f"{recorded.address[:12]}, has the same files and the results: name it at the next start; sign it if "
+            "the other was signed"
+        )
+    return (
+        f"{where}the release's address was {recorded.old_address[:12]} and is {recorded.address[:12]}: name that "
+        "folder to serve it, and sign it again if it was signed"
+    )
 
 
 def _override(is_override: bool, reason: str | None, who: str | None) -> Override | None:

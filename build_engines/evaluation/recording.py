@@ -1,16 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what an evaluation found into the release's manifest, which gives the release another address."""
+"""Writes what an evaluation found into the release's manifest, which gives the release another address.
+
+A release that is in use stays as it is, where it is: its engine may be started again at any time, from the same folder.
+What was found of it is sealed in a release beside it, of the same files.
+"""
 
 import os
 import re
+import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from build_engines.evaluation.evaluation import Evaluation
 from build_engines.evaluation.verdict import METRICS
+from build_engines.linked_files import link_or_copy
 from ensemble_configs.errors import SpecError
-from ensemble_configs.release_manifest import address, seal, verify
+from ensemble_configs.release_lock import held_alone, lock_file
+from ensemble_configs.release_manifest import (
+    PROVENANCE_FILE,
+    ReleaseManifest,
+    address,
+    load_manifest,
+    seal,
+    verify,
+)
 from ensemble_configs.release_parts import EvaluationBase, EvaluationResult, Override
 
 
@@ -18,28 +33,39 @@ def refuse_unwritable(folder: Path) -> None:
     """Before an evaluation that is to be recorded.
 
     Raises:
-        SpecError: its manifest cannot be written.
+        SpecError: its manifest cannot be written, or its new folder not be made.
     """
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise SpecError(
-            f"{folder} cannot be written to, so the results cannot be recorded in it; use --no-record, or a copy of it",
-            file=folder,
-        )
+    places = [folder]
+    if folder.is_dir():
+        with held_alone(folder) as is_free:
+            if not is_free:
+                places = [folder.resolve().parent]  # the release itself stays as it is
+            elif _is_named_for(folder, load_manifest(folder).name, address(folder)):
+                places.append(folder.resolve().parent)
+    for place in places:
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise SpecError(
+                f"{place} cannot be written to, so the results cannot be recorded in it; use --no-record, or a copy of "
+                "the release",
+                file=place,
+            )
 
 
 class Recorded(NamedTuple):
-    """Where the release is now."""
+    """Where the release is now that has the results."""
 
     path: Path
     address: str
     old_address: str
+    was_in_use: bool = False  # the one that was evaluated is as it was; `path` is another, of the same files
 
 
 def record(folder: Path, evaluation: Evaluation, override: Override | None) -> Recorded:
     """Seal a release again with the results, in place; what an earlier evaluation left is replaced.
 
     A folder that is named for its address, as `trireme build` names it, gets its new name: whoever serves the release
-    has to name that one, and a signature of the old address holds no longer.
+    has to name that one, and a signature of the old address holds no longer. A release that is in use is not touched,
+    and the one with the results gets a folder of its own beside it.
 
     Args:
         folder: of the release.
@@ -47,7 +73,8 @@ def record(folder: Path, evaluation: Evaluation, override: Override | None) -> R
         override: of a verdict that is against it; None: the verdict stands.
 
     Raises:
-        SpecError: the release was changed since it was evaluated, or there is nothing to override.
+        SpecError: the release was changed since it was evaluated, there is nothing to override, or something else has
+            the place of the one with the results.
     """
     manifest = verify(folder)
     old = address(folder)
@@ -69,17 +96,71 @@ def record(folder: Path, evaluation: Evaluation, override: Override | None) -> R
         ),
         "override": override,
     }
-    new = seal(folder, manifest.model_copy(update=changes))
-    return Recorded(_renamed(folder, manifest.name, old, new), new, old)
+    judged = manifest.model_copy(update=changes)
+    with held_alone(folder) as is_free:
+        if not is_free:
+            path, new = _sealed_beside(folder, judged, old)
+            return Recorded(path, new, old, was_in_use=True)
+        new = seal(folder, judged)
+        return Recorded(_renamed(folder, manifest.name, old, new), new, old)
+
+
+def _is_named_for(folder: Path, name: str, old: str) -> bool:
+    """Whether a build or `trireme pull` has named a folder for the address of its release."""
+    there = folder.resolve().name
+    return not folder.is_symlink() and (_is_built(there, name) or there == old)
+
+
+def _is_built(there: str, name: str) -> bool:
+    return re.fullmatch(re.escape(name) + "-[0-9a-f]{12}", there) is not None
 
 
 def _renamed(folder: Path, name: str, old: str, new: str) -> Path:
-    """Its new name, if it was named for its address: by a build, or by `trireme pull`."""
-    is_built = re.fullmatch(re.escape(name) + "-[0-9a-f]{12}", folder.resolve().name) is not None
-    if not (is_built or folder.resolve().name == old) or folder.is_symlink():
+    """Its new name, if it was named for its address."""
+    if not _is_named_for(folder, name, old):
         return folder
-    place = folder.resolve().with_name(f"{name}-{new[:12]}" if is_built else new)
-    return folder if place.exists() else folder.rename(place)
+    place = _place(folder, name, old, new)
+    if place.exists():
+        return folder
+    _count_in(folder, place)
+    return folder.rename(place)
+
+
+def _place(folder: Path, name: str, old: str, new: str) -> Path:
+    """Where a release beside `folder` belongs whose address is `new`."""
+    there = folder.resolve()
+    if there.name == old:
+        return there.with_name(new)
+    return there.with_name(f"{name if _is_built(there.name, name) else there.name}-{new[:12]}")
+
+
+def _count_in(folder: Path, place: Path) -> None:
+    """Have a cache know a release of another name as it knows the old one, for its bound and its evictions."""
+    if (lock := lock_file(folder.resolve())).is_file():
+        lock_file(place).write_text(lock.read_text())
+
+
+def _sealed_beside(folder: Path, manifest: ReleaseManifest, old: str) -> tuple[Path, str]:
+    """A release of the same files with another manifest, in a folder of its own; and its address."""
+    draft = folder.resolve().with_name(f".evaluated-{secrets.token_hex(8)}")
+    try:
+        beside = [PROVENANCE_FILE] if (folder / PROVENANCE_FILE).is_file() else []
+        for path in [*manifest.files, *beside]:
+            link_or_copy(folder / path, draft / path)
+        new = seal(draft, manifest)
+        if new == old:
+            return folder, new
+        place = _place(folder, manifest.name, old, new)
+        if not place.exists():
+            _count_in(folder, place)
+            draft.rename(place)
+        elif address(place) != new:
+            raise SpecError(
+                f"{place} is in the way of the release with the results; move it away and evaluate again", file=place
+            )
+        return place, new
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _results(evaluation: Evaluation) -> Iterator[EvaluationResult]:

@@ -2,13 +2,12 @@
 """An imported engine and its tokenizer as a built release: linked or copied into a folder of their own, and sealed."""
 
 import dataclasses
-import os
-import shutil
 from pathlib import Path
 
 import yaml
 from pydantic import JsonValue
 
+from build_engines.linked_files import link_or_copy
 from build_engines.migration.compiled_engine import CompiledEngine, int_of, kv_bytes_per_token
 from build_engines.migration.importing import Import, to_text
 from build_engines.migration.report import Entry, Verdict, carried, implied, lost
@@ -72,10 +71,7 @@ def seal_import(planned: Import, folder: Path, *, num_parameters: int, sm: int |
 def _take(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
     target.mkdir(parents=True)
     for path in sorted({path for pattern in patterns for path in source.glob(pattern) if path.is_file()}):
-        try:
-            os.link(path.resolve(), target / path.name)
-        except OSError:  # another file system, or one without links
-            shutil.copy2(path, target / path.name)
+        link_or_copy(path, target / path.name)
 
 
 def _manifest(planned: Import, engine: CompiledEngine, *, num_parameters: int, sm: int | None) -> ReleaseManifest:

@@ -9,15 +9,17 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
-from clients.access import NO_ACCESS, Access, host_of
+from clients.access import NO_ACCESS, Access, grpc_endpoint, host_of
 from clients.load.load_options import Load
 from clients.load.openai_stream import is_openai_url
 from clients.load.prompts import ProportionalWriter
 from clients.load.server_samples import read_metrics
 from clients.load.workload_spec import WORKLOAD, FixedWorkload, SyntheticWorkload, Workload, constant, read_workload
 from ensemble_configs.errors import RequestError
+from ensemble_configs.server_lock import served_ports
 
 _OPTION_OF = {"server_name": "--tls-server-name"}
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _LENGTH = 64  # tokens of prompts and answers, where nothing says it
 
 UrlOption = Annotated[
@@ -50,7 +52,8 @@ TimeoutOption = Annotated[
 MetricsOption = Annotated[
     str | None,
     typer.Option(
-        help="The server's Prometheus metrics; none: not read.", show_default="http://HOST:8002/metrics of a Triton"
+        help="The server's Prometheus metrics; none: not read.",
+        show_default="of a Triton that was started in this folder where it has them, else at the port behind --url's",
     ),
 ]
 OutOption = Annotated[Path, typer.Option(help="Folder for what was found; `trireme bench report` reads it.")]
@@ -110,7 +113,7 @@ def metrics_url(given: str | None, url: str, access: Access = NO_ACCESS) -> str 
     """
     if given is None:
         # An OpenAI-compatible server may have none, and others than ours.
-        return None if is_openai_url(url) else f"http://{host_of(url)}:8002/metrics"
+        return None if is_openai_url(url) else f"http://{host_of(url)}:{_metrics_port(url)}/metrics"
     if given.lower() in {"", "none"}:
         return None
     found = given if "://" in given else f"http://{given}/metrics"
@@ -128,6 +131,14 @@ def metrics_url(given: str | None, url: str, access: Access = NO_ACCESS) -> str 
             value=given,
         ) from exc
     return found
+
+
+def _metrics_port(url: str) -> int:
+    """As a server says that was started in this folder, else behind that of gRPC, as Triton's 8002 is behind 8001."""
+    grpc_port = int(grpc_endpoint(url).target.rpartition(":")[2])
+    is_here = host_of(url).strip("[]") in _THIS_MACHINE
+    told = [ports for ports in served_ports(Path("build")) if ports.grpc_port == grpc_port] if is_here else []
+    return told[0].metrics_port if len(told) == 1 else grpc_port + 1
 
 
 def refuse_openai_url(url: str, tool: str) -> None:

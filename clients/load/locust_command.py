@@ -49,6 +49,7 @@ from ensemble_configs.extras import how_to_install
 _FILE = Path(__file__).with_name("locustfile.py")
 _ROOT = Path(__file__).resolve().parents[2]
 _PLACE = "bench/bin/locust"
+_HOW = f"`python3 scripts/bootstrap.py --only bench` in a checkout installs it, or `{how_to_install('bench')}` here"
 _STOP_S = 120  # for answers to end, once the time is over
 
 
@@ -92,7 +93,7 @@ def locust(
       trireme bench locust --users 16 --duration 60 --web --out runs/by-hand -- --web-port 8090
     """
     refuse_used(out)
-    program = find_tool("locust", _PLACE, given=binary, how=f"`{how_to_install('bench')}`, or make setup's bench")
+    program = find_tool("locust", _PLACE, given=binary, how=_HOW)
     load = Load(
         url=url, access=access, model=model,
         workload=workload_data(chosen_workload(workload, isl=isl, osl=osl)), num_users=users,

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ensemble_configs.engine_specs import EngineSpec
 from ensemble_configs.errors import SpecError
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
@@ -56,14 +57,15 @@ def load_model_folder(folder: Path, *, weights: str, field: str = "engine.dir") 
     )
 
 
-def check_max_seq_len(max_seq_len: int, model: ModelFolder) -> None:
+def check_max_seq_len(spec: EngineSpec, model: ModelFolder) -> None:
     """Raises: SpecError: sequences may be longer than the model knows positions."""
-    if max_seq_len > model.max_position_embeddings:
+    most = model.max_position_embeddings
+    if spec.max_seq_len > most:
         raise SpecError(
-            f"engine.max_seq_len ({max_seq_len}) > max_position_embeddings ({model.max_position_embeddings}) "
-            f"of {model.dir}; lower it",
+            f"engine.max_seq_len ({spec.told('max_seq_len')}) > max_position_embeddings ({most}) of {model.dir}; set "
+            f"it to {most} or less",
             field="engine.max_seq_len",
-            value=max_seq_len,
+            value=spec.max_seq_len,
         )
 
 

@@ -57,7 +57,7 @@ class OpenVinoEngine(Engine):
     """
 
     def __init__(self, spec: OpenVinoEngineSpec, model: ModelFolder) -> None:
-        check_max_seq_len(spec.max_seq_len, model)
+        check_max_seq_len(spec, model)
         self._spec = spec
         self._pipeline = load_pipeline(spec)
         self._guides = GuideCompiler(model.dir, model.vocab_size)

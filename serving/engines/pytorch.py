@@ -21,7 +21,7 @@ def load_pytorch_engine(spec: PyTorchEngineSpec, model: ModelFolder) -> Engine:
     Raises:
         SpecError: the spec asks for more than the model has, or TensorRT-LLM cannot load it in this way.
     """
-    check_max_seq_len(spec.max_seq_len, model)
+    check_max_seq_len(spec, model)
     refuse_mismatches(list(checkpoint_mismatches(spec)))
     spec = _within_release(spec)
     check_version(spec, installed_version())

@@ -13,9 +13,11 @@ import typer
 from ensemble_configs.deployment import load_deployment, override_triton
 from ensemble_configs.errors import ServerError, SpecError
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.server_lock import server_lock
 from ensemble_configs.unix_socket import CONTROL_SOCKET
 from serving.server.control import ControlSocket
 from serving.server.control_key import read_control_key
+from serving.server.descriptor_limit import raise_descriptor_limit
 from serving.server.drain_request import DrainRequest
 from serving.server.frontends import Frontends
 from serving.server.health import Health, HealthServer
@@ -27,9 +29,10 @@ from serving.server.release_control import release_handlers
 from serving.server.server_features import describe_server
 from serving.server.server_probe import refuse_unfit_server
 from serving.server.shared_memory import remove_dead_regions
+from serving.server.start_failure import cause_in
 from serving.server.stop_signal import StopSignal
 from serving.server.supervision import Supervision
-from serving.server.told import cause_in, releases_of, welcome
+from serving.server.told import releases_of, welcome
 from serving.server.triton_process import TritonProcess
 from serving.server_log import log_format as current_log_format
 from serving.server_log import set_up_log
@@ -117,12 +120,14 @@ def serve(
         load_timeout_s=ready_timeout_s,
         tell=_tell,
     )
-    live.check()
     frontends: Frontends | None = None
-    installation = find_triton()
-    refuse_unfit_server(spec.triton, installation)
     log_path = folder / "triton.log"
-    with contextlib.closing(live), contextlib.ExitStack() as held:
+    with server_lock(folder, spec), contextlib.closing(live), contextlib.ExitStack() as held:
+        if (low_limit := raise_descriptor_limit(spec)) is not None:
+            _tell(low_limit)
+        live.check()
+        installation = find_triton()
+        refuse_unfit_server(spec.triton, installation)
         log = held.enter_context(log_path.open("wb"))
         log.write(f"{describe_server(spec.triton, installation)}\n".encode())
         log.flush()  # tritonserver writes into it, too
@@ -153,7 +158,7 @@ def serve(
                 tell=_tell,
             ).run()
         except ServerError as exc:
-            raise ServerError(f"{exc.message}; {cause_in(log_path, is_verbose=is_verbose)}") from exc
+            raise ServerError(f"{exc.message}\n{cause_in(log_path, is_verbose=is_verbose)}") from exc
 
 
 def _tell(line: str) -> None:

@@ -39,12 +39,15 @@ class ControlSocket:
         self._listener = socket.socket(socket.AF_UNIX)
         bind_socket(self._listener, path)
         path.chmod(0o600)
+        self._inode = path.stat().st_ino
         self._listener.listen()  # until here nobody can call
         threading.Thread(target=self._serve, name="control", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more callers."""
-        self._path.unlink(missing_ok=True)
+        """Take no more callers; another server's socket that lies there by now stays."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._path.stat().st_ino == self._inode:
+                self._path.unlink()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

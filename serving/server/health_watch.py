@@ -57,7 +57,11 @@ class HealthWatch:
                     refused.add(path.stem)
                 case Pulse.SILENT:
                     if self._is_hung(path.stem):
-                        failure = f"the process of model {name} has not answered for {self._hang_timeout_s:g} s"
+                        # A stub waits for its server, now and then with the interpreter's lock: the cause goes first.
+                        if not self._server.answers(timeout_s=_ANSWER_S):
+                            return self._hung("tritonserver", self._server.is_stopped())
+                        is_stopped = self._server.is_stopped(name, int(version))
+                        failure = self._hung(f"the process of model {name}", is_stopped)
                 case Pulse.ALIVE | Pulse.CLOSED:
                     self._heard_s[path.stem] = self._clock()
                 case Pulse.ENGINE_DEAD:
@@ -78,8 +82,12 @@ class HealthWatch:
         if self._server.answers(timeout_s=_ANSWER_S):
             self._heard_s[""] = self._clock()
         elif self._is_hung(""):
-            return f"tritonserver has not answered for {self._hang_timeout_s:g} s"
+            return self._hung("tritonserver", self._server.is_stopped())
         return None
+
+    def _hung(self, what: str, is_stopped: bool) -> str:
+        why = ", stopped by a signal (SIGSTOP)" if is_stopped else ""
+        return f"{what} has not answered for {self._hang_timeout_s:g} s{why}"
 
     def _is_hung(self, name: str) -> bool:
         return self._clock() - self._heard_s.setdefault(name, self._clock()) >= self._hang_timeout_s

@@ -18,7 +18,7 @@ from ensemble_configs.errors import ServerError, ServingError, SpecError, Unavai
 from ensemble_configs.grpc_tls import certificate_of, own_access
 from ensemble_configs.release_changes import model_named, without_release
 from ensemble_configs.repository import write_repository
-from serving.release_check import releases_in_use
+from serving.release_check import releases_in_use, unverified_places
 from serving.server.lost_versions import forget, wait_unloaded
 from serving.server.model_moves import (
     Say,
@@ -76,6 +76,7 @@ class LiveDeployment:
         Raises:
             SpecError: what is missing, and the next step.
         """
+        self._hold(self.spec)  # before they are looked at: what was found stays true
         try:
             check(self.spec)
         except SpecError as exc:
@@ -85,7 +86,7 @@ class LiveDeployment:
         self._write(self.spec)
 
     def close(self) -> None:
-        """Nothing is served any more: a cache may evict the releases."""
+        """Nothing is served any more: the releases may be moved, and evicted from a cache."""
         for held in self._held.values():
             held.close()
 
@@ -117,6 +118,11 @@ class LiveDeployment:
                     "canary": model.canary,
                     "on_trial": list(model.on_trial),
                     "releases": [release.model_dump(mode="json") for release in model.releases],
+                    "unverified": {
+                        str(release.release): [str(place) for place in places]
+                        for release in model.releases
+                        if (places := unverified_places(release))
+                    },
                     "engine_pids": {
                         str(release.release): pid
                         for release in model.releases
@@ -270,7 +276,7 @@ class LiveDeployment:
         self._hold(spec)
 
     def _hold(self, *specs: DeploymentSpec) -> None:
-        """Keep the releases of these deployments, and no others, from being evicted from a cache."""
+        """Keep the releases of these deployments, and no others, from being moved, sealed again or evicted."""
         wanted = {
             (model.name, release.release): release
             for spec in specs

@@ -112,7 +112,7 @@ def _check_files(spec: ReleaseSpec) -> None:
 
 
 def _check_openvino_limits(engine: OpenVinoEngineSpec) -> None:
-    check_max_seq_len(engine.max_seq_len, load_model_folder(engine.dir, weights="openvino_model.xml"))
+    check_max_seq_len(engine, load_model_folder(engine.dir, weights="openvino_model.xml"))
 
 
 def _check_openvino_cache(engine: OpenVinoEngineSpec) -> None:

@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trireme serve` tells a person of a server: what it loads, where it is when it is ready, and why it failed."""
+"""What `trireme serve` tells a person of a server: what it loads, and where it is when it is ready."""
 
 import sys
 from pathlib import Path
 
 from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.release_spec import ReleaseSpec
+from serving.release_check import unverified_places
 
 _QUESTION = "What is the capital of France?"
 
 
 def releases_of(spec: DeploymentSpec) -> str:
-    """What is served, in a few words."""
+    """What is served, in a few words; of what no manifest lists the files of, that too."""
     if len(spec.models) == 1:
-        return f"release {', '.join(str(release.release) for release in spec.releases)}"
-    return ", ".join(f"{model.name} release {model.release}" for model in spec.models)
+        return f"release {', '.join(_told(release) for release in spec.releases)}"
+    return ", ".join(f"{model.name} release {_told(model)}" for model in spec.models)
+
+
+def _told(release: ReleaseSpec) -> str:
+    return f"{release.release}, unverified" if unverified_places(release) else str(release.release)
 
 
 def welcome(spec: DeploymentSpec, seconds: float) -> str:
@@ -44,13 +50,3 @@ def welcome(spec: DeploymentSpec, seconds: float) -> str:
         f"  metrics  http://{host}:{triton.metrics_port}/metrics\n"
         f"{models}{ask}"
     ).rstrip()
-
-
-def cause_in(log_path: Path, *, is_verbose: bool) -> str:
-    """What the log says went wrong, or where that is."""
-    if is_verbose:
-        return "its log is above"
-    lines = log_path.read_text(errors="replace").splitlines()
-    marks = ("Error", "[INVALID", "terminate called", "what():")
-    errors = [line for line in lines if any(mark in line for mark in marks) or line.startswith("error:")]
-    return "\n".join(["its last errors:", *errors[-5:], f"the whole log is in {log_path}"])

@@ -235,11 +235,24 @@ class TritonProcess:
 
     def kill_adapters(self, model: str, version: int) -> None:
         """SIGKILL to the processes of one version of a model: its stub, and its engine."""
-        marks = (f"/{model}/{version}/model.py", f"/{model}/{version}")
+        for process in self._with_argument(f"/{model}/{version}/model.py", f"/{model}/{version}"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def is_stopped(self, model: str = "", version: int = 0) -> bool:
+        """Return whether a signal has stopped it, or the stub of one version of a model."""
+        stubs = self._with_argument(f"/{model}/{version}/model.py") if model else [psutil.Process(self._process.pid)]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return any(process.status() == psutil.STATUS_STOPPED for process in stubs)
+        return False
+
+    def _with_argument(self, *ends: str) -> list[psutil.Process]:
+        found = []
         for process in self._children():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if any(part.endswith(marks) for part in process.cmdline()):
-                    process.kill()
+                if any(part.endswith(ends) for part in process.cmdline()):
+                    found.append(process)
+        return found
 
     def answers(self, *, timeout_s: float) -> bool:
         """Whether its HTTP endpoint says anything at all in time, ready or not."""

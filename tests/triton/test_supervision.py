@@ -83,8 +83,9 @@ def start_beside(tmp_path: Path, shm: Path) -> Iterator[Callable[[], RunningServ
 class Caller:
     """A client that goes on asking from a thread, and keeps what it got."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, model: str = "ensemble") -> None:
         self._url = url
+        self._model = model
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._ask)
         self.outcomes: list[tuple[float, str | BaseException]] = []
@@ -101,7 +102,9 @@ class Caller:
         while not self._is_over.wait(0.02):
             try:
                 with TritonClient(self._url) as client:
-                    outcome: str | BaseException = "".join(chunk.text for chunk in client.generate(ASK))
+                    outcome: str | BaseException = "".join(
+                        chunk.text for chunk in client.generate(ASK, model=self._model)
+                    )
             except Exception as exc:
                 outcome = exc
             self.outcomes.append((time.monotonic(), outcome))
@@ -155,9 +158,29 @@ def test_what_hangs_is_found_within_the_stated_time(start_server: StartServer, n
     wait_until(lambda: not hung.is_running() or hung.status() == psutil.STATUS_ZOMBIE, 2 + 5)
     wait_until(lambda: "ready again" in server.log(), 30)
     process = "tritonserver" if name == "tritonserver" else f"the process of model {name}"
-    assert f"{process} has not answered for 2 s; starting it again" in server.log()
+    assert f"{process} has not answered for 2 s, stopped by a signal (SIGSTOP); starting it again" in server.log()
     with TritonClient(server.url) as client:
         assert sum(chunk.num_output_tokens or 0 for chunk in client.generate(ASK)) == 3
+
+
+def test_a_process_that_goes_on_after_triton_has_given_it_up_answers_nobody(start_server: StartServer) -> None:
+    server = start_server(engine=SLOW)
+    with TritonClient(server.url) as client:
+        expected = "".join(chunk.text for chunk in client.generate(ASK, model="ensemble_graph"))
+    stopped = server.stub("preprocessing")
+    with contextlib.ExitStack() as callers:
+        asking = [callers.enter_context(Caller(server.url, "ensemble_graph")) for _ in range(4)]
+        wait_until(lambda: all(caller.outcomes for caller in asking), 10)
+        stopped.suspend()
+        wait_until(lambda: any("is not healthy" in str(outcome) for c in asking for _, outcome in c.outcomes), 5)
+        resumed_s = time.monotonic()
+        stopped.resume()
+        wait_until(lambda: not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE, 5)
+        wait_until(lambda: all(caller.is_served_since(resumed_s + 1) for caller in asking), 30)
+    outcomes = [outcome for caller in asking for _, outcome in caller.outcomes]
+    assert {outcome for outcome in outcomes if isinstance(outcome, str)} == {expected}
+    assert [outcome for outcome in outcomes if not isinstance(outcome, str | Unavailable)] == []
+    assert "starting it again" in server.log()
 
 
 def test_a_busy_server_is_not_taken_for_a_hung_one(start_server: StartServer) -> None:

@@ -9,7 +9,7 @@ import triton_python_backend_utils as pb_utils
 
 from serving import engine_metrics
 from serving.engine_metrics import EngineMetrics
-from serving.engines.base import AdmissionStats, CancelStats, EngineStats
+from serving.engines.base import AdmissionStats, CancelStats, EngineInfo, EngineStats
 
 BUSY = EngineStats(num_running=3, num_waiting=2, num_used_kv_blocks=7, num_kv_blocks=10, num_steps=1)
 BUSIER = EngineStats(num_running=4, num_waiting=0, num_used_kv_blocks=8, num_kv_blocks=10, num_steps=2)
@@ -177,6 +177,18 @@ def test_who_waits_and_who_was_refused_is_shown_by_class(clock: Clock, metrics: 
     metrics.update(msgspec.structs.replace(BUSY, admission=again))
     assert of_admission()["trireme_refused_requests_total/class/batch/reason/queue_full"] == 6
     assert of_admission()["trireme_queue_requests/class/batch"] == 0
+
+
+@pytest.mark.parametrize(("is_verified", "expected"), [(True, 1), (False, 0), (None, None)])
+def test_whether_the_files_are_verified_is_shown_of_engines_that_have_some(
+    metrics: EngineMetrics, is_verified: bool | None, expected: float | None
+) -> None:
+    info = EngineInfo(
+        provider="openvino", vocab_size=8, max_seq_len=8, end_ids=(0,), kv_block_tokens=4, num_kv_blocks=2,
+        max_num_seqs=1, max_num_batched_tokens=8, supported=frozenset(),
+    )  # fmt: skip
+    metrics.describe(info, is_verified=is_verified)
+    assert shown(metrics).get("trireme_engine_verified") == expected
 
 
 def test_the_step_of_the_ladder_is_shown_where_there_is_one(clock: Clock, metrics: EngineMetrics) -> None:

@@ -26,6 +26,7 @@ class Server:
         self.run_dir = run_dir
         self.exit_status: int | None = None
         self.is_answering = True
+        self.stopped: set[str] = set()
         self.pulses = {"preprocessing": Pulse.ALIVE, "tensorrt_llm": Pulse.ALIVE}
         for name in self.pulses:
             (run_dir / f"{name}-1-00ff.sock").touch()
@@ -33,6 +34,10 @@ class Server:
     def answers(self, *, timeout_s: float) -> bool:
         assert timeout_s > 0
         return self.is_answering
+
+    def is_stopped(self, model: str = "", version: int = 1) -> bool:
+        assert version == 1
+        return model in self.stopped
 
     def feel_pulse(self, path: Path, *, timeout_s: float) -> Pulse:
         assert timeout_s > 0
@@ -115,6 +120,33 @@ def test_a_silent_server_is_hung_when_its_time_is_over(server: Server) -> None:
     assert health.failure() is None
     server.is_answering = False
     assert next(found for found in findings(health, clock, 12) if found) == "tritonserver has not answered for 10 s"
+
+
+def test_a_process_that_waits_for_a_stopped_server_is_not_the_one_to_name(server: Server) -> None:
+    clock, lost = Clock(), []
+
+    def lose(name: str, version: int, _reason: str) -> bool:
+        lost.append((name, version))
+        return True
+
+    triton: TritonProcess = server  # type: ignore[assignment]
+    health = HealthWatch(triton, hang_timeout_s=10, clock=clock, lose=lose)
+    assert health.failure() is None
+    server.pulses["tensorrt_llm"] = Pulse.SILENT
+    server.is_answering = False
+    server.stopped = {""}
+    found = next(found for found in findings(health, clock, 12) if found)
+    assert found == "tritonserver has not answered for 10 s, stopped by a signal (SIGSTOP)"
+    assert lost == []  # a release on trial is not taken out for it
+
+
+def test_a_stopped_process_is_named_as_that(server: Server) -> None:
+    clock = Clock()
+    health = watch(server, clock)
+    server.pulses["preprocessing"] = Pulse.SILENT
+    server.stopped = {"preprocessing"}
+    found = next(found for found in findings(health, clock, 12) if found)
+    assert found == "the process of model preprocessing has not answered for 10 s, stopped by a signal (SIGSTOP)"
 
 
 def test_what_the_server_can_do_without_is_lost_once(server: Server) -> None:

@@ -5,12 +5,16 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from clients.load.load_arguments import metrics_url
 from clients.load.server_samples import ServerWatch
+from ensemble_configs.deployment import load_deployment, override_triton
 from ensemble_configs.errors import RequestError
+from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.server_lock import server_lock
 
 _SETTINGS = b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00\n"  # HTTP/2, as gRPC's ports begin
 
@@ -41,6 +45,22 @@ def grpc_port() -> Iterator[str]:
 def test_what_is_no_address_is_refused_in_words(given: str) -> None:
     with pytest.raises(RequestError, match=r"--metrics .*: is no address: .*; it names a Triton's metrics page"):
         metrics_url(given, "localhost:8001")
+
+
+def test_metrics_are_where_the_server_of_this_folder_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = override_triton(load_deployment(DEFAULT_DEPLOYMENT), grpc_port=18001, metrics_port=9100)
+    with server_lock(tmp_path / "build" / "demo_cpu", spec):
+        assert metrics_url(None, "localhost:18001") == "http://localhost:9100/metrics"
+        assert metrics_url(None, "localhost:28001") == "http://localhost:28002/metrics"  # another server
+        assert metrics_url(None, "gpu-host:18001") == "http://gpu-host:18002/metrics"  # of another machine
+    assert metrics_url(None, "localhost:18001") == "http://localhost:18002/metrics"  # it has ended
+
+
+def test_metrics_are_behind_the_grpc_port_where_nothing_is_known() -> None:
+    assert metrics_url(None, "gpu-host:8001") == "http://gpu-host:8002/metrics"
+    assert metrics_url(None, "grpcs://[::1]:18001") == "http://[::1]:18002/metrics"
+    assert metrics_url(None, "http://gpu-host:8000/v1") is None
 
 
 def test_a_grpc_port_is_refused_in_words(grpc_port: str) -> None:

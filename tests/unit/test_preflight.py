@@ -84,7 +84,10 @@ def test_an_engine_that_is_not_built_is_named_with_what_builds_it(tmp_path: Path
             {"draft_dir": "none", "is_prefix_caching": False},
             r"engine.draft_dir: there is no engine at none.openvino_model.xml",
         ),
-        ({"max_seq_len": 4096}, r"engine.max_seq_len \(4096\) > max_position_embeddings \(2048\) of .*; lower it"),
+        (
+            {"max_seq_len": 4096},
+            r"engine.max_seq_len \(4096\) > max_position_embeddings \(2048\) of .*; set it to 2048",
+        ),
         (
             {"num_kv_blocks": 2**31 - 1},
             r"engine.num_kv_blocks \(2147483647\) take .* GiB at least, where .* are free; lower",

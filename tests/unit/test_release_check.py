@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every way to start an engine looks at its release first."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from ensemble_configs.errors import ServerError, SpecError
 from ensemble_configs.release import load_release
 from ensemble_configs.repository import write_repository
 from serving.engine_sources import OwnedEngine
-from serving.release_check import refuse_unfit_releases, releases_of
+from serving.release_check import is_verified, refuse_unfit_releases, releases_of, unverified_places
 from serving.server.preflight import check
+from serving.server.told import releases_of as releases_of_words
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +39,27 @@ def test_the_server_is_not_started_on_an_altered_release(release: Path) -> None:
     alter_a_byte(release / "engine/openvino_model.bin")
     with pytest.raises(SpecError, match=rf"^\[INVALID_SPEC .*{release}: file engine/openvino_model.bin: found SHA-256"):
         check(deployment(release))
+
+
+def test_what_no_manifest_lists_is_unverified(release: Path, tmp_path: Path) -> None:
+    spec = deployment(release)
+    assert (unverified_places(spec.model), is_verified(spec.model)) == ([], True)
+    assert releases_of_words(spec) == "release 1"
+    by_engine = engine_deployment(release / "engine")  # named without the release, and found all the same
+    assert is_verified(by_engine.model) is True
+    plain = engine_deployment(Path(shutil.copytree(release / "engine", tmp_path / "plain")))
+    assert (unverified_places(plain.model), is_verified(plain.model)) == ([tmp_path / "plain"], False)
+    assert releases_of_words(plain) == "release 1, unverified"
+    beside = engine_deployment(release / "engine", draft_dir=tmp_path / "plain", is_prefix_caching=False)
+    assert unverified_places(beside.model) == [tmp_path / "plain"]
+    simulated = engine_deployment(None, provider="simulated", max_seq_len=64)
+    assert (unverified_places(simulated.model), is_verified(simulated.model)) == ([], None)
+
+
+def engine_deployment(folder: Path | None, **engine: object) -> DeploymentSpec:
+    named = {} if folder is None else {"dir": folder}
+    data = {"provider": "openvino", "num_kv_blocks": 64, **named, **engine}
+    return DeploymentSpec.model_validate({"name": "test", "tokenizer": {"dir": DEMO_MODEL / "target"}, "engine": data})
 
 
 def test_the_engine_process_loads_no_altered_release(release: Path, tmp_path: Path) -> None:

@@ -190,7 +190,10 @@ def test_half_a_release_is_one_finding(demo: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "line"),
     [
-        ({"max_seq_len": 4097}, "engine.max_seq_len: found 4097, wanted 4096 at most; lower it to 4096, or build"),
+        (
+            {"max_seq_len": 4097},
+            "engine.max_seq_len: found 4097, wanted 4096 at most; set it to 4096 or less, or build",
+        ),
         ({"max_num_seqs": 65}, "engine.max_num_seqs: found 65, wanted 64 at most"),
         ({"max_num_batched_tokens": 8193}, "engine.max_num_batched_tokens: found 8193, wanted 8192 at most"),
         ({"max_beam_width": 2}, "engine.max_beam_width: found 2, wanted 1 at most"),

@@ -45,6 +45,14 @@ def test_progress_is_told_and_the_answer_comes(path: Path) -> None:
     assert said == ["thinking"]
 
 
+def test_a_socket_that_another_has_put_there_stays(path: Path) -> None:
+    first = ControlSocket(path, {"double": double})
+    with contextlib.closing(ControlSocket(path, {"double": double})):
+        first.close()
+        assert ServerControl(path).ask("double", number=2) == {"doubled": 4}
+    assert not path.exists()
+
+
 def test_only_its_owner_can_call(path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 

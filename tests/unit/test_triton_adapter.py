@@ -22,7 +22,16 @@ from ensemble_configs.errors import (
 from serving.census import take_census
 from serving.generation import EngineRefusal
 from serving.stream_state import Census
-from serving.triton_adapter import Responses, error_response, final_flag, guarded, release_folder, triton_error
+from serving.tracing.request_tracer import RequestTracer
+from serving.triton_adapter import (
+    Responses,
+    error_response,
+    final_flag,
+    guarded,
+    release_folder,
+    start_each,
+    triton_error,
+)
 
 CODES = [
     (RequestError("no", field="top_p", value=2), "INVALID_ARG", "[INVALID_ARG field=top_p value=2] no"),
@@ -64,6 +73,25 @@ def test_an_expected_error_is_the_response() -> None:
         raise RequestError("no")
 
     assert guarded(refuse, request()).error().message() == "[INVALID_ARG] no"
+
+
+def test_a_refusal_that_cannot_be_sent_keeps_no_other_request_from_being_started(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    requests, started = [request(), request(), request()], []
+
+    def start(asked: pb_utils.InferenceRequest, *, trace: object) -> None:
+        assert trace is None
+        started.append(asked)
+        if asked is requests[0]:  # it has had its last response, and breaks down after that
+            asked.get_response_sender().send(flags=final_flag())
+        raise RequestError("no")
+
+    start_each(start, requests, RequestTracer({"model_name": "m", "model_version": "1", "model_config": "{}"}))
+    assert started == requests
+    errors = [asked.get_response_sender().responses[-1].error() for asked in requests[1:]]
+    assert [error and error.message() for error in errors] == ["[INVALID_ARG] no"] * 2
+    assert "the refusal of request 'r1' could not be sent" in caplog.text
 
 
 def test_an_unexpected_one_goes_to_the_log_with_its_request_and_shows_nothing(

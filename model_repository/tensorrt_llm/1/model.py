@@ -12,6 +12,7 @@ from serving.engine_metrics import EngineMetrics
 from serving.engine_sources import EngineListener, OwnedEngine
 from serving.generation import GenerationService
 from serving.lifeline import Lifeline, generation_handlers
+from serving.release_check import is_verified
 from serving.reply_tensors import TensorReplies
 from serving.request_metrics import RequestMetrics
 from serving.request_parameters import check_release, is_context_only, parameters_of, stream_name_of, with_scheduling
@@ -38,7 +39,7 @@ class TritonPythonModel:
         guests = EngineListener(engine_name(args, step="tensorrt_llm"))
         engine = OwnedEngine.of_release(release, folder, guests)
         self.service = GenerationService(release, engine, metrics=metrics, on_stats=gauges.update, take_census=census)
-        gauges.describe(self.service.info)
+        gauges.describe(self.service.info, is_verified=is_verified(release))
         handlers = generation_handlers(self.service, is_engine_up=lambda: self.service.is_engine_up)
         self.lifeline = Lifeline(args, handlers)
 

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file in a second place of the same disk, without a second copy where the file system can."""
+
+import os
+import shutil
+from pathlib import Path
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make `target`, with the folders above it, the same file as `source`; a copy where there are no hard links."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source.resolve(), target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)

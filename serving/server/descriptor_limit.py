@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many file descriptors a server's processes may have, which all inherit from `trireme serve`: enough, or told.
+
+tritonserver, with the most of them, had 70 with one model on two cores (2.51); each client's connection is one more.
+"""
+
+import os
+import resource
+
+from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.errors import SpecError
+from ensemble_configs.model_configs import adapter_counts
+
+_OF_SERVER = 64  # its front ends, libraries and log
+_OF_CORE = 2  # gRPC's pollers
+_OF_ADAPTER = 4
+_OF_GPU = 32
+_PLENTY = 65536  # what is raised to, at most: a limit of a billion is slow for whoever closes all that he does not know
+
+
+def needed_descriptors(spec: DeploymentSpec) -> int:
+    """Without any client."""
+    num_adapters = sum(sum(adapter_counts(model).values()) for model in spec.models) + len(spec.extra_models)
+    gpus = {gpu for release in spec.releases for gpu in release.gpus}
+    return _OF_SERVER + _OF_CORE * (os.cpu_count() or 1) + _OF_ADAPTER * num_adapters + _OF_GPU * len(gpus)
+
+
+def raise_descriptor_limit(spec: DeploymentSpec) -> str | None:
+    """Raise the soft limit as far as it may be; returns what to tell of one that is low all the same.
+
+    Raises:
+        SpecError: the server could not even be started.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _PLENTY if hard == resource.RLIM_INFINITY else min(hard, _PLENTY)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    if soft == resource.RLIM_INFINITY:
+        return None
+    needed = needed_descriptors(spec)
+    how = "raise the hard limit (`ulimit -Hn`, LimitNOFILE of systemd, --ulimit nofile of a container)"
+    if soft < needed:
+        raise SpecError(
+            f"a process may have {soft} file descriptors here (ulimit -n), and tritonserver needs {needed} for this "
+            f"deployment before the first client; {how}",
+            field="ulimit -n",
+            value=soft,
+        )
+    seats = sum(release.engine.max_num_seqs for release in spec.releases)
+    if soft < needed + seats:
+        return (
+            f"a process may have {soft} file descriptors here (ulimit -n): enough for about {soft - needed} "
+            f"connections of clients, and the engines take {seats} requests at once; {how}"
+        )
+    return None

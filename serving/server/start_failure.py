@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a server failed, out of Triton's log: the cause before what only follows from it, a line each."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+_MOST_CAUSES = 5
+_TOKEN = re.compile(r"\[[A-Z_]+(?: \w+=(?:\"(?:[^\"\\]|\\.)*\"|[^\s\]]+))*\] ")
+_NATIVE = re.compile(r'^E\d{4} [\d:.]+ \d+ [\w.]+:\d+\] "?(?P<text>.*?)"?$')
+_FAILED_MODEL = re.compile(
+    r"failed to load '(?P<model>[^']+)' version (?P<version>\d+): (?:\w[\w ]*: )?(?:\w+Error: )?(?P<why>.*)"
+)
+# The places in Python, and what an engine's end adds to a reason that it has given itself.
+_BEHIND = re.compile(r"(?:; status -?\d+; its log says why)?(?:\\n|\n)+At:.*")
+# Said of machines without a GPU, or by every server that could not load a model.
+_NO_CAUSE = re.compile(
+    r"initialize NVML|CudaDriverHelper|CUDA driver version|DCGM|Failed to create instance|failed to load all models"
+)
+# Of what could not be loaded for another model's sake, and of what a load says once more in other words.
+_CONSEQUENCE = re.compile(
+    r"the engine that tensorrt_llm loads|which has no loaded version|no model tensorrt_llm has the"
+)
+_MARKS = ("Error:", "error:", "terminate called", "what():", "[err]")
+_FEW_DESCRIPTORS = "Too many open files"
+
+
+def cause_in(log_path: Path, *, is_verbose: bool) -> str:
+    """What the log says went wrong, or where that is."""
+    if is_verbose:
+        return "its log is above"
+    causes = causes_in(log_path.read_text(errors="replace").splitlines())
+    return "\n".join([*causes, f"the whole log is in {log_path}"])
+
+
+def causes_in(lines: Iterable[str]) -> list[str]:
+    """The causes, the first before the others, without what follows from them where anything else is there."""
+    models: dict[str, list[str]] = {}
+    others: dict[str, None] = {}
+    for line in lines:
+        if _FEW_DESCRIPTORS in line:
+            return [
+                "its processes ran out of file descriptors (Too many open files): raise the limit (`ulimit -Hn`, "
+                "LimitNOFILE, --ulimit nofile)"
+            ]
+        native = _NATIVE.match(line)
+        text = native["text"] if native else line
+        if failed := _FAILED_MODEL.search(text) if native else None:
+            models.setdefault(_plain(failed["why"]), []).append(f"{failed['model']} {failed['version']}")
+        elif (native or line.startswith(_MARKS) or "terminate called" in line) and not _NO_CAUSE.search(text):
+            others[_plain(text)] = None
+    causes = [f"{', '.join(names)}: {why}" for why, names in models.items() if not _CONSEQUENCE.search(why)]
+    causes += [text for text in others if not _CONSEQUENCE.search(text) and not any(why in text for why in models)]
+    causes = causes or [f"{', '.join(names)}: {why}" for why, names in models.items()]
+    return causes[:_MOST_CAUSES]
+
+
+def _plain(text: str) -> str:
+    """Without tokens, which are for programs, and without places in the source."""
+    return " ".join(_TOKEN.sub("", _BEHIND.sub("", text)).replace("\\n", " ").replace('\\"', '"').split())
