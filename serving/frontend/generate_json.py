@@ -75,7 +75,7 @@ def _add_tensor(request: Any, name: str, value: object, data_type: str, shape: t
         raise RequestError(f"{name} must be a value or a list of values, got {str(value)[:100]}", field=name)
     values = flat(value)
     tensor = request.inputs.add(name=name, datatype=data_type, shape=spread(name, len(values), shape))
-    check_shape(name, tensor.shape)
+    check_shape(name, data_type, tensor.shape)
     request.raw_input_contents.append(to_raw(name, data_type, values))
 
 

@@ -125,7 +125,7 @@ def _add_input(message: Any, given: _Input, rest: bytes) -> bytes:
         )
     if any(not 0 <= dim < 2**63 for dim in given.shape):
         raise RequestError(f"the shape of {given.name} must be of numbers from 0 on", field=given.name)
-    check_shape(given.name, given.shape)
+    check_shape(given.name, given.datatype, given.shape)
     tensor = message.inputs.add(name=given.name, datatype=given.datatype, shape=given.shape)
     if has_region:
         for key, value in given.parameters.items():

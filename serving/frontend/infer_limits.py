@@ -13,9 +13,11 @@ from ensemble_configs.errors import RequestError
 # Far above any tensor that fits in memory. numpy counts the dims of an array without elements, too, and refuses what
 # would not fit into 64 bits; Triton's Python stub does not catch that, and aborts.
 MAX_ELEMENTS = 2**48
+# Triton 2.51 unpacks each in a loop of Python before the model sees any of them: a second for a million.
+MAX_TEXTS = 100_000
 MAX_FIELDS = 20_000  # of a message with the tensors in it
 _MAX_SHAPE_BYTES = 2_000
-_INPUTS, _NAME, _SHAPE, _CONTENTS = 5, 1, 3, 5  # fields of ModelInferRequest, and of its InferInputTensor
+_INPUTS, _NAME, _DATATYPE, _SHAPE, _CONTENTS = 5, 1, 2, 3, 5  # fields of ModelInferRequest, and of its InferInputTensor
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
 Field = tuple[int, int | memoryview]
@@ -40,33 +42,37 @@ def check_message(message: bytes) -> None:
         return
 
 
-def check_shape(name: str, shape: Iterable[int]) -> None:
+def check_shape(name: str, data_type: str, shape: Iterable[int]) -> None:
     """Check the dims of a tensor.
 
     Raises:
         RequestError: they are too large, though the tensor may have no elements.
     """
     dims = list(shape)
-    if math.prod(max(abs(dim), 1) for dim in dims) > MAX_ELEMENTS:
+    most = MAX_TEXTS if data_type == "BYTES" else MAX_ELEMENTS
+    if math.prod(max(abs(dim), 1) for dim in dims) > most:
         shown = str(dims)[:200]
+        what = " of texts" if data_type == "BYTES" else ""
         raise RequestError(
-            f"the shape of {name[:100]} is {shown}; the dims that are not 0 may be at most {MAX_ELEMENTS} multiplied",
+            f"the shape of {name[:100]}{what} is {shown}; the dims that are not 0 may be at most {most} multiplied",
             field=name[:100],
             value=shown,
         )
 
 
 def _check_tensor(tensor: memoryview, budget: Iterator[int]) -> None:
-    name, dims = "?", list[int]()
+    name, data_type, dims = "?", "", list[int]()
     for number, value in _fields(tensor, budget):
         if number == _NAME and not isinstance(value, int):
             name = bytes(value[:100]).decode(errors="replace")
+        elif number == _DATATYPE and not isinstance(value, int):
+            data_type = bytes(value[:10]).decode(errors="replace")
         elif number == _SHAPE:
             dims += [value] if isinstance(value, int) else _packed(value)
         elif number == _CONTENTS and not isinstance(value, int):
             for _ in _fields(value, budget):
                 pass  # counted
-    check_shape(name, [dim - 2**64 if dim >= 2**63 else dim for dim in dims])
+    check_shape(name, data_type, [dim - 2**64 if dim >= 2**63 else dim for dim in dims])
 
 
 def _packed(values: memoryview) -> list[int]:

@@ -240,6 +240,16 @@ async def test_a_tensor_that_would_end_a_model_is_refused_by_name_wherever_it_co
 
 
 @served
+async def test_a_tensor_of_countless_texts_is_refused_by_name(site: Site) -> None:
+    texts = service_pb2.ModelInferRequest(model_name="ensemble")
+    texts.inputs.add(name="text_input", datatype="BYTES", shape=[1, 200_000])
+    texts.raw_input_contents.append(b"\0" * 800_000)
+    error = await refused(site.stub.ModelInfer(texts))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "the shape of text_input of texts is [1, 200000]" in error.details()
+
+
+@served
 async def test_a_message_of_countless_fields_is_refused(site: Site) -> None:
     bomb = service_pb2.ModelInferRequest(model_name="ensemble")
     for _ in range(30_000):
