@@ -65,10 +65,14 @@ class ThroughEnsemble:
         [triton] = [child for child in children if child.name() == "tritonserver"]
         return Path(triton.environ()[RUN_DIR_VARIABLE])
 
+    def processes(self) -> list[psutil.Process]:
+        """All of it, `trireme serve` first."""
+        serve = psutil.Process(self._process.pid)
+        return [serve, *serve.children(recursive=True)]
+
     def cpu_s(self) -> float:
         """Core seconds of all its processes up to now."""
-        processes = [psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children(recursive=True)]
-        return sum(process.cpu_times().user + process.cpu_times().system for process in processes)
+        return sum(process.cpu_times().user + process.cpu_times().system for process in self.processes())
 
     def run(self, ask: Ask) -> Run:
         """All requests at once, to their last token."""

@@ -30,7 +30,8 @@ TYPES = [
 ]  # fmt: skip
 INPUTS = [
     "text_input", "max_tokens", "stream", "bad_words", "stop_words", "end_id", "pad_id", "top_k", "top_p",
-    "temperature", "seed", "return_log_probs", "embedding_bias_words", "embedding_bias_weights", "num_return_sequences", "messages",
+    "temperature", "seed", "return_log_probs", "embedding_bias_words", "embedding_bias_weights", "messages",
+    "num_return_sequences",
     "lora_task_id", "lora_weights", "lora_config", "prompt_embedding_table", "guided_decoding_guide_type", "beam_width",
     "guided_decoding_guide", "decoder_text_input", "input_ids", "input_lengths", "request_output_len", "QUERY",
     "REQUEST_OUTPUT_LEN", "TOKENS_BATCH", "SEQUENCE_LENGTH", "stream_context", "stream_state", "draft_input_ids",

@@ -137,6 +137,11 @@ class RunningServer:
     def descendants(self) -> list[psutil.Process]:
         return list(psutil.Process(self.process.pid).children(recursive=True))
 
+    def own_http_port(self) -> int:
+        """Return the port that Triton has behind the frontends."""
+        flags = [part for each in self.descendants() for part in each.cmdline() if part.startswith("--http-port=")]
+        return int(flags[0].partition("=")[2])
+
     def triton_processes(self) -> list[psutil.Process]:
         """Of Triton, which may be started again; the frontends stay."""
         return [] if (triton := self.tritons()) == [] else [*triton, *triton[0].children(recursive=True)]

@@ -33,11 +33,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         assert started.descendants() == before, "a process has ended, or another has begun"
 
 
-def private_port(server: RunningServer) -> int:
-    [port] = [part.partition("=")[2] for part in server.tritonserver().cmdline() if part.startswith("--http-port=")]
-    return int(port)
-
-
 def ask(port: int, path: str, body: object = None, *, method: str | None = None, **headers: str) -> tuple[int, Any]:
     """Return the status, and the body as JSON where it is that."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -111,7 +106,7 @@ SAME = {
 def test_an_answer_is_what_tritons_own_http_says(server: RunningServer, case: str) -> None:
     path, body = SAME[case]
     (status, answer), (own_status, own) = (
-        ask(port, f"/v2/models/{path}", body) for port in (server.http_port, private_port(server))
+        ask(port, f"/v2/models/{path}", body) for port in (server.http_port, server.own_http_port())
     )
     if isinstance(own, str) or own.keys() != {"error"}:
         assert (status, answer) == (own_status, own)
@@ -130,9 +125,9 @@ READ = [
 
 @pytest.mark.parametrize("path", READ)
 def test_what_is_read_is_passed_on(server: RunningServer, path: str) -> None:
-    assert ask(server.http_port, path)[0] == ask(private_port(server), path)[0]
+    assert ask(server.http_port, path)[0] == ask(server.own_http_port(), path)[0]
     if path not in {"/v2/nothing", "/", "/v2/models/ensemble/nothing", "/v3"}:
-        assert ask(server.http_port, path) == ask(private_port(server), path)
+        assert ask(server.http_port, path) == ask(server.own_http_port(), path)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])
@@ -162,7 +157,7 @@ def test_the_official_client_sends_and_gets_tensors(server: RunningServer, is_bi
     tensors = {"QUERY": np.array([[b"hello you"]], np.object_), "REQUEST_OUTPUT_LEN": np.array([[5]], np.int32)}
     types = {"QUERY": "BYTES", "REQUEST_OUTPUT_LEN": "INT32"}
     found = []
-    for port in (server.http_port, private_port(server)):
+    for port in (server.http_port, server.own_http_port()):
         with httpclient.InferenceServerClient(f"127.0.0.1:{port}") as client:
             inputs = []
             for name, array in tensors.items():

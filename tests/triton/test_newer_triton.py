@@ -77,10 +77,10 @@ def test_two_dead_candidates_go_one_after_the_other(newer: Live) -> None:
     assert newer.server.is_ready()
 
 
-def post(server: RunningServer | PlainTriton, path: str, body: bytes) -> tuple[int, str]:
+def post(port: int, path: str, body: bytes) -> tuple[int, str]:
     """Status and text of the answer over HTTP, without the control key."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}{path}", data=body, timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", data=body, timeout=30) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as exc:
         with exc:
@@ -103,15 +103,16 @@ def register_over_grpc(server: RunningServer) -> str:
 
 def test_what_a_client_must_not_do_a_newer_server_refuses_by_itself_and_goes_on(newer: Live) -> None:
     server, triton = newer.server, newer.server.tritonserver()
+    port = server.own_http_port()  # its own; the frontend in front of it refuses the same before it
     nested = b'{"text_input": %s%s}' % (b"[" * 1_000_000, b"]" * 1_000_000)
-    status, said = post(server, "/v2/models/ensemble/generate", nested)
+    status, said = post(port, "/v2/models/ensemble/generate", nested)
     assert (status, "nesting depth exceeds maximum allowed limit (100)" in said) == (400, True)
-    status, said = post(server, "/v2/models/ensemble/generate", b'{"text_input": "%s"}' % (b"a" * (65 << 20)))
+    status, said = post(port, "/v2/models/ensemble/generate", b'{"text_input": "%s"}' % (b"a" * (65 << 20)))
     assert (status, "exceeds the maximum allowed input size of 67108864" in said) == (400, True)
-    status, said = post(server, REGION, REGISTER)
+    status, said = post(port, REGION, REGISTER)
     assert (status, "--allow-client-shm=true" in said) == (400, True)
     assert "[StatusCode.UNIMPLEMENTED] Client shared memory is disabled" in register_over_grpc(server)
-    assert post(server, "/v2/models/ensemble/generate", b'{"text_input": "%s"}' % (b"a" * 5_000_000))[0] == 400
+    assert post(port, "/v2/models/ensemble/generate", b'{"text_input": "%s"}' % (b"a" * 5_000_000))[0] == 400
     assert triton.is_running()
     assert "shared memory of clients closed by the control key" not in server.log()
 
@@ -119,7 +120,7 @@ def test_what_a_client_must_not_do_a_newer_server_refuses_by_itself_and_goes_on(
 def test_an_older_server_keeps_clients_from_shared_memory_by_the_key(
     simulated: RunningServer, asked_server: ServerFeatures
 ) -> None:
-    status, said = post(simulated, REGION, REGISTER)
+    status, said = post(simulated.http_port, REGION, REGISTER)
     if asked_server.closes_client_shm:
         assert (status, "--allow-client-shm=true" in said) == (400, True)
         assert "--allow-client-shm=true" in register_over_grpc(simulated)
@@ -131,7 +132,7 @@ def test_an_older_server_keeps_clients_from_shared_memory_by_the_key(
 def test_a_deployment_opens_shared_memory_where_the_server_can_close_it(tmp_path: Path, below: tuple[str, ...]) -> None:
     text = deployment_text("open", engine=ENGINE, triton={"allow_client_shm": True})
     with RunningServer(text, tmp_path / "open", below=below) as server:
-        status, said = post(server, REGION, REGISTER)
+        status, said = post(server.http_port, REGION, REGISTER)
         assert "/trireme_no_such_region" in register_over_grpc(server)
     assert status != 403
     assert "/trireme_no_such_region" in said, "the server has looked for it"
@@ -197,7 +198,7 @@ def test_numpy_2_is_judged_by_what_the_stub_does_with_it(tmp_path: Path, monkeyp
     assert features.numpy.startswith("2.")
     write_model(tmp_path / "models", "three", config=CONFIG, code=CODE)
     with PlainTriton(tmp_path / "models", tmp_path) as server:
-        status, said = post(server, "/v2/models/three/infer", ASKED)
+        status, said = post(server.http_port, "/v2/models/three/infer", ASKED)
     is_whole = status == 200 and json.loads(said)["outputs"][0]["data"] == [1, 2, 3]
     assert features.are_tensors_whole == is_whole, said
     if not is_whole:
@@ -218,7 +219,7 @@ def test_a_stub_imports_the_servers_own_module_whatever_lies_on_pythonpath(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "shadow"))
     write_model(tmp_path / "models", "three", config=CONFIG, code=CODE)
     with PlainTriton(tmp_path / "models", tmp_path) as server:
-        assert post(server, "/v2/models/three/infer", ASKED)[0] == 200
+        assert post(server.http_port, "/v2/models/three/infer", ASKED)[0] == 200
 
 
 def test_a_process_that_aborts_once_it_was_unloaded_is_no_crash(tmp_path: Path) -> None:

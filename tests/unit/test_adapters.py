@@ -241,7 +241,8 @@ def test_one_bad_request_of_a_batch_fails_alone(ensemble: EnsembleByHand) -> Non
         )
         for text in (b"good", b"\xff", b"good too")
     ]
-    responses = ensemble.adapters["preprocessing"].execute(requests)
+    ensemble.adapters["preprocessing"].execute(requests)
+    responses = [asked.get_response_sender().wait()[-1] for asked in requests]
     assert [response.has_error() for response in responses] == [False, True, False]
 
 
