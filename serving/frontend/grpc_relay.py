@@ -8,13 +8,13 @@ little more than a read and a write. Flow control, pings and the end of a connec
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from ensemble_configs.errors import RequestError, Unavailable
 from serving.frontend import http2_frames as h2
+from serving.frontend.client_streams import ClientStream, ClientStreams
 from serving.frontend.grpc_messages import MessageReader, TooLarge
 from serving.frontend.header_blocks import MAX_BYTES as MAX_HEADER_BYTES
 from serving.frontend.header_blocks import HeaderReader, Headers, status_block, without, write
@@ -27,23 +27,11 @@ from serving.request_parameters import STREAM_NAME
 _INFERENCE = (b"/inference.GRPCInferenceService/ModelInfer", b"/inference.GRPCInferenceService/ModelStreamInfer")
 _OURS = frozenset({STREAM_NAME.encode()})
 _GREETING_S = 10.0  # for the first bytes of a connection, and for headers in several frames
-_MESSAGE_S = 30.0  # and as long as a slow line may take
-_LEAST_BYTES_PER_S = 262_144
 _FRAME_S = 30.0  # for the rest of a frame
 _CONNECT_S = 5.0
 _MAX_STREAMS = 10_000  # of one connection
 _MAX_CONTROL_FRAMES = 2_000  # pings, resets, settings, priorities and empty frames of one connection in a second
-_MAX_REFUSED = 256  # streams of one connection of which late frames are still expected
-
-
-@dataclass(slots=True)
-class _Stream:
-    name: str  # to the models, which are told when its client leaves
-    messages: MessageReader
-    is_answered: bool = False  # Triton's headers have been sent on
-    # Triton does not know of it: it is refused with its first message, since a client that has not sent one yet does
-    # not look for an answer.
-    is_held: bool = False
+_CLOSING_S = 10.0  # for a client to take what it was sent before the end
 
 
 class ClientConnection(asyncio.Protocol):
@@ -58,10 +46,9 @@ class ClientConnection(asyncio.Protocol):
         self._headers = HeaderReader()
         self._is_greeted = False
         self._open_block: tuple[int, int, bytes] | None = None  # stream, flags and what came of its headers
-        self._streams: dict[int, _Stream] = {}
-        self._refused: dict[int, None] = {}
-        self._last_stream_id = 0
+        self._streams = ClientStreams(state.departures)
         self._num_control = 0
+        self._closing_s: float | None = None
         self._half_frame_s: float | None = None  # since when a frame has been begun and not ended
         self._to_triton: list[bytes] = []
         self.max_frame_bytes = h2.LEAST_MAX_FRAME_BYTES  # that Triton takes
@@ -91,10 +78,7 @@ class ClientConnection(asyncio.Protocol):
         """Tell the models of each stream that had not ended."""
         del exc
         self._state.connections.discard(self)
-        self._state.departures.leave(stream.name for stream in self._streams.values())
-        for stream in self._streams.values():
-            stream.messages.close()
-        self._streams.clear()
+        self._streams.leave_all()
         if self._triton is not None:
             self._triton.close()
 
@@ -115,7 +99,8 @@ class ClientConnection(asyncio.Protocol):
         self._client.write(data)
 
     def close(self) -> None:
-        """Triton has ended the connection: so do we, once what it sent has gone out."""
+        """End the connection once what was sent has gone out; Triton has ended its own, or will."""
+        self._closing_s = self._closing_s or time.monotonic()
         self._client.close()
 
     def pause_reading(self) -> None:
@@ -128,32 +113,27 @@ class ClientConnection(asyncio.Protocol):
 
     def is_refused(self, stream_id: int) -> bool:
         """Return whether what Triton still sends of a stream is for nobody."""
-        return stream_id in self._refused
+        return self._streams.is_refused(stream_id)
 
     def note_answer(self, frame_kind: int, flags: int, stream_id: int) -> None:
         """Follow a stream by the head of a frame of Triton's."""
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            return
-        stream.is_answered = stream.is_answered or frame_kind == h2.HEADERS
-        if frame_kind == h2.RST_STREAM or flags & h2.END_STREAM:
-            stream.messages.close()
-            del self._streams[stream_id]
+        self._streams.note_answer(frame_kind, flags, stream_id)
 
     def tick(self, now_s: float) -> None:
         """End what takes too long."""
         self._num_control = 0
         is_opening = not self._is_greeted or self._open_block is not None
-        if is_opening and now_s - self._begun_s > _GREETING_S:
+        if self._closing_s is not None:
+            if now_s - self._closing_s > _CLOSING_S:
+                self._client.abort()
+        elif is_opening and now_s - self._begun_s > _GREETING_S:
             self._end(h2.NO_ERROR, "no headers in time")
         elif self._half_frame_s is not None and now_s - self._half_frame_s > _FRAME_S:
             self._end(h2.NO_ERROR, "the rest of a frame did not come in time")
         else:
-            for stream_id, stream in list(self._streams.items()):
-                since_s, num_bytes = stream.messages.since_s, stream.messages.num_bytes
-                if since_s is not None and now_s - since_s > _MESSAGE_S + num_bytes / _LEAST_BYTES_PER_S:
-                    why = "the rest of a message did not come in time"
-                    self._refuse(stream_id, grpc.StatusCode.DEADLINE_EXCEEDED, why)
+            for stream_id in self._streams.late(now_s):
+                why = "the rest of a message did not come in time"
+                self._refuse(stream_id, grpc.StatusCode.DEADLINE_EXCEEDED, why)
             self._flush()
 
     # Towards Triton.
@@ -225,7 +205,7 @@ class ClientConnection(asyncio.Protocol):
                 self._take_data(frame)
             case h2.RST_STREAM:
                 self._take_reset(frame)
-            case h2.WINDOW_UPDATE if self._is_not_tritons(frame.stream_id):
+            case h2.WINDOW_UPDATE if not self._streams.is_tritons(frame.stream_id):
                 pass
             case h2.SETTINGS | h2.PING | h2.GOAWAY | h2.WINDOW_UPDATE:
                 self._to_triton.append(frame.raw)
@@ -244,10 +224,9 @@ class ClientConnection(asyncio.Protocol):
             return
         self._open_block = None
         headers = self._headers.read(block)
-        if stream_id in self._streams:  # trailers
+        if self._streams.get(stream_id) is not None:  # trailers
             self._send_headers(stream_id, flags, without(headers, _OURS))
-        elif stream_id > self._last_stream_id:  # else of one that has ended
-            self._last_stream_id = stream_id
+        elif stream_id > self._streams.last_id:  # else of one that has ended
             self._begin_stream(stream_id, flags, headers)
 
     def _begin_stream(self, stream_id: int, flags: int, headers: Headers) -> None:
@@ -261,7 +240,7 @@ class ClientConnection(asyncio.Protocol):
             check_message if is_inference else _take_any,
         )
         is_held = (is_inference and self._state.refusal is not None) or len(self._streams) >= _MAX_STREAMS
-        self._streams[stream_id] = _Stream(name, messages, is_held=is_held)
+        self._streams.begin(stream_id, ClientStream(name, messages, is_held=is_held))
         if is_held and flags & h2.END_STREAM:
             self._refuse_held(stream_id)
         elif not is_held:
@@ -280,7 +259,7 @@ class ClientConnection(asyncio.Protocol):
     def _take_data(self, frame: Frame) -> None:
         stream = self._streams.get(frame.stream_id)
         if stream is None:
-            if frame.stream_id > self._last_stream_id:
+            if frame.stream_id > self._streams.last_id:
                 raise ProtocolError("data of a stream that did not begin")
             self._drop(frame)
             return
@@ -310,21 +289,15 @@ class ClientConnection(asyncio.Protocol):
             self.send(h2.give_back(len(frame.payload)))
 
     def _take_reset(self, frame: Frame) -> None:
-        stream = self._streams.pop(frame.stream_id, None)
-        if stream is not None:
-            stream.messages.close()
-            self._state.departures.leave([stream.name])
-        if frame.stream_id not in self._refused and not (stream is not None and stream.is_held):
+        is_tritons = self._streams.is_tritons(frame.stream_id)
+        self._streams.leave(frame.stream_id)
+        if is_tritons:
             self._to_triton.append(frame.raw)
 
     def _count_control(self) -> None:
         self._num_control += 1
         if self._num_control > _MAX_CONTROL_FRAMES:
             raise ProtocolError(f"more than {_MAX_CONTROL_FRAMES} frames in a second that carry nothing")
-
-    def _is_not_tritons(self, stream_id: int) -> bool:
-        stream = self._streams.get(stream_id)
-        return stream_id in self._refused or (stream is not None and stream.is_held)
 
     def _refuse_held(self, stream_id: int) -> None:
         if self._state.refusal is not None:
@@ -335,22 +308,17 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, stream_id: int, code: grpc.StatusCode, message: str) -> None:
         """End one call with an error; the others of the connection go on."""
-        stream = self._streams.pop(stream_id)
-        stream.messages.close()
-        self._refused[stream_id] = None
-        if len(self._refused) > _MAX_REFUSED:
-            del self._refused[next(iter(self._refused))]
+        stream = self._streams.refuse(stream_id)
         block = status_block(code.value[0], message, is_first=not stream.is_answered)
         self.send(h2.make_frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, stream_id, block))
         self.send(h2.reset(stream_id, h2.NO_ERROR))  # the rest of what it would send is of no use
         if not stream.is_held:
             self._to_triton.append(h2.reset(stream_id, h2.CANCEL))
-            self._state.departures.leave([stream.name])
 
     def _end(self, code: int, why: str) -> None:
         if self._is_greeted:
-            self.send(h2.go_away(self._last_stream_id, code, why))
-        self._client.close()
+            self.send(h2.go_away(self._streams.last_id, code, why))
+        self.close()
 
 
 def _take_any(_: bytes) -> None:

@@ -2,14 +2,27 @@
 """aiohttp's server with an end to its patience: for connections that send no whole request, and for their number."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 _HEAD_S = 10.0  # from the first byte of a request, or the connection, to the end of the request's head
 _IDLE_S = 75.0  # between two requests of a connection
+
+_log = logging.getLogger("trireme.frontend.http")
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Return whether a fault is not a client's: it could fill the log with what it sends."""
+    fault = record.exc_info[1] if record.exc_info else None
+    return not isinstance(fault, HttpProcessingError | ConnectionError | TimeoutError)
+
+
+_log.addFilter(_is_ours)
 
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -21,7 +34,7 @@ class PatientServer:
         self._answer = answer
         self._max_connections = max_connections
         self._server = web.Server(
-            self._answer_one, handler_cancellation=True, keepalive_timeout=_IDLE_S, access_log=None
+            self._answer_one, handler_cancellation=True, keepalive_timeout=_IDLE_S, access_log=None, logger=_log
         )
         self._connections: dict[asyncio.BaseTransport, _Connection] = {}
 

@@ -31,6 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         before = started.descendants()
         yield started
         assert started.descendants() == before, "a process has ended, or another has begun"
+        assert "Traceback" not in started.log(), "a client fills the log"
 
 
 def ask(port: int, path: str, body: object = None, *, method: str | None = None, **headers: str) -> tuple[int, Any]:

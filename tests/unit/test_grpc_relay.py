@@ -15,7 +15,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ensemble_configs.errors import Unavailable
-from serving.frontend import grpc_relay
+from serving.frontend import client_streams, grpc_relay
 from serving.frontend import http2_frames as h2
 from serving.frontend.byte_budget import ByteBudget
 from serving.frontend.departures import Departures
@@ -448,5 +448,17 @@ async def test_a_client_that_reads_nothing_is_not_buffered_for(site: Site) -> No
     call.cancel()
 
 
+@served
+async def test_a_client_that_takes_nothing_is_hung_up_on_at_the_end(site: Site) -> None:
+    call = site.stub.ModelStreamInfer(stream(request(b"x" * 900_000, times=200)))
+    await call.read()
+    connection = only_connection(site)
+    connection.close()
+    await asyncio.sleep(0.05)
+    connection.tick(asyncio.get_running_loop().time() + 11)
+    await until(lambda: not site.state.connections)
+    call.cancel()
+
+
 def test_limits_are_those_that_docs_state() -> None:
-    assert (grpc_relay._GREETING_S, grpc_relay._FRAME_S, grpc_relay._MESSAGE_S) == (10.0, 30.0, 30.0)
+    assert (grpc_relay._GREETING_S, grpc_relay._FRAME_S, client_streams._MESSAGE_S) == (10.0, 30.0, 30.0)
