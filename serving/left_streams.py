@@ -13,12 +13,13 @@ class LeftStreams:
     def __init__(self) -> None:
         self._names: dict[str, None] = {}
         self._lock = threading.Lock()
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: dict[object, Callable[[], None]] = {}
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` at each word; returns what ends that."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+        """Call `listener` at each word; returns what ends that, and may be called again."""
+        key = object()
+        self._listeners[key] = listener
+        return lambda: (self._listeners.pop(key, None), None)[1]
 
     def note(self, names: Iterable[str]) -> None:
         """Take word of clients that have left."""
@@ -26,7 +27,7 @@ class LeftStreams:
             self._names.update(dict.fromkeys(names))
             while len(self._names) > _MAX_KEPT:
                 del self._names[next(iter(self._names))]
-        for listener in list(self._listeners):
+        for listener in list(self._listeners.values()):
             listener()
 
     def __contains__(self, name: str) -> bool:

@@ -43,6 +43,9 @@ class Server:
     def turn_unready(self) -> None:
         self.calls.append("unready")
 
+    def close_doors(self, because: Unavailable) -> None:
+        assert because.facts == {"reason": "draining"}
+
     def stop(self) -> None:
         self.calls.append("stop")
 

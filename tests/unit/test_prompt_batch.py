@@ -143,11 +143,13 @@ class AnyOrderService:
         sink: ReplySink,
         *,
         request_id: str = "",
+        stream_name: str = "",
         timeout_us: int = 0,
         trace: None = None,
         was_taken: bool = False,
     ) -> None:
         assert not was_taken
+        assert not stream_name
         assert not timeout_us
         assert trace is None
         prompts = self._asked.prompts(tensors)

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.errors import ServerError
+from ensemble_configs.errors import ServerError, Unavailable
 from ensemble_configs.triton_spec import TritonSpec
 from serving.server.drain_request import DrainRequest
 from serving.server.health import Health
@@ -43,6 +43,8 @@ class Server:
         return True
 
     def turn_unready(self) -> None: ...
+
+    def close_doors(self, because: Unavailable) -> None: ...
 
     def stop(self) -> None: ...
 

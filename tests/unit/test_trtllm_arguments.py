@@ -436,7 +436,9 @@ def test_a_spec_that_asks_for_more_than_was_built_is_refused(
 
 def test_an_engine_for_shorter_prompts_is_refused(tmp_path: Path, folders: Path) -> None:
     short = write_engine(tmp_path / "short", max_input_len=1024, plugin_config={"remove_input_padding": False})
-    with pytest.raises(SpecError, match=r"engine.max_seq_len \(2048\) is more than .* was built for \(1024\)"):
+    with pytest.raises(
+        SpecError, match=r"engine.max_seq_len \(2048, the default: .*\) is more than .* was built for \(1024\)"
+    ):
         args_of(folders, "tensorrt", {"dir": short})
     assert args_of(folders, "tensorrt", {"dir": short, "max_seq_len": 1025}).max_seq_len == 1025
 
@@ -474,7 +476,9 @@ def test_an_engine_config_that_is_none_is_refused(engine: Path, folders: Path) -
 
 def test_a_checkpoint_for_shorter_sequences_is_refused(tmp_path: Path, folders: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "short", max_position_embeddings=512)
-    with pytest.raises(SpecError, match=r"engine.max_seq_len \(2048\) > max_position_embeddings \(512\)"):
+    with pytest.raises(
+        SpecError, match=r"engine.max_seq_len \(2048, the default: .*\) > max_position_embeddings \(512\)"
+    ):
         args_of(folders, "pytorch", {"dir": checkpoint})
 
 
