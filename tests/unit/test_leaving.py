@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from ensemble_configs.errors import Unavailable
 from ensemble_configs.triton_spec import TritonSpec
 from serving.server.drain import Outcome
 from serving.server.drain_request import DrainRequest
