@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The streams of one connection of a client: those that run, and those that were refused."""
+"""The streams of one connection of a client: those that run, those that it has left, and those that were refused.
 
+Triton 2.51 does not see a client leave: its handlers leak memory at a cancelled stream, and crash where the model's
+answer comes at the same moment. The models are told, and Triton sees a client that has said all that it had to say;
+what still comes is dropped. Only a stream that has not ended a while later is reset.
+"""
+
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +17,8 @@ from serving.frontend.grpc_messages import MessageReader
 _MESSAGE_S = 30.0  # for the rest of a message, and as long as a slow line may take
 _LEAST_BYTES_PER_S = 262_144
 _MAX_REFUSED = 256  # of which late frames are still expected
+# For the models to answer a stream that its client has left: a step, and what Triton has queued in its own ensemble.
+_WIND_UP_S = 20.0
 
 
 @dataclass(slots=True)
@@ -23,6 +31,8 @@ class ClientStream:
     # Triton does not know of it: it is refused with its first message, since a client that has not sent one yet does
     # not look for an answer.
     is_held: bool = False
+    is_half_closed: bool = False  # its client has said that it sends no more
+    are_models_told: bool = True  # each model that it asks hears of clients that leave
 
 
 class ClientStreams:
@@ -32,6 +42,7 @@ class ClientStreams:
         self._departures = departures
         self._running: dict[int, ClientStream] = {}
         self._refused: dict[int, None] = {}
+        self._ending: dict[int, float] = {}  # those that were left, and until when they may go on
         self.last_id = 0
 
     def __len__(self) -> int:
@@ -47,44 +58,63 @@ class ClientStreams:
         """Return one that runs."""
         return self._running.get(stream_id)
 
-    def leave(self, stream_id: int) -> ClientStream | None:
-        """Take out one that its client ends, and tell the models."""
-        stream = self._end(stream_id)
-        if stream is not None and not stream.is_held:
-            self._departures.leave([stream.name])
-        return stream
+    @property
+    def is_winding_up(self) -> bool:
+        """Return whether Triton still answers streams that were left."""
+        return bool(self._ending)
 
-    def leave_all(self) -> None:
-        """Take out all, as the connection has ended."""
-        for stream_id in list(self._running):
-            self.leave(stream_id)
+    def leave(self, stream_id: int) -> bytes:
+        """Take out one that its client ends; return what Triton is to have of that."""
+        stream = self._running.get(stream_id)
+        if stream is None or stream.is_held:
+            self._end(stream_id)
+            return b""
+        # In the middle of a message Triton would wait for the rest, and other models than ours would not end.
+        if stream.messages.since_s is not None or not stream.are_models_told:
+            return self._reset(stream_id, stream)
+        self._end(stream_id)
+        self._departures.leave([stream.name])
+        self._ending[stream_id] = time.monotonic() + _WIND_UP_S
+        return b"" if stream.is_half_closed else h2.make_frame(h2.DATA, h2.END_STREAM, stream_id)
 
-    def refuse(self, stream_id: int) -> ClientStream:
-        """Take out one that is refused; what still comes of it is for nobody."""
+    def leave_all(self) -> bytes:
+        """Take out all, as the connection has ended; return what Triton is to have of that."""
+        return b"".join([self.leave(stream_id) for stream_id in list(self._running)])
+
+    def refuse(self, stream_id: int) -> tuple[ClientStream, bytes]:
+        """Take out one that is refused; return the stream, and what Triton is to have of that."""
         stream = self._running[stream_id]
-        self.leave(stream_id)
-        self._refused[stream_id] = None
-        if len(self._refused) > _MAX_REFUSED:
-            del self._refused[next(iter(self._refused))]
-        return stream
+        if stream.is_held:
+            self._end(stream_id)
+            self._drop(stream_id)
+            return stream, b""
+        return stream, self._reset(stream_id, stream)
 
-    def is_refused(self, stream_id: int) -> bool:
-        """Return whether it was refused, a short while ago."""
-        return stream_id in self._refused
+    def overdue(self, now_s: float) -> bytes:
+        """Return what Triton is to have of those that were left and do not end."""
+        late = [stream_id for stream_id, until_s in self._ending.items() if now_s > until_s]
+        for stream_id in late:
+            del self._ending[stream_id]
+            self._drop(stream_id)
+        return b"".join(h2.reset(stream_id, h2.CANCEL) for stream_id in late)
+
+    def is_dropped(self, stream_id: int) -> bool:
+        """Return whether what Triton sends of it is for nobody."""
+        return stream_id in self._refused or stream_id in self._ending
 
     def is_tritons(self, stream_id: int) -> bool:
         """Return whether Triton may be told of it."""
         stream = self._running.get(stream_id)
-        return stream_id not in self._refused and (stream is None or not stream.is_held)
+        return not self.is_dropped(stream_id) and (stream is None or not stream.is_held)
 
     def note_answer(self, frame_kind: int, flags: int, stream_id: int) -> None:
         """Follow one by the head of a frame of Triton's."""
         stream = self._running.get(stream_id)
-        if stream is None:
-            return
-        stream.is_answered = stream.is_answered or frame_kind == h2.HEADERS
+        if stream is not None:
+            stream.is_answered = stream.is_answered or frame_kind == h2.HEADERS
         if frame_kind == h2.RST_STREAM or flags & h2.END_STREAM:
             self._end(stream_id)
+            self._ending.pop(stream_id, None)
 
     def late(self, now_s: float) -> Iterator[int]:
         """Yield those of which the rest of a message takes too long."""
@@ -92,6 +122,17 @@ class ClientStreams:
             since_s = stream.messages.since_s
             if since_s is not None and now_s - since_s > _MESSAGE_S + stream.messages.num_bytes / _LEAST_BYTES_PER_S:
                 yield stream_id
+
+    def _reset(self, stream_id: int, stream: ClientStream) -> bytes:
+        self._end(stream_id)
+        self._drop(stream_id)
+        self._departures.leave_later([stream.name])
+        return h2.reset(stream_id, h2.CANCEL)
+
+    def _drop(self, stream_id: int) -> None:
+        self._refused[stream_id] = None
+        if len(self._refused) > _MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
 
     def _end(self, stream_id: int) -> ClientStream | None:
         stream = self._running.pop(stream_id, None)

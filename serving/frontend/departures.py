@@ -13,6 +13,7 @@ from pathlib import Path
 
 from serving.lifeline import tell_left
 
+_APART_S = 0.15
 _GATHER_S = 0.005  # many leave at once when a connection ends
 _MAX_TOLD = 10_000  # names in one message
 
@@ -36,6 +37,10 @@ class Departures:
         self._left += names
         if self._left and self._telling is None:
             self._telling = asyncio.get_running_loop().create_task(self._tell())
+
+    def leave_later(self, names: list[str]) -> None:
+        """Tell the models in a while: Triton is told at once, and its handlers race with an answer that comes then."""
+        asyncio.get_running_loop().call_later(_APART_S, self.leave, names)
 
     async def _tell(self) -> None:
         try:

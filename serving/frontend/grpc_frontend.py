@@ -31,6 +31,7 @@ class GrpcFrontend:
     async def serve(self, upstream: Upstream | None) -> None:
         """Ask another Triton from now on. Args: `upstream`: None: there is none now."""
         self._state.port = None if upstream is None else upstream.grpc_port
+        self._state.own_models = frozenset() if upstream is None else upstream.own_models
 
     def refuse(self, because: Unavailable) -> None:
         """Take no request of a model any more."""

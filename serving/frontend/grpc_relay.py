@@ -49,6 +49,7 @@ class ClientConnection(asyncio.Protocol):
         self._streams = ClientStreams(state.departures)
         self._num_control = 0
         self._closing_s: float | None = None
+        self._is_lost = False  # the client has gone, and Triton may still answer
         self._half_frame_s: float | None = None  # since when a frame has been begun and not ended
         self._to_triton: list[bytes] = []
         self.max_frame_bytes = h2.LEAST_MAX_FRAME_BYTES  # that Triton takes
@@ -75,12 +76,14 @@ class ClientConnection(asyncio.Protocol):
         """Close: half a connection is none in HTTP/2."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the models of each stream that had not ended."""
+        """Let Triton end what runs, before its connection is ended, too."""
         del exc
-        self._state.connections.discard(self)
-        self._streams.leave_all()
+        self._is_lost = True
+        self._to_triton.append(self._streams.leave_all())
+        self._flush()
         if self._triton is not None:
-            self._triton.close()
+            self._triton.resume_reading()
+        self._finish_if_over()
 
     def pause_writing(self) -> None:
         """Let Triton wait for a client that reads slowly."""
@@ -95,13 +98,16 @@ class ClientConnection(asyncio.Protocol):
     # What Triton's side calls.
 
     def send(self, data: bytes) -> None:
-        """Send whole frames to the client."""
-        self._client.write(data)
+        """Send whole frames to the client, if it is there."""
+        if not self._is_lost:
+            self._client.write(data)
 
     def close(self) -> None:
         """End the connection once what was sent has gone out; Triton has ended its own, or will."""
         self._closing_s = self._closing_s or time.monotonic()
         self._client.close()
+        if self._is_lost:
+            self._state.connections.discard(self)
 
     def pause_reading(self) -> None:
         """Let the client wait for Triton."""
@@ -111,18 +117,24 @@ class ClientConnection(asyncio.Protocol):
         """Go on."""
         self._client.resume_reading()
 
-    def is_refused(self, stream_id: int) -> bool:
+    def is_dropped(self, stream_id: int) -> bool:
         """Return whether what Triton still sends of a stream is for nobody."""
-        return self._streams.is_refused(stream_id)
+        return self._streams.is_dropped(stream_id)
 
     def note_answer(self, frame_kind: int, flags: int, stream_id: int) -> None:
         """Follow a stream by the head of a frame of Triton's."""
         self._streams.note_answer(frame_kind, flags, stream_id)
+        self._finish_if_over()
 
     def tick(self, now_s: float) -> None:
         """End what takes too long."""
         self._num_control = 0
+        self._to_triton.append(self._streams.overdue(now_s))
+        self._flush()
+        self._finish_if_over()
         is_opening = not self._is_greeted or self._open_block is not None
+        if self._is_lost:
+            return
         if self._closing_s is not None:
             if now_s - self._closing_s > _CLOSING_S:
                 self._client.abort()
@@ -152,6 +164,7 @@ class ClientConnection(asyncio.Protocol):
         self._triton = triton
         if self._client.is_closing():
             triton.close()
+            self._state.connections.discard(self)
             return
         self._client.resume_reading()
         self._take_frames()
@@ -168,6 +181,13 @@ class ClientConnection(asyncio.Protocol):
             return
         self._half_frame_s = (self._half_frame_s or time.monotonic()) if self._buffer else None
         self._flush()
+
+    def _finish_if_over(self) -> None:
+        """End the connection to Triton once the client has gone and nothing of it is still answered."""
+        if self._is_lost and not self._streams.is_winding_up:
+            self._state.connections.discard(self)
+            if self._triton is not None:
+                self._triton.close()
 
     def _flush(self) -> None:
         if self._to_triton and self._triton is not None:
@@ -224,7 +244,8 @@ class ClientConnection(asyncio.Protocol):
             return
         self._open_block = None
         headers = self._headers.read(block)
-        if self._streams.get(stream_id) is not None:  # trailers
+        if (stream := self._streams.get(stream_id)) is not None:  # trailers
+            stream.is_half_closed = stream.is_half_closed or bool(flags & h2.END_STREAM)
             self._send_headers(stream_id, flags, without(headers, _OURS))
         elif stream_id > self._streams.last_id:  # else of one that has ended
             self._begin_stream(stream_id, flags, headers)
@@ -233,17 +254,24 @@ class ClientConnection(asyncio.Protocol):
         given = dict(headers)
         is_inference = given.get(b":path") in _INFERENCE
         name = self._state.departures.new_name()
-        messages = MessageReader(
-            self._state.max_request_bytes,
-            self._state.budget,
-            given.get(b"grpc-encoding", b"identity"),
-            check_message if is_inference else _take_any,
+
+        def check(message: bytes) -> None:
+            if check_message(message) not in self._state.own_models:
+                stream.are_models_told = False
+
+        encoding = given.get(b"grpc-encoding", b"identity")
+        stream = ClientStream(
+            name,
+            MessageReader(
+                self._state.max_request_bytes, self._state.budget, encoding, check if is_inference else _take_any
+            ),
+            is_held=(is_inference and self._state.refusal is not None) or len(self._streams) >= _MAX_STREAMS,
+            is_half_closed=bool(flags & h2.END_STREAM),
         )
-        is_held = (is_inference and self._state.refusal is not None) or len(self._streams) >= _MAX_STREAMS
-        self._streams.begin(stream_id, ClientStream(name, messages, is_held=is_held))
-        if is_held and flags & h2.END_STREAM:
+        self._streams.begin(stream_id, stream)
+        if stream.is_held and stream.is_half_closed:
             self._refuse_held(stream_id)
-        elif not is_held:
+        elif not stream.is_held:
             own = [(STREAM_NAME.encode(), name.encode())] if is_inference else []
             self._send_headers(stream_id, flags, without(headers, _OURS) + own)
 
@@ -279,6 +307,7 @@ class ClientConnection(asyncio.Protocol):
         except Unavailable as exc:
             self._refuse(frame.stream_id, grpc.StatusCode.UNAVAILABLE, str(exc))
         else:
+            stream.is_half_closed = bool(frame.flags & h2.END_STREAM)
             self._to_triton.append(frame.raw)
             return
         self._drop(frame)
@@ -289,10 +318,7 @@ class ClientConnection(asyncio.Protocol):
             self.send(h2.give_back(len(frame.payload)))
 
     def _take_reset(self, frame: Frame) -> None:
-        is_tritons = self._streams.is_tritons(frame.stream_id)
-        self._streams.leave(frame.stream_id)
-        if is_tritons:
-            self._to_triton.append(frame.raw)
+        self._to_triton.append(self._streams.leave(frame.stream_id))
 
     def _count_control(self) -> None:
         self._num_control += 1
@@ -308,12 +334,11 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, stream_id: int, code: grpc.StatusCode, message: str) -> None:
         """End one call with an error; the others of the connection go on."""
-        stream = self._streams.refuse(stream_id)
+        stream, to_triton = self._streams.refuse(stream_id)
         block = status_block(code.value[0], message, is_first=not stream.is_answered)
         self.send(h2.make_frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, stream_id, block))
         self.send(h2.reset(stream_id, h2.NO_ERROR))  # the rest of what it would send is of no use
-        if not stream.is_held:
-            self._to_triton.append(h2.reset(stream_id, h2.CANCEL))
+        self._to_triton.append(to_triton)
 
     def _end(self, code: int, why: str) -> None:
         if self._is_greeted:

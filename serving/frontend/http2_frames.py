@@ -61,9 +61,9 @@ def reset(stream_id: int, code: int) -> bytes:
     return make_frame(RST_STREAM, 0, stream_id, struct.pack(">I", code))
 
 
-def give_back(num_bytes: int) -> bytes:
-    """Return the frame that lets the peer send so many bytes more on the connection."""
-    return make_frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", num_bytes))
+def give_back(num_bytes: int, stream_id: int = 0) -> bytes:
+    """Return the frame that lets the peer send so many bytes more. Args: `stream_id`: 0: on the connection."""
+    return make_frame(WINDOW_UPDATE, 0, stream_id, struct.pack(">I", num_bytes))
 
 
 def go_away(last_stream_id: int, code: int, why: str) -> bytes:

@@ -28,7 +28,8 @@ from serving.frontend.http_answers import answer_to, answer_to_status, error_ans
 from serving.frontend.http_server import PatientServer
 from serving.frontend.served_models import ServedModels
 from serving.frontend.told import BACKLOG, Setting, Upstream
-from serving.request_parameters import STREAM_NAME, TRACEPARENT, TRACESTATE
+from serving.frontend.triton_calls import TritonCalls
+from serving.request_parameters import TRACEPARENT, TRACESTATE
 
 _MODEL = re.compile(r"/v2/models/([^/]{1,255})(?:/versions/([0-9]{1,19}))?/(infer|generate|generate_stream)")
 _READ = re.compile(
@@ -57,7 +58,7 @@ class HttpFrontend:
     """The API and the metrics of one server."""
 
     def __init__(self, departures: Departures, budget: ByteBudget, setting: Setting) -> None:
-        self._departures = departures
+        self._calls = TritonCalls(departures)
         self._budget = budget
         self._max_bytes = setting.max_request_bytes
         self._servers = {
@@ -152,7 +153,7 @@ class HttpFrontend:
     async def _infer(self, request: web.BaseRequest, name: str, version: str, kind: str) -> web.StreamResponse:
         if self._refusal is not None:
             raise self._refusal
-        own_models = self._triton().own_models
+        is_ours = name in self._triton().own_models
         models, stub = self._models, self._stub
         assert models is not None
         model = await models.get(name, version)
@@ -160,29 +161,13 @@ class HttpFrontend:
             if kind == "infer":
                 asked = infer_json.to_request(body, _header_length(request), name, version, model)
             else:
-                message = generate_json.to_request(_parse(body), name, version, model, is_ours=name in own_models)
-        async with self._named(request) as metadata:
-            if kind == "infer":
-                return _infer_answer(request, await stub.ModelInfer(asked.message, metadata=metadata), asked)
-            call = stub.ModelStreamInfer(metadata=metadata)
-            try:
-                await call.write(message)
-                await call.done_writing()
-                return await (_generate(call) if kind == "generate" else _generate_stream(request, call))
-            finally:
-                call.cancel()
-
-    @asynccontextmanager
-    async def _named(self, request: web.BaseRequest) -> AsyncIterator[list[tuple[str, str]]]:
-        """Give the request a name, by which the models are told when it is left before its end."""
-        name = self._departures.new_name()
-        forwarded = ((key, request.headers.get(key, "")) for key in (TRACEPARENT, TRACESTATE))
-        metadata = [(STREAM_NAME, name), *((key, value) for key, value in forwarded if _is_printable(value))]
-        try:
-            yield metadata
-        except BaseException:
-            self._departures.leave([name])
-            raise
+                message = generate_json.to_request(_parse(body), name, version, model, is_ours=is_ours)
+        metadata = _forwarded(request)
+        if kind == "infer":
+            response = await self._calls.once(stub.ModelInfer, asked.message, metadata, is_told=is_ours)
+            return _infer_answer(request, response, asked)
+        async with self._calls.stream(stub.ModelStreamInfer, message, metadata, is_told=is_ours) as responses:
+            return await (_generate(responses) if kind == "generate" else _generate_stream(request, responses))
 
     @asynccontextmanager
     async def _body(self, request: web.BaseRequest, max_bytes: int) -> AsyncIterator[bytes]:
@@ -242,10 +227,10 @@ class HttpFrontend:
         return answer
 
 
-async def _generate(call: Any) -> web.StreamResponse:
+async def _generate(responses: AsyncIterator[Any]) -> web.StreamResponse:
     """Return the one response of a call."""
     found = []
-    async for response in call:
+    async for response in responses:
         if response.error_message:
             return error_answer(status_of(response.error_message), response.error_message)
         found.append(response.infer_response)
@@ -256,10 +241,10 @@ async def _generate(call: Any) -> web.StreamResponse:
     return web.Response(body=msgspec.json.encode(generate_json.to_json(found[0])), content_type="application/json")
 
 
-async def _generate_stream(request: web.BaseRequest, call: Any) -> web.StreamResponse:
+async def _generate_stream(request: web.BaseRequest, responses: AsyncIterator[Any]) -> web.StreamResponse:
     """Send each response of a call as an event; the status is that of the first."""
     answer = None
-    async for response in call:
+    async for response in responses:
         if response.error_message:
             status, body = status_of(response.error_message), error_body(response.error_message)
         else:
@@ -281,6 +266,12 @@ def _infer_answer(request: web.BaseRequest, response: Any, asked: infer_json.Ask
     if "Accept-Encoding" in request.headers:
         answer.enable_compression()
     return answer
+
+
+def _forwarded(request: web.BaseRequest) -> list[tuple[str, str]]:
+    """Return the headers that reach the models, where the deployment has traces."""
+    given = ((key, request.headers.get(key, "")) for key in (TRACEPARENT, TRACESTATE))
+    return [(key, value) for key, value in given if _is_printable(value)]
 
 
 def _silent(exc: Exception) -> Unavailable:

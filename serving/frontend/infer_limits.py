@@ -17,6 +17,8 @@ MAX_ELEMENTS = 2**48
 MAX_TEXTS = 100_000
 MAX_FIELDS = 20_000  # of a message with the tensors in it
 _MAX_SHAPE_BYTES = 2_000
+_MAX_NAME_BYTES = 1_000
+_MODEL = 1  # a field of ModelInferRequest
 _INPUTS, _NAME, _DATATYPE, _SHAPE, _CONTENTS = 5, 1, 2, 3, 5  # fields of ModelInferRequest, and of its InferInputTensor
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
@@ -27,19 +29,25 @@ class _Unreadable(Exception):
     """What is no message; Triton says so itself."""
 
 
-def check_message(message: bytes) -> None:
-    """Check one serialized request; one that cannot be parsed is left to Triton, which refuses it.
+def check_message(message: bytes) -> str:
+    """Check one serialized request; return the name of the model that it asks.
+
+    One that cannot be parsed is left to Triton, which refuses it.
 
     Raises:
         RequestError: a tensor of it would end the process of a model, or it has too many fields.
     """
     budget = iter(range(MAX_FIELDS))
+    model = ""
     try:
         for number, value in _fields(memoryview(message), budget):
+            if number == _MODEL and not isinstance(value, int):
+                model = bytes(value[:_MAX_NAME_BYTES]).decode(errors="replace")
             if number == _INPUTS and not isinstance(value, int):
                 _check_tensor(value, budget)
     except _Unreadable:
-        return
+        pass
+    return model
 
 
 def check_shape(name: str, data_type: str, shape: Iterable[int]) -> None:

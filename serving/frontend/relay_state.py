@@ -29,6 +29,7 @@ class RelayState:
     max_request_bytes: int
     max_connections: int
     port: int | None = None  # Triton's; None: there is none now
+    own_models: frozenset[str] = frozenset()  # which are told when a client leaves
     refusal: Unavailable | None = None  # why no request is taken
     connections: set["Watched"] = field(default_factory=set)
 

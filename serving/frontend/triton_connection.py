@@ -24,7 +24,7 @@ class Client(Protocol):
     def resume_reading(self) -> None:
         """Go on."""
 
-    def is_refused(self, stream_id: int) -> bool:
+    def is_dropped(self, stream_id: int) -> bool:
         """Return whether what Triton still sends of a stream is for nobody."""
 
     def note_answer(self, frame_kind: int, flags: int, stream_id: int) -> None:
@@ -44,7 +44,7 @@ class TritonConnection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Send whole frames on to the client, but those of calls that were refused."""
+        """Send whole frames on to the client, but those of calls that were refused or left."""
         data = self._rest + data if self._rest else data
         pieces, sent, position, size = [], 0, 0, len(data)
         is_in_block = False
@@ -57,12 +57,12 @@ class TritonConnection(asyncio.Protocol):
             kind, flags = data[position + 3], data[position + 4]
             stream_id = int.from_bytes(data[position + 5 : position + 9], "big")
             # Not headers: what they put into the table that both sides keep is needed for those of other calls.
-            if kind in {h2.DATA, h2.RST_STREAM} and self._client.is_refused(stream_id):
+            if kind in {h2.DATA, h2.RST_STREAM} and self._client.is_dropped(stream_id):
                 pieces.append(data[sent:position])
                 sent = following
                 if kind == h2.DATA and length:
-                    self.send(h2.give_back(length))
-            elif kind != h2.DATA or flags & h2.END_STREAM:
+                    self.send(h2.give_back(length) + h2.give_back(length, stream_id))
+            if kind != h2.DATA or flags & h2.END_STREAM:
                 self._follow(kind, flags, stream_id, data[position + h2.HEAD_BYTES : following])
             if kind in {h2.HEADERS, h2.CONTINUATION}:
                 is_in_block = not flags & h2.END_HEADERS

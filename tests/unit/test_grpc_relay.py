@@ -100,7 +100,7 @@ async def at_site(work: Callable[[Site], Awaitable[None]]) -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     left, budget = Left(), ByteBudget(8 * MAX_BYTES)
-    state = RelayState(left, budget, MAX_BYTES, 100, port=port)
+    state = RelayState(left, budget, MAX_BYTES, 100, port=port, own_models=frozenset({"ensemble"}))
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     relay = await asyncio.get_running_loop().create_server(lambda: ClientConnection(state), sock=listener)
@@ -272,8 +272,51 @@ async def test_who_leaves_is_named_and_who_ends_well_is_not(site: Site) -> None:
     await other.read()
     only_connection(site)._client.abort()
     await until(lambda: site.left.names[1:] == [site.triton.metadata[-1]["trireme-stream"]])
+    await asyncio.sleep(0.1)
+    assert site.triton.num_cancelled == 0  # the models may answer: Triton sees no cancel
+    for connection in list(site.state.connections):
+        connection.tick(asyncio.get_running_loop().time() + 21)
     await until(lambda: site.triton.num_cancelled == 2)
+    await until(lambda: not site.state.connections)
     other.cancel()
+
+
+@served
+async def test_a_model_that_is_not_told_is_cancelled_at_once(site: Site) -> None:
+    asked = request(name="wait")
+    asked.model_name = "mine"
+    call = site.stub.ModelStreamInfer(stream(asked))
+    await call.read()
+    call.cancel()
+    await until(lambda: site.triton.num_cancelled == 1)
+
+
+@served
+async def test_what_ends_by_itself_after_its_client_has_left_is_not_reset(site: Site) -> None:
+    async def soon() -> None:
+        call = site.stub.ModelStreamInfer(stream(request(b"x" * 500_000, times=20)))
+        await call.read()
+        call.cancel()
+
+    for _ in range(30):  # windows of the connection and of streams are given back: else it would stand still
+        await soon()
+    connection = only_connection(site)
+    await until(lambda: not connection._streams.is_winding_up)
+    assert site.triton.num_cancelled == 0
+    assert (await site.stub.ModelInfer(request(b"good"))).raw_output_contents == [b"good"]
+    assert len(site.left.names) == 30
+
+
+@served
+async def test_who_leaves_in_the_middle_of_a_message_is_reset_and_told_of_later(site: Site) -> None:
+    _, writer = await site.raw()
+    writer.write(GREETING + h2.make_frame(h2.HEADERS, h2.END_HEADERS, 1, headers()))
+    writer.write(h2.make_frame(h2.DATA, 0, 1, struct.pack(">?I", False, 100) + b"x" * 20))
+    await until(lambda: len(site.state.connections) == 1 and bool(only_connection(site)._streams.get(1)))
+    writer.write(h2.reset(1, h2.CANCEL))
+    await until(lambda: not only_connection(site)._streams.get(1))
+    assert site.left.names == []
+    await until(lambda: len(site.left.names) == 1)
 
 
 async def until(is_so: Callable[[], bool]) -> None:
