@@ -118,6 +118,12 @@ async def at_site(work: Callable[[Site], Awaitable[None]]) -> None:
             await site.channel.close()
         relay.close()
         listener.close()
+        for connection in list(state.connections):
+            connection.close()
+        await asyncio.sleep(0.02)
+        for connection in list(state.connections):  # those that are wound up
+            connection.tick(asyncio.get_running_loop().time() + 100)
+        await asyncio.sleep(0.02)
         await server.stop(None)
 
 

@@ -60,7 +60,9 @@ def test_a_request_gets_the_engine_of_the_release_it_names_and_of_its_own_by_def
 
 
 def test_requests_of_all_releases_run_side_by_side(releases: PinnedReleases) -> None:
-    sinks = [send(releases, f'{{"release": {1 + index % 2}}}', max_tokens=40) for index in range(20)]
+    sinks = [
+        send(releases, f'{{"release": {1 + index % 2}}}', max_tokens=400) for index in range(20)
+    ]  # none ends before all are sent
     assert releases.num_running == 20, "those that wait for their release are counted"
     texts = ["".join(sink.texts()) for sink in sinks]
     assert len(set(texts)) == 2
