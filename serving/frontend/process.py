@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import socket
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from serving.server_log import set_up_log
 
 _log = logging.getLogger("trireme.frontend")
 
+_OWN_DESCRIPTORS = 64
 _LARGE_AT_ONCE = 8  # requests of the largest size that may be on their way
 
 
@@ -91,9 +93,16 @@ async def _tick(frontend: Frontend) -> None:
             _log.exception("a connection could not be looked after")
 
 
+def _within_descriptors(setting: Setting) -> Setting:
+    """Return a setting with no more connections than this process has descriptors for: one each way."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = setting.max_connections if soft == resource.RLIM_INFINITY else max((soft - _OWN_DESCRIPTORS) // 2, 1)
+    return msgspec.structs.replace(setting, max_connections=min(setting.max_connections, most))
+
+
 def main() -> None:
     """Run the frontend that `trireme serve` asks for."""
-    setting = msgspec.json.decode(sys.argv[1], type=Setting)
+    setting = _within_descriptors(msgspec.json.decode(sys.argv[1], type=Setting))
     set_up_log(setting.log_format, deployment="")
     gc.freeze()  # what is imported stays; a full collection takes milliseconds of every stream
     asyncio.run(run(setting, socket.socket(fileno=int(sys.argv[2]))))

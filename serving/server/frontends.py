@@ -6,7 +6,6 @@ again while connections wait.
 """
 
 import contextlib
-import logging
 import socket
 import subprocess
 import sys
@@ -22,8 +21,6 @@ from ensemble_configs.triton_spec import TritonSpec
 from serving.frontend.told import Down, Ping, Refuse, Setting, Told, Upstream
 from serving.server.installation import PROJECT_ROOT
 from serving.server_log import log_format
-
-_log = logging.getLogger("trireme.frontends")
 
 _PING_S = 1.0
 _MAX_BACKOFF_S = 10.0
