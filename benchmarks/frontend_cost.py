@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gRPC's frontend costs: the same server by its port, over the same Triton by the port that it has for itself.
+"""Measure what gRPC's frontend costs: the same server by its port, over Triton by its own.
 
 `python -m benchmarks.frontend_cost --help`. Pairs are asked in turn, the order alternating.
 """
@@ -16,14 +16,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.costless_server import costless_deployment, demo_tokenizer
 from benchmarks.report import environment, median_with_interval, write_result
 from benchmarks.through_ensemble import ThroughEnsemble
 from benchmarks.workload import Ask, Run
 from clients.exact_prompts import PromptMaker
-from ensemble_configs.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.engine_specs import SimulatedEngineSpec
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
-from serving.tokenization import PromptTokenizer
 
 _STREAMS = (1, 16, 64)
 
@@ -40,9 +37,9 @@ def main(
     is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
 ) -> None:
     """Measure and print; a minute or two."""
-    maker = PromptMaker(_tokenizer(), input_tokens=16, seed=1)
+    maker = PromptMaker(demo_tokenizer(), input_tokens=16, seed=1)
     rows = []
-    with ThroughEnsemble(_deployment()) as server, _direct(server) as direct:
+    with ThroughEnsemble(costless_deployment("frontend_cost")) as server, _direct(server) as direct:
         for streams in _STREAMS:
             pairs = []
             for number in track(range(rounds + 1), console=Console(stderr=True), transient=True):
@@ -66,18 +63,6 @@ def main(
         typer.echo(msgspec.json.encode(result).decode())
     else:
         Console().print(_table(rows))
-
-
-def _tokenizer() -> PromptTokenizer:
-    return PromptTokenizer.from_spec(load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer)
-
-
-def _deployment() -> DeploymentSpec:
-    engine = SimulatedEngineSpec(
-        provider="simulated", step_ms=2.0, prefill_us_per_token=0, decode_us_per_seq=0, num_kv_blocks=4096
-    )
-    tokenizer = load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer
-    return DeploymentSpec.of_one(name="frontend_cost", tokenizer=tokenizer, engine=engine)
 
 
 @contextmanager

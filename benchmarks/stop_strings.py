@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stop strings cost: for a request before its first token, and for each character of its text.
+"""Measure what stop strings cost: for a request before its first token, and for each character of its text.
 
 `python -m benchmarks.stop_strings`. One thread, text in pieces of 4 characters as tokens bring it, CPU time. The text
 is the project's README, which has the beginnings of the strings and none of them whole.
@@ -30,7 +30,7 @@ _DELTAS = [_TEXT[start : start + 4] for start in range(0, len(_TEXT), 4)]
 
 
 def cases() -> Iterator[tuple[str, list[str]]]:
-    """What clients send, and the most that a request may have: many strings, long ones, alike ones."""
+    """Return what clients send, and the most that a request may have: many strings, long ones, alike ones."""
     seeded = random.Random(3)
 
     def words(number: int, length: int) -> list[str]:

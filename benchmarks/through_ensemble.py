@@ -66,7 +66,7 @@ class ThroughEnsemble:
         return Path(triton.environ()[RUN_DIR_VARIABLE])
 
     def processes(self) -> list[psutil.Process]:
-        """All of it, `trireme serve` first."""
+        """Return all processes of the server, `trireme serve` first."""
         serve = psutil.Process(self._process.pid)
         return [serve, *serve.children(recursive=True)]
 

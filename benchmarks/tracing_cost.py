@@ -17,14 +17,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.costless_server import costless_deployment, demo_tokenizer
 from benchmarks.report import environment, median_with_interval, write_result
 from benchmarks.through_ensemble import ThroughEnsemble
 from benchmarks.workload import Ask
 from clients.exact_prompts import PromptMaker
-from ensemble_configs.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.engine_specs import SimulatedEngineSpec
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
-from serving.tokenization import PromptTokenizer
+from ensemble_configs.deployment import DeploymentSpec
 
 _SIDES: dict[str, dict[str, object] | None] = {
     "off": None,
@@ -50,7 +48,7 @@ def main(
     is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
 ) -> None:
     """Measure and print; some minutes."""
-    maker = PromptMaker(_tokenizer(), input_tokens=16, seed=1)
+    maker = PromptMaker(demo_tokenizer(), input_tokens=16, seed=1)
     runs: dict[str, list[_Figures]] = {name: [] for name in _SIDES}
     with contextlib.ExitStack() as stack:
         endpoint = stack.enter_context(_sink())
@@ -84,17 +82,9 @@ def main(
         Console().print(_table(rows))
 
 
-def _tokenizer() -> PromptTokenizer:
-    return PromptTokenizer.from_spec(load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer)
-
-
 def _deployment(number: int, tracing: dict[str, object] | None) -> DeploymentSpec:
-    engine = SimulatedEngineSpec(
-        provider="simulated", step_ms=2.0, prefill_us_per_token=0, decode_us_per_seq=0, num_kv_blocks=4096
-    )
-    tokenizer = load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer
     more = {} if tracing is None else {"tracing": tracing}
-    return DeploymentSpec.of_one(name=f"tracing_cost_{number}", tokenizer=tokenizer, engine=engine, **more)
+    return costless_deployment(f"tracing_cost_{number}", **more)
 
 
 def _run(side: ThroughEnsemble, asked: list[Ask]) -> _Figures:

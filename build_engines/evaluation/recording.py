@@ -52,7 +52,7 @@ def refuse_unwritable(folder: Path) -> None:
 
 
 class Recorded(NamedTuple):
-    """Where the release is now that has the results."""
+    """The release that has the results, and the one that was judged."""
 
     path: Path
     address: str
@@ -106,7 +106,7 @@ def record(folder: Path, evaluation: Evaluation, override: Override | None) -> R
 
 
 def _is_named_for(folder: Path, name: str, old: str) -> bool:
-    """Whether a build or `trireme pull` has named a folder for the address of its release."""
+    """Return whether a build or `trireme pull` has named a folder for the address of its release."""
     there = folder.resolve().name
     return not folder.is_symlink() and (_is_built(there, name) or there == old)
 
