@@ -55,6 +55,8 @@ def launch_flags(spec: DeploymentSpec, private: PrivatePorts | None = None) -> F
         "grpc-keepalive-timeout": triton.keepalive_timeout_ms,
         "grpc-keepalive-permit-without-calls": 1,  # connections without a stream do not pile up either
         "grpc-http2-max-pings-without-data": 0,  # 0: no limit; after Triton's 2 a silent stream is asked no more
+        # Each object that is kept for the next request keeps the room of the largest message that it has held.
+        "grpc-infer-allocation-pool-size": 0,
     }
     if triton.allow_client_shm:  # off is the default of the servers that have this flag, and others do not know it
         flags[CLIENT_SHM_FLAG] = "true"

@@ -61,6 +61,8 @@ class LeftClients:
     def cancel_departed(self) -> None:
         """End the requests of streams whose clients the server's frontends have seen leave."""
         left = [(key, it) for key, it in self._running_now() if it.stream_name in LEFT_STREAMS and not it.is_ending]
+        for _, running in left:
+            running.is_unread = True
         self._cancel(left, _CLIENT_GONE)
 
     def orphan(self, keys: Iterable[int]) -> None:

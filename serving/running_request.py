@@ -78,6 +78,7 @@ class RunningRequest:
     sequence_index: int = 0  # among those of one prompt; each has a stream of its own
     # How a cancelled request fails; None: it ends well, with what it has.
     cancel_error: ServingError | None = None
+    is_unread: bool = False  # its client has gone for certain: the server's frontends drop what comes
     is_ending: bool = False  # the engine has been asked to stop it
     num_replies: int = 0
     is_over: bool = False  # the sink has had its last call

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from serving.returned_memory import without_returned_memory
+
 
 class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     """A plan, which `serving.engine_sources` carries out; by default the process is started as it is."""
@@ -24,5 +26,6 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
 
     def environment_from(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of the process. Args: `environ` is the server's."""
-        kept = {name: value for name, value in environ.items() if not name.startswith(self.dropped_variables)}
+        own = without_returned_memory(environ)
+        kept = {name: value for name, value in own.items() if not name.startswith(self.dropped_variables)}
         return kept | self.environment

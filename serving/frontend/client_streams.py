@@ -19,6 +19,8 @@ _LEAST_BYTES_PER_S = 262_144
 _MAX_REFUSED = 256  # of which late frames are still expected
 # For the models to answer a stream that its client has left: a step, and what Triton has queued in its own ensemble.
 _WIND_UP_S = 20.0
+# For Triton to end a stream of which nothing runs any more. What still runs then is a model's that is not told.
+_WIND_UP_UNTOLD_S = 0.5
 
 
 @dataclass(slots=True)
@@ -69,12 +71,11 @@ class ClientStreams:
         if stream is None or stream.is_held:
             self._end(stream_id)
             return b""
-        # In the middle of a message Triton would wait for the rest, and other models than ours would not end.
-        if stream.messages.since_s is not None or not stream.are_models_told:
+        if stream.messages.since_s is not None:  # Triton would wait for the rest
             return self._reset(stream_id, stream)
         self._end(stream_id)
         self._departures.leave([stream.name])
-        self._ending[stream_id] = time.monotonic() + _WIND_UP_S
+        self._ending[stream_id] = time.monotonic() + (_WIND_UP_S if stream.are_models_told else _WIND_UP_UNTOLD_S)
         return b"" if stream.is_half_closed else h2.make_frame(h2.DATA, h2.END_STREAM, stream_id)
 
     def leave_all(self) -> bytes:

@@ -12,6 +12,8 @@ from serving.frontend.http2_frames import ProtocolError
 MAX_BYTES = 16_384
 # Triton 2.51 dies of SIGSEGV when a request of a stream with this header fails while another runs.
 _DEADLY = frozenset({b"triton_grpc_error"})
+# What is decided by, beside the path.
+_SINGLE = frozenset({b"content-type", b"grpc-encoding"})
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -26,17 +28,21 @@ class HeaderReader:
         """Return the headers of one block, lower case names first to last.
 
         Raises:
-            ProtocolError: it cannot be read, or is too long.
+            ProtocolError: it cannot be read, is too long, or says twice what Triton might read the other of.
         """
         try:
-            return [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
+            headers = [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
         except hpack.HPACKError as exc:
             raise ProtocolError(f"headers cannot be read: {exc!r}") from exc
+        single = [name for name, _ in headers if name.startswith(b":") or name in _SINGLE]
+        if len(set(single)) != len(single):
+            raise ProtocolError("a header that there is one of comes twice")
+        return headers
 
 
 def without(headers: Headers, names: frozenset[bytes]) -> Headers:
     """Return the headers that Triton may see, without those of `names` and those that end it."""
-    return [(name, value) for name, value in headers if name not in names and name not in _DEADLY]
+    return [(name, value) for name, value in headers if name not in names and name.lower() not in _DEADLY]
 
 
 def write(headers: Headers) -> bytes:

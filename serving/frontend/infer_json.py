@@ -11,7 +11,7 @@ import msgspec
 from tritonclient.grpc import service_pb2
 
 from ensemble_configs.errors import RequestError
-from serving.frontend.infer_limits import check_shape
+from serving.frontend.infer_limits import check_output_parameter, check_shape
 from serving.frontend.parameters import parameters_of, set_parameter
 from serving.frontend.served_models import Model
 from serving.frontend.tensor_values import flat, from_raw, num_elements, spread, to_raw, value_bytes
@@ -154,6 +154,7 @@ def _add_output(message: Any, wanted: _Output) -> bool:
     """Name an output; returns whether it is wanted in binary."""
     output = message.outputs.add(name=wanted.name)
     for key, value in wanted.parameters.items():
+        check_output_parameter(wanted.name, key)
         if key != "binary_data":
             set_parameter(output.parameters, key, value)
     return wanted.parameters.get("binary_data") is True

@@ -19,34 +19,37 @@ MAX_FIELDS = 20_000  # of a message with the tensors in it
 _MAX_SHAPE_BYTES = 2_000
 _MAX_NAME_BYTES = 1_000
 _MODEL = 1  # a field of ModelInferRequest
-_INPUTS, _NAME, _DATATYPE, _SHAPE, _CONTENTS = 5, 1, 2, 3, 5  # fields of ModelInferRequest, and of its InferInputTensor
+# Fields of ModelInferRequest, of its InferInputTensor and InferRequestedOutputTensor, and of a map's entry.
+_REQUEST_PARAMETERS, _INPUTS, _OUTPUTS = 4, 5, 6
+_NAME, _DATATYPE, _SHAPE, _INPUT_PARAMETERS, _CONTENTS = 1, 2, 3, 4, 5
+_OUTPUT_PARAMETERS = 2
+_KEY, _VALUE = 1, 2
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+_LARGEST_KEY = 2**32 - 1  # protobuf's parsers drop the bits beyond
 
 Field = tuple[int, int | memoryview]
-
-
-class _Unreadable(Exception):
-    """What is no message; Triton says so itself."""
 
 
 def check_message(message: bytes) -> str:
     """Check one serialized request; return the name of the model that it asks.
 
-    One that cannot be parsed is left to Triton, which refuses it.
-
     Raises:
-        RequestError: a tensor of it would end the process of a model, or it has too many fields.
+        RequestError: a tensor of it would end the process of a model or the server, it has too many fields, or it is
+            not written as every client writes it: Triton's parser might read what this one does not.
     """
     budget = iter(range(MAX_FIELDS))
     model = ""
-    try:
-        for number, value in _fields(memoryview(message), budget):
-            if number == _MODEL and not isinstance(value, int):
-                model = bytes(value[:_MAX_NAME_BYTES]).decode(errors="replace")
-            if number == _INPUTS and not isinstance(value, int):
-                _check_tensor(value, budget)
-    except _Unreadable:
-        pass
+    for number, value in _fields(memoryview(message), budget):
+        if isinstance(value, int):
+            continue
+        if number == _MODEL:
+            model = _text(value)
+        elif number == _INPUTS:
+            _check_tensor(value, budget)
+        elif number == _OUTPUTS:
+            _check_output(value, budget)
+        elif number == _REQUEST_PARAMETERS:
+            _parameter(value, budget)
     return model
 
 
@@ -68,19 +71,70 @@ def check_shape(name: str, data_type: str, shape: Iterable[int]) -> None:
         )
 
 
+def check_output_parameter(output: str, key: str) -> None:
+    """Check one parameter of an output that a client names.
+
+    Raises:
+        RequestError: the client wants classes of the output. Triton 2.51 divides by the size of a text, which is 0, and
+            sorts numbers among which may be NaN. (Newer servers refuse texts.)
+    """
+    if key == "classification":
+        raise RequestError(
+            f"the output {output[:100]} is no classification; ask for it without the parameter", field="classification"
+        )
+
+
+def _check_output(output: memoryview, budget: Iterator[int]) -> None:
+    name, keys = "?", list[str]()
+    for number, value in _fields(output, budget):
+        if isinstance(value, int):
+            continue
+        if number == _NAME:
+            name = _text(value)
+        elif number == _OUTPUT_PARAMETERS:
+            keys.append(_parameter(value, budget))
+    for key in keys:
+        check_output_parameter(name, key)
+
+
 def _check_tensor(tensor: memoryview, budget: Iterator[int]) -> None:
     name, data_type, dims = "?", "", list[int]()
     for number, value in _fields(tensor, budget):
-        if number == _NAME and not isinstance(value, int):
-            name = bytes(value[:100]).decode(errors="replace")
-        elif number == _DATATYPE and not isinstance(value, int):
-            data_type = bytes(value[:10]).decode(errors="replace")
-        elif number == _SHAPE:
+        if number == _SHAPE:
             dims += [value] if isinstance(value, int) else _packed(value)
-        elif number == _CONTENTS and not isinstance(value, int):
-            for _ in _fields(value, budget):
-                pass  # counted
+        elif isinstance(value, int):
+            continue
+        elif number == _NAME:
+            name = _text(value)
+        elif number == _DATATYPE:
+            data_type = _text(value)
+        elif number == _INPUT_PARAMETERS:
+            _parameter(value, budget)
+        elif number == _CONTENTS:
+            _count(value, budget)
     check_shape(name, data_type, [dim - 2**64 if dim >= 2**63 else dim for dim in dims])
+
+
+def _parameter(entry: memoryview, budget: Iterator[int]) -> str:
+    """Return the key of one entry of a map of parameters."""
+    key = ""
+    for number, value in _fields(entry, budget):
+        if isinstance(value, int):
+            continue
+        if number == _KEY:
+            key = _text(value)
+        elif number == _VALUE:
+            _count(value, budget)
+    return key
+
+
+def _count(message: memoryview, budget: Iterator[int]) -> None:
+    for _ in _fields(message, budget):
+        pass
+
+
+def _text(value: memoryview) -> str:
+    return bytes(value[:_MAX_NAME_BYTES]).decode(errors="replace")
 
 
 def _packed(values: memoryview) -> list[int]:
@@ -103,29 +157,35 @@ def _fields(message: memoryview, budget: Iterator[int]) -> Iterator[Field]:
             )
         key, position = _varint(message, position)
         kind = key & 7
+        if key > _LARGEST_KEY:
+            raise _unreadable(f"field {key >> 3}")
         if kind == _VARINT:
             value, position = _varint(message, position)
             yield key >> 3, value
         elif kind == _BYTES:
             length, position = _varint(message, position)
             if position + length > end:
-                raise _Unreadable
+                raise _unreadable(f"field {key >> 3} ends behind the end of the message")
             yield key >> 3, message[position : position + length]
             position += length
         elif kind in {_FIXED64, _FIXED32}:
             position += 8 if kind == _FIXED64 else 4
         else:
-            raise _Unreadable
+            raise _unreadable(f"field {key >> 3} has wire type {kind}")
 
 
 def _varint(message: memoryview, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if position >= len(message) or shift > 63:
-            raise _Unreadable
+            raise _unreadable("a number does not end")
         byte = message[position]
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, position
+            return value & 0xFFFF_FFFF_FFFF_FFFF, position
         shift += 7
+
+
+def _unreadable(why: str) -> RequestError:
+    return RequestError(f"the message is no ModelInferRequest of KServe's: {why}", field="message")

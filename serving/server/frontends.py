@@ -6,6 +6,7 @@ again while connections wait.
 """
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import msgspec
 from ensemble_configs.errors import SpecError, Unavailable
 from ensemble_configs.triton_spec import TritonSpec
 from serving.frontend.told import Down, Ping, Refuse, Setting, Told, Upstream
+from serving.returned_memory import with_returned_memory
 from serving.server.installation import PROJECT_ROOT
 from serving.server_log import log_format
 
@@ -138,6 +140,7 @@ class _Frontend:
                     *[msgspec.json.encode(setting).decode(), str(its_end.fileno())],
                 ],
                 cwd=PROJECT_ROOT,
+                env=with_returned_memory(os.environ),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[its_end.fileno(), *setting.listeners.values()],
                 process_group=0,  # Ctrl-C reaches the parent alone

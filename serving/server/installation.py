@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ensemble_configs.errors import SpecError
+from serving.returned_memory import with_returned_memory
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent.parent
 DEFAULT_BACKENDS = Path("/opt/tritonserver/backends")
@@ -32,7 +33,7 @@ class TritonInstallation:
         The server's own Python modules come before all others: 2.71 reads PYTHONPATH before it looks for them, and
         somebody else's `triton_python_backend_utils` there would take the place of its own (2.51 ignores PYTHONPATH).
         """
-        env = dict(os.environ)
+        env = with_returned_memory(os.environ)
         env["PATH"] = os.pathsep.join([str(Path(sys.prefix) / "bin"), env.get("PATH", os.defpath)])
         own = (self.backend_directory or DEFAULT_BACKENDS) / "python"
         modules = [str(own) if own.is_dir() else "", str(PROJECT_ROOT), env.get("PYTHONPATH", "")]

@@ -6,13 +6,15 @@ runs: SIGSEGV; seldom one request alone that is answered with an error. Over HTT
 whose parser the stack overflows, unless the server limits it; and 5 MB of any body of a form's content type, which is
 curl's and urllib's default: libevhtp reads it as a query and takes twice its length from the stack
 (`evhtp_parse_query_wflags`). With a tensor of no elements whose other dims are too many for numpy: the stub of the
-model that takes it aborts.
+model that takes it aborts. With an output of text wanted as classes (KServe's classification extension): 2.51 divides
+by the size of a text, which is none.
 
 Of what a server may or may not have, it is asked (`asked_server`). If a test fails because a server lives that has
 no answer of that kind, the fault is gone there: then docs/support.md and docs/frontend.md are to say so.
 """
 
 import asyncio
+import contextlib
 import queue
 import urllib.error
 import urllib.request
@@ -24,11 +26,12 @@ import grpc.aio
 import psutil
 import pytest
 import tritonclient.grpc as grpcclient
-from fuzzed_requests import Given, Sent
+from fuzzed_requests import Given, Sent, numbers, strings
 from raw_calls import arrays, infer_inputs
 from running_server import PROJECT, RunningServer, deployment_text
 from test_cancellation import wait_until
 from test_fuzz import LOST, ask_grpc
+from test_http_frontend import ask as ask_http
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
@@ -112,6 +115,42 @@ def test_through_the_frontend_such_a_tensor_is_refused_by_name(guarded: RunningS
     assert kind == "refused: INVALID_ARGUMENT"
     assert "[INVALID_ARG field=TOKENS_BATCH" in told
     assert "4611686018427387904" in told
+
+
+def classes_wanted(model: str) -> Any:
+    message = Sent(model, {"text_input": strings(b"hello"), "max_tokens": numbers("INT32", [3])}).message()
+    message.outputs.add(name="text_output").parameters["classification"].int64_param = 3
+    return message
+
+
+def ask_whole(server: RunningServer, message: Any) -> None:
+    with grpc.insecure_channel(server.url) as channel:
+        list(service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([message]), timeout=10))
+
+
+def test_classes_of_a_text_crash_the_server_or_are_refused_and_it_is_back_by_itself(
+    start_server: Callable[..., RunningServer],
+) -> None:
+    server = start_server(engine=SLOW, triton=BARE)
+    triton = server.tritonserver()
+    with contextlib.suppress(grpc.RpcError):
+        ask_whole(server, classes_wanted("ensemble"))
+    if not triton.is_running() or triton.status() == psutil.STATUS_ZOMBIE:  # newer servers refuse it
+        assert_it_died_and_is_back(server, triton)
+
+
+def test_through_the_frontend_classes_are_refused_by_name(guarded: RunningServer) -> None:
+    triton = guarded.tritonserver()
+    for model in ("ensemble", "ensemble_graph", "tensorrt_llm_bls"):
+        with pytest.raises(grpc.RpcError, match="the output text_output is no classification"):
+            ask_whole(guarded, classes_wanted(model))
+        outputs = [{"name": "text_output", "parameters": {"classification": 3}}]
+        inputs = [{"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["hello"]}]
+        body = {"inputs": inputs, "outputs": outputs}
+        status, answer = ask_http(guarded.http_port, f"/v2/models/{model}/infer", body)
+        assert status == 400
+        assert "the output text_output is no classification" in answer["error"]
+    assert triton == guarded.tritonserver()
 
 
 def test_a_batch_of_none_is_refused(simulated: RunningServer) -> None:

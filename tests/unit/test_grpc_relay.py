@@ -288,12 +288,17 @@ async def test_who_leaves_is_named_and_who_ends_well_is_not(site: Site) -> None:
 
 
 @served
-async def test_a_model_that_is_not_told_is_cancelled_at_once(site: Site) -> None:
+async def test_a_model_that_is_not_told_is_cancelled_when_it_has_not_ended_half_a_second_later(site: Site) -> None:
     asked = request(name="wait")
     asked.model_name = "mine"
     call = site.stub.ModelStreamInfer(stream(asked))
     await call.read()
     call.cancel()
+    await until(lambda: not only_connection(site)._streams)
+    only_connection(site).tick(asyncio.get_running_loop().time() + 0.4)
+    await asyncio.sleep(0.1)
+    assert site.triton.num_cancelled == 0
+    only_connection(site).tick(asyncio.get_running_loop().time() + 0.6)
     await until(lambda: site.triton.num_cancelled == 1)
 
 

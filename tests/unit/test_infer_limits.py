@@ -3,14 +3,16 @@
 
 import math
 import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from ensemble_configs.errors import RequestError
-from serving.frontend.infer_limits import MAX_ELEMENTS, MAX_TEXTS, check_message, check_shape
+from serving.frontend.infer_limits import MAX_ELEMENTS, MAX_FIELDS, MAX_TEXTS, check_message, check_shape
 from serving.frontend.tensor_values import flat, from_raw, spread, to_raw
 
 # What tritonclient generates has no types: its messages are `Any`.
@@ -52,19 +54,81 @@ def test_a_request_is_read_as_protobuf_reads_it(seed: int) -> None:
             assert check_message(request.SerializeToString()) == request.model_name
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_bytes_that_are_no_request_are_left_to_triton(seed: int) -> None:
-    rng = random.Random(seed)
-    whole = any_request(rng).SerializeToString()
-    for _ in range(500):
+def broken_requests(rng: random.Random, whole: bytes, number: int) -> Iterator[bytes]:
+    for _ in range(number):
         broken = bytearray(whole[: rng.randrange(len(whole) + 1)] + rng.randbytes(rng.randrange(20)))
         for _ in range(rng.randrange(5)):
             if broken:
                 broken[rng.randrange(len(broken))] = rng.randrange(256)
+        yield bytes(broken)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bytes_that_are_no_request_are_refused_by_name(seed: int) -> None:
+    rng = random.Random(seed)
+    for broken in broken_requests(rng, any_request(rng).SerializeToString(), 500):
         try:
-            check_message(bytes(broken))
+            model = check_message(broken)
         except RequestError as exc:
             assert exc.facts["field"] is not None  # noqa: PT017 - it may be refused, by name
+        else:
+            assert_harmless(broken, model)
+
+
+def assert_harmless(message: bytes, model: str) -> None:
+    """What protobuf's parser reads in a message that has passed does no harm."""
+    try:
+        request = service_pb2.ModelInferRequest.FromString(message)
+    except DecodeError:
+        return
+    assert request.model_name == model
+    assert not any(map(is_too_large, request.inputs))
+    assert not any("classification" in output.parameters for output in request.outputs)
+
+
+GROUP = b"\xfb\x01\xfc\x01"  # field 31: protobuf skips the group, whatever is in it
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda request: GROUP + request,
+        lambda request: request + GROUP,
+        lambda request: b"\xfb\x01" + request + b"\xfc\x01" + request,
+        # The key of field 5 as parsers in C++ read it, which drop the bits beyond 32.
+        lambda request: request.replace(b"\x2a", b"\xaa\x80\x80\x80\x10", 1),
+    ],
+)
+def test_what_only_another_parser_reads_is_refused(written: Callable[[bytes], bytes]) -> None:
+    request = service_pb2.ModelInferRequest()
+    request.inputs.add(name="TOKENS_BATCH", datatype="INT32", shape=[1, 0, 2**62])
+    read = service_pb2.ModelInferRequest.FromString(GROUP + request.SerializeToString())
+    assert read.inputs == request.inputs
+    with pytest.raises(RequestError):
+        check_message(written(request.SerializeToString()))
+
+
+def test_classes_of_an_output_are_refused() -> None:
+    request = service_pb2.ModelInferRequest(model_name="ensemble")
+    output = request.outputs.add(name="text_output")
+    output.parameters["binary_data"].bool_param = True
+    assert check_message(request.SerializeToString()) == "ensemble"
+    output.parameters["classification"].int64_param = 3
+    with pytest.raises(RequestError, match="the output text_output is no classification"):
+        check_message(request.SerializeToString())
+
+
+@pytest.mark.parametrize("where", ["request", "input", "output", "contents"])
+def test_fields_that_nobody_knows_are_counted_wherever_they_are(where: str) -> None:
+    unknown = b"\x78\x00" * (MAX_FIELDS + 1)
+    request = service_pb2.ModelInferRequest(model_name="ensemble")
+    tensor, output = request.inputs.add(name="t", datatype="INT32", shape=[1]), request.outputs.add(name="o")
+    holders = {"request": request, "input": tensor, "output": output}
+    found = tensor.contents if where == "contents" else holders[where].parameters["p"]
+    found.MergeFromString(unknown)
+    tensor.contents.SetInParent()
+    with pytest.raises(RequestError, match=f"more than {MAX_FIELDS} fields"):
+        check_message(request.SerializeToString())
 
 
 def test_shapes_of_any_tensor_of_the_contract_pass() -> None:

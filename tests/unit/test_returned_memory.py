@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who returns memory to the system at once, and who does not."""
+
+from serving.engines.engine_start import EngineStart
+from serving.returned_memory import with_returned_memory
+
+
+def test_an_engine_s_process_has_the_environment_that_the_operator_gave() -> None:
+    given = {"PATH": "/bin", "MALLOC_TRIM_THRESHOLD_": "5"}
+    server = with_returned_memory(given)
+    assert server == given | {"MALLOC_MMAP_THRESHOLD_": "1048576"}
+    assert EngineStart().environment_from(server) == given
