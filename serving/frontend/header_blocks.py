@@ -12,7 +12,7 @@ from serving.frontend.http2_frames import ProtocolError
 MAX_BYTES = 16_384
 # Triton 2.51 dies of SIGSEGV when a request of a stream with this header fails while another runs.
 _DEADLY = frozenset({b"triton_grpc_error"})
-# What is decided by, beside the path.
+# Decided by here and by Triton, as the pseudo-headers are: both have to read the same.
 _SINGLE = frozenset({b"content-type", b"grpc-encoding"})
 
 Headers = list[tuple[bytes, bytes]]

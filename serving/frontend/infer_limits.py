@@ -39,9 +39,7 @@ def check_message(message: bytes) -> str:
     """
     budget = iter(range(MAX_FIELDS))
     model = ""
-    for number, value in _fields(memoryview(message), budget):
-        if isinstance(value, int):
-            continue
+    for number, value in _blocks(memoryview(message), budget):
         if number == _MODEL:
             model = _text(value)
         elif number == _INPUTS:
@@ -86,9 +84,7 @@ def check_output_parameter(output: str, key: str) -> None:
 
 def _check_output(output: memoryview, budget: Iterator[int]) -> None:
     name, keys = "?", list[str]()
-    for number, value in _fields(output, budget):
-        if isinstance(value, int):
-            continue
+    for number, value in _blocks(output, budget):
         if number == _NAME:
             name = _text(value)
         elif number == _OUTPUT_PARAMETERS:
@@ -118,14 +114,19 @@ def _check_tensor(tensor: memoryview, budget: Iterator[int]) -> None:
 def _parameter(entry: memoryview, budget: Iterator[int]) -> str:
     """Return the key of one entry of a map of parameters."""
     key = ""
-    for number, value in _fields(entry, budget):
-        if isinstance(value, int):
-            continue
+    for number, value in _blocks(entry, budget):
         if number == _KEY:
             key = _text(value)
         elif number == _VALUE:
             _count(value, budget)
     return key
+
+
+def _blocks(message: memoryview, budget: Iterator[int]) -> Iterator[tuple[int, memoryview]]:
+    """Yield the fields that are texts, bytes or messages."""
+    for number, value in _fields(message, budget):
+        if not isinstance(value, int):
+            yield number, value
 
 
 def _count(message: memoryview, budget: Iterator[int]) -> None:

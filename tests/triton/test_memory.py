@@ -64,7 +64,7 @@ def test_a_stream_that_its_client_leaves_costs_the_server_less_than_1_kib(
 
 
 def _ask_nobody(url: str, num_streams: int) -> None:
-    """As tritonclient does when an error comes: it cancels the stream."""
+    """Ask for a model that is not there, and cancel each stream at its error, as tritonclient does."""
     message = Sent("nobody", {"text_input": strings(b"hello")}).message()
     with grpc.insecure_channel(url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)

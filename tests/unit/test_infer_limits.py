@@ -76,7 +76,7 @@ def test_bytes_that_are_no_request_are_refused_by_name(seed: int) -> None:
 
 
 def assert_harmless(message: bytes, model: str) -> None:
-    """What protobuf's parser reads in a message that has passed does no harm."""
+    """Hold what protobuf's parser reads in a message that has passed against the limits."""
     try:
         request = service_pb2.ModelInferRequest.FromString(message)
     except DecodeError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who returns memory to the system at once, and who does not."""
+"""The environments of processes that return memory to the system at once, and of those that do not."""
 
 from serving.engines.engine_start import EngineStart
 from serving.returned_memory import with_returned_memory
