@@ -21,6 +21,8 @@ _MAX_REFUSED = 256  # of which late frames are still expected
 _WIND_UP_S = 20.0
 # For Triton to end a stream of which nothing runs any more. What still runs then is a model's that is not told.
 _WIND_UP_UNTOLD_S = 0.5
+# What the client had not acknowledged when it left is lost to the window. What comes then is given back here.
+_WINDOW_BYTES = 65_535
 
 
 @dataclass(slots=True)
@@ -76,11 +78,12 @@ class ClientStreams:
         self._end(stream_id)
         self._departures.leave([stream.name])
         self._ending[stream_id] = time.monotonic() + (_WIND_UP_S if stream.are_models_told else _WIND_UP_UNTOLD_S)
-        return b"" if stream.is_half_closed else h2.make_frame(h2.DATA, h2.END_STREAM, stream_id)
+        window = h2.give_back(_WINDOW_BYTES, stream_id)
+        return window if stream.is_half_closed else window + h2.make_frame(h2.DATA, h2.END_STREAM, stream_id)
 
     def leave_all(self) -> bytes:
         """Take out all, as the connection has ended; return what Triton is to have of that."""
-        return b"".join([self.leave(stream_id) for stream_id in list(self._running)])
+        return b"".join([h2.give_back(_WINDOW_BYTES), *map(self.leave, list(self._running))])
 
     def refuse(self, stream_id: int) -> tuple[ClientStream, bytes]:
         """Take out one that is refused; return the stream, and what Triton is to have of that."""
