@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from ensemble_configs.errors import RequestError
 from ensemble_configs.release_spec import TokenizerSpec
+from serving.returned_memory import return_freed
 from serving.text_limits import TextLimit
 from serving.token_bytes import token_bytes
 from serving.tokenizer_files import find_token_id, load_tokenizer
@@ -146,12 +147,22 @@ class PromptTokenizer:
         self.check_bytes(num_bytes, field)
         if num_bytes <= LONG_TEXT_BYTES:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        try:
+            return self._long_ids(text, field, add_special_tokens=add_special_tokens)
+        finally:
+            return_freed()
+
+    def _long_ids(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
         if self.limit is not None:
             self._check_parts(text, field, self.limit)
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        if self.limit is not None and len(encoding) > self.limit.max_tokens:
-            self.limit.refuse_tokens(len(encoding), field)
-        return list(encoding.ids)
+        num_tokens, limit = len(encoding), self.limit
+        is_refused = limit is not None and num_tokens > limit.max_tokens
+        ids = [] if is_refused else list(encoding.ids)
+        del encoding  # the refusal's traceback would keep all of it
+        if is_refused and limit is not None:
+            limit.refuse_tokens(num_tokens, field)
+        return ids
 
     def _check_parts(self, text: str, field: str, limit: TextLimit) -> None:
         """Refuse a text whose beginning has too many tokens. One that fits is tokenized by a third more for it."""
