@@ -156,13 +156,11 @@ class PromptTokenizer:
         if self.limit is not None:
             self._check_parts(text, field, self.limit)
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        num_tokens, limit = len(encoding), self.limit
-        is_refused = limit is not None and num_tokens > limit.max_tokens
-        ids = [] if is_refused else list(encoding.ids)
-        del encoding  # the refusal's traceback would keep all of it
-        if is_refused and limit is not None:
-            limit.refuse_tokens(num_tokens, field)
-        return ids
+        num_tokens = len(encoding)
+        if self.limit is not None and num_tokens > self.limit.max_tokens:
+            del encoding  # the refusal's traceback would keep all of it
+            self.limit.refuse_tokens(num_tokens, field)
+        return list(encoding.ids)
 
     def _check_parts(self, text: str, field: str, limit: TextLimit) -> None:
         """Refuse a text whose beginning has too many tokens. One that fits is tokenized by a third more for it."""

@@ -73,7 +73,7 @@ class ShortRequests:
         self._thread.join()
 
     def times_s(self, begin_s: float, end_s: float) -> list[float]:
-        """Those sent between two times."""
+        """Return how long each request took that was sent between two times, in seconds."""
         return [took_s for sent_s, took_s in self.took_s if begin_s <= sent_s < end_s]
 
     def _ask(self) -> None:
@@ -139,7 +139,7 @@ def beside_long_texts(server: RunningServer, model: str, megabytes: int, *, pair
 def test_short_requests_pass_by_long_ones_and_no_stub_is_taken_for_hung(
     server: RunningServer, model: str, megabytes: int
 ) -> None:
-    """One after the other: where each long text holds them up until it is tokenized, a window has one or two."""
+    """Count short requests: a window has one or two where each long text holds them up until it is tokenized."""
     [pair] = beside_long_texts(server, model, megabytes, pairs=1)
     assert pair["short_requests_ratio"] > 0.2
 
@@ -147,14 +147,14 @@ def test_short_requests_pass_by_long_ones_and_no_stub_is_taken_for_hung(
 @pytest.mark.soak
 @pytest.mark.quiet
 def test_how_late_short_requests_are_beside_long_ones(server: RunningServer) -> None:
-    """10 MB are refused unread, but Triton and its stub copy them twice; what that costs is told, without a limit."""
+    """Hold every size to twice the p99; 10 MB miss that, for Triton and its stub copy them before they are refused."""
     pairs = {case: beside_long_texts(server, *case, pairs=5) for case in CASES}
     where = environment(triton_http=f"127.0.0.1:{server.http_port}")
     cases = [{"model": model, "megabytes": size, "pairs": found} for (model, size), found in pairs.items()]
     write_result("long_texts", {"environment": where, "engine": "simulated, 5 ms a step", "cases": cases})
     for (model, megabytes), found in pairs.items():
         median = statistics.median(pair["p99_ratio"] for pair in found)
-        assert megabytes == 10 or median <= 2, (model, megabytes, found)
+        assert median <= 2, (model, megabytes, found)
 
 
 def test_every_input_that_is_tokenized_has_the_limit_and_is_named(server: RunningServer) -> None:
