@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`trireme serve` in a child process, and what a test asks of it."""
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -144,10 +145,19 @@ class RunningServer:
 
     def triton_processes(self) -> list[psutil.Process]:
         """Of Triton, which may be started again; the frontends stay."""
-        return [] if (triton := self.tritons()) == [] else [*triton, *triton[0].children(recursive=True)]
+        if (triton := self.tritons()) == []:
+            return []
+        try:
+            return [*triton, *triton[0].children(recursive=True)]
+        except psutil.NoSuchProcess:  # ended since it was listed
+            return []
 
     def tritons(self) -> list[psutil.Process]:
-        return [process for process in self.descendants() if process.name() == "tritonserver"]
+        found = []
+        for process in self.descendants():
+            with contextlib.suppress(psutil.NoSuchProcess):  # ended since it was listed
+                found += [process] if process.name() == "tritonserver" else []
+        return found
 
     def tritonserver(self) -> psutil.Process:
         [triton] = self.tritons()

@@ -3,6 +3,8 @@
 
 import asyncio
 import contextlib
+import itertools
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +39,13 @@ def test_after_a_warm_up_no_process_grows_by_1_kib_a_request(start_server: Calla
     assert min(load.outcomes.values()) > 50
 
 
+def _kept_kib(memory_kib: list[float]) -> float:
+    """Return what a round leaves behind, the median of the rounds: a leak grows in each, while an allocator keeps the
+    pages of the one round that held more at a time than any before (50 MB free of 120, read with `malloc_stats`).
+    """
+    return statistics.median(after - before for before, after in itertools.pairwise(memory_kib))
+
+
 async def _leave(url: str, model: str, num_streams: int) -> None:
     async with AsyncTritonClient(url) as client:
 
@@ -56,11 +65,11 @@ def test_a_stream_that_its_client_leaves_costs_the_server_less_than_1_kib(
 ) -> None:
     server = start_server(engine={"provider": "simulated", "step_ms": 1.0, "num_kv_blocks": 4096})
     memory = []
-    for _ in range(3):
+    for _ in range(4):
         asyncio.run(_leave(server.url, model, 600))
         wait_until(lambda: server.num_streams() == 0 and server.used_kv_blocks() == 0, 10)
         memory.append(1024 * resident_mib(server)["tritonserver"])
-    assert (memory[-1] - memory[0]) / 1200 < 1, memory
+    assert _kept_kib(memory) / 600 < 1, memory
 
 
 def _ask_nobody(url: str, num_streams: int) -> None:
@@ -83,11 +92,11 @@ def _ask_nobody(url: str, num_streams: int) -> None:
 
 def test_a_stream_to_a_model_that_is_not_there_costs_the_server_less_than_1_kib(simulated: RunningServer) -> None:
     memory = []
-    for _ in range(3):
+    for _ in range(4):
         _ask_nobody(simulated.url, 500)
         time.sleep(2)
         memory.append(1024 * resident_mib(simulated)["tritonserver"])
-    assert (memory[-1] - memory[0]) / 1000 < 1, memory
+    assert _kept_kib(memory) / 500 < 1, memory
 
 
 def test_large_messages_leave_nothing_with_the_server(simulated: RunningServer) -> None:

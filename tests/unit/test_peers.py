@@ -163,7 +163,7 @@ def test_a_server_that_ends_before_it_is_ready_is_told_with_its_last_lines() -> 
 
 def test_all_that_a_server_started_ends_with_it_and_its_cpu_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_server, "_STOP_S", 0.2)
-    child = "import time; sum(range(10**7)); print(flush=True); time.sleep(60)"
+    child = "import time; sum(range(5 * 10**7)); print(flush=True); time.sleep(60)"
     parent = (
         "import signal, subprocess, sys\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\nchild.wait()"
