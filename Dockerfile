@@ -24,6 +24,8 @@ RUN apt-get update \
 COPY pyproject.toml /opt/trireme/
 COPY requirements/gpu-image* /opt/trireme/requirements/
 COPY scripts /opt/trireme/scripts
+COPY trireme/__init__.py /opt/trireme/trireme/
+COPY trireme/installing /opt/trireme/trireme/installing
 # More for scripts/gpu_image.py: "--in-front NAME" for a base that has another version than Trireme runs with.
 ARG GPU_IMAGE_OPTIONS=
 # python3 is the base's, which has tensorrt_llm. Root's cache would be of no use to the user who serves.

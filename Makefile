@@ -16,13 +16,16 @@ ADAPTERS = $(wildcard model_repository/*/1/model.py)
 # Bytecode is kept: the suite starts thousands of processes, and each would compile the project anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help setup serve test unit triton-test soak lint format render bench bench-check bench-model bench-tools peers docs golden demo-model lock trtllm-facts planner-fit aisimulate planner-estimators observe observe-files clean
+.PHONY: help setup wheel serve test unit triton-test soak lint format render bench bench-check bench-model bench-tools peers docs golden demo-model lock trtllm-facts planner-fit aisimulate planner-estimators observe observe-files clean
 
 help: ## List the tasks
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
 
 setup: ## Make .venv and .tools/triton; instant when both are up to date
 	@$(SETUP)
+
+wheel: setup ## Build dist/trireme-*.whl, which serves without a checkout
+	$(RUN) pip wheel --quiet --no-deps --no-build-isolation --no-index --wheel-dir dist .
 
 serve: setup ## Render the default deployment and serve it on Triton until Ctrl-C (ARGS="--http-port 9000")
 	.venv/bin/trireme serve $(ARGS)

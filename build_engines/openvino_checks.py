@@ -23,7 +23,7 @@ def check(job: BuildJob) -> list[Finding]:
     except SpecError as exc:
         return [_finding("checkpoint", exc.message, "a model that is known here", "name another --checkpoint")]
     if not job.is_dry_run and build_python() is None:
-        next_step = "python3 scripts/bootstrap.py --only build-cpu"
+        next_step = "in a checkout: python3 scripts/bootstrap.py --only build-cpu"
         findings.append(_finding("environment", "no nncf", "torch, optimum-intel and nncf", next_step))
     findings += _check_model(job.checkpoint, recipe, is_dry_run=job.is_dry_run)
     findings += check_recipe(recipe, shape, None)

@@ -20,6 +20,7 @@ from ensemble_configs.errors import SpecError
 from ensemble_configs.helm_values import render_helm_values
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT, DEFAULT_REPOSITORY, write_repository
 from ensemble_configs.server_lock import refuse_served
+from trireme.project_files import IS_CHECKOUT, project_file
 
 _NUM_REASONS = 4
 
@@ -31,7 +32,8 @@ def render(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder to write.", show_default="model_repository for the default deployment, else build/NAME"
+            help="Folder to write.",
+            show_default="build/NAME; model_repository for the default deployment of a checkout",
         ),
     ] = None,
     diff: Annotated[
@@ -40,6 +42,9 @@ def render(
     ] = None,
     is_helm: Annotated[
         bool, typer.Option("--helm", help="Print Helm values of the deployment; nothing is written.")
+    ] = False,
+    is_chart: Annotated[
+        bool, typer.Option("--chart", help="Print the folder of the Helm chart; nothing is written.")
     ] = False,
     is_json: Annotated[bool, typer.Option("--json", help="With --diff: print it as one JSON object.")] = False,
 ) -> None:
@@ -57,11 +62,15 @@ def render(
       trireme render --deployment my.yaml --out /srv/models
       trireme render --deployment my.yaml --diff my-old.yaml
       trireme render --deployment my.yaml --helm > values.yaml
+      helm template my-model "$(trireme render --chart)" -f values.yaml
     """
     if is_json and diff is None:
         raise SpecError("--json is for --diff; name the older deployment file", field="json")
-    if (diff is not None) + is_helm + (out is not None) > 1:
-        raise SpecError("give one of --diff, --helm and --out: the first two write nothing", field="diff")
+    if (diff is not None) + is_helm + is_chart + (out is not None) > 1:
+        raise SpecError("give one of --diff, --helm, --chart and --out: the first three write nothing", field="diff")
+    if is_chart:
+        typer.echo(project_file("helm/trireme"))
+        return
     spec = load_deployment(deployment)
     for release in spec.releases:
         refuse_unfit_engine(release.engine)
@@ -72,7 +81,8 @@ def render(
         typer.echo(render_helm_values(spec, source=_shown(deployment)), nl=False)
         return
     is_default = deployment.resolve() == DEFAULT_DEPLOYMENT
-    root = out or (DEFAULT_REPOSITORY if is_default else Path("build") / spec.name / "model_repository")
+    is_committed = is_default and IS_CHECKOUT
+    root = out or (DEFAULT_REPOSITORY if is_committed else Path("build") / spec.name / "model_repository")
     refuse_served(root)
     written = write_repository(spec, root=root, source=_shown(deployment))
     typer.echo(f"{root}: {len(written)} files written" + "".join(f"\n  {path}" for path in written))

@@ -279,7 +279,8 @@ def _in_step(
             while (chunk := self._runner.run(_next(chunks))) is not None:
                 yield chunk
         finally:
-            self._runner.run(chunks.aclose())
+            if not self._is_closed:  # which ended it, where its caller left the loop early
+                self._runner.run(chunks.aclose())
 
     return generate
 
@@ -300,6 +301,7 @@ class TritonClient:
     ) -> None:
         grpc_endpoint(url)  # what is wrong with it is told before there is a loop to close
         self._runner = asyncio.Runner()
+        self._is_closed = False
         self._client = self._runner.run(_connect(url, access, tracer))
 
     def __enter__(self) -> Self:
@@ -309,7 +311,8 @@ class TritonClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection and the event loop."""
+        """Close the connection and the event loop; a stream that was left early ends."""
+        self._is_closed = True
         self._runner.run(self._client.close())
         self._runner.close()
 

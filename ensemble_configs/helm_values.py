@@ -12,9 +12,9 @@ from ensemble_configs.end_times import server_end_s
 from ensemble_configs.errors import SpecError
 from ensemble_configs.model_spec import ModelSpec
 from ensemble_configs.workloads import Workload, workloads
+from trireme.project_files import FILES_ROOT
 
 IMAGE_ROOT = Path("/opt/trireme")  # where the Dockerfile puts this project
-_PROJECT_ROOT = Path(__file__).resolve().parent.parent
 _TTFT_MS, _TPOT_MS = 30_000.0, 100.0  # of a deployment that has no target
 
 
@@ -113,7 +113,7 @@ def _plain(value: object) -> object:
 
 def _in_image(path: Path) -> Path:
     """What is of this project is where the image has it; all else is where the deployment says."""
-    return IMAGE_ROOT / path.relative_to(_PROJECT_ROOT) if path.is_relative_to(_PROJECT_ROOT) else path
+    return IMAGE_ROOT / path.relative_to(FILES_ROOT) if path.is_relative_to(FILES_ROOT) else path
 
 
 def dns_label(name: str) -> str:

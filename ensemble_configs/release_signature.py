@@ -39,7 +39,7 @@ def _load_key(path: Path) -> Callable[[bytes, bytes], bool]:
         from cryptography.hazmat.primitives.serialization import load_pem_public_key  # noqa: PLC0415
     except ModuleNotFoundError as exc:
         raise SpecError(
-            f"release_public_key needs {exc.name}, which is not installed; {how_to_install('serving')}",
+            f"release_public_key needs {exc.name}, which is not installed; {how_to_install('')}",
             field="release_public_key",
         ) from exc
     try:

@@ -18,10 +18,11 @@ from ensemble_configs.model_names import CANARY, GRAPH, role_of
 from ensemble_configs.model_spec import ExtraModelSpec, ModelSpec
 from ensemble_configs.release import RELEASE_FILE, render_release
 from ensemble_configs.release_spec import ReleaseSpec
+from trireme.project_files import project_file
 
 # The repository that is committed: the default deployment, release 1.
-DEFAULT_REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"
-DEFAULT_DEPLOYMENT = Path(__file__).resolve().parent / "deployments" / "demo_cpu.yaml"
+DEFAULT_REPOSITORY = project_file("model_repository")
+DEFAULT_DEPLOYMENT = project_file("ensemble_configs/deployments/demo_cpu.yaml")
 
 
 def render_repository(spec: DeploymentSpec, *, root: Path, source: str) -> dict[Path, str]:

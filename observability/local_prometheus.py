@@ -20,10 +20,10 @@ import yaml
 from ensemble_configs.durable_files import write_atomically
 from ensemble_configs.errors import SpecError, Unavailable
 from observability.shortened import INTERVAL_MS, shortened
+from trireme.project_files import CODE_ROOT, project_file
 
-ROOT = Path(__file__).resolve().parent.parent
-FILES = ROOT / "helm" / "trireme" / "files"
-_UNPACKED = ROOT / ".tools" / "prometheus" / "usr"  # by scripts/prometheus.py
+FILES = project_file("helm/trireme/files")
+_UNPACKED = CODE_ROOT / ".tools" / "prometheus" / "usr"  # by scripts/prometheus.py
 _READY_S = 30.0
 _END_S = 10.0
 

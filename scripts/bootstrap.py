@@ -33,8 +33,8 @@ from scripts import (
     prometheus,
     triton_installation,
 )
-from scripts.commands import LOG, SetupError, describe_os_error, say
 from scripts.unpacked_programs import OPENSSH, RCLONE
+from trireme.installing.commands import LOG, SetupError, describe_os_error, say
 
 DEFAULT = ("venv", "triton")
 

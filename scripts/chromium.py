@@ -11,8 +11,8 @@ import os
 import shutil
 from pathlib import Path
 
-from scripts.commands import say
-from scripts.system_packages import apt_line, fetch_missing_packages
+from trireme.installing.commands import say
+from trireme.installing.system_packages import apt_line, fetch_missing_packages
 
 DIRECTORY = ".tools/chromium"
 PACKAGE = "chromium-headless-shell"  # Debian's, without a window; it draws by its own means

@@ -3,8 +3,8 @@
 
 On the package index torch for Linux is the CUDA build: gigabytes that a machine without a GPU does not need. The CPU
 build (local version `+cpu`) has an index of its own, and the files of this project name no index. So the build is taken
-from what pip is configured with, else from where uv knows CPU builds to be; the version is the one of the `build-cpu`
-extra, the hash is not checked.
+from what pip is configured with, else from where uv knows CPU builds to be; the version is the one of
+requirements/build-cpu.in, the hash is not checked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from scripts.commands import SetupError, run, say
+from trireme.installing.commands import SetupError, run, say
+
+WANTED = "requirements/build-cpu.in"
 
 
 def install_cpu_torch(root: Path, python: str) -> None:
@@ -21,7 +23,7 @@ def install_cpu_torch(root: Path, python: str) -> None:
     Raises:
         SetupError: neither pip nor uv finds a CPU build.
     """
-    version = torch_version((root / "pyproject.toml").read_text(encoding="utf-8"))
+    version = torch_version((root / WANTED).read_text(encoding="utf-8"))
     uv = str(root / ".tools" / "lock" / "bin" / "uv")
     say(f"installing the CPU build of torch {version}")
     ways = (
@@ -40,9 +42,13 @@ def install_cpu_torch(root: Path, python: str) -> None:
     )
 
 
-def torch_version(pyproject: str) -> str:
-    """The version that the `build-cpu` extra pins."""
-    found = re.search(r'"torch==([^"]+)"', pyproject)
+def torch_version(requirements: str) -> str:
+    """Return the version that a requirements file pins.
+
+    Raises:
+        SetupError: the file pins none.
+    """
+    found = re.search(r"^torch==(\S+)", requirements, re.MULTILINE)
     if found is None:
-        raise SetupError("pyproject.toml pins no torch in the extra build-cpu")
+        raise SetupError(f"{WANTED} pins no torch")
     return found.group(1)

@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.commands import SetupError, run, say
 from scripts.cpu_torch import install_cpu_torch
-from scripts.interpreters import Interpreter, choose_interpreter, probe
 from scripts.numpy_wheel import numpy_wheel
-from scripts.system_packages import fetch_package_files, install_or_explain
+from trireme.installing.commands import SetupError, run, say
+from trireme.installing.interpreters import Interpreter, choose_interpreter, probe
+from trireme.installing.system_packages import fetch_package_files, install_or_explain
+from trireme.installing.unpacked_lock import digest
 
 STAMP = "trireme-setup.json"  # written last: which lock and which pyproject.toml the environment holds
 UNFINISHED = "trireme-unfinished"  # there from the first change to the last: an interrupted set-up starts again
@@ -53,6 +53,11 @@ def python_of(root: Path, environment: Environment) -> Path:
     return root / environment.directory / "bin" / "python"
 
 
+def serving_python(root: Path) -> Path:
+    """Return the Python of `.venv`, which has pip."""
+    return python_of(root, ENVIRONMENTS["venv"])
+
+
 def version_of(root: Path, environment: Environment) -> str | None:
     """The Python version of an environment as in `3.11`, None where there is none that could run."""
     try:
@@ -69,11 +74,6 @@ def expected_stamp(root: Path, environment: Environment) -> dict[str, str]:
     if environment.holds_project:
         stamp["project"] = digest(root / "pyproject.toml")
     return stamp
-
-
-def digest(file: Path) -> str:
-    """The SHA-256 of a file in hexadecimal."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def read_stamp(directory: Path) -> dict[str, str]:

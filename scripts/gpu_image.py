@@ -39,8 +39,8 @@ from scripts.base_packages import (
     read_requirements,
     replacement_conflicts,
 )
-from scripts.commands import SetupError, describe_os_error
-from scripts.unpacked_lock import replace_directory
+from trireme.installing.commands import SetupError, describe_os_error
+from trireme.installing.unpacked_lock import replace_directory
 
 WANTED, LOCK, IN_FRONT_LOCK, OVERRIDES = (
     ROOT / "requirements" / name

@@ -9,10 +9,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from scripts.commands import run, say
-from scripts.environments import ENVIRONMENTS, digest, locked_names, python_of, version_of
+from scripts.environments import ENVIRONMENTS, locked_names, python_of, version_of
 from scripts.lock_blocks import lock_blocks
-from scripts.unpacked_lock import STAMP, replace_directory
+from trireme.installing.commands import run, say
+from trireme.installing.unpacked_lock import STAMP, digest, replace_directory
 
 DIRECTORY = ".tools/gpu-image-wheels"
 LOCKS = ("requirements/gpu-image.txt", "requirements/gpu-image-in-front.txt")

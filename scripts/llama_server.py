@@ -9,10 +9,10 @@ import shutil
 import tarfile
 from pathlib import Path
 
-from scripts.commands import SetupError, run, say
-from scripts.environments import ENVIRONMENTS, digest, python_of
-from scripts.system_packages import install_or_explain
-from scripts.unpacked_lock import STAMP, UnpackedLock, replace_directory
+from scripts.environments import ENVIRONMENTS, python_of, serving_python
+from trireme.installing.commands import SetupError, run, say
+from trireme.installing.system_packages import install_or_explain
+from trireme.installing.unpacked_lock import STAMP, UnpackedLock, digest, replace_directory
 
 DIRECTORY = ".tools/llama-server"
 LOCK = "requirements/llama-cpp.txt"
@@ -57,7 +57,7 @@ def prepare(root: Path) -> None:
     if not (shutil.which("cc") and shutil.which("c++")):
         install_or_explain("build-essential", why="llama.cpp's server has to be compiled")
     if not BUILD_TOOLS.is_current(root):
-        BUILD_TOOLS.unpack(root)
+        BUILD_TOOLS.unpack(root, python=serving_python(root))
     partial = root / f"{DIRECTORY}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     source = _source(root, partial / "source")

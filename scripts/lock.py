@@ -13,18 +13,19 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECT = ["pyproject.toml", "requirements/build-backend.in"]
+BACKEND = "requirements/build-backend.in"
+PROJECT = ["pyproject.toml", BACKEND]
 SERVING_NUMPY = ["--overrides", "requirements/serving-overrides.txt"]
 NO_PERF_ANALYZER = ["--excludes", "requirements/bench-excludes.txt"]
 
 # In this order: `dev` is held to the versions of `serving`.
 LOCKS: dict[str, list[str]] = {
-    "serving": [*PROJECT, "--extra", "serving", "--extra", "tracing", *SERVING_NUMPY],
+    "serving": [*PROJECT, "--extra", "tracing", *SERVING_NUMPY],
     "dev": [
-        *[*PROJECT, "--extra", "serving", "--extra", "tracing", "--extra", "plot", "--extra", "dev", *SERVING_NUMPY],
+        *[*PROJECT, "--extra", "tracing", "--extra", "plot", "--extra", "dev", *SERVING_NUMPY],
         *["-c", "requirements/serving.txt"],
     ],
-    "bench": [*PROJECT, "--extra", "bench", *NO_PERF_ANALYZER],
+    "bench": ["requirements/bench.in", BACKEND, *NO_PERF_ANALYZER],
     "genai-perf": ["requirements/genai-perf.in", *NO_PERF_ANALYZER],
     "aiperf": ["requirements/aiperf.in"],
     "perf-analyzer": ["requirements/perf-analyzer.in", "--no-deps"],
@@ -37,7 +38,7 @@ LOCKS: dict[str, list[str]] = {
     "dynamo": ["requirements/dynamo.in", "--excludes", "requirements/dynamo-excludes.txt"],
     # torch is left out: scripts/cpu_torch.py installs it
     "build-cpu": [
-        *[*PROJECT, "--extra", "build-cpu", "--excludes", "requirements/build-cpu-excludes.txt"],
+        *["requirements/build-cpu.in", BACKEND, "--excludes", "requirements/build-cpu-excludes.txt"],
         *["--no-emit-package", "torch"],
     ],
     "chart": ["requirements/chart.in"],

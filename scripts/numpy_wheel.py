@@ -11,9 +11,9 @@ import re
 import shutil
 from pathlib import Path
 
-from scripts.commands import SetupError, run, say
-from scripts.interpreters import Interpreter
-from scripts.system_packages import install_or_explain
+from trireme.installing.commands import SetupError, run, say
+from trireme.installing.interpreters import Interpreter
+from trireme.installing.system_packages import install_or_explain
 
 BUILD_LOCK = "requirements/build-numpy.txt"
 

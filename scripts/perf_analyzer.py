@@ -11,9 +11,10 @@ import platform
 import shutil
 from pathlib import Path
 
-from scripts.commands import SetupError, say
-from scripts.system_packages import apt_line, fetch_package_files
-from scripts.unpacked_lock import UnpackedLock
+from scripts.environments import serving_python
+from trireme.installing.commands import SetupError, say
+from trireme.installing.system_packages import apt_line, fetch_package_files
+from trireme.installing.unpacked_lock import UnpackedLock
 
 WHEELS = UnpackedLock(".tools/perf-analyzer", "requirements/perf-analyzer.txt")
 PACKAGE = "libb64-0d"
@@ -44,7 +45,7 @@ def prepare(root: Path) -> None:
         SetupError: a download failed.
     """
     if not WHEELS.is_current(root):
-        WHEELS.unpack(root)
+        WHEELS.unpack(root, python=serving_python(root))
     directory = root / WHEELS.directory
     (directory / "lib").mkdir(exist_ok=True)
     shutil.copy2(_find_library(root), directory / "lib" / LIBRARY)

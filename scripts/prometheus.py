@@ -10,8 +10,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from scripts.commands import say
-from scripts.system_packages import apt_line, fetch_package_files
+from trireme.installing.commands import say
+from trireme.installing.system_packages import apt_line, fetch_package_files
 
 DIRECTORY = ".tools/prometheus"
 PACKAGES = ("prometheus", "prometheus-alertmanager")  # Debian's and Ubuntu's names

@@ -1,45 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the Triton server from its wheel into `.tools/triton` and fits its Python backend to the environment.
-
-`installation.json` says what a process needs to start it; paths inside the repository are relative to its root.
-"""
+"""The Triton server of a checkout, in `.tools/triton`, fitted to the Python of `.venv`."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from pathlib import Path
 
-from scripts.commands import SetupError, say
 from scripts.environments import ENVIRONMENTS, python_of, version_of
-from scripts.interpreters import Interpreter, find_library_directory, probe
-from scripts.system_packages import apt_line, fetch_package_files
-from scripts.unpacked_lock import UnpackedLock, replace_directory
+from trireme.installing import triton_server
 
-DIRECTORY = ".tools/triton"
-WHEEL = UnpackedLock(DIRECTORY, "requirements/triton.txt")
 SERVING = ENVIRONMENTS["venv"]
-
-
-def installation_file(root: Path) -> Path:
-    """The file that says how to start this machine's Triton."""
-    return root / DIRECTORY / "installation.json"
 
 
 def is_current(root: Path) -> bool:
     """Whether the wheel is the locked one and the backend fits the environment and finds its libpython."""
-    try:
-        installation = json.loads(installation_file(root).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    version = version_of(root, SERVING)
-    library = f"libpython{version}.so.1.0"
-    return (
-        WHEEL.is_current(root)
-        and installation["python_version"] == version
-        and any((root / directory / library).exists() for directory in installation["library_path"])
-    )
+    lock = root / triton_server.LOCK
+    return triton_server.is_current(root, lock=lock, python_version=version_of(root, SERVING))
 
 
 def prepare(root: Path) -> None:
@@ -48,78 +23,4 @@ def prepare(root: Path) -> None:
     Raises:
         SetupError: the download failed, or no libpython fits the environment's Python.
     """
-    interpreter = probe(str(python_of(root, SERVING)))
-    if interpreter is None:
-        raise SetupError(f"{SERVING.directory} has no Python that runs; remove it and run it again")
-    if not WHEEL.is_current(root):
-        WHEEL.unpack(root)
-    libraries = require_library_directory(root, interpreter)
-    say(f"{DIRECTORY}: fitting the Python backend to Python {interpreter.feature_version}")
-    backends = assemble_backend(root, interpreter)
-    write_installation(root, interpreter, backends=backends, libraries=libraries)
-
-
-def assemble_backend(root: Path, interpreter: Interpreter) -> Path:
-    """The Python backend with the stub of this Python beside it, which is where the server looks for it.
-
-    Raises:
-        SetupError: the wheel has no stub for this Python.
-    """
-    server = root / DIRECTORY / "pytriton" / "tritonserver"
-    stub = server / "python_backend_stubs" / interpreter.feature_version / "triton_python_backend_stub"
-    if not stub.is_file():
-        raise SetupError(f"the Triton wheel has no stub for Python {interpreter.feature_version}")
-    partial = root / DIRECTORY / "backends.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(server / "backends" / "python", partial / "python", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy2(stub, partial / "python")
-    backends = root / DIRECTORY / "backends"
-    replace_directory(partial, backends)
-    return backends
-
-
-def require_library_directory(root: Path, interpreter: Interpreter) -> Path:
-    """The folder of the libpython that the stub is linked to, from the distribution's package where it is missing.
-
-    Raises:
-        SetupError: none fits; the message says which package to install, or that this Python has none.
-    """
-    fetched = root / ".tools" / "debian"
-    also = tuple(path.parent for path in fetched.glob(f"usr/lib/*/{interpreter.library_name}"))
-    found = find_library_directory(interpreter, also=also)
-    if found is not None:
-        return found
-    package = f"libpython{interpreter.feature_version}"
-    say(f"{interpreter.library_name} is not installed; fetching the package {package}")
-    fetch_package_files((package, f"{package}t64"), fetched)  # t64: its name from Ubuntu 24.04 on
-    also = tuple(path.parent for path in fetched.glob(f"usr/lib/*/{interpreter.library_name}"))
-    found = find_library_directory(interpreter, also=also)
-    if found is not None:
-        return found
-    if also or not interpreter.executable.startswith("/usr/bin/"):
-        raise SetupError(
-            f"{interpreter.executable} ({interpreter.full_version}) has no {interpreter.library_name} of its own "
-            "version; use the distribution's Python (PYTHON=/usr/bin/python3) or one built with --enable-shared"
-        )
-    raise SetupError(f"Triton's Python stub needs {interpreter.library_name}; run: {apt_line(package)}")
-
-
-def write_installation(root: Path, interpreter: Interpreter, *, backends: Path, libraries: Path) -> None:
-    """Writes `installation.json` in one step; it comes last, so that what it names is there."""
-    server = root / DIRECTORY / "pytriton" / "tritonserver"
-    installation = {
-        "tritonserver": relative(root, server / "bin" / "tritonserver"),
-        "backend_directory": relative(root, backends),
-        "cache_directory": relative(root, server / "caches"),
-        "library_path": [relative(root, root / DIRECTORY / "nvidia_pytriton.libs"), relative(root, libraries)],
-        "python_version": interpreter.feature_version,
-    }
-    file = installation_file(root)
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(installation, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, file)  # noqa: PTH105 - one step, also where the file exists
-
-
-def relative(root: Path, path: Path) -> str:
-    """A path as it is written: relative inside the repository, absolute outside."""
-    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+    triton_server.prepare(root, lock=root / triton_server.LOCK, python=python_of(root, SERVING))

@@ -11,8 +11,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.commands import say
-from scripts.system_packages import apt_line, fetch_missing_packages
+from trireme.installing.commands import say
+from trireme.installing.system_packages import apt_line, fetch_missing_packages
 
 
 @dataclass(frozen=True)

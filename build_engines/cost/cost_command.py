@@ -17,6 +17,7 @@ from build_engines.cost.report_tables import tables
 from build_engines.cost.usage_records import Usage, load_usage
 from ensemble_configs.errors import SpecError
 from ensemble_configs.extras import how_to_install
+from trireme.project_files import here_or_ours
 
 
 def cost(
@@ -91,7 +92,7 @@ def cost(
     )  # fmt: skip
     if file is not None and quick.given:
         raise SpecError(f"{next(iter(quick.given))} stands in {file.name} too; change it with --set", field="set")
-    spec = with_changes(quick_spec(quick) if file is None else load_cost_spec(file), changes or [])
+    spec = with_changes(quick_spec(quick) if file is None else load_cost_spec(here_or_ours(file)), changes or [])
     records = None if usage is None else load_usage(usage)
     found = find(
         spec if records is None else with_traffic_of(spec, records),

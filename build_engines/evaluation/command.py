@@ -22,9 +22,10 @@ from ensemble_configs.errors import SpecError
 from ensemble_configs.release_lock import in_use
 from ensemble_configs.release_parts import Override
 from ensemble_configs.validation import validate
+from trireme.project_files import project_file
 
 _WIDTH_OF_ALL = 160
-DEMO_MODEL = Path(__file__).resolve().parent.parent.parent / "examples" / "demo_model"
+DEMO_MODEL = project_file("examples/demo_model")
 
 
 def evaluate_release(

@@ -11,12 +11,13 @@ from build_engines.checkpoint_folder import CheckpointFiles
 from build_engines.gpus import Gpu
 from build_engines.prove.child_process import run_child
 from build_engines.prove.proof import Built
-from build_engines.prove.proof_model import REPOSITORY, describe_model, format_of
+from build_engines.prove.proof_model import describe_model, format_of
 from build_engines.prove.step import LeftOut, StepFailed
 from build_engines.recipe import TensorRtRecipe, load_recipe, recipe_document
 from build_engines.stage_process import last_lines
 from build_engines.trtllm_versions import FIRST_WITHOUT_ENGINES, LAST_WITH_ENGINES, VERSIONS, numbers
 from ensemble_configs.release_manifest import address
+from trireme.project_files import CODE_ROOT
 
 MAX_BATCH_SIZE, MAX_NUM_TOKENS, MAX_SEQ_LEN, MAX_BEAM_WIDTH = 64, 8192, 2048, 4
 
@@ -83,7 +84,7 @@ def build_release(recipe: TensorRtRecipe, checkpoint: Path, work: Path, options:
         out,
         "--resume",
     ]
-    status = run_child([*argv, "--json", *options], cwd=REPOSITORY, log=log, timeout_s=timeout_s)
+    status = run_child([*argv, "--json", *options], cwd=CODE_ROOT, log=log, timeout_s=timeout_s)
     lines = last_lines(log)
     if status:
         raise StepFailed(f"trireme build ended with status {status}: {lines[-1] if lines else 'no word'}", lines)

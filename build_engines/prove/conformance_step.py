@@ -10,16 +10,16 @@ import msgspec
 
 from build_engines.prove.child_process import run_child
 from build_engines.prove.proof import Conformance, FailedCase
-from build_engines.prove.proof_model import REPOSITORY
 from build_engines.prove.step import LeftOut, StepFailed
 from build_engines.stage_process import last_lines
+from trireme.project_files import CODE_ROOT
 
 SUITE = Path("tests/unit/test_engine_conformance.py")
 _MAX_MESSAGE = 2000  # characters
 
 
 def run_suite(
-    provider: str, engine: dict[str, object], work: Path, timeout_s: float, *, repository: Path = REPOSITORY
+    provider: str, engine: dict[str, object], work: Path, timeout_s: float, *, repository: Path = CODE_ROOT
 ) -> Conformance:
     """All cases on one engine.
 

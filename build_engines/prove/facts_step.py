@@ -8,16 +8,16 @@ import msgspec
 
 from build_engines.prove.child_process import run_child
 from build_engines.prove.proof import Drift
-from build_engines.prove.proof_model import REPOSITORY
 from build_engines.prove.step import LeftOut, StepFailed
 from build_engines.stage_process import last_lines
+from trireme.project_files import CODE_ROOT
 
 SCRIPT = Path("scripts/trtllm_facts.py")
 _TIMEOUT_S = 600.0
 _MAX_LINES = 2000  # of a diff; a version far away differs in everything
 
 
-def read_facts(work: Path, version: str, *, repository: Path = REPOSITORY) -> Drift:
+def read_facts(work: Path, version: str, *, repository: Path = CODE_ROOT) -> Drift:
     """In a process of its own, since the import loads CUDA; what was read lies in `work/facts`.
 
     Raises:

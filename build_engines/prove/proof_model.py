@@ -7,8 +7,8 @@ from build_engines.checkpoint_folder import CheckpointFiles
 from build_engines.prove.proof import ProofModel
 from build_engines.weight_table import num_parameters
 from ensemble_configs.errors import SpecError
+from trireme.project_files import project_file
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 _OURS = {"demo": "examples/demo_model/target", "demo-draft": "examples/demo_model/draft"}
 DEFAULT = "demo"
 
@@ -21,7 +21,7 @@ def find_checkpoint(name: str) -> CheckpointFiles:
     """
     folder = Path(name)
     if name in _OURS and not folder.is_dir():
-        folder = REPOSITORY / _OURS[name]
+        folder = project_file(_OURS[name])
     if not folder.is_dir():
         raise SpecError(
             f"--model {name!r} is neither a folder here nor one of {', '.join(_OURS)}; name a Hugging Face checkpoint: "

@@ -21,10 +21,11 @@ from build_engines.build_progress import duration
 from build_engines.prove.build_step import longest_sequence
 from build_engines.prove.gpu_machine import NoGpuError, gpu_row, read_proof_machine
 from build_engines.prove.proof import Proof, proof_text, write_proof
-from build_engines.prove.proof_model import DEFAULT, REPOSITORY, describe_model, find_checkpoint
+from build_engines.prove.proof_model import DEFAULT, describe_model, find_checkpoint
 from build_engines.prove.proving import STEPS, Proving, describe_steps
 from build_engines.prove.step import Step, run_step
 from ensemble_configs.errors import SpecError
+from trireme.project_files import CODE_ROOT
 
 EXIT_NOT_PROVED, EXIT_NO_GPU = 1, 2
 
@@ -159,7 +160,7 @@ def _version(proof: Proof) -> str:
 
 def _commit() -> str | None:
     def git(*args: str) -> str:
-        result = subprocess.run(["git", *args], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        result = subprocess.run(["git", *args], cwd=CODE_ROOT, capture_output=True, text=True, check=True)
         return result.stdout.strip()
 
     try:

@@ -29,7 +29,6 @@ from build_engines.prove.engine_bench import EngineAnswer, EngineQuestion
 from build_engines.prove.facts_step import read_facts
 from build_engines.prove.prediction import predict, ratio
 from build_engines.prove.proof import BenchRow, Proof
-from build_engines.prove.proof_model import REPOSITORY
 from build_engines.prove.server_bench import bench_server
 from build_engines.prove.step import LeftOut, Step, StepFailed
 from build_engines.stage_process import last_lines
@@ -37,6 +36,7 @@ from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.errors import SpecError
 from serving.server.installation import find_triton
 from serving.tensorrt_llm_causes import where_it_is
+from trireme.project_files import CODE_ROOT
 
 PROVIDERS = ("tensorrt", "pytorch")
 STEPS = {
@@ -163,7 +163,7 @@ class Proving:
         question.write_bytes(msgspec.json.encode(EngineQuestion(engine=spec, loads=self._loads)))
         argv = [sys.executable, "-m", "build_engines.prove.engine_bench", question, answer]
         try:
-            status = run_child(argv, cwd=REPOSITORY, log=log, timeout_s=self.timeout_s)
+            status = run_child(argv, cwd=CODE_ROOT, log=log, timeout_s=self.timeout_s)
         finally:  # what was measured before something broke is kept
             if answer.is_file():
                 found = msgspec.json.decode(answer.read_bytes(), type=EngineAnswer)

@@ -26,7 +26,7 @@ from serving.engines.model_folder import load_model_folder
 from serving.tensorrt_llm_causes import explain, known_cause, where_it_is
 
 # The extra of pyproject.toml that brings a module which only this provider imports.
-_EXTRAS = {"openvino_genai": "serving", "tensorrt_llm": "build-trtllm"}
+_EXTRAS = {"openvino_genai": "", "tensorrt_llm": "build-trtllm"}
 _MODULES = {"openvino": "openvino_genai", "tensorrt": "tensorrt_llm", "pytorch": "tensorrt_llm"}
 
 

@@ -21,7 +21,7 @@ from serving.server.descriptor_limit import raise_descriptor_limit
 from serving.server.drain_request import DrainRequest
 from serving.server.frontends import Frontends
 from serving.server.health import Health, HealthServer
-from serving.server.installation import find_triton
+from serving.server.installation import fetch_triton, find_triton
 from serving.server.kept_deployment import KeptDeployment
 from serving.server.leaving import Leaving
 from serving.server.live_deployment import LiveDeployment
@@ -126,6 +126,7 @@ def serve(
         if (low_limit := raise_descriptor_limit(spec)) is not None:
             _tell(low_limit)
         live.check()
+        fetch_triton()
         installation = find_triton()
         refuse_unfit_server(spec.triton, installation)
         log = held.enter_context(log_path.open("wb"))

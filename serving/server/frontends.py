@@ -21,8 +21,8 @@ from ensemble_configs.errors import SpecError, Unavailable
 from ensemble_configs.triton_spec import TritonSpec
 from serving.frontend.told import Down, Ping, Refuse, Setting, Told, Upstream
 from serving.returned_memory import with_returned_memory
-from serving.server.installation import PROJECT_ROOT
 from serving.server_log import log_format
+from trireme.project_files import CODE_ROOT
 
 _PING_S = 1.0
 _MAX_BACKOFF_S = 10.0
@@ -139,7 +139,7 @@ class _Frontend:
                     *[sys.executable, "-m", "serving.frontend.process"],
                     *[msgspec.json.encode(setting).decode(), str(its_end.fileno())],
                 ],
-                cwd=PROJECT_ROOT,
+                cwd=CODE_ROOT,
                 env=with_returned_memory(os.environ),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[its_end.fileno(), *setting.listeners.values()],

@@ -3,6 +3,8 @@
 
 import asyncio
 import contextlib
+import gc
+import sys
 import threading
 import time
 
@@ -298,3 +300,18 @@ def test_a_chunk_is_stamped_when_it_comes() -> None:
 
     assert before_ns < first.received_ns < second.received_ns < time.monotonic_ns()
     assert second.received_ns - first.received_ns > 50e6
+
+
+def test_a_stream_that_is_left_early_ends_with_the_client_and_without_a_complaint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    complaints: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+    with KServeServer(response("Once"), HANG) as server:
+        with TritonClient(server.url) as client:
+            stream = client.generate(REQUEST)
+            assert next(stream).text == "Once"
+        assert server.was_cancelled.wait(WAIT_S)
+        del stream
+        gc.collect()
+    assert complaints == []

@@ -141,7 +141,7 @@ def test_two_wishes_at_once_are_refused(
     with pytest.raises(SystemExit) as end:
         run_command("render", ["--deployment", files[1], "--diff", files[0], *more])
     assert end.value.code == 2
-    assert "give one of --diff, --helm and --out" in capsys.readouterr().err
+    assert "give one of --diff, --helm, --chart and --out" in capsys.readouterr().err
 
 
 def test_helm_gets_the_deployment_and_what_follows_from_it(

@@ -111,12 +111,10 @@ def test_the_locks_fit_what_is_asked_for_and_shadow_nothing_of_the_image_but_ope
 
 
 def test_every_package_that_serving_needs_is_in_the_image() -> None:
-    """A new dependency of `serving` must be named in `requirements/gpu-image.in` as well."""
+    """A new dependency must be named in `requirements/gpu-image.in` as well."""
     text = (ROOT / "pyproject.toml").read_text()
     [plain] = re.findall(r"^dependencies = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
-    extras = [
-        re.findall(rf"^{name} = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)[0] for name in ("serving", "tracing")
-    ]
+    extras = [re.findall(rf"^{name} = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)[0] for name in ("tracing",)]
     needed = {Requirement(line).name for line in re.findall(r'"([^"]+)"', "".join([plain, *extras]))}
     named = {each.name for each in read_requirements((ROOT / "requirements/gpu-image.in").read_text())}
     assert needed - named == set()

@@ -12,7 +12,10 @@ import triton_python_backend_utils
 
 from ensemble_configs.errors import SpecError
 from serving.server import installation
-from serving.server.installation import PROJECT_ROOT, TritonInstallation, find_triton
+from serving.server.installation import TritonInstallation, find_triton
+from trireme.installing import triton_server
+from trireme.installing.commands import SetupError
+from trireme.project_files import CODE_ROOT
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -84,7 +87,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, **given: str) -> dict[str, str]
 def test_the_environment_puts_ours_first_and_keeps_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
     env = environment(monkeypatch, PATH="/bin", PYTHONPATH="/mine", LD_LIBRARY_PATH="/lib/c", COLOUR="red")
     assert env["PATH"] == f"{Path(sys.prefix) / 'bin'}:/bin"
-    assert env["PYTHONPATH"] == f"{PROJECT_ROOT}:/mine"
+    assert env["PYTHONPATH"] == f"{CODE_ROOT}:/mine"
     assert env["LD_LIBRARY_PATH"] == "/lib/a:/lib/b:/lib/c"
     assert env["PYTHONNOUSERSITE"] == "1"
     assert env["RUN_DIR"] == "/run/x"
@@ -94,7 +97,7 @@ def test_the_environment_puts_ours_first_and_keeps_what_was_there(monkeypatch: p
 def test_nothing_empty_is_added_to_a_search_path(monkeypatch: pytest.MonkeyPatch) -> None:
     # An empty part of PYTHONPATH or LD_LIBRARY_PATH means the working directory.
     env = environment(monkeypatch)
-    assert env["PYTHONPATH"] == str(PROJECT_ROOT)
+    assert env["PYTHONPATH"] == str(CODE_ROOT)
     assert env["LD_LIBRARY_PATH"] == "/lib/a:/lib/b"
     assert env["PATH"] == f"{Path(sys.prefix) / 'bin'}:{os.defpath}"
 
@@ -116,10 +119,54 @@ def test_the_servers_own_module_comes_before_anybody_elses(tmp_path: Path, monke
 def test_the_tests_fake_of_that_module_lies_where_no_process_of_a_test_looks() -> None:
     fake = Path(triton_python_backend_utils.__file__)
     assert list(fake.parent.glob("*.py")) == [fake], "a folder with more would be put on somebody's path for the others"
-    named = [path for path in (PROJECT_ROOT / "tests").rglob("*.py") if fake.parent.name in path.read_text()]
+    named = [path for path in (CODE_ROOT / "tests").rglob("*.py") if fake.parent.name in path.read_text()]
     assert named == []  # pyproject.toml alone has it, for pytest's own process
 
 
 def test_the_committed_record_is_read_from_the_project() -> None:
-    assert installation.RECORD == PROJECT_ROOT / ".tools" / "triton" / "installation.json"
-    assert (PROJECT_ROOT / "pyproject.toml").is_file()
+    assert installation.RECORD == CODE_ROOT / ".tools" / "triton" / "installation.json"
+    assert (CODE_ROOT / "pyproject.toml").is_file()
+
+
+class TestFetching:
+    """What `trireme serve` does where neither a checkout nor PATH has a server."""
+
+    @pytest.fixture
+    def prepared(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, object]]:
+        calls: list[dict[str, object]] = []
+        monkeypatch.setattr(installation, "IS_CHECKOUT", False)
+        monkeypatch.setattr(installation, "TOOLS_ROOT", tmp_path / "cache" / "trireme")
+        monkeypatch.setattr(triton_server, "prepare", lambda root, **how: calls.append({"root": root, **how}))
+        return calls
+
+    def test_it_is_fetched_for_this_python_and_shown(self, prepared: list[dict[str, object]], tmp_path: Path) -> None:
+        installation.fetch_triton()
+        root, lock = tmp_path / "cache" / "trireme", CODE_ROOT / "requirements" / "triton.txt"
+        assert prepared == [{"root": root, "lock": lock, "python": Path(sys.executable), "shows_output": True}]
+
+    def test_a_checkout_or_a_server_on_the_path_needs_none(
+        self, prepared: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch, empty_path: Path
+    ) -> None:
+        program = empty_path / "tritonserver"
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+        installation.fetch_triton()
+        program.unlink()
+        monkeypatch.setattr(installation, "IS_CHECKOUT", True)
+        installation.fetch_triton()
+        assert prepared == []
+
+    @pytest.mark.usefixtures("prepared")
+    def test_a_cache_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "cache").write_text("a file")
+        with pytest.raises(SpecError, match=r"cannot be put into .*cache/trireme: .*; set XDG_CACHE_HOME to a folder"):
+            installation.fetch_triton()
+
+    @pytest.mark.usefixtures("prepared")
+    def test_what_failed_is_told_with_the_other_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(_root: Path, **_how: object) -> None:
+            raise SetupError("no network")
+
+        monkeypatch.setattr(triton_server, "prepare", fail)
+        with pytest.raises(SpecError, match=r"cannot be fetched: no network; or put `tritonserver` on PATH"):
+            installation.fetch_triton()

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from scripts.commands import SetupError, clean_environment, say
+from trireme.installing.commands import SetupError, clean_environment, say
 
 
 def apt_line(*packages: str) -> str:

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 LOG = ".tools/setup.log"
@@ -33,8 +34,9 @@ class SetupError(Exception):
 
 
 def say(text: str) -> None:
-    """Prints one line of progress."""
-    print(f"[setup] {text}", flush=True)
+    """Write one line of progress to standard error."""
+    sys.stderr.write(f"[setup] {text}\n")
+    sys.stderr.flush()
 
 
 def cause_of(output: str) -> str | None:
@@ -49,8 +51,15 @@ def describe_os_error(error: OSError) -> str:
     return str(error)
 
 
-def run(command: list[str], *, root: Path, doing: str, environment: dict[str, str] | None = None) -> str:
-    """Runs `command` in `root` and returns its output.
+def run(
+    command: list[str],
+    *,
+    root: Path,
+    doing: str,
+    environment: dict[str, str] | None = None,
+    shows_output: bool = False,
+) -> str:
+    """Runs `command` in `root` and returns its output, nothing where it goes to standard error at once.
 
     Raises:
         SetupError: it exited with another status than 0; the whole output is in the log.
@@ -59,13 +68,17 @@ def run(command: list[str], *, root: Path, doing: str, environment: dict[str, st
         command,
         cwd=root,
         env={**clean_environment(), **(environment or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stdout=sys.stderr if shows_output else subprocess.PIPE,
+        stderr=None if shows_output else subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
         text=True,
         errors="replace",
         check=False,
     )
+    if shows_output:
+        if result.returncode != 0:
+            raise SetupError(f"{doing} failed; the lines above say why")
+        return ""
     log = root / LOG
     log.parent.mkdir(exist_ok=True)
     with log.open("a", encoding="utf-8") as file:

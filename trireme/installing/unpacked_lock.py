@@ -5,12 +5,12 @@ and whose pins would fight one.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.commands import run, say
-from scripts.environments import ENVIRONMENTS, digest, python_of
+from trireme.installing.commands import run, say
 
 STAMP = "trireme-setup.json"
 
@@ -29,8 +29,13 @@ class UnpackedLock:
         except OSError:
             return False
 
-    def unpack(self, root: Path) -> None:
+    def unpack(self, root: Path, *, python: Path, shows_output: bool = False) -> None:
         """Unpacks the wheels beside their place and moves them there when they are complete.
+
+        Args:
+            root: the folder that `directory` and `lock` are relative to.
+            python: an interpreter that has pip, of the version that the wheels are for.
+            shows_output: pip writes to this process's standard error, with a progress bar where that is a terminal.
 
         Raises:
             SetupError: a download failed.
@@ -38,12 +43,18 @@ class UnpackedLock:
         partial = root / f"{self.directory}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         say(f"{self.directory}: unpacking {self.lock}")
-        python = str(python_of(root, ENVIRONMENTS["venv"]))
-        command = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps"]
-        options = ["--require-hashes", "--only-binary", ":all:", "--progress-bar", "off", "--target", str(partial)]
-        run([*command, *options, "-r", self.lock], root=root, doing=f"unpacking {self.lock}")
+        bar = "on" if shows_output else "off"
+        command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-deps"]
+        options = ["--require-hashes", "--only-binary", ":all:", "--progress-bar", bar, "--target", str(partial)]
+        doing = f"unpacking {self.lock}"
+        run([*command, *options, "-r", self.lock], root=root, doing=doing, shows_output=shows_output)
         (partial / STAMP).write_text(digest(root / self.lock), encoding="utf-8")
         replace_directory(partial, root / self.directory)
+
+
+def digest(file: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def replace_directory(new: Path, place: Path) -> None:

@@ -10,8 +10,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.commands import SetupError
-from scripts.system_packages import apt_line
+from trireme.installing.commands import SetupError
+from trireme.installing.system_packages import apt_line
 
 SUPPORTED = ((3, 11), (3, 12), (3, 13))
 

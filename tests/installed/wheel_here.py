@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel of the project, and a user that is not root and may not write where the wheel is installed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent.parent
+_USER = 10001  # of nobody here
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel from a copy of what git knows, and return its file."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=PROJECT, capture_output=True, check=True,
+    )  # fmt: skip
+    source = folder / "source"
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if not name.startswith(("tests/", "benchmarks/", "docs/")) and (PROJECT / name).is_file():
+            copy = source / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(PROJECT / name, copy)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w"]
+    subprocess.run([*command, str(folder / "dist"), str(source)], capture_output=True, check=True)
+    [wheel] = (folder / "dist").glob("trireme-*.whl")
+    return wheel
+
+
+class User:
+    """Who runs an installed Trireme: in a folder of its own, with a home that is empty at first."""
+
+    def __init__(self, folder: Path, python: Path, *, packages: Path | None = None) -> None:
+        """Args: `python`: of the environment; `packages`: a folder in front of the environment's own packages."""
+        self.folder, self._python = folder / "work", python
+        home = folder / "home"
+        for made in (self.folder, home):
+            made.mkdir(parents=True)
+            if os.geteuid() == 0:
+                os.chown(made, _USER, _USER)
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_", "LANG"))},
+            "PATH": f"{python.parent}:/usr/bin:/bin",
+            "HOME": str(home),
+            **({} if packages is None else {"PYTHONPATH": str(packages)}),
+        }
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        """Return the command line of `trireme ...` as this user."""
+        who = ["setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups"] if os.geteuid() == 0 else []
+        return [*who, str(self._python), "-m", "trireme", *arguments]
+
+    def run(self, *arguments: str, is_refused: bool = False) -> str:
+        """Return what a command printed; it has to end well, or with a usage error."""
+        done = subprocess.run(
+            self.command(arguments), cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == (2 if is_refused else 0), done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stderr if is_refused else done.stdout
+
+
+def forbid_writing(folder: Path) -> None:
+    """Take the right to write from all in a folder, where this process is not root; root's files are root's anyway."""
+    if os.geteuid() != 0:
+        subprocess.run(["chmod", "-R", "a-w", str(folder)], check=True)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel, outside of a checkout, has all that the commands read; `tests/triton/test_wheel_served.py` serves it."""
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from wheel_here import PROJECT, User, build_wheel, forbid_writing
+
+from ensemble_configs.deployment import load_deployment
+from ensemble_configs.helm_values import render_helm_values
+from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from trireme import client, errors
+from trireme.project_files import FILES_ROOT, IS_CHECKOUT, project_file
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def user(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> User:
+    """With the wheel in front of this environment's packages, whose own path to the project comes after it."""
+    folder = tmp_path_factory.mktemp("user")
+    for above in (folder, *folder.parents[:3]):
+        above.chmod(0o755)
+    packages = folder / "site-packages"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(packages)
+    forbid_writing(packages)
+    return User(folder, Path(sys.executable), packages=packages)
+
+
+def test_the_wheel_has_every_module_and_data_file_of_its_packages(wheel: Path) -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=True)
+    names = set(zipfile.ZipFile(wheel).namelist())
+    packages = ("build_engines/", "clients/", "ensemble_configs/", "observability/", "serving/", "trireme/")
+    ours = {name for name in listed.stdout.splitlines() if name.startswith(packages)}
+    deployments = {name for name in ours if name.startswith("ensemble_configs/deployments/")}
+    assert ours - deployments - names == set()
+    assert {f"trireme/data/{name}" for name in deployments} <= names
+    assert not [name for name in names if "test" in name.split("/")[0] or name.endswith((".pyc", "model.safetensors"))]
+
+
+def test_the_wheel_is_small(wheel: Path) -> None:
+    assert wheel.stat().st_size < 12_000_000
+
+
+def test_it_is_the_installed_one(user: User) -> None:
+    program = "import trireme.project_files as p; print(p.IS_CHECKOUT, p.FILES_ROOT)"
+    command = [*user.command([])[:-2], "-c", program]
+    said = subprocess.run(command, cwd=user.folder, env=user.environment, capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["False", f"{user.environment['PYTHONPATH']}/trireme/data"]
+    assert IS_CHECKOUT
+    assert FILES_ROOT == PROJECT
+
+
+def test_the_default_deployment_is_rendered_where_one_works(user: User) -> None:
+    assert "files written" in user.run("render")
+    written = user.folder / "build/demo_cpu/model_repository"
+    for config in (PROJECT / "model_repository").glob("*/config.pbtxt"):
+        assert (written / config.parent.name / "config.pbtxt").read_text() == config.read_text()
+    folder = written / "tensorrt_llm/1"
+    engine = json.loads((folder / "release.json").read_text())["engine"]
+    assert (folder / engine["dir"]).resolve().is_relative_to(user.environment["PYTHONPATH"])
+
+
+def test_values_and_chart_of_helm(user: User) -> None:
+    values = user.run("render", "--helm")
+    source = "ensemble_configs/deployments/demo_cpu.yaml"
+    assert values == render_helm_values(load_deployment(DEFAULT_DEPLOYMENT), source=source)
+    chart = Path(user.run("render", "--chart").strip())
+    files = {file.relative_to(chart): file.read_bytes() for file in chart.rglob("*") if file.is_file()}
+    ours = project_file("helm/trireme")
+    assert files == {file.relative_to(ours): file.read_bytes() for file in ours.rglob("*") if file.is_file()}
+
+
+def test_plan_cost_and_doctor(user: User) -> None:
+    planned = user.run("plan", "llama-3.1-70b", "--gpu", "h100", "--gpus", "4", "--isl", "1000", "--osl", "300")
+    assert "h100" in planned.lower()
+    assert "$" in user.run("cost", "examples/cost/halve_500k.yaml")
+    assert "name the folder of a release" in user.run("doctor", is_refused=True)
+
+
+def test_a_build_is_shown_without_being_done(user: User) -> None:
+    shutil.copytree(PROJECT / "examples/demo_model/target", user.folder / "checkpoint")
+    shown = user.run("build", "demo-int8", "--checkpoint", "checkpoint", "--out", "releases", "--dry-run")
+    assert "nncf" in shown or "openvino" in shown
+    assert not (user.folder / "releases").exists()
+
+
+@pytest.mark.parametrize("command", ["serve", "generate", "bench", "rollout", "batch", "observe", "evaluate", "pull"])
+def test_every_other_command_starts(user: User, command: str) -> None:
+    assert f"Usage: trireme {command}" in user.run(command, "--help")
+
+
+def test_the_public_names_are_those_that_the_modules_have() -> None:
+    for module in (client, errors):
+        for name in module.__all__:
+            assert getattr(module, name).__name__ == name
+    declared = {each.__name__ for each in vars(errors).values() if isinstance(each, type)}
+    assert declared == set(errors.__all__)
+    assert issubclass(errors.QueueFull, errors.Unavailable)
