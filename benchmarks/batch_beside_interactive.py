@@ -32,8 +32,8 @@ from clients.streaming import AsyncTritonClient
 from ensemble_configs.admission_spec import AdmissionSpec
 from ensemble_configs.deployment import load_deployment
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
-from serving.scheduling import Priority
-from serving.tokenization import PromptTokenizer
+from serving.requests.scheduling import Priority
+from serving.text.tokenization import PromptTokenizer
 
 WARM_UP_S, MEASURED_S = 8.0, 20.0
 INTERACTIVE_SHARE = 0.5  # of the closed loop's rate

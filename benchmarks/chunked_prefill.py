@@ -23,7 +23,7 @@ from clients.exact_prompts import PromptMaker
 from ensemble_configs.deployment import DeploymentSpec, load_deployment
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
 from serving.engines.providers import create_engine
-from serving.tokenization import PromptTokenizer
+from serving.text.tokenization import PromptTokenizer
 
 _STREAM_TOKENS = 200  # of each stream, so that it outlasts the prefill
 _TOKENS_BEFORE = 40

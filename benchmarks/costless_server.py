@@ -4,7 +4,7 @@
 from ensemble_configs.deployment import DeploymentSpec, load_deployment
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
-from serving.tokenization import PromptTokenizer
+from serving.text.tokenization import PromptTokenizer
 
 
 def demo_tokenizer() -> PromptTokenizer:

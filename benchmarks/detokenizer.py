@@ -21,7 +21,7 @@ from tokenizers.decoders import DecodeStream
 from tokenizers.pre_tokenizers import ByteLevel
 
 from benchmarks.report import environment, write_result
-from serving.detokenization import TextDecoder
+from serving.text.detokenization import TextDecoder
 
 LENGTHS = (100, 1_000, 10_000, 100_000)
 GOAL_TOKENS_PER_S = 500_000

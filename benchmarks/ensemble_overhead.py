@@ -25,7 +25,7 @@ from clients.exact_prompts import PromptMaker
 from ensemble_configs.deployment import load_deployment
 from ensemble_configs.release_spec import ResponseSpec
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
-from serving.tokenization import PromptTokenizer
+from serving.text.tokenization import PromptTokenizer
 
 Side = Callable[[Ask], Run]
 

@@ -33,7 +33,7 @@ from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.deployment import DeploymentSpec, load_deployment
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
-from serving.tokenization import PromptTokenizer
+from serving.text.tokenization import PromptTokenizer
 
 _ENTRIES = ("ensemble", "tensorrt_llm_bls", "ensemble_graph")
 _SIMULATED = Path("simulated")

@@ -20,10 +20,10 @@ import msgspec
 from benchmarks.workload import Ask
 from clients.load.load_record import DONE, LoadRecord
 from ensemble_configs.deployment import load_deployment
-from serving.detokenization import StreamText, TextDecoder
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
-from serving.tokenization import PromptTokenizer
+from serving.text.detokenization import StreamText, TextDecoder
+from serving.text.tokenization import PromptTokenizer
 
 
 class InProcess:

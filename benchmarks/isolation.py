@@ -29,8 +29,8 @@ from clients.load.arrivals import arrivals_s
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.deployment import load_deployment
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
-from serving.scheduling import Priority
-from serving.tokenization import PromptTokenizer
+from serving.requests.scheduling import Priority
+from serving.text.tokenization import PromptTokenizer
 
 _FLOOD = "flood"
 _TENANTS = ("a", "b", "c", _FLOOD)

@@ -31,8 +31,8 @@ from ensemble_configs.deployment import DeploymentSpec, load_deployment
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.errors import ServingError, Unavailable
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
-from serving.scheduling import Priority
-from serving.tokenization import PromptTokenizer
+from serving.requests.scheduling import Priority
+from serving.text.tokenization import PromptTokenizer
 
 ENGINE = SimulatedEngineSpec(
     provider="simulated", max_num_seqs=64, num_kv_blocks=2048, max_num_batched_tokens=2048, step_ms=40.0

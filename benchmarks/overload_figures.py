@@ -17,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.report import RESULTS
 from ensemble_configs.admission_spec import SloSpec
-from serving.scheduling import Priority
+from serving.requests.scheduling import Priority
 
 _WARM_UP_SHARE = 0.1  # of a load's time, at its beginning
 _RESAMPLES = 1_000

@@ -23,8 +23,8 @@ from clients.exact_prompts import WORDS, PromptMaker
 from ensemble_configs.deployment import load_deployment
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
-from serving.engines.openvino_pipeline import KV_BLOCK_TOKENS
-from serving.tokenization import PromptTokenizer
+from serving.engines.openvino.openvino_pipeline import KV_BLOCK_TOKENS
+from serving.text.tokenization import PromptTokenizer
 
 _OWN_TOKENS = 40  # of each prompt, behind what it shares
 _OUTPUT_TOKENS = 2

@@ -23,7 +23,7 @@ from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.release_spec import ResponseSpec, TokenizerSpec
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.triton_spec import TritonSpec
-from serving.tokenization import PromptTokenizer
+from serving.text.tokenization import PromptTokenizer
 
 ONE_EACH = 1.05  # tokens per response up to which a row counts as "one token each"
 

@@ -27,7 +27,7 @@ from benchmarks.through_ensemble import ThroughEnsemble
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.errors import Unavailable
-from serving.shared_ledger import LEDGER_FILE, SharedLedger
+from serving.shared_budget.shared_ledger import LEDGER_FILE, SharedLedger
 
 MODELS = ("small", "large")
 NUM_STREAMS = 8  # of both models together

@@ -22,7 +22,7 @@ from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
-from serving.tokenization import PromptTokenizer
+from serving.text.tokenization import PromptTokenizer
 
 _DRAFT = Path(__file__).parent.parent / "examples/demo_model/openvino/draft"
 _ANIMALS = ("fox", "bear", "rabbit", "mouse", "cat", "dog", "frog", "duck", "horse", "pig", "hen", "wolf")

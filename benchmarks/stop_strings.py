@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.report import environment, write_result
-from serving.stop_strings import (
+from serving.text.stop_strings import (
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_STRINGS_CHARS,

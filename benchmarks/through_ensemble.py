@@ -22,7 +22,7 @@ from clients.infer_messages import decode_chunk, encode_request, is_final_respon
 from clients.streaming import AsyncTritonClient
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.release_spec import ResponseSpec
-from serving.run_dir import RUN_DIR_VARIABLE
+from serving.process.run_dir import RUN_DIR_VARIABLE
 
 _READY_S = 120.0
 

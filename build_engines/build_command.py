@@ -22,7 +22,7 @@ from ensemble_configs.errors import SpecError
 from ensemble_configs.machine import Machine
 from ensemble_configs.places import check_folder_to_write
 from ensemble_configs.release_manifest import load_manifest
-from serving.this_machine import read_machine
+from serving.process.this_machine import read_machine
 
 # Whose versions may change what is built.
 _PACKAGES = (

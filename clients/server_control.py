@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The caller's end of the control socket of `trireme serve` (`serving.server.control`)."""
+"""The caller's end of the control socket of `trireme serve` (`serving.supervisor.control`)."""
 
 import json
 import socket

@@ -127,7 +127,7 @@ def _memory_pools(models: Sequence[ModelSpec]) -> Iterator[str]:
 
 
 def _too_many_shared(models: Sequence[ModelSpec]) -> Iterator[str]:
-    """The server's ledger (`serving.ledger_file`) has room for so many."""
+    """The server's ledger (`serving.shared_budget.ledger_file`) has room for so many."""
     names: set[tuple[str, str]] = set()
     for model in models:
         for release in model.releases:

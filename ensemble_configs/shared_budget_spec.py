@@ -32,7 +32,7 @@ class SharedResourceSpec(Spec):
 
 
 class SharedBudgetSpec(Spec):
-    """A model's part in the ledger of its server (`serving.shared_ledger`)."""
+    """A model's part in the ledger of its server (`serving.shared_budget.shared_ledger`)."""
 
     resources: Annotated[tuple[SharedResourceSpec, ...], Field(min_length=1, max_length=8)]
     weight: Annotated[Number, Field(ge=0.001, le=1000)] = Field(

@@ -3,7 +3,7 @@
 
 The names, types and dims are those of NVIDIA's `inflight_batcher_llm`, both generations of names; rows marked "ours"
 are additions that a client of upstream never sees. `config.pbtxt` files are rendered from these rows, the adapters
-decode by them, and a tensor whose `field` the provider does not honour is refused by name (`serving.requests`).
+decode by them, and a tensor whose `field` the provider does not honour is refused by name (`serving.requests.engine_request`).
 
 A new sampling parameter is one row here with a `field`, and that field on `serving.engines.base.SamplingParams`.
 
@@ -176,7 +176,7 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
 
 _TEXT_ONLY = "the models served here read text alone; describe the picture in text_input"
 
-# Ours: client -> admission. Also as parameters of a request (`serving.request_parameters`).
+# Ours: client -> admission. Also as parameters of a request (`serving.requests.request_parameters`).
 SCHEDULING_INPUTS: tuple[Tensor, ...] = (
     _option("priority", INT32, field="priority"),
     _option("tenant", STRING, field="tenant"),

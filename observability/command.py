@@ -18,7 +18,7 @@ from observability.drill import drill
 from observability.local_prometheus import FILES, LocalPrometheus
 from observability.objectives import Objectives, objectives_of
 from observability.rules import RUNBOOKS
-from serving.cpu_bandwidth import keep_bandwidth, measure_bandwidth
+from serving.telemetry.cpu_bandwidth import keep_bandwidth, measure_bandwidth
 
 
 def run(

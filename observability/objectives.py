@@ -9,7 +9,7 @@ from pydantic import Field
 from ensemble_configs.admission_spec import SloSpec
 from ensemble_configs.errors import SpecError
 from ensemble_configs.spec import Number, Positive, Spec
-from serving.request_metrics import FIRST_TOKEN_BUCKETS_S, TOKEN_BUCKETS_S
+from serving.telemetry.request_metrics import FIRST_TOKEN_BUCKETS_S, TOKEN_BUCKETS_S
 
 _Share = Annotated[Number, Field(gt=0, lt=1)]
 _AboveZero = Annotated[Number, Field(gt=0)]

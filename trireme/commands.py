@@ -30,10 +30,12 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "serve": Command("serving.server.command", "serve", "Serve a deployment on Triton, and drain it when it stops"),
+    "serve": Command(
+        "serving.supervisor.serve_command", "serve", "Serve a deployment on Triton, and drain it when it stops"
+    ),
     "render": Command("build_engines.render_command", "render", "Write the model repository of a deployment"),
     "group": Command(
-        "serving.server.group_command",
+        "serving.multi_node.group_command",
         "",
         "Serve over several nodes: the pods of a LeaderWorkerSet",
         ("leader", "worker", "server"),
@@ -44,7 +46,7 @@ COMMANDS = {
     "cost": Command(
         "build_engines.cost.cost_command", "cost", "Say what serving costs, and what would make it cheaper"
     ),
-    "doctor": Command("serving.server.doctor_command", "doctor", "Check that a built release can be served here"),
+    "doctor": Command("serving.doctor.doctor_command", "doctor", "Check that a built release can be served here"),
     "build": Command("build_engines.build_command", "build", "Build a release from a checkpoint and a recipe"),
     "pull": Command("build_engines.pull_command", "pull", "Copy built releases to a local disk, whole or not at all"),
     "prove": Command(
@@ -60,7 +62,7 @@ COMMANDS = {
     ),
     "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
     "adapters": Command(
-        "serving.adapters_command",
+        "serving.supervisor.adapters_command",
         "",
         "Add LoRA adapters to a running deployment, and take them out",
         verbs=("load", "unload", "status"),

@@ -15,7 +15,7 @@ from benchmarks.peers.peer import Answered, Bits, Started
 from benchmarks.workload import Ask
 from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
-from serving.tokenization import PromptTokenizer
+from serving.text.tokenization import PromptTokenizer
 
 
 class InProcessOpenVino:

@@ -16,7 +16,7 @@ from ensemble_configs.errors import ServerError, SpecError
 from ensemble_configs.release_manifest import ReleaseManifest, address, verify
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
-from serving.tokenizer_files import load_tokenizer
+from serving.text.tokenizer_files import load_tokenizer
 
 KvPrecision = Literal["auto", "u8", "u4", "f16", "bf16"]
 LogProbs = Callable[[NDArray[np.int64]], NDArray[np.float32]]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from build_engines.evaluation.observations import log_softmax
 from ensemble_configs.errors import SpecError
-from serving.engines.openvino_pipeline import last_line
+from serving.engines.openvino.openvino_pipeline import last_line
 
 _PIECE = 16  # tokens
 

@@ -5,7 +5,7 @@ from build_engines.gpus import gpu_named
 from build_engines.planner.deployment_plan import HOST
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.machine import Machine
-from serving.this_machine import read_machine
+from serving.process.this_machine import read_machine
 
 _GIB = 2**30
 

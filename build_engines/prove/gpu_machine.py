@@ -13,7 +13,7 @@ from build_engines.gpus import Gpu, gpu_named, gpu_of_driver
 from build_engines.prove.proof import GpuState, ProofMachine
 from ensemble_configs.errors import SpecError
 from ensemble_configs.machine import Machine
-from serving.this_machine import read_machine
+from serving.process.this_machine import read_machine
 
 _PACKAGES = (
     "tensorrt_llm", "tensorrt", "torch", "transformers", "nvidia_modelopt", "mpi4py", "tritonclient", "numpy",

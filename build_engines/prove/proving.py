@@ -34,8 +34,8 @@ from build_engines.prove.step import LeftOut, Step, StepFailed
 from build_engines.stage_process import last_lines
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.errors import SpecError
-from serving.server.installation import find_triton
-from serving.tensorrt_llm_causes import where_it_is
+from serving.doctor.tensorrt_llm_causes import where_it_is
+from serving.supervisor.installation import find_triton
 from trireme.project_files import CODE_ROOT
 
 PROVIDERS = ("tensorrt", "pytorch")

@@ -19,7 +19,7 @@ from build_engines.stage_process import last_lines
 from clients.exact_prompts import PromptMaker
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.deployment import DeploymentSpec
-from serving.tokenization import PromptTokenizer
+from serving.text.tokenization import PromptTokenizer
 
 _STOP_S = 60.0
 _POLL_S = 0.5

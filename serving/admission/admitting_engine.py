@@ -10,18 +10,18 @@ import msgspec
 from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.errors import RequestError, ServingError, Unavailable
 from serving.admission.batch_prefill import BatchPrefill
-from serving.admission.degradation import Ladder
 from serving.admission.in_flight import InFlight
+from serving.admission.load_shedding import Ladder
 from serving.admission.offered_load import OfferedLoad
-from serving.admission.pace import Pace
-from serving.admission.shared_room import POLL_S, NothingShared, SharedRoom
+from serving.admission.queue import WaitingLine, late_error
+from serving.admission.queued_request import Ticket
 from serving.admission.tenant_reserve import EXPECTED_S, TenantReserve
-from serving.admission.ticket import Ticket
-from serving.admission.waiting_line import WaitingLine, late_error
+from serving.admission.tpot_estimate import Pace
 from serving.engines.base import AdmissionStats, Engine, EngineStats, GenerationRequest, PerfMetrics, TokenChunk
 from serving.engines.clock import Clock
 from serving.engines.request_limits import refuse_unservable
-from serving.scheduling import Priority
+from serving.requests.scheduling import Priority
+from serving.shared_budget.shared_room import POLL_S, NothingShared, SharedRoom
 
 
 class AdmittingEngine(Engine):

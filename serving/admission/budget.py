@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from serving.admission.room import Room
+from serving.admission.kv_budget import Room
 from serving.admission.tenant_reserve import TenantReserve
-from serving.scheduling import Priority
+from serving.requests.scheduling import Priority
 
 
 class _Promise(msgspec.Struct, frozen=True, gc=False):

@@ -4,7 +4,7 @@
 import bisect
 
 from serving.admission.budget import KvBudget
-from serving.admission.room import Room
+from serving.admission.kv_budget import Room
 
 _WEIGHT = 0.05  # of the newest step
 _NOTHING = 1e-9

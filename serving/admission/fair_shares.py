@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from serving.admission.ticket import Ticket
+from serving.admission.queued_request import Ticket
 
 _FIRST = -1.0  # before every order that a ticket may have
 _MAX_IDLE_TENANTS = 10_000

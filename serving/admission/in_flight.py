@@ -12,19 +12,19 @@ from ensemble_configs.admission_spec import BudgetSpec
 from ensemble_configs.errors import RequestError
 from serving.admission.batch_prefill import BatchPrefill
 from serving.admission.budget import KvBudget
-from serving.admission.forecast import FullForecast, LearnedForecast, OutputForecast
 from serving.admission.offered_load import OfferedLoad
+from serving.admission.output_length import FullForecast, LearnedForecast, OutputForecast
+from serving.admission.queued_request import Ticket
 from serving.admission.resumption import is_resumable, resumed
-from serving.admission.shared_room import SharedRoom
 from serving.admission.tenant_reserve import TenantReserve
-from serving.admission.ticket import Ticket
 from serving.admission.wait_estimate import WaitEstimate
+from serving.engine_process.speculation import joined_perf
 from serving.engines.base import Engine, FinishReason, GenerationRequest, PerfMetrics, TokenChunk
-from serving.scheduling import Priority
-from serving.speculation import joined_perf
+from serving.requests.scheduling import Priority
+from serving.shared_budget.shared_room import SharedRoom
 
 # Of requests that were preempted and go on under another key: above all that callers' requests have, and below those of
-# the rounds of `serving.speculating_engine`.
+# the rounds of `serving.engine_process.speculating_engine`.
 _FIRST_OTHER_KEY = 1 << 61
 _STEPS_TO_FREE = 2  # that an engine may take, by the seam, until the blocks of a stopped request are free
 _TYPICAL = 0.5  # the quantile of the lengths that waits are computed from

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from ensemble_configs.admission_spec import QueueSpec
 from serving.admission.fair_shares import Backlog, FairShares
-from serving.admission.ticket import Ticket
-from serving.scheduling import Priority
+from serving.admission.queued_request import Ticket
+from serving.requests.scheduling import Priority
 
 _IsOverShare = Callable[[str], bool]  # of a tenant
 _MayBegin = Callable[[Ticket], bool]

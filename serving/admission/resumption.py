@@ -3,7 +3,7 @@
 
 import msgspec
 
-from serving.admission.ticket import Ticket
+from serving.admission.queued_request import Ticket
 from serving.engines.base import GenerationRequest, SamplingParams
 
 _DEFAULTS = {

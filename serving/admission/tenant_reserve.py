@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping
 
-from serving.admission.room import Room
+from serving.admission.kv_budget import Room
 
 EXPECTED_S = 60.0  # who has asked for nothing for so long is not kept room for
 

@@ -7,10 +7,10 @@ from serving.admission.batch_prefill import BatchPrefill
 from serving.admission.budget import KvBudget
 from serving.admission.expected_ends import ExpectedEnds
 from serving.admission.fair_shares import Backlog
+from serving.admission.kv_budget import Room
 from serving.admission.policies import STARTS_FOR_AGED
-from serving.admission.room import Room
-from serving.admission.ticket import Ticket
-from serving.scheduling import Priority
+from serving.admission.queued_request import Ticket
+from serving.requests.scheduling import Priority
 
 _FORGET = 0.98  # of each sample's weight with every one that follows: the last fifty count
 _STARTS_FADE_S = 5.0

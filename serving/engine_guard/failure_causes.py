@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 _SHOWN_LINES = 5
 _SHOWN_CHARS = 240
-_OUR_LAST_WORDS = "the engine has failed"  # of `serving.engine_process`; what follows is in the error already
+_OUR_LAST_WORDS = (
+    "the engine has failed"  # of `serving.engine_process.engine_loop`; what follows is in the error already
+)
 
 
 class Cause(NamedTuple):

@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 
-from serving.this_machine import read_machine
+from serving.process.this_machine import read_machine
 
 _log = logging.getLogger("trireme.gpu_memory")
 

@@ -14,7 +14,7 @@ import msgspec
 
 from serving.engines.model_inputs import ModelInputs
 from serving.engines.packed_array import PackedArray
-from serving.scheduling import Scheduling
+from serving.requests.scheduling import Scheduling
 
 MAX_BEAM_WIDTH = 32  # more would hold up everybody else
 FIRST_WARM_UP_KEY = 1 << 61  # requests that an engine's process makes by itself have keys from here on
@@ -32,7 +32,7 @@ class FinishReason(enum.StrEnum):
 class SamplingParams(ModelInputs, frozen=True, kw_only=True):
     """How one request is sampled, beside what it gives to the model. An engine may rely on the ranges.
 
-    They are enforced by `serving.requests`.
+    They are enforced by `serving.requests.engine_request`.
 
     Greedy unless `top_k` > 1 or `top_p` > 0, and `temperature` > 0: upstream's default, where 0 means unset. A default
     asks for nothing; what an engine does not honour it leaves out of `EngineInfo.supported`.
@@ -216,7 +216,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     admission: "AdmissionStats | None" = None  # where requests wait for it (`serving.admission`)
     draft: "EngineStats | None" = None  # of the engine that drafts for it, with a KV cache of its own
     residency: "ResidencyStats | None" = None  # of one that is loaded on demand (`serving.on_demand`)
-    steps: "StepStats | None" = None  # what its steps did so far (`serving.step_account`)
+    steps: "StepStats | None" = None  # what its steps did so far (`serving.telemetry.step_account`)
     cancels: "CancelStats | None" = None  # of an engine that batches by itself
     is_up: bool = True  # False: its process has died, and these are the last stats of it
 
@@ -236,7 +236,7 @@ class BatchStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class StepStats(msgspec.Struct, array_like=True):
-    """Sums over the steps of an engine's life; `serving.step_account` says how they are counted."""
+    """Sums over the steps of an engine's life; `serving.telemetry.step_account` says how they are counted."""
 
     num_steps: int = 0
     steps_s: float = 0.0

@@ -8,7 +8,7 @@ import msgspec
 
 from ensemble_configs.errors import RequestError
 from serving.engines.base import GenerationRequest
-from serving.engines.toy_hash import digest
+from serving.engines.simulated.fake_hash import digest
 
 _FIELD = "context_phase_params"
 

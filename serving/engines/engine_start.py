@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from serving.returned_memory import without_returned_memory
+from serving.process.returned_memory import without_returned_memory
 
 
 class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan, which `serving.engine_sources` carries out; by default the process is started as it is."""
+    """A plan, which `serving.engine_process.engine_sources` carries out; by default the process is started as it is."""
 
     prefix: tuple[str, ...] = ()  # the launcher's command line, before the engine's own
     environment: dict[str, str] = {}  # added to the server's

@@ -19,11 +19,11 @@ from ensemble_configs.engine_specs import (
 from ensemble_configs.errors import ServerError, SpecError
 from ensemble_configs.extras import how_to_install
 from ensemble_configs.release_spec import ReleaseSpec
+from serving.doctor.tensorrt_llm_causes import explain, known_cause, where_it_is
 from serving.engines.base import Engine
 from serving.engines.clock import Clock, WallClock
 from serving.engines.engine_start import EngineStart
 from serving.engines.model_folder import load_model_folder
-from serving.tensorrt_llm_causes import explain, known_cause, where_it_is
 
 # The extra of pyproject.toml that brings a module which only this provider imports.
 _EXTRAS = {"openvino_genai": "", "tensorrt_llm": "build-trtllm"}
@@ -52,14 +52,14 @@ def create_engine(spec: EngineSpec, *, clock: Clock | None = None) -> Engine:
 def _openvino(spec: OpenVinoEngineSpec) -> Engine:
     model = load_model_folder(spec.dir, weights="openvino_model.xml")
     check_installed(spec)
-    from serving.engines.openvino import OpenVinoEngine  # noqa: PLC0415
+    from serving.engines.openvino.openvino_engine import OpenVinoEngine  # noqa: PLC0415
 
     return OpenVinoEngine(spec, model)
 
 
 def _tensorrt(spec: TensorRtEngineSpec) -> Engine:
     _prepare_ranks(spec)
-    from serving.engines.tensorrt import load_tensorrt_engine  # noqa: PLC0415
+    from serving.engines.tensorrt_llm.compiled_engine import load_tensorrt_engine  # noqa: PLC0415
 
     with _explained_imports():
         return load_tensorrt_engine(spec)
@@ -67,7 +67,7 @@ def _tensorrt(spec: TensorRtEngineSpec) -> Engine:
 
 def _pytorch(spec: PyTorchEngineSpec) -> Engine:
     _prepare_ranks(spec)
-    from serving.engines.pytorch import load_pytorch_engine  # noqa: PLC0415
+    from serving.engines.tensorrt_llm.pytorch_engine import load_pytorch_engine  # noqa: PLC0415
 
     with _explained_imports():
         return load_pytorch_engine(spec, load_model_folder(spec.dir, weights="config.json"))
@@ -97,13 +97,13 @@ def _explained_imports() -> Iterator[None]:
 
 def _prepare_ranks(spec: TensorRtEngineSpec | PyTorchEngineSpec) -> None:
     check_installed(spec)
-    from serving.engines.trtllm_start import rank_environment  # noqa: PLC0415
+    from serving.engines.tensorrt_llm.trtllm_start import rank_environment  # noqa: PLC0415
 
     os.environ.update(rank_environment(spec))  # upstream reads it where it makes the LLM
 
 
 def _simulated(spec: SimulatedEngineSpec, clock: Clock) -> Engine:
-    from serving.engines.simulated import SimulatedEngine  # noqa: PLC0415
+    from serving.engines.simulated.simulated_engine import SimulatedEngine  # noqa: PLC0415
 
     return SimulatedEngine(spec, clock)
 
@@ -118,7 +118,7 @@ def start_of_release(release: ReleaseSpec) -> EngineStart:
     trtllm = [spec for spec in specs if isinstance(spec, TensorRtEngineSpec | PyTorchEngineSpec)]
     if not trtllm:
         return EngineStart()
-    from serving.engines.trtllm_start import plan_engine_start  # noqa: PLC0415
+    from serving.engines.tensorrt_llm.trtllm_start import plan_engine_start  # noqa: PLC0415
 
     start = plan_engine_start(trtllm, os.environ, shutil.which)
     placement = release.placement

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every engine refuses before it takes a request: what it does not honour, or could never finish.
 
-Ranges of single values are `serving.requests`' to check.
+Ranges of single values are `serving.requests.engine_request`' to check.
 """
 
 import functools

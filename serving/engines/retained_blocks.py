@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from serving.engines.base import SamplingParams
-from serving.kv_retention import retained_ranges
+from serving.requests.kv_retention import retained_ranges
 
 
 class _Kept(NamedTuple):

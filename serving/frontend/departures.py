@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-from serving.lifeline import tell_left
+from serving.process.control_channel import tell_left
 
 _APART_S = 0.15
 _GATHER_S = 0.005  # many leave at once when a connection ends

@@ -21,7 +21,7 @@ from ensemble_configs.errors import Unavailable
 from serving.frontend.byte_budget import ByteBudget
 from serving.frontend.departures import Departures
 from serving.frontend.told import Down, Ping, Refuse, Setting, Told, Upstream
-from serving.server_log import set_up_log
+from serving.process.server_log import set_up_log
 
 _log = logging.getLogger("trireme.frontend")
 
@@ -76,10 +76,10 @@ class Frontend(Protocol):
 def _of_kind(setting: Setting, departures: Departures, budget: ByteBudget) -> Frontend:
     """Return the frontend that is asked for; its process imports nothing of the other."""
     if setting.kind == "grpc":
-        from serving.frontend.grpc_frontend import GrpcFrontend  # noqa: PLC0415
+        from serving.frontend.grpc.grpc_frontend import GrpcFrontend  # noqa: PLC0415
 
         return GrpcFrontend(departures, budget, setting)
-    from serving.frontend.http_frontend import HttpFrontend  # noqa: PLC0415
+    from serving.frontend.http.http_frontend import HttpFrontend  # noqa: PLC0415
 
     return HttpFrontend(departures, budget, setting)
 

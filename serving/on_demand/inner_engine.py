@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator
 
 from ensemble_configs.errors import ServingError, Unavailable
-from serving.engine_messages import Broken, Cancel, Channel, ChannelClosed, Step, Submit
-from serving.engine_sources import EngineSource
+from serving.engine_process.engine_messages import Broken, Cancel, Channel, ChannelClosed, Step, Submit
+from serving.engine_process.engine_sources import EngineSource
 from serving.engines.base import EngineInfo, EngineStats, GenerationRequest, TokenChunk
 
 _log = logging.getLogger("trireme.on_demand")

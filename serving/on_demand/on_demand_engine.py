@@ -16,8 +16,8 @@ import msgspec
 
 from ensemble_configs.errors import ServingError, Unavailable
 from ensemble_configs.release_spec import OnDemandSpec
-from serving.engine_messages import ChannelClosed
-from serving.engine_sources import EngineSource
+from serving.engine_process.engine_messages import ChannelClosed
+from serving.engine_process.engine_sources import EngineSource
 from serving.engines.base import Engine, EngineStats, GenerationRequest, ResidencyStats, TokenChunk
 from serving.engines.clock import Clock
 from serving.engines.request_limits import refuse_unservable

@@ -6,8 +6,8 @@ the one that was used least recently gives way to one that is wanted.
 from pathlib import Path
 
 from ensemble_configs.release_spec import OnDemandSpec
-from serving.ledger_views import MemberState
-from serving.shared_ledger import SharedLedger
+from serving.shared_budget.ledger_views import MemberState
+from serving.shared_budget.shared_ledger import SharedLedger
 
 
 class Residency:

@@ -21,7 +21,7 @@ import triton_python_backend_utils as pb_utils
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 
-from serving.run_dir import RUN_DIR_VARIABLE
+from serving.process.run_dir import RUN_DIR_VARIABLE
 
 Array = npt.NDArray[np.generic]
 Arrays = Mapping[str, Array]

@@ -8,9 +8,9 @@ import fcntl
 import json
 from pathlib import Path
 
-from serving.server.installation import find_triton
-from serving.server.server_features import ServerFeatures, consequences
-from serving.server.server_probe import ask_server
+from serving.doctor.server_features import ServerFeatures, consequences
+from serving.doctor.server_probe import ask_server
+from serving.supervisor.installation import find_triton
 
 
 def ask_once(folder: Path) -> ServerFeatures:

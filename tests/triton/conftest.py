@@ -11,7 +11,7 @@ from asked_server import ask_once, name_of
 from rollout_site import HARD, HARD_TOKENS, Site, Texts, said_by_engine, serving
 from running_server import RunningServer, deployment_text
 
-from serving.server.server_features import ServerFeatures
+from serving.doctor.server_features import ServerFeatures
 
 # A job in the background of a shell ignores Ctrl-C, and so would every server that these tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -19,10 +19,10 @@ from clients.rollout.store import Store
 from clients.server_control import ServerControl
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.release_spec import TokenizerSpec
-from serving.detokenization import StreamText, TextDecoder
 from serving.engines.base import GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
-from serving.tokenization import PromptTokenizer
+from serving.text.detokenization import StreamText, TextDecoder
+from serving.text.tokenization import PromptTokenizer
 
 ENGINE: dict[str, Any] = {"provider": "simulated", "step_ms": 20.0, "max_num_seqs": 64, "num_kv_blocks": 4096}
 # What takes seconds here; the gate's own figures are measured by benchmarks.gate_trials.

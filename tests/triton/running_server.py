@@ -18,9 +18,9 @@ import psutil
 import yaml
 
 from benchmarks.free_ports import free_ports
-from serving.lifeline import ask_all
-from serving.run_dir import RUN_DIR_VARIABLE
-from serving.server.shared_memory import PREFIX
+from serving.process.control_channel import ask_all
+from serving.process.run_dir import RUN_DIR_VARIABLE
+from serving.supervisor.shared_memory import PREFIX
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 READY_S = 60.0
@@ -169,7 +169,7 @@ class RunningServer:
         return stub
 
     def engine_process(self) -> psutil.Process:
-        [engine] = [p for p in self.descendants() if "serving.engine_process" in p.cmdline()]
+        [engine] = [p for p in self.descendants() if "serving.engine_process.engine_loop" in p.cmdline()]
         return engine
 
     def shared_memory(self) -> list[str]:

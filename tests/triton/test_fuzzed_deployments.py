@@ -22,10 +22,10 @@ from ensemble_configs.deployment import DeploymentSpec, load_deployment, overrid
 from ensemble_configs.engine_specs import SimulatedFaultSpec
 from ensemble_configs.errors import SpecError
 from ensemble_configs.repository import render_repository, write_repository
-from serving.server.installation import find_triton
-from serving.server.preflight import check
-from serving.server.server_features import refuse_missing_flags
-from serving.server.triton_process import TritonProcess
+from serving.doctor.preflight import check
+from serving.doctor.server_features import refuse_missing_flags
+from serving.supervisor.installation import find_triton
+from serving.supervisor.triton_process import TritonProcess
 
 COUNT = 2000
 SAMPLE, OF = 16, 400  # in `make test`

@@ -35,7 +35,7 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from clients.streaming import GenerateRequest, TritonClient
-from serving.server.server_features import ServerFeatures
+from serving.doctor.server_features import ServerFeatures
 
 SLOW = {"provider": "simulated", "step_ms": 20.0}
 HEADER = {"triton_grpc_error": "true"}

@@ -21,7 +21,7 @@ from test_cancellation import wait_until
 from benchmarks.report import environment, write_result
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.release_spec import TokenizerSpec
-from serving.tokenization import PromptTokenizer
+from serving.text.tokenization import PromptTokenizer
 
 MEGABYTE = 1 << 20
 HANG_TIMEOUT_S = 2.0

@@ -27,10 +27,10 @@ from tritonclient.utils import InferenceServerException
 
 from ensemble_configs.errors import SpecError
 from ensemble_configs.model_names import PYTHON_MODELS
-from serving.server import installation
-from serving.server.installation import RECORD, TritonInstallation, find_triton, recorded_triton
-from serving.server.server_features import ServerFeatures, refuse_broken_tensors
-from serving.server.server_probe import ECHO, FACTS, WAS_ASKED, ask_server
+from serving.doctor.server_features import ServerFeatures, refuse_broken_tensors
+from serving.doctor.server_probe import ECHO, FACTS, WAS_ASKED, ask_server
+from serving.supervisor import installation
+from serving.supervisor.installation import RECORD, TritonInstallation, find_triton, recorded_triton
 
 LOAD_TIMEOUT_S = 12
 

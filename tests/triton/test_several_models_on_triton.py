@@ -95,7 +95,7 @@ def test_the_users_own_model_is_served_beside_them(pair: RunningServer) -> None:
 
 
 def test_an_engine_runs_on_the_cores_it_is_given(pair: RunningServer) -> None:
-    engines = [p for p in pair.descendants() if "serving.engine_process" in p.cmdline()]
+    engines = [p for p in pair.descendants() if "serving.engine_process.engine_loop" in p.cmdline()]
     assert len(engines) == 3
     placed = [p.cpu_affinity() for p in engines if "chat_tensorrt_llm/1" in " ".join(p.cmdline())]
     assert placed == [[0]]

@@ -40,8 +40,8 @@ from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.errors import Unavailable
 from ensemble_configs.launch_flags import launch_flags
 from ensemble_configs.repository import write_repository
-from serving.run_dir import RUN_DIR_VARIABLE
-from serving.shared_ledger import SharedLedger
+from serving.process.run_dir import RUN_DIR_VARIABLE
+from serving.shared_budget.shared_ledger import SharedLedger
 
 
 def serving(spec: DeploymentSpec, folder: Path) -> RunningServer:

@@ -13,7 +13,7 @@ from running_server import RunningServer
 
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.errors import Unavailable
-from serving.server.shared_memory import remove_dead_regions
+from serving.supervisor.shared_memory import remove_dead_regions
 
 StartServer = Callable[..., RunningServer]
 

@@ -21,7 +21,7 @@ from test_cancellation import wait_until
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.errors import Unavailable
 from ensemble_configs.model_names import PYTHON_MODELS
-from serving.server.shared_memory import PREFIX
+from serving.supervisor.shared_memory import PREFIX
 
 StartServer = Callable[..., RunningServer]
 

@@ -11,8 +11,8 @@ from ensemble_configs.errors import RequestError, Unavailable
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engines.base import GenerationRequest, SamplingParams, TokenChunk
 from serving.engines.clock import VirtualClock
-from serving.engines.simulated import SimulatedEngine
-from serving.scheduling import Scheduling
+from serving.engines.simulated.simulated_engine import SimulatedEngine
+from serving.requests.scheduling import Scheduling
 
 VOCAB_SIZE = 64  # so that one token in 64 is the one that ends a request
 

@@ -10,10 +10,10 @@ from pydantic import TypeAdapter
 from trtllm_behaviour import Executor
 
 from ensemble_configs.engine_specs import EngineSpec
+from serving.engine_process.speculating_engine import SpeculatingEngine
 from serving.engines.base import Engine
 from serving.engines.clock import VirtualClock
 from serving.engines.providers import create_engine
-from serving.speculating_engine import SpeculatingEngine
 
 DEMO_MODEL = Path(__file__).parents[2] / "examples/demo_model/openvino/target"
 LORA_TASK_ID = 7

@@ -17,7 +17,7 @@ from trtllm_behaviour import Executor
 from trtllm_generator import write_fake
 
 from serving.engines.base import Engine, EngineStats, GenerationRequest, PerfMetrics, TokenChunk
-from serving.engines.trtllm_engine import TrtLlmEngine
+from serving.engines.tensorrt_llm.trtllm_engine import TrtLlmEngine
 
 VOCAB_SIZE = 4096
 

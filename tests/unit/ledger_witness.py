@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from serving.shared_ledger import SharedLedger
+from serving.shared_budget.shared_ledger import SharedLedger
 
 COUNTS = {"units": 3, "memory": 80}
 _NUM_LOOKS = 300  # others change files between two looks; much less than a pause of theirs

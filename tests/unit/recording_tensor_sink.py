@@ -4,7 +4,7 @@
 import threading
 
 from ensemble_configs.errors import ServingError
-from serving.tensor_sink import Tensors
+from serving.requests.tensor_sink import Tensors
 
 
 class RecordingTensorSink:

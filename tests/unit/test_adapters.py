@@ -36,7 +36,9 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnsembleByHan
     yield loaded
     loaded.close()
     # Without arguments is who has ended and is not waited for yet, a server of another test.
-    assert [child for child in psutil.Process().children() if "serving.engine_process" in _arguments(child)] == []
+    assert [
+        child for child in psutil.Process().children() if "serving.engine_process.engine_loop" in _arguments(child)
+    ] == []
 
 
 @pytest.fixture(params=["ensemble", "ensemble_graph", "tensorrt_llm_bls"])
@@ -182,11 +184,11 @@ def test_a_refusal_is_a_response_with_its_code(
 @pytest.mark.parametrize(
     ("step", "method"),
     [
-        ("preprocessing", "serving.prompt_step.PromptStep.prepare"),
-        ("postprocessing", "serving.text_step.TextStep.respond"),
-        ("tensorrt_llm", "serving.generation.GenerationService.start"),
-        ("ensemble", "serving.text_pipeline.TextPipeline.start"),
-        ("tensorrt_llm_bls", "serving.pinned_releases.PinnedReleases.start"),
+        ("preprocessing", "serving.pipeline.prompt_step.PromptStep.prepare"),
+        ("postprocessing", "serving.pipeline.text_step.TextStep.respond"),
+        ("tensorrt_llm", "serving.pipeline.generation.GenerationService.start"),
+        ("ensemble", "serving.pipeline.text_pipeline.TextPipeline.start"),
+        ("tensorrt_llm_bls", "serving.pipeline.release_routing.PinnedReleases.start"),
     ],
 )
 def test_the_unexpected_fails_one_request_and_shows_no_traceback(

@@ -12,18 +12,18 @@ import pytest
 from admission_runs import AdmissionRun, random_run, request, small_engine, summary
 
 from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
-from serving import speculating_engine
 from serving.admission import in_flight
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.admission.batch_prefill import BatchPrefill
 from serving.admission.budget import KvBudget
 from serving.admission.fair_shares import Backlog
-from serving.admission.ticket import Ticket
+from serving.admission.queued_request import Ticket
 from serving.admission.wait_estimate import WaitEstimate
+from serving.engine_process import speculating_engine
 from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
 from serving.engines.paged_batch import PlannedStep
-from serving.engines.simulated import SimulatedEngine
-from serving.scheduling import Priority
+from serving.engines.simulated.simulated_engine import SimulatedEngine
+from serving.requests.scheduling import Priority
 
 
 def spec(**parts: object) -> AdmissionSpec:

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ensemble_configs.admission_spec import AdmissionSpec
 from serving.admission.budget import KvBudget
-from serving.scheduling import Priority
+from serving.requests.scheduling import Priority
 
 BLOCK_TOKENS = 8
 

@@ -12,7 +12,7 @@ from benchmarks.prefix_cache import PairMaker, _counted, _Counts
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.release_spec import TokenizerSpec
 from serving.engines.providers import create_engine
-from serving.tokenization import PromptTokenizer
+from serving.text.tokenization import PromptTokenizer
 
 DEMO = Path(__file__).parents[2] / "examples/demo_model"
 TARGET = DEMO / "openvino/target"

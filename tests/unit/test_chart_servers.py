@@ -29,7 +29,7 @@ from kubernetes_structures import GrpcRoute, HttpRoute
 
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.end_times import GUARD_S, GUARDS_END_S, MAX_CLOSE_S
-from serving.server.health import MAX_SILENCE_S
+from serving.supervisor.health import MAX_SILENCE_S
 
 pytestmark = needs_chart
 

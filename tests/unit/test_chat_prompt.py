@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 
 from ensemble_configs.errors import RequestError
 from ensemble_configs.release_spec import TokenizerSpec
-from serving.chat_prompt import ChatPrompt, parse_messages
-from serving.prompt_step import PromptStep
-from serving.tokenization import PromptTokenizer
+from serving.pipeline.prompt_step import PromptStep
+from serving.text.chat_prompt import ChatPrompt, parse_messages
+from serving.text.tokenization import PromptTokenizer
 
 SPEC = TokenizerSpec(dir=TOKENIZER, add_special_tokens=True)
 

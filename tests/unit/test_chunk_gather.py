@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from serving.chunk_gather import ChunkGather
 from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
+from serving.pipeline.response_coalescing import ChunkGather
 
 
 class Clock:

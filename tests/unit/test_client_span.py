@@ -110,7 +110,7 @@ def test_the_client_needs_no_opentelemetry() -> None:
 
 def test_an_adapter_without_tracing_needs_none_either() -> None:
     program = (
-        "import sys, serving.tracing.request_tracer as t; t.RequestTracer({'model_name': 'm', 'model_version': '1'});"
+        "import sys, serving.telemetry.request_tracer as t; t.RequestTracer({'model_name': 'm', 'model_version': '1'});"
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -27,18 +27,18 @@ from serving.contract_table import (
     why_refused,
     with_table,
 )
-from serving.detokenization import TextDecoder
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.capabilities import BEAM_FIELDS
 from serving.engines.packed_array import Array
-from serving.prompt_batch import engine_rows
-from serving.prompt_step import PromptStep
-from serving.reply_tensors import reply_tensors, text_tensors
-from serving.requests import RequestDecoder
-from serving.running_request import Reply, RunningRequest
-from serving.sequence_group import Member, SequenceGroup
-from serving.stream_state import unpack_context
-from serving.text_step import TextStep
+from serving.pipeline.prompt_step import PromptStep
+from serving.pipeline.reply_tensors import reply_tensors, text_tensors
+from serving.pipeline.running_request import Reply, RunningRequest
+from serving.pipeline.sequence_group import Member, SequenceGroup
+from serving.pipeline.stream_state import unpack_context
+from serving.pipeline.text_step import TextStep
+from serving.requests.engine_request import RequestDecoder
+from serving.requests.prompt_batch import engine_rows
+from serving.text.detokenization import TextDecoder
 
 UPSTREAM = json.loads((Path(__file__).parents[1] / "data" / "upstream_contract.json").read_text())
 DTYPES = {

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from ensemble_configs.admission_spec import AdmissionSpec, LadderSpec, SloSpec
 from serving.admission.budget import KvBudget
-from serving.admission.degradation import Ladder
+from serving.admission.load_shedding import Ladder
 from serving.admission.offered_load import OfferedLoad
 
 CAP = {"action": "cap_max_tokens", "priority_class": "batch", "max_tokens": 4, "enter": 1.1, "leave": 0.8}

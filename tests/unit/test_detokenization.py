@@ -17,8 +17,8 @@ from tokenizers.decoders import DecodeStream
 
 from ensemble_configs.errors import SpecError
 from ensemble_configs.release_spec import TokenizerSpec
-from serving import detokenization, token_pieces
-from serving.detokenization import StopStringWatch, StreamText, TextDecoder
+from serving.text import detokenization, token_pieces
+from serving.text.detokenization import StopStringWatch, StreamText, TextDecoder
 
 DEMO_TOKENIZER = Path(__file__).parents[2] / "examples" / "demo_model" / "target"
 REPLACEMENT = "\ufffd"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ensemble_configs.errors import Unavailable
-from serving.server import drain as module
-from serving.server.drain import Outcome, drain
-from serving.server.triton_process import TritonProcess
+from serving.supervisor import drain as module
+from serving.supervisor.drain import Outcome, drain
+from serving.supervisor.triton_process import TritonProcess
 
 
 class Server:

@@ -11,9 +11,9 @@ import pytest
 
 from clients.server_control import ServerControl
 from ensemble_configs.errors import ServerError
-from serving.server.control import ControlSocket
-from serving.server.drain import Outcome
-from serving.server.drain_request import DrainRequest
+from serving.supervisor.control import ControlSocket
+from serving.supervisor.drain import Outcome
+from serving.supervisor.drain_request import DrainRequest
 
 WAIT_S = 20.0
 

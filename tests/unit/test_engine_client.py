@@ -17,10 +17,10 @@ import pytest
 from simulated_release import write_broken_release, write_release
 
 from ensemble_configs.errors import ServerError, Unavailable
-from serving import engine_client, engine_sources
-from serving.engine_client import EngineClient
-from serving.engine_messages import Step
-from serving.engine_sources import OwnedEngine
+from serving.engine_process import engine_client, engine_sources
+from serving.engine_process.engine_client import EngineClient
+from serving.engine_process.engine_messages import Step
+from serving.engine_process.engine_sources import OwnedEngine
 from serving.engines.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
 
 SLOW = {"step_ms": 20.0}
@@ -78,7 +78,7 @@ def connect(tmp_path: Path) -> Iterator[Connect]:
 
 def engines_of_ours() -> list[psutil.Process]:
     """The engines that this process started itself; servers of other tests have their own."""
-    return [child for child in psutil.Process().children() if "serving.engine_process" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "serving.engine_process.engine_loop" in child.cmdline()]
 
 
 @pytest.fixture(autouse=True)
@@ -241,7 +241,8 @@ def test_an_engine_that_ends_while_it_loads_is_reported_with_its_status(
 
 
 BREAKING_ENGINE = """
-from serving import engine_process, stopping_engine
+from serving.engine_process import engine_loop as engine_process
+from serving.engine_process import stopping_engine
 
 def break_down(self):
     raise MemoryError("no more blocks")
@@ -272,7 +273,8 @@ def test_an_engine_that_breaks_says_why_in_the_log_and_is_restarted(
 
 CLOSING_ENGINE = """
 import pathlib, sys, time
-from serving import engine_process, stopping_engine
+from serving.engine_process import engine_loop as engine_process
+from serving.engine_process import stopping_engine
 
 def close(self):
     time.sleep({seconds})
@@ -394,7 +396,7 @@ def test_an_engine_outlives_nobody(tmp_path: Path) -> None:
     release = write_release(tmp_path, SLOW)
     script = (
         "import sys, time; from pathlib import Path\n"
-        "from serving.engine_client import EngineClient; from serving.engine_sources import OwnedEngine\n"
+        "from serving.engine_process.engine_client import EngineClient; from serving.engine_process.engine_sources import OwnedEngine\n"
         "client = EngineClient(OwnedEngine(Path(sys.argv[1])), on_steps=print, on_death=print); client.start()\n"
         "print(client.pid, flush=True); time.sleep(60)"
     )

@@ -32,7 +32,7 @@ from ensemble_configs.engine_specs import (
     TensorRtEngineSpec,
 )
 from ensemble_configs.errors import RequestError
-from serving.engine_warm_up import warm_up
+from serving.engine_process.engine_warm_up import warm_up
 from serving.engines.base import Beam, Engine, FinishReason, GenerationRequest, PerfMetrics, SamplingParams
 from serving.engines.clock import VirtualClock
 from serving.engines.packed_array import PackedArray

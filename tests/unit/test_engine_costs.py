@@ -13,10 +13,10 @@ import pytest
 from openvino import opset13 as ov
 
 from ensemble_configs.release_spec import ReleaseSpec
-from serving.cpu_bandwidth import keep_bandwidth, kept_bandwidth, measure_bandwidth
-from serving.engine_costs import engine_costs
 from serving.engines.base import EngineCosts
-from serving.engines.openvino_costs import openvino_costs
+from serving.engines.openvino.openvino_costs import openvino_costs
+from serving.telemetry.cpu_bandwidth import keep_bandwidth, kept_bandwidth, measure_bandwidth
+from serving.telemetry.engine_costs import engine_costs
 
 DEMO = Path(__file__).parents[2] / "examples/demo_model"
 TARGET = DEMO / "openvino/target"

@@ -11,7 +11,18 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from serving.engine_messages import Broken, Cancel, Channel, ChannelClosed, Command, Ready, Report, Step, Stop, Submit
+from serving.engine_process.engine_messages import (
+    Broken,
+    Cancel,
+    Channel,
+    ChannelClosed,
+    Command,
+    Ready,
+    Report,
+    Step,
+    Stop,
+    Submit,
+)
 from serving.engines.base import (
     EngineInfo,
     EngineStats,

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 import triton_python_backend_utils as pb_utils
 
-from serving import engine_metrics
-from serving.engine_metrics import EngineMetrics
 from serving.engines.base import AdmissionStats, CancelStats, EngineInfo, EngineStats
+from serving.telemetry import engine_metrics
+from serving.telemetry.engine_metrics import EngineMetrics
 
 BUSY = EngineStats(num_running=3, num_waiting=2, num_used_kv_blocks=7, num_kv_blocks=10, num_steps=1)
 BUSIER = EngineStats(num_running=4, num_waiting=0, num_used_kv_blocks=8, num_kv_blocks=10, num_steps=2)
@@ -151,7 +151,7 @@ def test_a_draft_engine_is_shown_as_a_model_of_its_own_until_it_has_died(clock: 
     assert [shown(metrics)[f"{blocks}/{name}"] for name in ("max", "used", "free")] == [5, 2, 3]
     assert shown(metrics)["trireme_kv_cache_usage_fraction/draft/"] == 0.4
     assert shown(metrics)["trireme_requests_running/draft/"] == 1
-    metrics.update(IDLE)  # as `serving.generation` tells when the engine has died
+    metrics.update(IDLE)  # as `serving.pipeline.generation` tells when the engine has died
     assert [shown(metrics)[f"{blocks}/{name}"] for name in ("max", "used", "free")] == [5, 0, 5]
 
 

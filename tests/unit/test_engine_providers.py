@@ -15,7 +15,7 @@ from ensemble_configs.errors import SpecError
 from serving.engines.clock import VirtualClock
 from serving.engines.model_folder import load_model_folder
 from serving.engines.providers import create_engine
-from serving.engines.tensorrt import refuse_versions_without_engines
+from serving.engines.tensorrt_llm.compiled_engine import refuse_versions_without_engines
 
 
 @pytest.fixture

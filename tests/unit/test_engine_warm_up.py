@@ -12,9 +12,9 @@ from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.errors import RequestError, ServerError
 from ensemble_configs.release import load_release
 from ensemble_configs.release_spec import ReleaseSpec
-from serving.engine_loading import load_engine
-from serving.engine_sources import OwnedEngine
-from serving.engine_warm_up import warm_up
+from serving.engine_process.engine_loading import load_engine
+from serving.engine_process.engine_sources import OwnedEngine
+from serving.engine_process.engine_warm_up import warm_up
 from serving.engines.base import (
     FIRST_WARM_UP_KEY,
     FinishReason,
@@ -24,8 +24,8 @@ from serving.engines.base import (
     TokenChunk,
 )
 from serving.engines.clock import VirtualClock
-from serving.engines.simulated import SimulatedEngine
-from serving.run_dir import RUN_DIR_VARIABLE
+from serving.engines.simulated.simulated_engine import SimulatedEngine
+from serving.process.run_dir import RUN_DIR_VARIABLE
 
 WARM = "the engine is warm"
 

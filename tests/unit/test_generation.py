@@ -24,14 +24,14 @@ from simulated_release import TOKENIZER, write_release
 from ensemble_configs.errors import RequestError, ServerError, ServingError, Unavailable
 from ensemble_configs.release import load_release
 from ensemble_configs.release_spec import TokenizerSpec
-from serving import engine_client
-from serving.engine_sources import OwnedEngine
+from serving.engine_process import engine_client
+from serving.engine_process.engine_sources import OwnedEngine
 from serving.engines.base import EngineStats, FinishReason, GenerationRequest
-from serving.generation import GenerationService
-from serving.request_metrics import RequestMetrics
-from serving.running_request import Reply
-from serving.stream_state import Census, StreamContext, StreamState, new_stream_key, pack
-from serving.tokenization import PromptTokenizer
+from serving.pipeline.generation import GenerationService
+from serving.pipeline.running_request import Reply
+from serving.pipeline.stream_state import Census, StreamContext, StreamState, new_stream_key, pack
+from serving.telemetry.request_metrics import RequestMetrics
+from serving.text.tokenization import PromptTokenizer
 
 SLOW = {"step_ms": 20.0}
 ENDLESS = 2000  # tokens; 40 s when slow
@@ -159,7 +159,7 @@ def nothing_is_left() -> Iterator[None]:
     threads, children = set(threading.enumerate()), set(psutil.Process().children())
     yield
     left = set(psutil.Process().children()) - children  # those of other files are not this one's
-    assert [child for child in left if "serving.engine_process" in child.cmdline()] == []
+    assert [child for child in left if "serving.engine_process.engine_loop" in child.cmdline()] == []
     wait_until(lambda: set(threading.enumerate()) <= threads)
 
 

@@ -19,17 +19,17 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from ensemble_configs.errors import ServerError, SpecError
 from scripts.unpacked_programs import OPENSSH
-from serving.server import group_leader
-from serving.server.group_key import leader_files, private_folder, program, write_worker_files
-from serving.server.group_leader import run_ranks, wait_for_workers
-from serving.server.group_record import GroupRecord, run_server
-from serving.server.node_group import sshd_config
-from serving.server.stop_signal import StopSignal
+from serving.multi_node import group_leader
+from serving.multi_node.group_key import leader_files, private_folder, program, write_worker_files
+from serving.multi_node.group_leader import run_ranks, wait_for_workers
+from serving.multi_node.group_record import GroupRecord, run_server
+from serving.multi_node.node_group import sshd_config
+from serving.supervisor.stop_signal import StopSignal
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 20.0
 # Tells a keeper to run a command as the server, as upstream's script does at rank 0, and goes on behind it.
-KEEP = "import sys; from pathlib import Path; from serving.server.group_record import *; import time; {before}"
+KEEP = "import sys; from pathlib import Path; from serving.multi_node.group_record import *; import time; {before}"
 KEEP += "run_server(GroupRecord(Path(sys.argv[1])), sys.argv[2:]); {after}"
 
 

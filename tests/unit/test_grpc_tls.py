@@ -18,7 +18,7 @@ from ensemble_configs.errors import SpecError
 from ensemble_configs.grpc_tls import GrpcTlsSpec, certificate_of, grpc_tls_findings, own_access
 from ensemble_configs.helm_values import helm_values
 from ensemble_configs.launch_flags import launch_flags
-from serving.server.preflight import check
+from serving.doctor.preflight import check
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from ensemble_configs.errors import SpecError
-from serving.server.health import MAX_SILENCE_S, Health, HealthServer, Phase
+from serving.supervisor.health import MAX_SILENCE_S, Health, HealthServer, Phase
 
 
 class Clock:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from serving.lifeline import Pulse
-from serving.server import health_watch
-from serving.server.health_watch import HealthWatch
-from serving.server.triton_process import TritonProcess
+from serving.process.control_channel import Pulse
+from serving.supervisor import health_watch
+from serving.supervisor.health_watch import HealthWatch
+from serving.supervisor.triton_process import TritonProcess
 
 
 class Clock:

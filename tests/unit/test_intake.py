@@ -16,17 +16,17 @@ from simulated_release import write_release
 
 from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.errors import Unavailable
-from serving import engine_sources
 from serving.admission.admitting_engine import AdmittingEngine
-from serving.engine_client import EngineClient
-from serving.engine_messages import Cancel, Channel, ChannelClosed, Command, Ready, Report, Step, Submit
-from serving.engine_process import serve_admitting
-from serving.engine_sources import OwnedEngine
+from serving.engine_process import engine_sources
+from serving.engine_process.connections import Switchboard
+from serving.engine_process.engine_client import EngineClient
+from serving.engine_process.engine_loop import serve_admitting
+from serving.engine_process.engine_messages import Cancel, Channel, ChannelClosed, Command, Ready, Report, Step, Submit
+from serving.engine_process.engine_sources import OwnedEngine
+from serving.engine_process.progress_watch import ProgressWatch
 from serving.engines.base import EngineStats, FinishReason, GenerationRequest, TokenChunk
 from serving.engines.clock import WallClock
-from serving.engines.simulated import SimulatedEngine
-from serving.progress_watch import ProgressWatch
-from serving.switchboard import Switchboard
+from serving.engines.simulated.simulated_engine import SimulatedEngine
 
 ONE_WAITS = AdmissionSpec.model_validate({"queue": {"max_requests": 1}})
 
@@ -190,7 +190,8 @@ def test_an_engine_that_breaks_ends_the_intake_with_it() -> None:
 
 HANGING_ENGINE = """
 import time
-from serving import engine_process, stopping_engine
+from serving.engine_process import engine_loop as engine_process
+from serving.engine_process import stopping_engine
 
 def hang(self):
     time.sleep(600)

@@ -14,11 +14,11 @@ from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.admission.budget import KvBudget
-from serving.admission.room import Room
+from serving.admission.kv_budget import Room
 from serving.admission.tenant_reserve import TenantReserve
 from serving.engines.base import GenerationRequest, SamplingParams
-from serving.engines.simulated import SimulatedEngine
-from serving.scheduling import Priority, Scheduling
+from serving.engines.simulated.simulated_engine import SimulatedEngine
+from serving.requests.scheduling import Priority, Scheduling
 
 ENGINE = SimulatedEngineSpec(
     provider="simulated", max_num_seqs=32, num_kv_blocks=1024, max_num_batched_tokens=2048, step_ms=40.0

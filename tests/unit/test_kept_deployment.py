@@ -7,7 +7,7 @@ import pytest
 
 from ensemble_configs.deployment import DeploymentSpec, override_triton
 from ensemble_configs.release_changes import promoted, release_of, with_candidate
-from serving.server.kept_deployment import KeptDeployment
+from serving.live_releases.kept_deployment import KeptDeployment
 
 
 def deployment(seed: int = 1) -> DeploymentSpec:

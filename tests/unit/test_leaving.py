@@ -12,13 +12,13 @@ import pytest
 
 from ensemble_configs.errors import Unavailable
 from ensemble_configs.triton_spec import TritonSpec
-from serving.server.drain import Outcome
-from serving.server.drain_request import DrainRequest
-from serving.server.health import Health
-from serving.server.leaving import Leaving
-from serving.server.stop_signal import StopSignal
-from serving.server.supervision import Supervision
-from serving.server.triton_process import TritonProcess
+from serving.supervisor.drain import Outcome
+from serving.supervisor.drain_request import DrainRequest
+from serving.supervisor.health import Health
+from serving.supervisor.shutdown import Leaving
+from serving.supervisor.stop_signal import StopSignal
+from serving.supervisor.supervision import Supervision
+from serving.supervisor.triton_process import TritonProcess
 
 WAIT_S = 20.0
 

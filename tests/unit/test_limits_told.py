@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from serving import requests, scheduling
 from serving.engines.base import MAX_BEAM_WIDTH
-from serving.guides import MAX_GUIDE_CHARS
-from serving.stop_strings import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, MAX_STOP_STRINGS_CHARS
-from serving.stream_state import KEYS_PER_REQUEST
-from serving.word_lists import MAX_BAD_WORDS
+from serving.pipeline.stream_state import KEYS_PER_REQUEST
+from serving.requests import engine_request as requests
+from serving.requests import scheduling
+from serving.requests.guided_decoding import MAX_GUIDE_CHARS
+from serving.requests.word_lists import MAX_BAD_WORDS
+from serving.text.stop_strings import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, MAX_STOP_STRINGS_CHARS
 
 CONTRACT = Path(__file__).parents[2] / "docs" / "contract.md"
 

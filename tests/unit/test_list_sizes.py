@@ -9,7 +9,7 @@ import pytest
 from test_requests import INFO
 
 from ensemble_configs.errors import RequestError
-from serving.requests import RequestDecoder
+from serving.requests.engine_request import RequestDecoder
 
 ASK: dict[str, npt.NDArray[np.generic]] = {
     "input_ids": np.array([[1, 2]], np.int32),

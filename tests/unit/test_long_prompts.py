@@ -12,8 +12,8 @@ import pytest
 from recording_tensor_sink import RecordingTensorSink
 
 from ensemble_configs.errors import QueueFull, RequestCancelled, RequestError, ServerError, Unavailable
-from serving.long_prompts import LaneLimits, LongPrompt, LongPrompts, text_bytes
-from serving.tokenization import LONG_TEXT_BYTES
+from serving.pipeline.long_prompts import LaneLimits, LongPrompt, LongPrompts, text_bytes
+from serving.text.tokenization import LONG_TEXT_BYTES
 
 KIB = 1024
 DRAINING = Unavailable("the server is shutting down", reason="draining")

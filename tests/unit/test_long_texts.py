@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from ensemble_configs.chat_template import ChatTemplate
 from ensemble_configs.errors import RequestError
 from ensemble_configs.release_spec import TokenizerSpec
-from serving.chat_prompt import ChatPrompt
-from serving.prompt_step import PromptStep
-from serving.tokenization import LONG_TEXT_BYTES, PromptTokenizer
+from serving.pipeline.prompt_step import PromptStep
+from serving.text.chat_prompt import ChatPrompt
+from serving.text.tokenization import LONG_TEXT_BYTES, PromptTokenizer
 
 SPEC = TokenizerSpec(dir=TOKENIZER)
 MAX_SEQ_LEN = 1000

@@ -13,10 +13,10 @@ import pytest
 
 from ensemble_configs.errors import ServerError, Unavailable
 from ensemble_configs.model_configs import GENERATED
-from serving.lifeline import Lifeline
-from serving.run_dir import RUN_DIR_VARIABLE
-from serving.server import lost_versions
-from serving.server.lost_versions import forget, wait_unloaded
+from serving.live_releases import stuck_unload as lost_versions
+from serving.live_releases.stuck_unload import forget, wait_unloaded
+from serving.process.control_channel import Lifeline
+from serving.process.run_dir import RUN_DIR_VARIABLE
 
 CONFIG = f'{GENERATED}x.yaml\nname: "m"\nversion_policy {{\n  specific {{\n    versions: [2]\n  }}\n}}\n'
 
@@ -73,7 +73,7 @@ def server(tmp_path: Path) -> Any:
 def adapter(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The lifeline of version 1 of m, which nobody has asked to end."""
     monkeypatch.setenv(RUN_DIR_VARIABLE, str(server.run_dir))
-    monkeypatch.setattr("serving.lifeline.end_with_server", lambda: None)
+    monkeypatch.setattr("serving.process.control_channel.end_with_server", lambda: None)
     args = {"model_name": "m", "model_version": "1"}
     with contextlib.closing(Lifeline(args, {"status": lambda: {"num_streams": 0}})):
         yield

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_configs.errors import SpecError
-from serving.server.node_group import (
+from serving.multi_node.node_group import (
     NodeGroup,
     hostfile,
     mpirun_environment,

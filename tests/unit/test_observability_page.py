@@ -10,9 +10,9 @@ from observability.alerts import alert_groups
 from observability.objectives import Objectives
 from observability.rules import Alert
 from observability.scaling import scaling_records
-from serving import request_metrics, step_metrics
-from serving.engine_metrics import EngineMetrics
-from serving.request_metrics import RequestMetrics
+from serving.telemetry import request_metrics, step_metrics
+from serving.telemetry.engine_metrics import EngineMetrics
+from serving.telemetry.request_metrics import RequestMetrics
 
 PAGE = (ROOT / "docs/observability.md").read_text(encoding="utf-8")
 

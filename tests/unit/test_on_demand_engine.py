@@ -14,12 +14,12 @@ from simulated_release import write_broken_release, write_release
 
 from ensemble_configs.errors import RequestError, ServerError
 from ensemble_configs.release_spec import OnDemandSpec
-from serving.engine_sources import OwnedEngine
+from serving.engine_process.engine_sources import OwnedEngine
 from serving.engines.base import GenerationRequest, SamplingParams, TokenChunk
 from serving.engines.clock import WallClock
 from serving.on_demand.on_demand_engine import OnDemandEngine
 from serving.on_demand.residency import Residency
-from serving.run_dir import RUN_DIR_VARIABLE
+from serving.process.run_dir import RUN_DIR_VARIABLE
 
 PATIENCE_S = 20.0
 

@@ -28,7 +28,7 @@ from ensemble_configs.machine import Machine
 from ensemble_configs.release_manifest import address, load_manifest, verify
 from serving.engines.base import GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
-from serving.tokenizer_files import load_tokenizer
+from serving.text.tokenizer_files import load_tokenizer
 
 ROOT = DEMO_MODEL.parent.parent
 TARGET, DRAFT = DEMO_MODEL / "target", DEMO_MODEL / "draft"

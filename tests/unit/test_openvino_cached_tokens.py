@@ -15,8 +15,8 @@ import pytest
 
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from serving.engines.base import Engine, GenerationRequest, PerfMetrics, SamplingParams
-from serving.engines.openvino_cached_tokens import CachedTokens
-from serving.engines.openvino_pipeline import (
+from serving.engines.openvino.openvino_cached_tokens import CachedTokens
+from serving.engines.openvino.openvino_pipeline import (
     FINISH_REASONS,
     IGNORED,
     KV_BLOCK_TOKENS,

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import RequestError, SpecError
-from serving.engines import openvino as openvino_engine
 from serving.engines.base import Engine, SamplingParams
+from serving.engines.openvino import openvino_engine
 from serving.engines.providers import create_engine
 
 DRAFT = DEMO_MODEL.parent / "draft"

@@ -18,9 +18,9 @@ import pytest
 
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import SpecError
-from serving.engines import openvino_pipeline
 from serving.engines.base import Engine, GenerationRequest, SamplingParams, TokenChunk
-from serving.engines.openvino_pipeline import Handle, Pipeline, has_bf16
+from serving.engines.openvino import openvino_pipeline
+from serving.engines.openvino.openvino_pipeline import Handle, Pipeline, has_bf16
 from serving.engines.providers import create_engine
 
 DEMO_MODEL = Path(__file__).parents[2] / "examples/demo_model/openvino/target"

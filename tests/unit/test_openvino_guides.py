@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.errors import RequestError
-from serving.engines import openvino_pipeline
 from serving.engines.base import Engine, FinishReason, GenerationRequest, SamplingParams
+from serving.engines.openvino import openvino_pipeline
 from serving.engines.providers import create_engine
 
 DEMO_MODEL = Path(__file__).parents[2] / "examples/demo_model"

@@ -12,11 +12,11 @@ import pytest
 
 from ensemble_configs.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.release_spec import TokenizerSpec
-from serving.engines import openvino_pipeline
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
-from serving.engines.openvino_shared_blocks import EarlierPrompts
+from serving.engines.openvino import openvino_pipeline
+from serving.engines.openvino.openvino_shared_blocks import EarlierPrompts
 from serving.engines.providers import create_engine
-from serving.tokenization import PromptTokenizer
+from serving.text.tokenization import PromptTokenizer
 
 DEMO = Path(__file__).parents[2] / "examples/demo_model"
 TOKENIZER = PromptTokenizer.from_spec(TokenizerSpec(dir=DEMO / "target"))

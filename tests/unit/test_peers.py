@@ -27,7 +27,7 @@ from clients.load.load_record import LoadRecord
 from ensemble_configs.deployment import load_deployment
 from ensemble_configs.errors import ServerError
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT
-from serving.tokenization import PromptTokenizer
+from serving.text.tokenization import PromptTokenizer
 
 TOKENIZER = load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer
 PLAN = Plan(

@@ -15,8 +15,8 @@ from recording_tensor_sink import RecordingTensorSink
 from text_bench import Owner, ask, wait_until
 
 from ensemble_configs.errors import RequestError, ServerError, SpecError, Unavailable
-from serving.pinned_releases import PinnedReleases
-from serving.run_dir import RUN_DIR_VARIABLE
+from serving.pipeline.release_routing import PinnedReleases
+from serving.process.run_dir import RUN_DIR_VARIABLE
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ from ensemble_configs.model_spec import ExtraModelSpec, RateLimiterSpec
 from ensemble_configs.release_manifest import load_manifest
 from ensemble_configs.release_spec import TokenizerSpec
 from ensemble_configs.triton_spec import TritonSpec
-from serving.server.preflight import check
-from serving.this_machine import read_machine
+from serving.doctor.preflight import check
+from serving.process.this_machine import read_machine
 
 DEMO_ENGINE = TOKENIZER.parent / "openvino" / "target"
 PORTS = ("http_port", "grpc_port", "metrics_port")
@@ -114,7 +114,7 @@ def test_a_provider_that_is_not_installed_is_named_with_what_installs_it(
 def test_a_model_of_the_users_own_for_a_gpu_needs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extra = ExtraModelSpec(name="embed", dir=tmp_path, kind="KIND_GPU", rate_limiter=RateLimiterSpec())
     here = read_machine((), is_asking_for_gpus=False)
-    monkeypatch.setattr("serving.server.preflight.read_machine", lambda _, **__: here)
+    monkeypatch.setattr("serving.doctor.preflight.read_machine", lambda _, **__: here)
     with pytest.raises(SpecError, match="extra_models: embed has the kind KIND_GPU, and there is no GPU here"):
         check(spec().model_copy(update={"extra_models": (extra,)}))
     check(spec().model_copy(update={"extra_models": (extra.model_copy(update={"kind": "KIND_CPU"}),)}))
@@ -173,7 +173,7 @@ def test_releases_that_fit_alone_have_to_fit_together(tmp_path: Path, monkeypatc
         here = read_machine(packages, is_asking_for_gpus=is_asking_for_gpus)
         return here.model_copy(update={"free_host_bytes": 2 * need - 1})
 
-    for module in ("serving.server.preflight", "serving.release_check"):
+    for module in ("serving.doctor.preflight", "serving.doctor.release_check"):
         monkeypatch.setattr(f"{module}.read_machine", machine)
     check(override_triton(one, **free_ports()))
     with pytest.raises(

@@ -17,21 +17,21 @@ from simulated_release import write_release
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.errors import RequestError
 from ensemble_configs.release import load_release
-from serving.chunk_gather import ChunkGather
-from serving.detokenization import TextDecoder
+from serving.engine_process.stopping_engine import StoppingEngine
 from serving.engines.base import TokenChunk
 from serving.engines.clock import VirtualClock
-from serving.engines.simulated import SimulatedEngine
-from serving.prompt_batch import Row, engine_rows, for_each_row, rows_of
-from serving.prompt_step import PromptStep
-from serving.request_metrics import RequestMetrics
-from serving.request_sequences import RequestSequences
-from serving.running_request import ReplySink
-from serving.stopping_engine import StoppingEngine
-from serving.stream_state import KEYS_PER_REQUEST
-from serving.tensor_sink import Tensors
-from serving.text_pipeline import TextPipeline
-from serving.tokenization import PromptTokenizer
+from serving.engines.simulated.simulated_engine import SimulatedEngine
+from serving.pipeline.prompt_step import PromptStep
+from serving.pipeline.response_coalescing import ChunkGather
+from serving.pipeline.running_request import ReplySink
+from serving.pipeline.stream_state import KEYS_PER_REQUEST
+from serving.pipeline.text_pipeline import TextPipeline
+from serving.requests.prompt_batch import Row, engine_rows, for_each_row, rows_of
+from serving.requests.request_sequences import RequestSequences
+from serving.requests.tensor_sink import Tensors
+from serving.telemetry.request_metrics import RequestMetrics
+from serving.text.detokenization import TextDecoder
+from serving.text.tokenization import PromptTokenizer
 
 # Rows
 

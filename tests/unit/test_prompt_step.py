@@ -15,11 +15,11 @@ from ensemble_configs.errors import RequestError, SpecError
 from ensemble_configs.release_spec import TokenizerSpec
 from ensemble_configs.tensors import PROMPT_TENSORS, Tensor, inputs_of
 from serving.engines.base import EngineInfo, SamplingParams
-from serving.prompt_batch import engine_rows
-from serving.prompt_step import PromptStep
-from serving.requests import RequestDecoder
-from serving.stream_state import unpack_context
-from serving.tokenization import PromptTokenizer
+from serving.pipeline.prompt_step import PromptStep
+from serving.pipeline.stream_state import unpack_context
+from serving.requests.engine_request import RequestDecoder
+from serving.requests.prompt_batch import engine_rows
+from serving.text.tokenization import PromptTokenizer
 
 PROMPTS = PromptTokenizer.from_spec(TokenizerSpec(dir=TOKENIZER, add_special_tokens=False))
 ROWS: dict[str, Tensor] = dict(inputs_of("preprocessing"))

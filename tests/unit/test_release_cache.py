@@ -19,7 +19,7 @@ from ensemble_configs.file_hashes import hash_file
 from ensemble_configs.release_lock import in_use, lock_file, locked
 from ensemble_configs.release_manifest import address, load_manifest, seal, verify
 from ensemble_configs.repository import write_repository
-from serving.engine_sources import OwnedEngine
+from serving.engine_process.engine_sources import OwnedEngine
 
 MODEL = "engine/openvino_model.bin"
 MB = 10**6

@@ -12,10 +12,10 @@ from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.errors import ServerError, SpecError
 from ensemble_configs.release import load_release
 from ensemble_configs.repository import write_repository
-from serving.engine_sources import OwnedEngine
-from serving.release_check import is_verified, refuse_unfit_releases, releases_of, unverified_places
-from serving.server.preflight import check
-from serving.server.told import releases_of as releases_of_words
+from serving.doctor.preflight import check
+from serving.doctor.release_check import is_verified, refuse_unfit_releases, releases_of, unverified_places
+from serving.engine_process.engine_sources import OwnedEngine
+from serving.supervisor.messages import releases_of as releases_of_words
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from serving.engines.base import FinishReason, TokenChunk
-from serving.reply_lanes import NUM_LANES, ReplyLanes
+from serving.pipeline.response_workers import NUM_LANES, ReplyLanes
 
 WAIT_S = 10.0
 

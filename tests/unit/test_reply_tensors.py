@@ -6,9 +6,9 @@ import pytest
 
 from ensemble_configs.tensors import outputs_of
 from serving.engines.base import FinishReason, PerfMetrics
-from serving.reply_tensors import reply_tensors
-from serving.running_request import Reply
-from serving.stream_state import StreamState, unpack_state
+from serving.pipeline.reply_tensors import reply_tensors
+from serving.pipeline.running_request import Reply
+from serving.pipeline.stream_state import StreamState, unpack_state
 
 EVERYTHING = Reply(
     token_ids=[5, 6],

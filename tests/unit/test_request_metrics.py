@@ -4,10 +4,10 @@
 import pytest
 import triton_python_backend_utils as pb_utils
 
-from serving import request_metrics
+from serving.engine_process.speculation import joined_perf
 from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
-from serving.request_metrics import RequestMetrics, RequestTimes
-from serving.speculation import joined_perf
+from serving.telemetry import request_metrics
+from serving.telemetry.request_metrics import RequestMetrics, RequestTimes
 
 
 class Clock:

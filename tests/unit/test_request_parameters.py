@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ensemble_configs.errors import RequestError
-from serving.request_parameters import (
+from serving.requests.request_parameters import (
     check_release,
     is_context_only,
     parameters_of,

@@ -9,11 +9,11 @@ import pytest
 
 from ensemble_configs.errors import QueueFull, RequestError, ServingError
 from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
-from serving.scheduling import Priority, Scheduling
-from serving.tracing.request_trace import Adapter, RequestTrace, SequenceLife
-from serving.tracing.request_tracer import RequestTracer
-from serving.tracing.span_record import SpanRecord, told_of
-from serving.tracing.trace_context import TraceContext
+from serving.requests.scheduling import Priority, Scheduling
+from serving.telemetry.request_trace import Adapter, RequestTrace, SequenceLife
+from serving.telemetry.request_tracer import RequestTracer
+from serving.telemetry.span_record import SpanRecord, told_of
+from serving.telemetry.trace_context import TraceContext
 
 PARENT = TraceContext(11, 12, is_sampled=True)
 MS = 1_000_000

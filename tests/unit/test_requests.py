@@ -13,8 +13,8 @@ from ensemble_configs.errors import RequestError
 from ensemble_configs.tensors import BLS_INPUTS, SCHEDULING_INPUTS, Tensor, inputs_of, named_at
 from serving.engines.base import EngineInfo, SamplingParams
 from serving.engines.packed_array import PackedArray
-from serving.requests import DecodedRequest, RequestDecoder, ResponseOptions
-from serving.stream_state import StreamContext, pack
+from serving.pipeline.stream_state import StreamContext, pack
+from serving.requests.engine_request import DecodedRequest, RequestDecoder, ResponseOptions
 
 ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm") + named_at("tensorrt_llm_bls", BLS_INPUTS))
 TAKEN_BY_NONE = {name: row for name, row in ROWS.items() if row.why_not}

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ensemble_configs.errors import RequestError
-from serving.required_tensors import check_required
+from serving.requests.required_tensors import check_required
 
 
 def test_a_complete_request_passes() -> None:

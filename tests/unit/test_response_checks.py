@@ -7,8 +7,8 @@ from recording_sink import RecordingSink
 from test_requests import INFO
 
 from ensemble_configs.errors import RequestError
-from serving.requests import ResponseOptions
-from serving.response_checks import check_response
+from serving.requests.engine_request import ResponseOptions
+from serving.requests.response_checks import check_response
 
 WITHOUT_BLOCKS = msgspec.structs.replace(INFO, why_not={"kv_cache_reused_blocks": "nobody counts them"})
 

@@ -5,7 +5,7 @@ import pytest
 
 from ensemble_configs.errors import ServerError
 from ensemble_configs.triton_spec import TritonSpec
-from serving.server.supervision import RestartBudget
+from serving.supervisor.supervision import RestartBudget
 
 
 class Clock:

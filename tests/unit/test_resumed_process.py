@@ -11,7 +11,7 @@ import pytest
 
 CODE = """
 import sys, threading, time
-from serving.resumed_process import end_when_resumed
+from serving.process.resumed_process import end_when_resumed
 end_when_resumed()
 def talk():
     while True:

@@ -14,8 +14,8 @@ from simulated_release import TOKENIZER
 from ensemble_configs.errors import RequestError
 from ensemble_configs.release_spec import TokenizerSpec
 from serving.engines.engine_start import EngineStart
-from serving.returned_memory import with_returned_memory
-from serving.tokenization import PromptTokenizer
+from serving.process.returned_memory import with_returned_memory
+from serving.text.tokenization import PromptTokenizer
 
 
 def test_an_engine_s_process_has_the_environment_that_the_operator_gave() -> None:

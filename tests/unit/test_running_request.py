@@ -9,10 +9,10 @@ from recording_sink import RecordingSink
 
 from ensemble_configs.errors import ServerError
 from serving.engines.base import FinishReason, TokenChunk
-from serving.request_metrics import RequestMetrics, RequestTimes
-from serving.requests import ResponseOptions
-from serving.running_request import Reply, RunningRequest
-from serving.stream_state import StreamContext, StreamState
+from serving.pipeline.running_request import Reply, RunningRequest
+from serving.pipeline.stream_state import StreamContext, StreamState
+from serving.requests.engine_request import ResponseOptions
+from serving.telemetry.request_metrics import RequestMetrics, RequestTimes
 
 LENGTH = FinishReason.LENGTH
 PROMPT = [1, 2, 3]

@@ -6,9 +6,9 @@ from recording_sink import RecordingSink
 
 from ensemble_configs.errors import ServerError
 from serving.engines.base import SamplingParams
-from serving.running_request import Reply
-from serving.sequence_group import Member, SequenceGroup, context_of, sampling_of
-from serving.stream_state import KEYS_PER_REQUEST, StreamContext, new_stream_key
+from serving.pipeline.running_request import Reply
+from serving.pipeline.sequence_group import Member, SequenceGroup, context_of, sampling_of
+from serving.pipeline.stream_state import KEYS_PER_REQUEST, StreamContext, new_stream_key
 
 
 class Failures:

@@ -14,7 +14,7 @@ import pytest
 from clients.server_control import ServerControl
 from ensemble_configs.errors import RequestError, ServerError, SpecError, Unavailable
 from ensemble_configs.unix_socket import connect_socket
-from serving.server.control import ControlSocket, Say
+from serving.supervisor.control import ControlSocket, Say
 
 
 def double(question: Mapping[str, object], say: Say) -> Mapping[str, object]:

@@ -9,9 +9,8 @@ import pytest
 
 from ensemble_configs.errors import ServerError, SpecError
 from ensemble_configs.triton_spec import TritonSpec
-from serving.server import server_probe
-from serving.server.installation import TritonInstallation
-from serving.server.server_features import (
+from serving.doctor import server_probe
+from serving.doctor.server_features import (
     ServerFeatures,
     closes_client_shm,
     consequences,
@@ -19,7 +18,8 @@ from serving.server.server_features import (
     known_flags,
     limits_http_bytes,
 )
-from serving.server.server_probe import refuse_unfit_server
+from serving.doctor.server_probe import refuse_unfit_server
+from serving.supervisor.installation import TritonInstallation
 
 OPEN = TritonSpec(allow_client_shm=True)
 OLDER = ServerFeatures("/t", "2.51.0", "2.4.6", *[False] * 8)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving import server_log
-from serving.server_log import JsonLines, TextLines, set_up_log
+from serving.process import server_log
+from serving.process.server_log import JsonLines, TextLines, set_up_log
 
 FACTS = {"model": "ensemble", "release": "1"}
 

@@ -16,7 +16,7 @@ from ensemble_configs.model_names import MODELS
 from ensemble_configs.release import load_release
 from ensemble_configs.release_spec import PlacementSpec
 from ensemble_configs.repository import render_repository, write_repository
-from serving.placement import take_place
+from serving.process.placement import take_place
 
 Data = dict[str, object]
 

@@ -15,11 +15,11 @@ from typing import Any
 import ledger_witness
 import pytest
 
-import serving.shared_ledger
+import serving.shared_budget.shared_ledger
 from ensemble_configs.errors import ServerError, SpecError
-from serving import ledger_file
-from serving.ledger_file import LedgerFile
-from serving.shared_ledger import SharedLedger
+from serving.shared_budget import ledger_file
+from serving.shared_budget.ledger_file import LedgerFile
+from serving.shared_budget.shared_ledger import SharedLedger
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
@@ -292,7 +292,7 @@ def words_of(
             self.leave_to_parent()
 
     with monkeypatch.context() as patched:
-        patched.setattr(serving.shared_ledger, "LedgerFile", FatalFile)
+        patched.setattr(serving.shared_budget.shared_ledger, "LedgerFile", FatalFile)
         try:
             if operation == "join":
                 left[0] = num_words

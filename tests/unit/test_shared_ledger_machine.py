@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from serving.shared_ledger import SharedLedger
+from serving.shared_budget.shared_ledger import SharedLedger
 
 COUNTS = {"units": 5, "memory": 64}
 PATIENCE_S = 1.0

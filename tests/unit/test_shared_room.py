@@ -17,10 +17,10 @@ from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.errors import RequestError, Unavailable
 from ensemble_configs.shared_budget_spec import SharedBudgetSpec
 from serving.admission.admitting_engine import AdmittingEngine
-from serving.admission.shared_room import LedgerRoom
 from serving.engines.clock import VirtualClock
-from serving.engines.simulated import SimulatedEngine
-from serving.shared_ledger import SharedLedger
+from serving.engines.simulated.simulated_engine import SimulatedEngine
+from serving.shared_budget.shared_ledger import SharedLedger
+from serving.shared_budget.shared_room import LedgerRoom
 
 BLOCK_TOKENS = 8
 

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from serving.engines.base import FinishReason, GenerationRequest, SamplingParams
 from serving.engines.clock import VirtualClock
-from serving.engines.simulated import SimulatedEngine
-from serving.engines.toy_hash import NUM_RESERVED_IDS, hash_tokens
+from serving.engines.simulated.fake_hash import NUM_RESERVED_IDS, hash_tokens
+from serving.engines.simulated.simulated_engine import SimulatedEngine
 
 
 def engine_of(clock: VirtualClock | None = None, **spec: object) -> SimulatedEngine:

@@ -12,7 +12,7 @@ from ensemble_configs.errors import RequestError
 from serving.engines.base import ExtraOutputs, FinishReason, GenerationRequest, PerfMetrics, SamplingParams, TokenChunk
 from serving.engines.clock import VirtualClock
 from serving.engines.packed_array import PackedArray
-from serving.engines.simulated import SimulatedEngine
+from serving.engines.simulated.simulated_engine import SimulatedEngine
 
 VOCAB_SIZE = 200
 PROMPT = [20, 30, 40]

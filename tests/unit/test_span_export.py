@@ -11,10 +11,10 @@ from otlp_receiver import OtlpReceiver
 
 from ensemble_configs.errors import SpecError
 from ensemble_configs.observability_spec import TracingSpec
-from serving.tracing.request_tracer import check_installed
-from serving.tracing.span_export import SpanExport
-from serving.tracing.span_record import SpanRecord
-from serving.tracing.trace_context import TraceContext
+from serving.telemetry.request_tracer import check_installed
+from serving.telemetry.span_export import SpanExport
+from serving.telemetry.span_record import SpanRecord
+from serving.telemetry.trace_context import TraceContext
 
 CONTEXT = TraceContext(0xAB, 0xCD, is_sampled=True, state="vendor=1")
 

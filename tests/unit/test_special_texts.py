@@ -5,7 +5,7 @@ import random
 import re
 import time
 
-from serving.special_texts import longest_of
+from serving.text.special_texts import longest_of
 
 RESERVED = [f"<|reserved_special_token_{number}|>" for number in range(248)]
 TEXTS = [*RESERVED, "<|eot_id|>", "<|begin_of_text|>", "<s>", "</s>", "<|", "[INST]", "[/INST]", "a.b", "é", "<s><s>"]

@@ -10,7 +10,8 @@ from simulated_release import TOKENIZER
 from ensemble_configs.engine_specs import SimulatedEngineSpec
 from ensemble_configs.errors import RequestError, SpecError
 from ensemble_configs.release_spec import TokenizerSpec
-from serving.detokenization import TextDecoder
+from serving.engine_process.speculating_engine import SpeculatingEngine
+from serving.engine_process.stopping_engine import StoppingEngine
 from serving.engines.base import (
     Engine,
     EngineStats,
@@ -21,10 +22,9 @@ from serving.engines.base import (
     TokenChunk,
 )
 from serving.engines.clock import VirtualClock
-from serving.engines.simulated import SimulatedEngine
-from serving.extra_outputs import merged
-from serving.speculating_engine import SpeculatingEngine
-from serving.stopping_engine import StoppingEngine
+from serving.engines.simulated.simulated_engine import SimulatedEngine
+from serving.requests.extra_outputs import merged
+from serving.text.detokenization import TextDecoder
 
 
 def simulated(**spec: object) -> SimulatedEngine:

@@ -10,7 +10,6 @@ import pytest
 import triton_python_backend_utils as pb_utils
 
 from ensemble_configs.engine_specs import SimulatedEngineSpec
-from serving import step_metrics
 from serving.engines.base import (
     Engine,
     EngineCosts,
@@ -21,9 +20,10 @@ from serving.engines.base import (
     TokenChunk,
 )
 from serving.engines.clock import VirtualClock, WallClock
-from serving.engines.simulated import SimulatedEngine
-from serving.step_account import AccountedEngine
-from serving.step_metrics import StepMetrics
+from serving.engines.simulated.simulated_engine import SimulatedEngine
+from serving.telemetry import step_metrics
+from serving.telemetry.step_account import AccountedEngine
+from serving.telemetry.step_metrics import StepMetrics
 
 STEP_S = 0.01
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from serving.server.stop_signal import StopSignal
+from serving.supervisor.stop_signal import StopSignal
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 WAIT_S = 20.0
 
 STORM = """
 import random, signal
-from serving.server.stop_signal import StopSignal
+from serving.supervisor.stop_signal import StopSignal
 
 for _ in range(500):
     stop = StopSignal()

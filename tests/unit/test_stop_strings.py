@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble_configs.errors import RequestError
-from serving.stop_strings import (
+from serving.text.stop_strings import (
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_STRINGS_CHARS,

@@ -7,7 +7,7 @@ from simulated_release import TOKENIZER
 
 from ensemble_configs.errors import RequestError
 from ensemble_configs.release_spec import TokenizerSpec
-from serving.detokenization import TextDecoder
+from serving.engine_process.stopping_engine import StoppingEngine
 from serving.engines.base import (
     Engine,
     EngineInfo,
@@ -18,8 +18,8 @@ from serving.engines.base import (
     SamplingParams,
     TokenChunk,
 )
-from serving.stopping_engine import StoppingEngine
-from serving.tokenization import PromptTokenizer
+from serving.text.detokenization import TextDecoder
+from serving.text.tokenization import PromptTokenizer
 
 SPEC = TokenizerSpec(dir=TOKENIZER, add_special_tokens=False)
 DECODER = TextDecoder.from_spec(SPEC)

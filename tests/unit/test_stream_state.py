@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ensemble_configs.errors import RequestError
-from serving.stream_state import (
+from serving.pipeline.stream_state import (
     Census,
     StreamContext,
     StreamState,

@@ -10,13 +10,13 @@ import pytest
 from ensemble_configs.deployment import DeploymentSpec
 from ensemble_configs.errors import ServerError, Unavailable
 from ensemble_configs.triton_spec import TritonSpec
-from serving.server.drain_request import DrainRequest
-from serving.server.health import Health
-from serving.server.leaving import Leaving
-from serving.server.stop_signal import StopSignal
-from serving.server.stuck_load import STUCK_S, StuckLoad
-from serving.server.supervision import Supervision
-from serving.server.triton_process import TritonProcess
+from serving.live_releases.stuck_load import STUCK_S, StuckLoad
+from serving.supervisor.drain_request import DrainRequest
+from serving.supervisor.health import Health
+from serving.supervisor.shutdown import Leaving
+from serving.supervisor.stop_signal import StopSignal
+from serving.supervisor.supervision import Supervision
+from serving.supervisor.triton_process import TritonProcess
 
 STUCK = 1000  # in place of an exit status
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from serving.engine_messages import Cancel, Channel, ChannelClosed, Ready, Report, Step, Stop, Submit
-from serving.engine_messages import Command as Commands
+from serving.engine_process.connections import STATS_S, Switchboard
+from serving.engine_process.engine_messages import Cancel, Channel, ChannelClosed, Ready, Report, Step, Stop, Submit
+from serving.engine_process.engine_messages import Command as Commands
 from serving.engines.base import (
     EngineInfo,
     EngineStats,
@@ -19,7 +20,6 @@ from serving.engines.base import (
     SamplingParams,
     TokenChunk,
 )
-from serving.switchboard import STATS_S, Switchboard
 
 INFO = EngineInfo(
     provider="test",

@@ -10,11 +10,11 @@ import pytest
 
 from ensemble_configs.containers import containers
 from ensemble_configs.errors import ServerError
-from serving import tensorrt_llm_causes, tensorrt_llm_findings
+from serving.doctor import tensorrt_llm_causes, tensorrt_llm_findings
+from serving.doctor.tensorrt_llm_causes import explain
+from serving.doctor.tensorrt_llm_findings import findings_of_tensorrt_llm, numbers
+from serving.doctor.tensorrt_llm_trial import try_imports
 from serving.engines import providers
-from serving.tensorrt_llm_causes import explain
-from serving.tensorrt_llm_findings import findings_of_tensorrt_llm, numbers
-from serving.tensorrt_llm_trial import try_imports
 
 # What upstream writes; the sources are in docs/gpu_image.md.
 SEEN = {

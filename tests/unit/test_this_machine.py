@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from ensemble_configs.machine import Gpu
-from serving.this_machine import _free_host_bytes, read_machine
+from serving.process.this_machine import _free_host_bytes, read_machine
 
 MIB = 1 << 20
 TWO = """0, GPU-aaaa, NVIDIA H200, 9.0, 143771, 143000

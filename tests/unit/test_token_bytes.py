@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from serving.token_bytes import ASSUMED_BYTES, TokenBytes, token_bytes
+from serving.text.token_bytes import ASSUMED_BYTES, TokenBytes, token_bytes
 
 BYTES = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 FALLBACK = {f"<0x{byte:02X}>": byte for byte in range(256)}

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from ensemble_configs.errors import RequestError, SpecError
 from ensemble_configs.release_spec import TokenizerSpec
-from serving.tokenization import PromptTokenizer
+from serving.text.tokenization import PromptTokenizer
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 BOS, EOS, PAD = 256, 257, 258

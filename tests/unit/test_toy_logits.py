@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from serving.engines.toy_logits import ToyTokens
+from serving.engines.simulated.fake_logits import ToyTokens
 
 VOCAB = range(16, 100)
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from serving.tracing.trace_context import TraceContext, new_trace, read_context
+from serving.telemetry.trace_context import TraceContext, new_trace, read_context
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

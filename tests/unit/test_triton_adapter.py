@@ -19,11 +19,10 @@ from ensemble_configs.errors import (
     SpecError,
     Unavailable,
 )
-from serving.census import take_census
-from serving.generation import EngineRefusal
-from serving.stream_state import Census
-from serving.tracing.request_tracer import RequestTracer
-from serving.triton_adapter import (
+from serving.pipeline.abandoned_streams import take_census
+from serving.pipeline.generation import EngineRefusal
+from serving.pipeline.stream_state import Census
+from serving.pipeline.triton_adapter import (
     Responses,
     error_response,
     final_flag,
@@ -32,6 +31,7 @@ from serving.triton_adapter import (
     start_each,
     triton_error,
 )
+from serving.telemetry.request_tracer import RequestTracer
 
 CODES = [
     (RequestError("no", field="top_p", value=2), "INVALID_ARG", "[INVALID_ARG field=top_p value=2] no"),

@@ -11,8 +11,8 @@ import pytest
 import triton_python_backend_utils
 
 from ensemble_configs.errors import SpecError
-from serving.server import installation
-from serving.server.installation import TritonInstallation, find_triton
+from serving.supervisor import installation
+from serving.supervisor.installation import TritonInstallation, find_triton
 from trireme.installing import triton_server
 from trireme.installing.commands import SetupError
 from trireme.project_files import CODE_ROOT

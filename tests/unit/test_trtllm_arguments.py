@@ -33,7 +33,7 @@ from ensemble_configs.speculation_specs import (
     NGramSpec,
 )
 from serving.engines.providers import create_engine
-from serving.engines.trtllm_upstream import load_upstream
+from serving.engines.tensorrt_llm.trtllm_upstream import load_upstream
 
 
 @pytest.fixture(scope="module")

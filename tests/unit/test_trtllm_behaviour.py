@@ -23,11 +23,11 @@ from trtllm_behaviour import Executor
 from trtllm_iteration_stats import IterationStats
 
 from ensemble_configs.errors import RequestError
-from serving.engines import trtllm_cancels, trtllm_engine
 from serving.engines.base import CancelStats, FinishReason, GenerationRequest, SamplingParams
-from serving.engines.trtllm_cancels import Cancels, Ending
-from serving.engines.trtllm_engine import TrtLlmEngine
-from serving.engines.trtllm_outputs import RunningRequest
+from serving.engines.tensorrt_llm import trtllm_cancels, trtllm_engine
+from serving.engines.tensorrt_llm.trtllm_cancels import Cancels, Ending
+from serving.engines.tensorrt_llm.trtllm_engine import TrtLlmEngine
+from serving.engines.tensorrt_llm.trtllm_outputs import RunningRequest
 from trireme.commands import run_command
 
 IN_AN_ENGINE: list[dict[str, object]] = [

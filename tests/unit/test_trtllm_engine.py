@@ -16,13 +16,13 @@ from trtllm_behaviour import Executor
 
 from ensemble_configs.engine_specs import EngineSpec
 from ensemble_configs.errors import RequestError, ServerError, SpecError
-from serving.engines import trtllm_engine
 from serving.engines.base import BatchStats, Engine, FinishReason, GenerationRequest, SamplingParams, TokenChunk
 from serving.engines.providers import create_engine
-from serving.engines.trtllm_engine import TrtLlmEngine
-from serving.engines.trtllm_outputs import RunningRequest
-from serving.engines.trtllm_perf import read_perf_metrics
-from serving.engines.trtllm_stats import NO_STATS, IterationStats, read_stats
+from serving.engines.tensorrt_llm import trtllm_engine
+from serving.engines.tensorrt_llm.trtllm_engine import TrtLlmEngine
+from serving.engines.tensorrt_llm.trtllm_outputs import RunningRequest
+from serving.engines.tensorrt_llm.trtllm_perf import read_perf_metrics
+from serving.engines.tensorrt_llm.trtllm_stats import NO_STATS, IterationStats, read_stats
 
 
 class Maker:

@@ -7,7 +7,7 @@ import pytest
 
 from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.errors import SpecError
-from serving.engines.trtllm_launch import Launcher, render_launch
+from serving.engines.tensorrt_llm.trtllm_launch import Launcher, render_launch
 
 SERVE = ("trireme", "serve", "--deployment", "big.yaml")
 

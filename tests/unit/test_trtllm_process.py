@@ -20,11 +20,11 @@ from ensemble_configs.engine_specs import EngineSpec
 from ensemble_configs.errors import ServerError, Unavailable
 from ensemble_configs.release_spec import TokenizerSpec
 from ensemble_configs.repository import write_repository
-from serving.engine_client import EngineClient
-from serving.engine_messages import Step
-from serving.engine_sources import OwnedEngine
+from serving.engine_process.engine_client import EngineClient
+from serving.engine_process.engine_messages import Step
+from serving.engine_process.engine_sources import OwnedEngine
 from serving.engines.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
-from serving.tokenizer_files import load_tokenizer
+from serving.text.tokenizer_files import load_tokenizer
 
 
 class Recorder:

@@ -192,7 +192,7 @@ def test_a_shutdown_that_is_stuck_is_ended_with_all_ranks(world: World, monkeypa
     assert not any(rank.is_running() for rank in ranks)
 
 
-@pytest.mark.parametrize("victim", ["serving.engine_process", "prterun", "serving.engine_guard"])
+@pytest.mark.parametrize("victim", ["serving.engine_process.engine_loop", "prterun", "serving.engine_guard"])
 def test_no_rank_outlives_the_process_that_is_killed_above_it(world: World, victim: str) -> None:
     adapter = world.adapter()
     adapter.client.start()

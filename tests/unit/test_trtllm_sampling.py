@@ -17,10 +17,10 @@ from serving.engines.base import EngineInfo, GenerationRequest, SamplingParams
 from serving.engines.capabilities import BEAM_FIELDS, DISAGGREGATION_FIELDS, LOOKAHEAD_FIELDS
 from serving.engines.packed_array import PackedArray
 from serving.engines.request_limits import refuse_unservable
-from serving.engines.trtllm_capabilities import CAPABILITIES
-from serving.engines.trtllm_sampling import SamplingWords
-from serving.engines.trtllm_upstream import Upstream, load_upstream
-from serving.scheduling import Priority, Scheduling
+from serving.engines.tensorrt_llm.trtllm_capabilities import CAPABILITIES
+from serving.engines.tensorrt_llm.trtllm_sampling import SamplingWords
+from serving.engines.tensorrt_llm.trtllm_upstream import Upstream, load_upstream
+from serving.requests.scheduling import Priority, Scheduling
 
 END_IDS = (2, 3)
 LOOKAHEAD = {"method": "lookahead", "window_size": 5, "ngram_size": 4, "verification_set_size": 3}

@@ -16,8 +16,8 @@ from ensemble_configs.model_names import MODELS, PYTHON_MODELS
 from ensemble_configs.repository import DEFAULT_DEPLOYMENT, DEFAULT_REPOSITORY, render_repository
 from ensemble_configs.tensors import BLS_INPUTS, CLIENT_INPUTS, ENGINE_ONLY_INPUTS, PROMPT_TENSORS, SCHEDULING_INPUTS
 from serving.engines.base import SamplingParams
-from serving.requests import ResponseOptions
-from serving.scheduling import Scheduling
+from serving.requests.engine_request import ResponseOptions
+from serving.requests.scheduling import Scheduling
 
 CONTRACT = json.loads((Path(__file__).parent.parent / "data" / "upstream_contract.json").read_text())
 

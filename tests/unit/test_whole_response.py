@@ -7,8 +7,8 @@ import pytest
 from recording_tensor_sink import RecordingTensorSink
 
 from ensemble_configs.errors import RequestError, ServerError
-from serving.stream_state import StreamState, pack, unpack_final_states
-from serving.whole_response import WholeResponse, joined_rows
+from serving.pipeline.stream_state import StreamState, pack, unpack_final_states
+from serving.pipeline.whole_response import WholeResponse, joined_rows
 
 Array = npt.NDArray[np.generic]
 

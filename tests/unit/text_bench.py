@@ -12,9 +12,9 @@ from recording_tensor_sink import RecordingTensorSink
 from simulated_release import write_release
 
 from ensemble_configs.release import load_release
-from serving.engine_sources import EngineListener, OwnedEngine
-from serving.generation import GenerationService
-from serving.request_metrics import RequestMetrics
+from serving.engine_process.engine_sources import EngineListener, OwnedEngine
+from serving.pipeline.generation import GenerationService
+from serving.telemetry.request_metrics import RequestMetrics
 
 
 class Owner:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton adapter of `ensemble` (text to text); the logic is in serving.text_pipeline."""
+"""Triton adapter of `ensemble` (text to text); the logic is in serving.pipeline.text_pipeline."""
 
 import triton_python_backend_utils as pb_utils
 
-from serving.engine_sources import SharedEngine
-from serving.lifeline import Lifeline, generation_handlers
-from serving.request_metrics import RequestMetrics
-from serving.request_parameters import check_release, parameters_of, stream_name_of, with_scheduling
-from serving.text_pipeline import TextPipeline
-from serving.tracing.request_tracer import RequestTracer
-from serving.triton_adapter import Responses, engine_name, release_folder, start_each
+from serving.engine_process.engine_sources import SharedEngine
+from serving.pipeline.text_pipeline import TextPipeline
+from serving.pipeline.triton_adapter import Responses, engine_name, release_folder, start_each
+from serving.process.control_channel import Lifeline, generation_handlers
+from serving.requests.request_parameters import check_release, parameters_of, stream_name_of, with_scheduling
+from serving.telemetry.request_metrics import RequestMetrics
+from serving.telemetry.request_tracer import RequestTracer
 
 
 class TritonPythonModel:

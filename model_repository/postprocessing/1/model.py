@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton adapter of `postprocessing` (tokens to exact text); the logic is in serving.text_step."""
+"""Triton adapter of `postprocessing` (tokens to exact text); the logic is in serving.pipeline.text_step."""
 
 import triton_python_backend_utils as pb_utils
 
-from serving.lifeline import Lifeline
-from serving.server_log import set_up_adapter_log
-from serving.text_step import TextStep
-from serving.triton_adapter import guarded, release_folder
+from serving.pipeline.text_step import TextStep
+from serving.pipeline.triton_adapter import guarded, release_folder
+from serving.process.control_channel import Lifeline
+from serving.process.server_log import set_up_adapter_log
 
 
 class TritonPythonModel:

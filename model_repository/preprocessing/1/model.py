@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton adapter of `preprocessing` (text to tokens); the logic is in serving.prompt_service."""
+"""Triton adapter of `preprocessing` (text to tokens); the logic is in serving.pipeline.prompt_service."""
 
-from serving.lifeline import Lifeline, generation_handlers
-from serving.prompt_service import PromptService
-from serving.request_parameters import parameters_of, stream_name_of
-from serving.tracing.request_tracer import RequestTracer
-from serving.triton_adapter import Responses, release_folder, start_each
+from serving.pipeline.prompt_service import PromptService
+from serving.pipeline.triton_adapter import Responses, release_folder, start_each
+from serving.process.control_channel import Lifeline, generation_handlers
+from serving.requests.request_parameters import parameters_of, stream_name_of
+from serving.telemetry.request_tracer import RequestTracer
 
 
 class TritonPythonModel:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton adapter of `tensorrt_llm` (in-flight batching); the logic is in serving.generation."""
+"""Triton adapter of `tensorrt_llm` (in-flight batching); the logic is in serving.pipeline.generation."""
 
 from functools import partial
 
@@ -7,17 +7,23 @@ import triton_python_backend_utils as pb_utils
 
 from ensemble_configs.model_names import prefix_of
 from ensemble_configs.release import load_release
-from serving.census import take_census
-from serving.engine_metrics import EngineMetrics
-from serving.engine_sources import EngineListener, OwnedEngine
-from serving.generation import GenerationService
-from serving.lifeline import Lifeline, generation_handlers
-from serving.release_check import is_verified
-from serving.reply_tensors import TensorReplies
-from serving.request_metrics import RequestMetrics
-from serving.request_parameters import check_release, is_context_only, parameters_of, stream_name_of, with_scheduling
-from serving.tracing.request_tracer import RequestTracer
-from serving.triton_adapter import Responses, engine_name, release_folder, start_each
+from serving.doctor.release_check import is_verified
+from serving.engine_process.engine_sources import EngineListener, OwnedEngine
+from serving.pipeline.abandoned_streams import take_census
+from serving.pipeline.generation import GenerationService
+from serving.pipeline.reply_tensors import TensorReplies
+from serving.pipeline.triton_adapter import Responses, engine_name, release_folder, start_each
+from serving.process.control_channel import Lifeline, generation_handlers
+from serving.requests.request_parameters import (
+    check_release,
+    is_context_only,
+    parameters_of,
+    stream_name_of,
+    with_scheduling,
+)
+from serving.telemetry.engine_metrics import EngineMetrics
+from serving.telemetry.request_metrics import RequestMetrics
+from serving.telemetry.request_tracer import RequestTracer
 
 
 class TritonPythonModel:

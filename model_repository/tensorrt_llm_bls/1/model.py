@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton adapter of `tensorrt_llm_bls` (text to text); the logic is in serving.pinned_releases."""
+"""Triton adapter of `tensorrt_llm_bls` (text to text); the logic is in serving.pipeline.release_routing."""
 
 import triton_python_backend_utils as pb_utils
 
-from serving.lifeline import Lifeline, generation_handlers
-from serving.pinned_releases import PinnedReleases
-from serving.tracing.request_tracer import RequestTracer
-from serving.triton_adapter import Responses, release_folder, start_each
+from serving.pipeline.release_routing import PinnedReleases
+from serving.pipeline.triton_adapter import Responses, release_folder, start_each
+from serving.process.control_channel import Lifeline, generation_handlers
+from serving.telemetry.request_tracer import RequestTracer
 
 
 class TritonPythonModel:

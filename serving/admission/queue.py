@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bounded queue: who may join it, who is refused at once with the time to come back, and whose time has passed."""
+
+import heapq
+import math
+
+from ensemble_configs.admission_spec import QueueSpec
+from ensemble_configs.errors import QueueFull, RequestTimeout, ServingError, Unavailable
+from serving.admission.fair_shares import Backlog
+from serving.admission.kv_budget import Room
+from serving.admission.policies import POLICIES
+from serving.admission.queued_request import Ticket
+from serving.admission.wait_estimate import WaitEstimate, retry_after_ms
+from serving.requests.scheduling import Priority
+
+_TENANT_SHARE = 4.0
+
+
+class WaitingLine:
+    """What waits, in the order of a policy.
+
+    Args:
+        first_token_s: the target of the deployment, math.inf: none. Who cannot meet it is refused.
+    """
+
+    def __init__(self, spec: QueueSpec, estimate: WaitEstimate, *, first_token_s: float = math.inf) -> None:
+        self._spec = spec
+        self._policy = POLICIES[spec.policy](spec, estimate.is_over_share, estimate.may_begin)
+        self._estimate = estimate
+        self._first_token_s = first_token_s
+        self._refuse_within_s = math.inf
+        if spec.refuse_within_ms is not None and first_token_s < math.inf:
+            self._refuse_within_s = spec.refuse_within_ms / 1000
+        self._tickets: dict[int, Ticket] = {}
+        self._limits: list[tuple[float, int]] = []  # a heap of (when, key) of those that may not wait for ever
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._tickets)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._tickets
+
+    @property
+    def num_waiting(self) -> dict[str, int]:
+        """By the names of the classes."""
+        return {priority.name.lower(): self._policy.waiting_of(priority).num_requests for priority in Priority}
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all that wait: prompts and expected outputs."""
+        return sum(self._policy.waiting_of(priority).num_tokens for priority in Priority)
+
+    def join(self, ticket: Ticket) -> None:
+        """Let a new request wait.
+
+        Raises:
+            QueueFull: as many wait as may.
+            Unavailable: it could not start in time.
+        """
+        self._refuse_beyond_bounds(ticket)
+        self._refuse_too_late(ticket)
+        if _is_held_to_target(ticket):
+            ticket.hopeless_s = ticket.arrival_s + self._allowed_for_target_s()
+            patience = 2 if ticket.priority is Priority.PREMIUM else 1  # it is overtaken by nobody, so a seat may come
+            ticket.decide_s = ticket.arrival_s + patience * self._refuse_within_s
+        self._put(ticket, is_ahead=False)
+
+    def rejoin(self, ticket: Ticket) -> None:
+        """Let a request wait that was preempted; it is never refused."""
+        ticket.decide_s = math.inf
+        self._put(ticket, is_ahead=True)
+
+    def first(self, now_s: float) -> tuple[Ticket, Priority] | None:
+        """Whose turn it is, and the class whose room it may take."""
+        return self._policy.first(now_s)
+
+    def take(self, ticket: Ticket) -> None:
+        """It starts."""
+        self._policy.take(ticket)
+        self._forget(ticket)
+
+    def leave(self, key: int) -> Ticket:
+        """It does not want to start any more."""
+        ticket = self._tickets[key]
+        self._policy.remove(ticket)
+        self._forget(ticket)
+        return ticket
+
+    def take_late(self, now_s: float) -> list[Ticket]:
+        """Those whose time has passed, who could only start too late for the target, or who have no room when it is to
+        be decided; they wait no longer.
+        """
+        late = []
+        while self._limits and self._limits[0][0] <= now_s:
+            _, key = heapq.heappop(self._limits)
+            ticket = self._tickets.get(key)
+            if ticket is None or _limit_s(ticket) > now_s:
+                continue
+            if ticket.decide_s <= now_s < _last_s(ticket) and self._starts_next(ticket):
+                ticket.decide_s = now_s + self._refuse_within_s  # it waits for nothing but the end of a step
+                heapq.heappush(self._limits, (_limit_s(ticket), key))
+            else:
+                late.append(self.leave(key))
+        return late
+
+    def next_limit_s(self) -> float:
+        """When `take_late` may have the next one; math.inf: none has a limit. Some of those have gone meanwhile."""
+        return self._limits[0][0] if self._limits else math.inf
+
+    def _forget(self, ticket: Ticket) -> None:
+        del self._tickets[ticket.key]
+        self._estimate.note_waiting(ticket, is_waiting=False)
+
+    def _put(self, ticket: Ticket, *, is_ahead: bool) -> None:
+        self._tickets[ticket.key] = ticket
+        self._policy.put(ticket, is_ahead=is_ahead)
+        self._estimate.note_waiting(ticket, is_waiting=True)
+        limit_s = _limit_s(ticket)
+        if limit_s < math.inf:
+            heapq.heappush(self._limits, (limit_s, ticket.key))
+            if len(self._limits) > 2 * len(self._tickets) + 64:  # of those that have gone
+                self._limits = [limit for limit in self._limits if limit[1] in self._tickets]
+                heapq.heapify(self._limits)
+
+    def _refuse_beyond_bounds(self, ticket: Ticket) -> None:
+        """Of a class and, so that one tenant's flood leaves the others room, of a tenant in it.
+
+        A tenant may have `_TENANT_SHARE` times as much waiting as is free, by weight: alone four fifths, and of n that
+        flood each 4 / (4n + 1). Dynamic thresholds (Choudhury, Hahne 1998). What there is room for starts with the next
+        step and does not count as waiting.
+        """
+        spec, name = self._spec, ticket.priority.name.lower()
+        waiting = _without_starting(self._policy.waiting_of(ticket.priority), self._estimate.room_for(ticket))
+        own, weight = self._policy.waiting_of_tenant(ticket)
+        for what, num_waiting, num_own, num_new, limit in (
+            ("requests", waiting.num_requests, own.num_requests, 1, spec.max_requests),
+            ("tokens", waiting.num_tokens, own.num_tokens, ticket.num_queued_tokens, spec.max_tokens),
+        ):
+            if not num_waiting:
+                continue  # one always fits
+            num_free = limit - num_waiting
+            if num_new > num_free:
+                full = f"{num_waiting} {what} of {name} requests wait"
+            elif num_own and num_own + num_new > _TENANT_SHARE * weight * num_free:
+                full = f"{num_own} {what} of tenant {ticket.tenant!r}'s {name} requests wait"
+            else:
+                continue
+            raise QueueFull(
+                f"{full} already, of {limit} for all; come back after retry_after_ms, or send fewer at once",
+                reason="queue_full",
+                retry_after_ms=retry_after_ms(self._wait_s(ticket), 0.0),
+            )
+
+    def _refuse_too_late(self, ticket: Ticket) -> None:
+        allowed_s = min(
+            ticket.start_by_s - ticket.arrival_s,
+            ticket.end_by_s - ticket.arrival_s - self._estimate.service_s(ticket),
+            self._allowed_for_target_s() if _is_held_to_target(ticket) else math.inf,
+        )
+        if allowed_s < math.inf and (wait_s := self._wait_s(ticket)) > max(0.0, allowed_s):
+            raise Unavailable(
+                f"it would wait {1000 * wait_s:.0f} ms and may wait {max(0.0, 1000 * allowed_s):.0f}; come back after "
+                "retry_after_ms",
+                reason="overload",
+                retry_after_ms=retry_after_ms(wait_s, max(0.0, allowed_s)),
+            )
+
+    def _allowed_for_target_s(self) -> float:
+        """How long a request may wait and have its first token in time.
+
+        At least half of the target: were it nothing once first tokens had been late, nothing would start any more that
+        could show that they are not.
+        """
+        return self._first_token_s - min(self._estimate.first_token_s, self._first_token_s / 2)
+
+    def settle(self, ticket: Ticket, work: float) -> None:
+        """What a request has taken is known now."""
+        self._policy.settle(ticket, work)
+
+    def pass_over(self, ticket: Ticket) -> bool:
+        """Whether others may go before the one whose turn it is and who does not fit."""
+        return self._policy.pass_over(ticket)
+
+    def _starts_next(self, ticket: Ticket) -> bool:
+        """Of one that waits: whether there is room for it and all before it."""
+        return self._estimate.fits_now(self._policy.ahead_of(ticket), ticket)
+
+    def _wait_s(self, ticket: Ticket) -> float:
+        estimate, ageing_s, ahead = self._estimate, self._spec.ageing_s, self._policy.ahead_of(ticket)
+        wait_s = estimate.wait_s(ahead, ticket)
+        if wait_s > ageing_s and (older := self._policy.num_aged_ahead_of(ticket)) is not None:
+            wait_s = min(wait_s, estimate.turn_s(*older, ageing_s=ageing_s))
+        return max(wait_s, estimate.held_back_s(ahead, ticket))
+
+
+def _without_starting(waiting: Backlog, room: Room) -> Backlog:
+    """What waits and finds no room; all requests as if they were of one size."""
+    if not waiting.num_requests:
+        return waiting
+    size = max(1.0, waiting.num_tokens / waiting.num_requests)
+    num_starting = max(0, min(waiting.num_requests, room.num_seats, int(room.num_tokens / size)))
+    return waiting + Backlog(-num_starting, -round(num_starting * size))
+
+
+def late_error(ticket: Ticket, now_s: float) -> ServingError:
+    """What the client of a request is told whose time has passed."""
+    waited_ms = round(1000 * (now_s - ticket.arrival_s))
+    if now_s < min(ticket.start_by_s, ticket.end_by_s):
+        return Unavailable(
+            f"it has waited {waited_ms} ms, and its first token would come too late; come back after retry_after_ms",
+            reason="overload",
+            retry_after_ms=max(1, waited_ms),
+        )
+    which = "deadline_ms" if ticket.end_by_s <= now_s else "queue_timeout_ms"
+    return RequestTimeout(f"its {which} passed after {waited_ms} ms; allow more, or send less", reason=which)
+
+
+def _is_held_to_target(ticket: Ticket) -> bool:
+    """Whether the deployment's target for first tokens counts: not for batch that says how long it may take."""
+    return ticket.priority is not Priority.BATCH or min(ticket.start_by_s, ticket.end_by_s) == math.inf
+
+
+def _limit_s(ticket: Ticket) -> float:
+    return min(_last_s(ticket), ticket.decide_s)
+
+
+def _last_s(ticket: Ticket) -> float:
+    """After this it makes no sense any more."""
+    if ticket.started_s is not None:
+        return ticket.end_by_s
+    return min(ticket.start_by_s, ticket.end_by_s, ticket.hopeless_s)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every start looks at the built releases that it is to load, before anything is imported that could load them."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from ensemble_configs.errors import SpecError
+from ensemble_configs.file_hashes import HashMemory
+from ensemble_configs.finding import Finding, refuse
+from ensemble_configs.preflight import check_release
+from ensemble_configs.release_lock import in_use
+from ensemble_configs.release_manifest import BINDING_PACKAGES, find_release, load_manifest
+from ensemble_configs.release_spec import ReleaseSpec
+from serving.engines.providers import start_of_release
+from serving.process.this_machine import read_machine
+
+_PLACES = ("dir", "draft_dir", "lora_file")  # fields of engines
+
+
+def refuse_unfit_releases(spec: ReleaseSpec) -> None:
+    """Check every built release that a deployment serves; an engine without a manifest beside it is not one.
+
+    Raises:
+        SpecError: what stands in the way, and the next step.
+    """
+    for folder, part in releases_of(spec):
+        refuse(findings_here(folder, part), source=folder)
+
+
+@contextlib.contextmanager
+def releases_in_use(spec: ReleaseSpec) -> Iterator[None]:
+    """Keep the releases of a deployment from being moved or sealed again, and from being evicted from a cache."""
+    with contextlib.ExitStack() as held:
+        for folder, _ in releases_of(spec):
+            held.enter_context(in_use(folder))
+        yield
+
+
+def releases_of(spec: ReleaseSpec) -> list[tuple[Path, ReleaseSpec]]:
+    """The built releases of a deployment, each with the deployment of its engine alone.
+
+    Raises:
+        SpecError: a signature is wanted of what is no release.
+    """
+    engines = [spec.engine] if spec.draft_engine is None else [spec.engine, spec.draft_engine]
+    found = []
+    for engine in engines:
+        part = spec.model_copy(update={"engine": engine, "draft_engine": None})
+        folder = spec.release_dir if engine is spec.engine else None
+        engine_dir: Path | None = getattr(engine, "dir", None)
+        if folder is None and engine_dir is not None:
+            folder = find_release(engine_dir)
+        if folder is not None:
+            found.append((folder, part))
+        elif spec.release_public_key is not None:
+            raise SpecError(
+                f"release_public_key is set, but {engine_dir or engine.provider} is no release that could be signed; "
+                "set release_dir, or leave the key out",
+                field="release_public_key",
+            )
+    return found
+
+
+def unverified_places(spec: ReleaseSpec) -> list[Path]:
+    """What an engine loads of which no manifest lists the files: nobody would notice an altered byte there."""
+    releases = [folder.resolve() for folder, _ in releases_of(spec)]
+    engines = [spec.engine] if spec.draft_engine is None else [spec.engine, spec.draft_engine]
+    named = [getattr(engine, field, None) for engine in engines for field in _PLACES]
+    return [
+        place
+        for place in named
+        if isinstance(place, Path) and not any(place.resolve().is_relative_to(folder) for folder in releases)
+    ]
+
+
+def is_verified(spec: ReleaseSpec) -> bool | None:
+    """Return whether all that an engine loads was compared with a manifest; None: it has no files."""
+    return None if getattr(spec.engine, "dir", None) is None else not unverified_places(spec)
+
+
+def launcher_findings(spec: ReleaseSpec) -> list[Finding]:
+    """Return what keeps the ranks of an engine from being started on this machine."""
+    try:
+        start_of_release(spec)
+    except SpecError as exc:
+        if exc.facts.get("field") == "engine.launcher":
+            return [Finding(check="launcher", found="none", wanted="mpirun on PATH", next_step=exc.message)]
+    return []
+
+
+def findings_here(
+    folder: Path, spec: ReleaseSpec | None, *, num_nodes: int | None = None, is_full: bool = False
+) -> list[Finding]:
+    """All that stands in the way of serving a release on this machine.
+
+    Args:
+        folder: the release.
+        spec: how it is to be served, if that is known.
+        num_nodes: that its ranks are spread over.
+        is_full: read every file, also one that has not changed since it was read last.
+    """
+    try:
+        provider = load_manifest(folder).provider
+        machine = read_machine(BINDING_PACKAGES[provider], is_asking_for_gpus=provider != "openvino")
+    except SpecError:  # `check_release` tells it as a finding
+        machine = read_machine((), is_asking_for_gpus=False)
+    memory = None if is_full else HashMemory.of_folder(folder)
+    return check_release(folder, machine=machine, deployment=spec, num_nodes=num_nodes, memory=memory)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine's process loads: the engine of a release, inside the wrappers that the deployment asks for."""
+
+import logging
+import os
+from pathlib import Path
+
+from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.shared_budget_spec import SharedBudgetSpec
+from serving.admission.admitting_engine import AdmittingEngine
+from serving.doctor.release_check import refuse_unfit_releases, unverified_places
+from serving.engine_process.engine_sources import OwnedEngine
+from serving.engine_process.engine_warm_up import warm_up
+from serving.engine_process.speculating_engine import SpeculatingEngine
+from serving.engine_process.stopping_engine import StoppingEngine
+from serving.engines.base import Engine
+from serving.engines.clock import WallClock
+from serving.engines.providers import create_engine
+from serving.on_demand.on_demand_engine import OnDemandEngine
+from serving.on_demand.residency import Residency
+from serving.process.run_dir import RUN_DIR_VARIABLE
+from serving.shared_budget.ledger_file import MAX_NAME_BYTES
+from serving.shared_budget.shared_ledger import LEDGER_FILE, SharedLedger
+from serving.shared_budget.shared_room import LedgerRoom
+from serving.telemetry.engine_costs import engine_costs
+from serving.telemetry.step_account import AccountedEngine
+from serving.text.detokenization import TextDecoder
+
+_log = logging.getLogger("trireme.engine")
+
+_WARM_UP_DRAFT_TOKENS = 2
+
+
+def load_engine(release: ReleaseSpec, *, folder: Path, run_dir: Path, is_inner: bool) -> Engine:
+    """Load it; takes seconds for a real one.
+
+    Args:
+        folder: the version folder of `tensorrt_llm` that the release lies in; its last two names are the engine's.
+        run_dir: of the server's processes.
+        is_inner: only what is to be in a process of its own below that of an engine that is loaded on demand.
+
+    Raises:
+        SpecError: the release cannot be served here.
+        ServerError: the engine cannot be loaded.
+    """
+    member = f"{folder.parent.name}/{folder.name}"[-MAX_NAME_BYTES:]
+    if release.on_demand is not None and not is_inner:
+        engine = _on_demand(release, folder=folder, run_dir=run_dir, member=member)
+    else:
+        engine = _model(release)
+    if release.admission is None or is_inner:
+        return engine
+    return AdmittingEngine(
+        engine,
+        release.admission,
+        release.slo,
+        WallClock(),
+        tokens_per_step=release.engine.max_tokens_per_step,
+        shared=_shared_room(release.admission.budget.shared, engine, member=member, run_dir=run_dir),
+    )
+
+
+def _model(release: ReleaseSpec) -> Engine:
+    refuse_unfit_releases(release)
+    for place in unverified_places(release):
+        _log.warning("%s is unverified: no manifest lists its files, so altered bytes would not be noticed", place)
+    engine = _warm(create_engine(release.engine), release)
+    if release.draft_engine is not None:
+        draft = _warm(create_engine(release.draft_engine), release)
+        engine = _warm(SpeculatingEngine(engine, draft), release, num_draft_tokens=_WARM_UP_DRAFT_TOKENS)
+    engine = StoppingEngine(engine, TextDecoder.from_spec(release.tokenizer))
+    return AccountedEngine(engine, WallClock(), engine_costs(release))
+
+
+def _warm(engine: Engine, release: ReleaseSpec, *, num_draft_tokens: int = 0) -> Engine:
+    """Return the engine once it has generated something; below what counts, for nobody has asked for it."""
+    if release.is_warmed_up:
+        warm_up(engine, num_draft_tokens=num_draft_tokens)
+    return engine
+
+
+def _on_demand(release: ReleaseSpec, *, folder: Path, run_dir: Path, member: str) -> Engine:
+    assert release.on_demand is not None
+    os.environ[RUN_DIR_VARIABLE] = str(run_dir)  # for the process below: asked itself, it would find another
+    return OnDemandEngine(
+        lambda: OwnedEngine.of_release(release, folder, is_inner=True),
+        Residency(run_dir / LEDGER_FILE, release.on_demand, member=member),
+        release.on_demand,
+        WallClock(),
+        watchdog_s=release.engine.watchdog_s,
+    )
+
+
+def _shared_room(spec: SharedBudgetSpec | None, engine: Engine, *, member: str, run_dir: Path) -> LedgerRoom | None:
+    if spec is None:
+        return None
+    counts = {resource.name: resource.count for resource in spec.resources}
+    ledger = SharedLedger(run_dir / LEDGER_FILE, member=member, weight=spec.weight, counts=counts)
+    return LedgerRoom(ledger, spec, WallClock(), block_tokens=engine.info.kv_block_tokens)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's own process, started by `serving.engine_process.engine_sources` with a socket to it.
+
+One thread, one loop: take what has arrived, step, send what was made. With admission a second thread takes what arrives
+(`serving.engine_process.ingress`), so that who is refused need not wait for the end of a step. The process ends when the adapter that
+started it hangs up; an engine with processes of its own has a while to end them. One that breaks, or has work and gets
+no further, says so to all its callers first.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from ensemble_configs.errors import ServerError, ServingError
+from ensemble_configs.release import load_release
+from serving.admission.admitting_engine import AdmittingEngine
+from serving.doctor.release_check import releases_in_use
+from serving.engine_guard.descriptors import fetch_descriptors
+from serving.engine_guard.process_tree import end_with_parent
+from serving.engine_process.connections import HEARTBEAT_S, Switchboard
+from serving.engine_process.engine_loading import load_engine
+from serving.engine_process.engine_messages import Broken, Channel, ChannelClosed, Command
+from serving.engine_process.ingress import Intake, begin, stop
+from serving.engine_process.progress_watch import ProgressWatch
+from serving.engines.base import Engine, GenerationRequest, TokenChunk
+from serving.engines.clock import WallClock
+from serving.process.placement import take_place
+from serving.process.server_log import set_up_log
+
+_log = logging.getLogger("trireme.engine")
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+def serve_engine(engine: Engine, switchboard: Switchboard, watch: ProgressWatch) -> None:
+    """Run the engine until its owner hangs up (ChannelClosed is raised), or the engine breaks or hangs."""
+    while True:
+        commands = switchboard.receive(timeout_s=_patience_s(engine))
+        endings = [chunk for command in commands if (chunk := _obey(engine, command)) is not None]
+        switchboard.send(endings + engine.step(), engine.stats())
+        watch.look(engine)
+
+
+def serve_admitting(engine: AdmittingEngine, switchboard: Switchboard, watch: ProgressWatch) -> None:
+    """As `serve_engine`; who comes in is met beside the steps."""
+    with Intake(engine, switchboard) as intake:
+        while True:
+            stopped = [stop(engine, key) for key in intake.keys_to_stop(timeout_s=_patience_s(engine))]
+            switchboard.send(stopped + engine.step(), engine.stats())
+            watch.look(engine)
+
+
+def _patience_s(engine: Engine) -> float:
+    """How long something may be waited for: not so long that the owner takes the engine for dead."""
+    return 0.0 if engine.has_work else min(HEARTBEAT_S, engine.max_idle_s)
+
+
+def _obey(engine: Engine, command: GenerationRequest | int) -> TokenChunk | None:
+    """Run a request, or stop the one of this key; the last chunk of a request that was refused or stopped."""
+    return stop(engine, command) if isinstance(command, int) else begin(engine, command)
+
+
+def close_engine(engine: Engine, timeout_s: float) -> None:
+    """Have the engine end what it has started; one that takes longer than `timeout_s` is left to itself."""
+    closer = threading.Thread(target=engine.close, name="engine-closer", daemon=True)
+    closer.start()
+    closer.join(timeout_s)
+    if closer.is_alive():
+        _log.warning("the engine has not closed within %g s; its process ends without that", timeout_s)
+
+
+def main() -> None:
+    """Load the engine of a release and serve it over an inherited socket."""
+    args = _arguments()
+    set_up_log(args.log_format, model=args.release.parent.name, release=args.release.name)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it drains first
+    owner, guests = _sockets(args)
+    channel = Channel(owner, Command)
+    tell: Callable[[Broken], None] = channel.send
+    with contextlib.ExitStack() as ending:
+        try:
+            release = load_release(args.release)
+            take_place(release.placement)
+            ending.enter_context(releases_in_use(release))
+            engine = load_engine(release, folder=args.release, run_dir=args.run_dir, is_inner=args.inner)
+            ending.callback(close_engine, engine, args.close_timeout_s or CLOSE_TIMEOUT_S)
+            switchboard = Switchboard(channel, guests, engine.info)
+            ending.callback(switchboard.close)  # first: callers need not wait for the engine's end
+            tell = switchboard.tell_all
+            watch = ProgressWatch(WallClock(), watchdog_s=release.engine.watchdog_s)
+            if isinstance(engine, AdmittingEngine):
+                serve_admitting(engine, switchboard, watch)
+            else:
+                serve_engine(engine, switchboard, watch)
+        except ChannelClosed:
+            _log.info("the adapter hung up; the engine ends")
+        except Exception as exc:
+            _log.exception("the engine has failed")
+            error = exc if isinstance(exc, ServingError) else ServerError(f"the engine broke: {exc!r}")
+            with contextlib.suppress(ChannelClosed):
+                tell(Broken(str(error), reason=str(error.facts.get("reason", "engine_died"))))
+            if args.close_timeout_s is not None:  # a guard ends what a broken engine would wait for
+                os._exit(1)
+    # Not sys.exit: threads that a library has left behind are not worth waiting for.
+    os._exit(0)
+
+
+def _sockets(args: argparse.Namespace) -> tuple[socket.socket, socket.socket | None]:
+    owner, guests = args.fd, args.guests_fd
+    if args.fetch_fds is not None:
+        end_with_parent()  # the guard, or its launcher
+        owner, guests = fetch_descriptors(args.fetch_fds)
+    return socket.socket(fileno=owner), None if guests is None else socket.socket(fileno=guests)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--release", type=Path, required=True, help="version folder with release.json")
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder of the server's processes")
+    parser.add_argument("--fd", type=int, help="inherited socket to the adapter")
+    parser.add_argument("--inner", action="store_true", help="only the engine, for the process that loads it on demand")
+    parser.add_argument("--guests-fd", type=int, help="inherited socket that listens for other adapters")
+    parser.add_argument("--fetch-fds", type=Path, help="socket of the guard that has both, below a launcher")
+    parser.add_argument("--close-timeout-s", type=float, help="how long the engine may take to free what it holds")
+    parser.add_argument("--log-format", choices=["text", "json"], default="text")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

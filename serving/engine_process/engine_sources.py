@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where an adapter's engine comes from: a process of its own that it starts (the owner), or the owner's, shared.
+
+One engine serves all models of a release: `tensorrt_llm` owns its process, `ensemble` is a guest of it. The owner
+listens on a socket in the server's folder and hands it to each engine process that it starts, so that guests wait in
+its queue while an engine is being restarted.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from ensemble_configs.end_times import GUARD_S
+from ensemble_configs.errors import ServerError, Unavailable
+from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.unix_socket import bind_socket, connect_socket
+from serving.doctor.release_check import releases_in_use
+from serving.engine_guard.gpu_memory import GpuMemory
+from serving.engine_guard.guarded_process import EngineProcess, GuardedProcess, PlainProcess
+from serving.engine_process.engine_messages import Channel, ChannelClosed, Report
+from serving.engine_process.engine_start_up import read_info, wait_until_loaded
+from serving.engines.base import EngineInfo
+from serving.engines.engine_start import EngineStart
+from serving.engines.providers import start_of_release
+from serving.process.run_dir import run_dir
+from serving.process.server_log import log_format
+
+_log = logging.getLogger("trireme.engine_sources")
+
+# After it was hung up on; it may use 5 s (CLOSE_TIMEOUT_S in engine_process) to end what it has started.
+_KILL_AFTER_S = 7.0
+_WHY_S = 0.5  # that those may wait for who are to be told
+_POLL_S = 0.02
+# How long a guest waits for the owner to exist: Triton loads models in any order, and an owner that loads is there.
+_OWNER_APPEARS_S = 60.0
+
+
+class EngineSource(Protocol):
+    """Makes connections to an engine that is ready, one at a time.
+
+    Attributes:
+        watchdog_s: an engine that says nothing for so long is hung, and is ended; None: that is for its owner to see.
+    """
+
+    watchdog_s: float | None
+
+    def connect(self) -> tuple[Channel, EngineInfo]:
+        """Wait until an engine is loaded.
+
+        Raises:
+            ServerError: it could not be loaded; the text is the engine's own.
+        """
+
+    def discard(self, *, ends_itself: bool) -> None:
+        """The connection is closed; end what is behind it. `ends_itself`: it served, and will see the hang-up."""
+
+    def why_ended(self) -> str:
+        """Return what is known of the end of an engine that served; empty: no more than that it ended."""
+
+    def close(self) -> None:
+        """No connection is made from now on."""
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id, where it is known."""
+
+
+class OwnedEngine(EngineSource):
+    """An engine process that is started here, and ended.
+
+    Args:
+        release_dir: the version folder whose release.json names the engine.
+        listener: where guests of the engine come in.
+        watchdog_s: must be longer than the engine's longest step, and than a heartbeat of its process.
+        is_inner: the engine's process itself starts it, for an engine that is loaded on demand.
+        load_timeout_s: the engine is ended if it has not loaded by then; None: it may take for ever.
+        plan: says how its process starts, each time anew; None: as it is.
+    """
+
+    def __init__(
+        self,
+        release_dir: Path,
+        listener: "EngineListener | None" = None,
+        *,
+        watchdog_s: float | None = None,
+        is_inner: bool = False,
+        load_timeout_s: float | None = None,
+        plan: Callable[[], EngineStart] = EngineStart,
+    ) -> None:
+        self._is_inner = is_inner
+        self.watchdog_s = watchdog_s
+        self._load_timeout_s = load_timeout_s
+        self._release_dir = release_dir
+        self._listener = listener
+        self._plan = plan
+        self._close_timeout_s = 0.0
+        self._memory = GpuMemory()
+        self._held: str | None = None  # what an ended engine's GPUs have not got back
+        self._pids: list[int] = []
+        self._lock = threading.Lock()  # no process is started behind close()
+        self._is_closing = False
+        self._process: EngineProcess | None = None
+        self._in_use = contextlib.ExitStack()  # the releases that it starts the engine from, between two starts too
+
+    @classmethod
+    def of_release(
+        cls,
+        release: ReleaseSpec,
+        release_dir: Path,
+        listener: "EngineListener | None" = None,
+        *,
+        is_inner: bool = False,
+    ) -> "OwnedEngine":
+        """Return the source of a release's engine, as its deployment wants it started and watched over."""
+        is_outer = release.on_demand is not None and not is_inner  # it waits for its turn before it loads anything
+        source = cls(
+            release_dir,
+            listener,
+            watchdog_s=release.engine.watchdog_s,
+            is_inner=is_inner,
+            load_timeout_s=None if is_outer else release.engine.load_timeout_s,
+            plan=partial(_start_of_outer if is_outer else start_of_release, release),
+        )
+        source._in_use.enter_context(releases_in_use(release))
+        return source
+
+    def connect(self) -> tuple[Channel, EngineInfo]:
+        """Start a process and wait until it has loaded the engine."""
+        if self._held is not None and (held := self._memory.wait_until_free(self._pids)) is not None:
+            raise Unavailable(f"the engine is not started again: {held}", reason="gpu_memory_held")
+        self._held = None
+        ours, theirs = socket.socketpair()
+        channel = Channel(ours, Report)
+        try:
+            with theirs:
+                process = self._start(theirs.fileno())
+            info = wait_until_loaded(process, channel, self._load_timeout_s)
+            process.note_loaded()
+        except BaseException:
+            channel.close()
+            raise
+        return channel, info
+
+    def discard(self, *, ends_itself: bool) -> None:
+        """Wait for the end of a process that was hung up on, and kill it if it does not come; then for its memory."""
+        process = self._process
+        if process is None:
+            return
+        if not process.wait(max(_KILL_AFTER_S, self._close_timeout_s) if ends_itself else 0):
+            process.end()  # one that is still loading sees no hang-up
+        self._pids = sorted(process.pids)
+        self._held = self._memory.wait_until_free(self._pids)
+        if self._held is not None:
+            _log.error("%s", self._held)
+
+    def why_ended(self) -> str:
+        """Return what is known of the end of the process."""
+        return self._process.why_ended(_WHY_S) if self._process is not None else ""
+
+    def close(self) -> None:
+        """Start no process any more."""
+        with self._lock:
+            self._is_closing = True
+        self._in_use.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id, or that of its guard."""
+        return self._process.pid if self._process else None
+
+    def _start(self, socket_number: int) -> EngineProcess:
+        numbers = [socket_number]
+        command = [_python(), "-m", "serving.engine_process.engine_loop", "--release", str(self._release_dir)]
+        command += ["--run-dir", str(run_dir())]  # an engine's process, asked itself, would find another
+        command += ["--log-format", log_format()]
+        if self._is_inner:
+            command.append("--inner")
+        if self._listener is not None:
+            numbers.append(self._listener.fileno())
+        start = self._plan()
+        if start.is_guarded:
+            self._memory.note_before_start()
+        with self._lock:
+            if self._is_closing:
+                raise Unavailable("the engine is being closed", reason="shutdown")
+            self._process = self._started(start, command, numbers)
+            return self._process
+
+    def _started(self, start: EngineStart, command: list[str], numbers: list[int]) -> EngineProcess:
+        if start.close_timeout_s is not None:
+            self._close_timeout_s = start.close_timeout_s + GUARD_S
+            command += ["--close-timeout-s", str(start.close_timeout_s)]
+        if not start.is_guarded:
+            for option, number in zip(("--fd", "--guests-fd"), numbers, strict=False):
+                command += [option, str(number)]
+            return PlainProcess(command, start.environment_from(os.environ), numbers)
+        guard = [command[0], "-m", "serving.engine_guard"]
+        return GuardedProcess(start, guard, command, fds=numbers, run_dir=run_dir())
+
+
+class SharedEngine(EngineSource):
+    """A guest's way to the engine that another model of the same release owns."""
+
+    def __init__(self, name: str) -> None:
+        """Args: `name` of the engine, by `named_engine`."""
+        self.watchdog_s = None
+        self._name = name
+        self._is_closing = threading.Event()
+        self._waiting: Channel | None = None
+
+    def connect(self) -> tuple[Channel, EngineInfo]:
+        """Wait for the owner, then for its engine."""
+        channel = self._waiting = Channel(self._call(), Report)
+        if self._is_closing.is_set():  # perhaps before it could see this channel
+            channel.close()
+            raise Unavailable("the engine is being closed", reason="shutdown")
+        try:
+            return channel, read_info(channel)
+        except ChannelClosed as exc:
+            channel.close()
+            raise ServerError("the engine that tensorrt_llm loads ended while loading; its log says why") from exc
+        except BaseException:
+            channel.close()
+            raise
+        finally:
+            self._waiting = None
+
+    def discard(self, *, ends_itself: bool) -> None:
+        """Nothing is behind the connection that is ours."""
+
+    def why_ended(self) -> str:
+        """The owner knows."""
+        return ""
+
+    def close(self) -> None:
+        """Call nobody any more, and wait for nobody."""
+        self._is_closing.set()
+        waiting = self._waiting
+        if waiting is not None:
+            waiting.close()
+
+    @property
+    def pid(self) -> None:
+        """Known to the owner."""
+
+    def _call(self) -> socket.socket:
+        path = _address(self._name)
+        deadline_s = time.monotonic() + _OWNER_APPEARS_S
+        while True:
+            sock = socket.socket(socket.AF_UNIX)
+            try:
+                connect_socket(sock, path)
+            except OSError as exc:
+                sock.close()
+                is_gone = isinstance(exc, ConnectionRefusedError)  # and nobody answers to its name any more
+                if is_gone or time.monotonic() > deadline_s:
+                    raise ServerError(f"no model tensorrt_llm has the engine {self._name}: {exc}") from exc
+            else:
+                return sock
+            if self._is_closing.wait(_POLL_S):
+                raise Unavailable("the engine is being closed", reason="shutdown")
+
+
+class EngineListener:
+    """The owner's door for guests; open as long as the owner is there, whatever becomes of its engine."""
+
+    def __init__(self, name: str) -> None:
+        """Args: `name` of the engine, by `named_engine`."""
+        self._path = _address(name)
+        own = self._path.with_suffix(f".{secrets.token_hex(4)}")
+        self._socket = socket.socket(socket.AF_UNIX)
+        bind_socket(self._socket, own)
+        self._socket.listen()
+        self._inode = own.stat().st_ino
+        # In place of an older one's: Triton may load a version anew before it unloads the old instance.
+        own.rename(self._path)
+
+    def fileno(self) -> int:
+        """Of the listening socket."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Guests that wait are told that there is no engine."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._path.stat().st_ino == self._inode:
+                self._path.unlink()
+        self._socket.close()
+
+
+def _start_of_outer(release: ReleaseSpec) -> EngineStart:
+    """Return how the process starts that loads a release's engine on demand, and has time to end it."""
+    inner_s = start_of_release(release).close_timeout_s
+    return EngineStart(close_timeout_s=None if inner_s is None else inner_s + GUARD_S)
+
+
+def named_engine(prefix: str, version: str) -> str:
+    """What an engine is called among those of its server.
+
+    Args:
+        prefix: before the names of its Triton models.
+        version: of the models, which is the release.
+    """
+    return f"{prefix}{version}"
+
+
+def has_engine(name: str) -> bool:
+    """Whether the models of this engine are loaded, or being loaded."""
+    return _address(name).exists()
+
+
+def _address(name: str) -> Path:
+    return run_dir() / f"engine-{name}"
+
+
+def _python() -> str:
+    """The interpreter of this environment; inside Triton's stub `sys.executable` is not one."""
+    beside = Path(sys.prefix) / "bin" / "python3"
+    found = str(beside) if beside.exists() else shutil.which("python3")
+    assert found, "no python3 beside the library that runs this"
+    return found

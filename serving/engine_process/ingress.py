@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door beside the engine: a thread that takes what callers send, and answers at once what needs no step.
+
+An engine belongs to the thread that steps it. Here requests join the waiting line or are refused, those whose time has
+passed are told so, and those that do not want to wait any more leave; only what runs is the other thread's to stop.
+"""
+
+import threading
+from types import TracebackType
+
+from ensemble_configs.errors import RequestError, Unavailable
+from serving.admission.admitting_engine import AdmittingEngine
+from serving.engine_process.connections import HEARTBEAT_S, Switchboard
+from serving.engines.base import Engine, FinishReason, GenerationRequest, TokenChunk
+
+_ENDS_S = 5.0
+
+
+def begin(engine: Engine, request: GenerationRequest) -> TokenChunk | None:
+    """Give a request to the engine; its last chunk if it is refused."""
+    try:
+        engine.add(request)
+    except (RequestError, Unavailable) as exc:
+        return TokenChunk(request.key, [], error=str(exc))
+    return None
+
+
+def stop(engine: Engine, key: int) -> TokenChunk:
+    """Stop a request; its last chunk."""
+    perf = engine.perf_of(key)
+    engine.cancel(key)
+    return TokenChunk(key, [], FinishReason.CANCELLED, perf=perf)
+
+
+class Intake:
+    """A context: the thread runs in it."""
+
+    def __init__(self, engine: AdmittingEngine, switchboard: Switchboard) -> None:
+        self._engine = engine
+        self._switchboard = switchboard
+        self._news = threading.Condition()  # of the three that follow
+        self._has_news = False
+        self._to_stop: list[int] = []
+        self._failure: BaseException | None = None
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
+
+    def __enter__(self) -> "Intake":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_over = True
+        self._switchboard.wake()
+        self._thread.join(_ENDS_S)  # not for ever: it may be telling somebody who does not read
+
+    def keys_to_stop(self, *, timeout_s: float) -> list[int]:
+        """For the thread that steps: the requests that it is to stop. Waits so long for anything at all to arrive.
+
+        Raises:
+            ChannelClosed: the owner is gone.
+        """
+        with self._news:
+            if timeout_s and not self._has_news:
+                self._news.wait(timeout_s)
+            if self._failure is not None:
+                raise self._failure
+            self._has_news = False
+            keys, self._to_stop = self._to_stop, []
+            return keys
+
+    def _run(self) -> None:
+        try:
+            while not self._is_over:
+                self._meet(self._switchboard.receive(timeout_s=min(HEARTBEAT_S, self._engine.next_late_in_s())))
+        except BaseException as exc:  # without this thread nobody is heard any more: the other one ends with it
+            self._tell_stepper([], exc)
+
+    def _meet(self, commands: list[GenerationRequest | int]) -> None:
+        ends: list[TokenChunk] = []
+        to_stop: list[int] = []
+        for command in commands:
+            if not isinstance(command, int):
+                if (refusal := begin(self._engine, command)) is not None:
+                    ends.append(refusal)
+            elif self._engine.leave(command):
+                ends.append(TokenChunk(command, [], FinishReason.CANCELLED))
+            else:
+                to_stop.append(command)
+        ends += self._engine.refuse_late()
+        self._switchboard.send(ends, None)
+        if commands:
+            self._tell_stepper(to_stop, None)
+
+    def _tell_stepper(self, to_stop: list[int], failure: BaseException | None) -> None:
+        with self._news:
+            self._has_news = True
+            self._to_stop += to_stop
+            self._failure = failure
+            self._news.notify()

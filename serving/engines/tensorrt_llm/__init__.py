@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engines of TensorRT-LLM: compiled, and PyTorch."""

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The streams of one connection of a client: those that run, those that it has left, and those that were refused.
+
+Triton 2.51 does not see a client leave: its handlers leak memory at a cancelled stream, and crash where the model's
+answer comes at the same moment. The models are told, and Triton sees a client that has said all that it had to say;
+what still comes is dropped. Only a stream that has not ended a while later is reset.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from serving.frontend.departures import Departures
+from serving.frontend.grpc import http2_frames as h2
+from serving.frontend.grpc.grpc_messages import MessageReader
+
+_MESSAGE_S = 30.0  # for the rest of a message, and as long as a slow line may take
+_LEAST_BYTES_PER_S = 262_144
+_MAX_REFUSED = 256  # of which late frames are still expected
+# For the models to answer a stream that its client has left: a step, and what Triton has queued in its own ensemble.
+_WIND_UP_S = 20.0
+# For Triton to end a stream of which nothing runs any more. What still runs then is a model's that is not told.
+_WIND_UP_UNTOLD_S = 0.5
+# What the client had not acknowledged when it left is lost to the window. What comes then is given back here.
+_WINDOW_BYTES = 65_535
+
+
+@dataclass(slots=True)
+class ClientStream:
+    """A call of gRPC."""
+
+    name: str  # to the models, which are told when its client leaves
+    messages: MessageReader
+    is_answered: bool = False  # Triton's headers have been sent on
+    # Triton does not know of it: it is refused with its first message, since a client that has not sent one yet does
+    # not look for an answer.
+    is_held: bool = False
+    is_half_closed: bool = False  # its client has said that it sends no more
+    are_models_told: bool = True  # each model that it asks hears of clients that leave
+
+
+class ClientStreams:
+    """By the ids that HTTP/2 gives them."""
+
+    def __init__(self, departures: Departures) -> None:
+        self._departures = departures
+        self._running: dict[int, ClientStream] = {}
+        self._refused: dict[int, None] = {}
+        self._ending: dict[int, float] = {}  # those that were left, and until when they may go on
+        self.last_id = 0
+
+    def __len__(self) -> int:
+        """Return how many run."""
+        return len(self._running)
+
+    def begin(self, stream_id: int, stream: ClientStream) -> None:
+        """Add one; its id is higher than all before it."""
+        self.last_id = stream_id
+        self._running[stream_id] = stream
+
+    def get(self, stream_id: int) -> ClientStream | None:
+        """Return one that runs."""
+        return self._running.get(stream_id)
+
+    @property
+    def is_winding_up(self) -> bool:
+        """Return whether Triton still answers streams that were left."""
+        return bool(self._ending)
+
+    def leave(self, stream_id: int) -> bytes:
+        """Take out one that its client ends; return what Triton is to have of that."""
+        stream = self._running.get(stream_id)
+        if stream is None or stream.is_held:
+            self._end(stream_id)
+            return b""
+        if stream.messages.since_s is not None:  # Triton would wait for the rest
+            return self._reset(stream_id, stream)
+        self._end(stream_id)
+        self._departures.leave([stream.name])
+        self._ending[stream_id] = time.monotonic() + (_WIND_UP_S if stream.are_models_told else _WIND_UP_UNTOLD_S)
+        window = h2.give_back(_WINDOW_BYTES, stream_id)
+        return window if stream.is_half_closed else window + h2.make_frame(h2.DATA, h2.END_STREAM, stream_id)
+
+    def leave_all(self) -> bytes:
+        """Take out all, as the connection has ended; return what Triton is to have of that."""
+        return b"".join([h2.give_back(_WINDOW_BYTES), *map(self.leave, list(self._running))])
+
+    def refuse(self, stream_id: int) -> tuple[ClientStream, bytes]:
+        """Take out one that is refused; return the stream, and what Triton is to have of that."""
+        stream = self._running[stream_id]
+        if stream.is_held:
+            self._end(stream_id)
+            self._drop(stream_id)
+            return stream, b""
+        return stream, self._reset(stream_id, stream)
+
+    def overdue(self, now_s: float) -> bytes:
+        """Return what Triton is to have of those that were left and do not end."""
+        late = [stream_id for stream_id, until_s in self._ending.items() if now_s > until_s]
+        for stream_id in late:
+            del self._ending[stream_id]
+            self._drop(stream_id)
+        return b"".join(h2.reset(stream_id, h2.CANCEL) for stream_id in late)
+
+    def is_dropped(self, stream_id: int) -> bool:
+        """Return whether what Triton sends of it is for nobody."""
+        return stream_id in self._refused or stream_id in self._ending
+
+    def is_tritons(self, stream_id: int) -> bool:
+        """Return whether Triton may be told of it."""
+        stream = self._running.get(stream_id)
+        return not self.is_dropped(stream_id) and (stream is None or not stream.is_held)
+
+    def note_answer(self, frame_kind: int, flags: int, stream_id: int) -> None:
+        """Follow one by the head of a frame of Triton's."""
+        stream = self._running.get(stream_id)
+        if stream is not None:
+            stream.is_answered = stream.is_answered or frame_kind == h2.HEADERS
+        if frame_kind == h2.RST_STREAM or flags & h2.END_STREAM:
+            self._end(stream_id)
+            self._ending.pop(stream_id, None)
+
+    def late(self, now_s: float) -> Iterator[int]:
+        """Yield those of which the rest of a message takes too long."""
+        for stream_id, stream in list(self._running.items()):
+            since_s = stream.messages.since_s
+            if since_s is not None and now_s - since_s > _MESSAGE_S + stream.messages.num_bytes / _LEAST_BYTES_PER_S:
+                yield stream_id
+
+    def _reset(self, stream_id: int, stream: ClientStream) -> bytes:
+        self._end(stream_id)
+        self._drop(stream_id)
+        self._departures.leave_later([stream.name])
+        return h2.reset(stream_id, h2.CANCEL)
+
+    def _drop(self, stream_id: int) -> None:
+        self._refused[stream_id] = None
+        if len(self._refused) > _MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
+
+    def _end(self, stream_id: int) -> ClientStream | None:
+        stream = self._running.pop(stream_id, None)
+        if stream is not None:
+            stream.messages.close()
+        return stream

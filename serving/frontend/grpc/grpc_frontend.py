@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gRPC's frontend: the relay behind a listening socket, with TLS where the deployment has certificates."""
+
+import asyncio
+import socket
+import ssl
+
+from ensemble_configs.errors import Unavailable
+from serving.frontend.byte_budget import ByteBudget
+from serving.frontend.departures import Departures
+from serving.frontend.grpc.grpc_relay import ClientConnection
+from serving.frontend.grpc.relay_state import RelayState
+from serving.frontend.told import BACKLOG, Setting, Upstream
+
+
+class GrpcFrontend:
+    """The connections of one server's gRPC port."""
+
+    def __init__(self, departures: Departures, budget: ByteBudget, setting: Setting) -> None:
+        self._state = RelayState(departures, budget, setting.max_request_bytes, setting.max_connections)
+
+    async def listen(self, setting: Setting) -> None:
+        """Take connections."""
+        await asyncio.get_running_loop().create_server(
+            lambda: ClientConnection(self._state),
+            sock=socket.socket(fileno=setting.listeners["grpc"]),
+            ssl=_tls(setting),
+            backlog=BACKLOG,
+        )
+
+    async def serve(self, upstream: Upstream | None) -> None:
+        """Ask another Triton from now on. Args: `upstream`: None: there is none now."""
+        self._state.port = None if upstream is None else upstream.grpc_port
+        self._state.own_models = frozenset() if upstream is None else upstream.own_models
+
+    def refuse(self, because: Unavailable) -> None:
+        """Take no request of a model any more."""
+        self._state.refusal = because
+
+    def tick(self) -> None:
+        """End what takes too long."""
+        self._state.tick()
+
+    async def close(self) -> None:
+        """Hang up."""
+        for connection in list(self._state.connections):
+            connection.close()
+
+
+def _tls(setting: Setting) -> ssl.SSLContext | None:
+    if setting.cert_file is None or setting.key_file is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(setting.cert_file, setting.key_file)
+    context.set_alpn_protocols(["h2"])
+    if setting.client_ca_file is not None:
+        context.load_verify_locations(setting.client_ca_file)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

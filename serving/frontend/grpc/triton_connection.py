@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton's side of the relay of gRPC: whole frames go on to the client as they are."""
+
+import asyncio
+from typing import Any, Protocol
+
+from serving.frontend.grpc import http2_frames as h2
+
+
+class Client(Protocol):
+    """The side of the client, as it is seen from here."""
+
+    max_frame_bytes: int
+
+    def send(self, data: bytes) -> None:
+        """Send whole frames to the client."""
+
+    def close(self) -> None:
+        """Triton has ended the connection."""
+
+    def pause_reading(self) -> None:
+        """Let the client wait for Triton."""
+
+    def resume_reading(self) -> None:
+        """Go on."""
+
+    def is_dropped(self, stream_id: int) -> bool:
+        """Return whether what Triton still sends of a stream is for nobody."""
+
+    def note_answer(self, frame_kind: int, flags: int, stream_id: int) -> None:
+        """Follow a stream by the head of a frame of Triton's."""
+
+
+class TritonConnection(asyncio.Protocol):
+    """Triton's side of the relay."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._transport: Any = None
+        self._rest = b""
+
+    def connection_made(self, transport: Any) -> None:
+        """Keep the way to Triton."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Send whole frames on to the client, but those of calls that were refused or left."""
+        data = self._rest + data if self._rest else data
+        pieces, sent, position, size = [], 0, 0, len(data)
+        is_in_block = False
+        end = 0  # of the last frame behind which another may be put
+        while size - position >= h2.HEAD_BYTES:
+            length = data[position] << 16 | data[position + 1] << 8 | data[position + 2]
+            following = position + h2.HEAD_BYTES + length
+            if following > size:
+                break
+            kind, flags = data[position + 3], data[position + 4]
+            stream_id = int.from_bytes(data[position + 5 : position + 9], "big")
+            # Not headers: what they put into the table that both sides keep is needed for those of other calls.
+            if kind in {h2.DATA, h2.RST_STREAM} and self._client.is_dropped(stream_id):
+                pieces.append(data[sent:position])
+                sent = following
+                if kind == h2.DATA and length:
+                    self.send(h2.give_back(length) + h2.give_back(length, stream_id))
+            if kind != h2.DATA or flags & h2.END_STREAM:
+                self._follow(kind, flags, stream_id, data[position + h2.HEAD_BYTES : following])
+            if kind in {h2.HEADERS, h2.CONTINUATION}:
+                is_in_block = not flags & h2.END_HEADERS
+            position = following
+            if not is_in_block:
+                end = position
+        if sent < end:
+            pieces.append(data[sent:end])
+        self._rest = data[max(end, sent) :]
+        if out := pieces[0] if len(pieces) == 1 else b"".join(pieces):
+            self._client.send(out)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Triton has gone: the client sees its connection end, as it would without us."""
+        del exc
+        self._client.close()
+
+    def pause_writing(self) -> None:
+        """Let the client wait."""
+        self._client.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._client.resume_reading()
+
+    def send(self, data: bytes) -> None:
+        """Send whole frames to Triton."""
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """The client has gone."""
+        self._transport.close()
+
+    def pause_reading(self) -> None:
+        """Let Triton wait for the client."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Go on."""
+        self._transport.resume_reading()
+
+    def _follow(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if kind == h2.SETTINGS and not flags & h2.ACK:
+            self._client.max_frame_bytes = h2.max_frame_bytes(payload) or self._client.max_frame_bytes
+        elif kind in {h2.DATA, h2.HEADERS, h2.RST_STREAM}:
+            self._client.note_answer(kind, flags, stream_id)

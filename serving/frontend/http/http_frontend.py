@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP in front of Triton: what carries a request of a model is read here and goes on over gRPC.
+
+So no body reaches the parser of Triton's HTTP server, and a client that leaves is seen whatever it asked. Everything
+else is passed on to Triton's HTTP without a query and, but for who has the control key, without a body.
+"""
+
+import asyncio
+import re
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+import msgspec
+from aiohttp import web
+from tritonclient.grpc import service_pb2_grpc
+
+from ensemble_configs.errors import RequestError, ServingError, Unavailable
+from serving.frontend.byte_budget import ByteBudget
+from serving.frontend.departures import Departures
+from serving.frontend.http import generate_json, infer_json
+from serving.frontend.http.http_answers import answer_to, answer_to_status, error_answer, error_body, status_of
+from serving.frontend.http.http_server import PatientServer
+from serving.frontend.http.triton_calls import TritonCalls
+from serving.frontend.served_models import ServedModels
+from serving.frontend.told import BACKLOG, Setting, Upstream
+from serving.requests.request_parameters import TRACEPARENT, TRACESTATE
+
+_MODEL = re.compile(r"/v2/models/([^/]{1,255})(?:/versions/([0-9]{1,19}))?/(infer|generate|generate_stream)")
+_READ = re.compile(
+    r"/v2(?:/health/(?:live|ready)|/logging|/trace/setting|/models/stats"
+    r"|/models/[^/]{1,255}(?:/versions/[0-9]{1,19})?(?:/(?:ready|config|stats|trace/setting))?"
+    r"|/(?:system|cuda)sharedmemory(?:/region/[^/]{1,255})?/status)?"
+)
+_CONTROL = re.compile(
+    r"/v2/(?:repository/(?:[^/]{1,255}/)?(?:index|models/[^/]{1,255}/(?:load|unload))|logging"
+    r"|(?:models/[^/]{1,255}/)?trace/setting)"
+)
+_SHARED_MEMORY = re.compile(r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]{1,255})?/(?:register|unregister)")
+_BODY_S = 30.0  # and as long as a slow line may take
+_LEAST_BYTES_PER_S = 262_144
+_WRITE_S = 60.0  # a client that takes nothing for so long has gone
+_PASS_ON_S = 600.0  # loading a model takes its time
+_SMALL_BODY = 65_536
+_MAX_MESSAGE = 2**31 - 1
+_TOO_MANY = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
+    "of responses"
+)
+
+
+class HttpFrontend:
+    """The API and the metrics of one server."""
+
+    def __init__(self, departures: Departures, budget: ByteBudget, setting: Setting) -> None:
+        self._calls = TritonCalls(departures)
+        self._budget = budget
+        self._max_bytes = setting.max_request_bytes
+        self._servers = {
+            "http": PatientServer(self.answer, setting.max_connections),
+            "metrics": PatientServer(self.answer_metrics, setting.max_connections),
+        }
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
+        self._models: ServedModels | None = None
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=_PASS_ON_S, connect=5),
+            connector=aiohttp.TCPConnector(limit=64, force_close=True),
+        )
+        self._upstream: Upstream | None = None
+        self._refusal: Unavailable | None = None
+
+    async def listen(self, setting: Setting) -> None:
+        """Take connections."""
+        for name, descriptor in setting.listeners.items():
+            listener = socket.socket(fileno=descriptor)
+            create = asyncio.get_running_loop().create_server
+            await create(self._servers[name].connection, sock=listener, backlog=BACKLOG)
+
+    def refuse(self, because: Unavailable) -> None:
+        """Take no request of a model any more."""
+        self._refusal = because
+
+    def tick(self) -> None:
+        """End what takes too long."""
+        for server in self._servers.values():
+            server.tick(time.monotonic())
+
+    async def serve(self, upstream: Upstream | None) -> None:
+        """Ask another Triton from now on. Args: `upstream`: None: there is none now."""
+        channel, self._channel = self._channel, None
+        self._upstream = upstream
+        self._models = self._stub = None
+        if upstream is not None:
+            options = [
+                ("grpc.max_receive_message_length", _MAX_MESSAGE),
+                ("grpc.max_send_message_length", _MAX_MESSAGE),
+                ("grpc.use_local_subchannel_pool", 1),
+            ]
+            self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{upstream.grpc_port}", options=options)
+            self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+            self._models = ServedModels(self._stub)
+        if channel is not None:
+            await channel.close()
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request of the API's port."""
+        try:
+            return await self._route(request)
+        except ServingError as exc:
+            return answer_to(exc)
+        except grpc.aio.AioRpcError as exc:
+            return answer_to_status(exc)
+        except web.HTTPRequestEntityTooLarge:
+            return self._too_large()
+        except (aiohttp.ClientError, TimeoutError) as exc:
+            return answer_to(_silent(exc))
+
+    async def answer_metrics(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request of the port of metrics."""
+        if request.method not in {"GET", "HEAD"} or request.path != "/metrics":
+            return error_answer(404, "Not Found")
+        try:
+            return await self._pass_on(request, None, is_metrics=True)
+        except ServingError as exc:
+            return answer_to(exc)
+        except (aiohttp.ClientError, TimeoutError) as exc:
+            return answer_to(_silent(exc))
+
+    async def close(self) -> None:
+        """Hang up on Triton."""
+        await self.serve(None)
+        await self._session.close()
+
+    async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+        path = request.path
+        if found := _MODEL.fullmatch(path):
+            if request.method != "POST":
+                return error_answer(405, "Method Not Allowed")
+            name, version, kind = found.groups(default="")
+            return await self._infer(request, name, version, kind)
+        if request.method in {"GET", "HEAD"} and _READ.fullmatch(path):
+            return await self._pass_on(request, None)
+        if request.method == "POST" and (_CONTROL.fullmatch(path) or _SHARED_MEMORY.fullmatch(path)):
+            return await self._control(request)
+        return error_answer(404, "Not Found")
+
+    async def _infer(self, request: web.BaseRequest, name: str, version: str, kind: str) -> web.StreamResponse:
+        if self._refusal is not None:
+            raise self._refusal
+        is_ours = name in self._triton().own_models
+        models, stub = self._models, self._stub
+        assert models is not None
+        model = await models.get(name, version)
+        async with self._body(request, self._max_bytes) as body:
+            if kind == "infer":
+                asked = infer_json.to_request(body, _header_length(request), name, version, model)
+            else:
+                message = generate_json.to_request(_parse(body), name, version, model, is_ours=is_ours)
+        metadata = _forwarded(request)
+        if kind == "infer":
+            response = await self._calls.once(stub.ModelInfer, asked.message, metadata, is_told=is_ours)
+            return _infer_answer(request, response, asked)
+        async with self._calls.stream(stub.ModelStreamInfer, message, metadata, is_told=is_ours) as responses:
+            return await (_generate(responses) if kind == "generate" else _generate_stream(request, responses))
+
+    @asynccontextmanager
+    async def _body(self, request: web.BaseRequest, max_bytes: int) -> AsyncIterator[bytes]:
+        """Read a body in bounded time and size."""
+        length = request.content_length or 0
+        if length > max_bytes:
+            raise web.HTTPRequestEntityTooLarge(max_size=max_bytes, actual_size=length)
+        self._budget.take(length)
+        try:
+            async with asyncio.timeout(_BODY_S + (length or max_bytes) / _LEAST_BYTES_PER_S):
+                body = bytearray()
+                async for piece in request.content.iter_chunked(1 << 18):
+                    body += piece
+                    if len(body) > max_bytes:
+                        raise web.HTTPRequestEntityTooLarge(max_size=max_bytes, actual_size=len(body))
+            yield bytes(body)
+        except TimeoutError as exc:
+            raise RequestError("the body did not come in time", field="body") from exc
+        finally:
+            self._budget.give(length)
+
+    async def _control(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Pass on what changes the server, of who has the key; shared memory of clients where the server lets them."""
+        upstream = self._triton()
+        is_shared = _SHARED_MEMORY.fullmatch(request.path) is not None and upstream.has_open_shared_memory
+        if not is_shared and request.headers.get(upstream.key_header) != upstream.key:
+            return error_answer(403, f"This API is restricted, expecting header '{upstream.key_header}'")
+        async with self._body(request, _SMALL_BODY if is_shared else self._max_bytes) as body:
+            return await self._pass_on(request, msgspec.json.encode(_parse(body)) if body else b"")
+
+    async def _pass_on(
+        self, request: web.BaseRequest, body: bytes | None, *, is_metrics: bool = False
+    ) -> web.StreamResponse:
+        upstream = self._triton()
+        port = upstream.metrics_port if is_metrics else upstream.http_port
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        if key := request.headers.get(upstream.key_header):
+            headers[upstream.key_header] = key
+        if load := request.headers.get("endpoint-load-metrics-format"):
+            headers["endpoint-load-metrics-format"] = load
+        url = f"http://127.0.0.1:{port}{request.rel_url.raw_path}"
+        async with self._session.request(request.method, url, data=body, headers=headers) as answer:
+            kept = {name: answer.headers[name] for name in ("Content-Type",) if name in answer.headers}
+            return web.Response(status=answer.status, body=await answer.read(), headers=kept)
+
+    def _triton(self) -> Upstream:
+        if self._upstream is None:
+            raise Unavailable("the server is being started; try again", reason="starting")
+        return self._upstream
+
+    def _too_large(self) -> web.Response:
+        answer = answer_to(
+            RequestError(f"the body is longer than {self._max_bytes} bytes (triton.max_request_bytes)", field="body")
+        )
+        answer.set_status(413)
+        answer.force_close()
+        return answer
+
+
+async def _generate(responses: AsyncIterator[Any]) -> web.StreamResponse:
+    """Return the one response of a call."""
+    found = []
+    async for response in responses:
+        if response.error_message:
+            return error_answer(status_of(response.error_message), response.error_message)
+        found.append(response.infer_response)
+        if len(found) > 1:
+            break
+    if len(found) != 1:
+        return error_answer(400, _TOO_MANY)
+    return web.Response(body=msgspec.json.encode(generate_json.to_json(found[0])), content_type="application/json")
+
+
+async def _generate_stream(request: web.BaseRequest, responses: AsyncIterator[Any]) -> web.StreamResponse:
+    """Send each response of a call as an event; the status is that of the first."""
+    answer = None
+    async for response in responses:
+        if response.error_message:
+            status, body = status_of(response.error_message), error_body(response.error_message)
+        else:
+            status, body = 200, msgspec.json.encode(generate_json.to_json(response.infer_response))
+        if answer is None:
+            answer = web.StreamResponse(status=status, headers={"Content-Type": "text/event-stream; charset=utf-8"})
+            await answer.prepare(request)
+        async with asyncio.timeout(_WRITE_S):
+            await answer.write(b"data: " + body + b"\n\n")
+    return answer or web.Response(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+
+
+def _infer_answer(request: web.BaseRequest, response: Any, asked: infer_json.Asked) -> web.Response:
+    body, header_length = infer_json.to_body(response, asked)
+    headers = {"Content-Type": "application/json"}
+    if header_length is not None:
+        headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(header_length)}
+    answer = web.Response(body=body, headers=headers)
+    if "Accept-Encoding" in request.headers:
+        answer.enable_compression()
+    return answer
+
+
+def _forwarded(request: web.BaseRequest) -> list[tuple[str, str]]:
+    """Return the headers that reach the models, where the deployment has traces."""
+    given = ((key, request.headers.get(key, "")) for key in (TRACEPARENT, TRACESTATE))
+    return [(key, value) for key, value in given if _is_printable(value)]
+
+
+def _silent(exc: Exception) -> Unavailable:
+    return Unavailable(f"the server does not answer ({exc or 'in time'}); try again", reason="no_answer")
+
+
+def _header_length(request: web.BaseRequest) -> int | None:
+    given = request.headers.get("Inference-Header-Content-Length")
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdecimal() and len(given) < 19):
+        raise RequestError(
+            f"Inference-Header-Content-Length must be a number, got {given[:40]!r}",
+            field="Inference-Header-Content-Length",
+        )
+    return int(given)
+
+
+def _parse(body: bytes) -> object:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
+        raise RequestError(f"the body is no JSON: {exc}", field="body") from exc
+
+
+def _is_printable(value: str) -> bool:
+    return bool(value) and value.isascii() and value.isprintable() and len(value) <= 1_024

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of Triton's models, each in a task of its own, which goes on for a moment when whoever asked has left.
+
+So the models answer before Triton sees a cancel, which it handles badly (`serving.frontend.grpc.client_streams`).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from serving.frontend.departures import Departures
+from serving.requests.request_parameters import STREAM_NAME
+
+_WIND_UP_S = 20.0  # as `serving.frontend.grpc.client_streams` has it, for the models to answer what was left
+_MAX_AHEAD = 256  # responses that a slow reader has not taken
+
+Metadata = Sequence[tuple[str, str]]
+
+
+class TritonCalls:
+    """Those of one event loop."""
+
+    def __init__(self, departures: Departures) -> None:
+        self._departures = departures
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def once(self, method: Any, message: Any, metadata: Metadata, *, is_told: bool) -> Any:
+        """Return the response of a call that has one.
+
+        Args:
+            method: of a `GRPCInferenceServiceStub` of an asyncio channel.
+            message: the request.
+            metadata: beside the name that the call is given.
+            is_told: whether the model hears of clients that leave; one that does not is cancelled by Triton.
+
+        Raises:
+            grpc.aio.AioRpcError: it failed.
+        """
+        name = self._departures.new_name()
+
+        async def ask() -> Any:
+            return await method(message, metadata=[(STREAM_NAME, name), *metadata])
+
+        task = asyncio.create_task(ask())
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._leave(name, task, is_told=is_told)
+            raise
+
+    @asynccontextmanager
+    async def stream(
+        self, method: Any, message: Any, metadata: Metadata, *, is_told: bool
+    ) -> AsyncIterator[AsyncIterator[Any]]:
+        """Ask what is answered many times; inside the `with`, the responses as they come.
+
+        Args:
+            method: as in `once`; so are `message`, `metadata` and `is_told`.
+
+        Raises:
+            grpc.aio.AioRpcError: while they are read: the call failed.
+        """
+        name = self._departures.new_name()
+        call = _StreamCall(method(metadata=[(STREAM_NAME, name), *metadata]), message)
+        try:
+            yield call.responses()
+        finally:
+            if not call.task.done():
+                call.is_left = True
+                self._leave(name, call.task, is_told=is_told)
+
+    def _leave(self, name: str, task: asyncio.Task[Any], *, is_told: bool) -> None:
+        if not is_told:
+            task.cancel()
+            return
+        self._departures.leave([name])
+        ending = asyncio.create_task(_wind_up(task))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+
+class _StreamCall:
+    def __init__(self, call: Any, message: Any) -> None:
+        self.is_left = False
+        self._queue: asyncio.Queue[Any] = asyncio.Queue(_MAX_AHEAD)
+        self.task = asyncio.create_task(self._run(call, message))
+
+    async def responses(self) -> AsyncIterator[Any]:
+        while True:
+            taking = asyncio.ensure_future(self._queue.get())
+            try:
+                await asyncio.wait({taking, self.task}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                is_taken = taking.done()
+                taking.cancel()
+            if is_taken:
+                yield taking.result()
+                continue
+            while not self._queue.empty():
+                yield self._queue.get_nowait()
+            self.task.result()  # raises what went wrong
+            return
+
+    async def _run(self, call: Any, message: Any) -> None:
+        await call.write(message)
+        await call.done_writing()
+        async for response in call:
+            while not self.is_left:
+                try:
+                    self._queue.put_nowait(response)
+                    break
+                except asyncio.QueueFull:
+                    await asyncio.sleep(0.01)
+
+
+async def _wind_up(task: asyncio.Task[Any]) -> None:
+    await asyncio.wait({task}, timeout=_WIND_UP_S)
+    if not task.done():
+        task.cancel()
+    elif not task.cancelled():
+        task.exception()  # of no interest to anybody

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a running server serves, and how it becomes something else without an outage: releases come, are promoted and
+go by Triton's load calls, and nothing else is touched.
+
+A change is all or nothing. What comes is loaded before anything is kept of it; a release that cannot be loaded is taken
+out again, and what was served goes on. What goes is drained first: its streams end where they began.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.deployment_diff import DeploymentDiff, compare, loaded_versions
+from ensemble_configs.errors import ServerError, ServingError, SpecError, Unavailable
+from ensemble_configs.grpc_tls import certificate_of, own_access
+from ensemble_configs.release_changes import model_named, without_release
+from ensemble_configs.repository import write_repository
+from serving.doctor.preflight import check, check_releases
+from serving.doctor.release_check import releases_in_use, unverified_places
+from serving.live_releases.model_moves import (
+    Say,
+    drain_leaving,
+    drop_changes,
+    load_changes,
+    refuse_reloads,
+    unload_changes,
+    wait_loaded,
+)
+from serving.live_releases.stuck_unload import forget, wait_unloaded
+from serving.supervisor.triton_process import TritonProcess, reachable
+
+
+class LiveDeployment:
+    """One server's, over the lives of its Triton processes. Changes wait for one another.
+
+    Args:
+        spec: what it serves first.
+        repository: the model repository, which holds that already or will once `start` is called.
+        source: is named in the first line of each generated file.
+        start: makes a Triton process that serves a deployment from `repository`.
+        keep: is told what the next start is to serve.
+        load_timeout_s: how long a release may take to load.
+        tell: progress for a person.
+    """
+
+    def __init__(
+        self,
+        spec: DeploymentSpec,
+        *,
+        repository: Path,
+        source: str,
+        start: Callable[[DeploymentSpec], TritonProcess],
+        keep: Callable[[DeploymentSpec], None],
+        load_timeout_s: float,
+        tell: Say,
+    ) -> None:
+        self.spec = spec
+        self._repository = repository
+        self._source = source
+        self._start = start
+        self._keep = keep
+        self._load_timeout_s = load_timeout_s
+        self._tell = tell
+        self._server: TritonProcess | None = None
+        self._coming: set[tuple[str, int]] = set()  # models and versions that are being loaded
+        self._ending: set[tuple[str, int]] = set()  # models and releases that are being taken out
+        self._lock = threading.Lock()
+        self._held: dict[tuple[str, int], contextlib.ExitStack] = {}
+
+    def check(self) -> None:
+        """Look whether it can be served here, before anything is started; without its candidates, if they cannot.
+
+        Raises:
+            SpecError: what is missing, and the next step.
+        """
+        self._hold(self.spec)  # before they are looked at: what was found stays true
+        try:
+            check(self.spec)
+        except SpecError as exc:
+            if not self.give_up_candidate(exc.message):
+                raise
+            check(self.spec)
+        self._write(self.spec)
+
+    def close(self) -> None:
+        """Nothing is served any more: the releases may be moved, and evicted from a cache."""
+        for held in self._held.values():
+            held.close()
+
+    def start(self) -> TritonProcess:
+        """A process that serves what is to be served now; the one before it has ended."""
+        self._hold(self.spec)
+        self._write(self.spec)
+        self._server = self._start(self.spec)
+        return self._server
+
+    def status(self) -> dict[str, object]:
+        """What is served, for who may change it."""
+        spec, server = self.spec, self._server
+        is_alive = server is not None and server.exit_status is None
+        is_ready = server is not None and is_alive and server.is_ready()
+        engines = server.engine_pids() if server is not None and is_alive else {}
+        return {
+            "deployment": spec.name,
+            "pid": os.getpid(),
+            "is_ready": is_ready,
+            "grpc": f"{reachable(spec.triton.host)}:{spec.triton.grpc_port}",
+            "grpc_access": None if spec.triton.grpc_tls is None else own_access(spec.triton.grpc_tls),
+            "grpc_names": None if spec.triton.grpc_tls is None else certificate_of(spec.triton.grpc_tls).names,
+            "models": [
+                {
+                    "name": model.name,
+                    "prefix": model.triton_prefix,
+                    "release": model.release,
+                    "canary": model.canary,
+                    "on_trial": list(model.on_trial),
+                    "releases": [release.model_dump(mode="json") for release in model.releases],
+                    "unverified": {
+                        str(release.release): [str(place) for place in places]
+                        for release in model.releases
+                        if (places := unverified_places(release))
+                    },
+                    "engine_pids": {
+                        str(release.release): pid
+                        for release in model.releases
+                        if (pid := engines.get((f"{model.triton_prefix}tensorrt_llm", release.release)))
+                    },
+                }
+                for model in spec.models
+            ],
+        }
+
+    def is_stable(self, adapter: str, version: int) -> bool:
+        """Whether it answers users who name no release; a candidate's does not."""
+        return any(adapter in model.triton_names and version == model.release for model in self.spec.models)
+
+    def lose(self, adapter: str, version: int, reason: str) -> bool:
+        """An adapter's process died or hangs: whether the server can go on without it, which it does then.
+
+        It can where it belongs to a release on trial, which is taken out in a thread of its own; to what is only being
+        loaded, which then fails by itself; or to what is not served any more.
+        """
+        if (adapter, version) in self._coming or (adapter, version) not in loaded_versions(self.spec):
+            return True
+        for model in self.spec.models:
+            if adapter in model.triton_names and version in model.trials:
+                if (model.name, version) in self._ending:  # we have killed it ourselves
+                    return True
+                self._ending.add((model.name, version))
+                self._tell(f"{reason}; taking out release {version} of {model.name}, which is on trial")
+                threading.Thread(
+                    target=self._take_out, args=(model.name, version), name="take-out", daemon=True
+                ).start()
+                return True
+        return False
+
+    def _take_out(self, model: str, number: int) -> None:
+        server = self._server
+        assert server is not None
+        try:
+            for name in model_named(self.spec, model).triton_names:
+                server.kill_adapters(name, number)
+            self.become(
+                lambda spec: without_release(spec, model_named(spec, model), number),
+                drain_timeout_s=0,
+                say=self._tell,
+            )
+        except ServingError as exc:
+            self._tell(f"release {number} of {model} could not be taken out: {exc.message}")
+        finally:
+            self._ending.discard((model, number))
+
+    def give_up_candidate(self, reason: str) -> bool:
+        """Serve without the candidates from the next start on; False: there are none that could be to blame."""
+        without = self.spec
+        for model in without.models:
+            for number in model.trials:
+                self._tell(f"{model.name}: release {number} is left out from now on, for {reason}")
+                without = without_release(without, model_named(without, model.name), number)
+        if without is self.spec:
+            return False
+        self._take(without)
+        return True
+
+    def become(
+        self,
+        change: Callable[[DeploymentSpec], DeploymentSpec],
+        *,
+        drain_timeout_s: float,
+        say: Say,
+        is_making_room: bool = False,
+    ) -> None:
+        """Serve what `change` makes of what is served.
+
+        Args:
+            drain_timeout_s: how long the streams of what goes may take; they are ended then.
+            say: is told each step.
+            is_making_room: unload what changes before anything is loaded; it serves nobody meanwhile.
+
+        Raises:
+            SpecError: what is wanted cannot be served here, or not without loading anew what is served; nothing was
+                changed.
+            ServerError: it could not be loaded; what was served before is.
+            Unavailable: the server is being started, changed or drained, or it died meanwhile.
+        """
+        with self._lock:
+            server = self._loaded_server()
+            old, new = self.spec, change(self.spec)
+            diff = compare(old, new)
+            if not diff.changes:
+                say("nothing to change")
+                self._take(new)
+                return
+            if not is_making_room:
+                refuse_reloads(diff)
+                _check_added(old, new)
+            drain_leaving(server, diff, timeout_s=drain_timeout_s, say=say)
+            self._hold(old, new)
+            self._coming = {(change.name, version) for change in diff.changes for version in change.loaded}
+            try:
+                if is_making_room:
+                    unload_changes(server, diff.changes, timeout_s=self._load_timeout_s, say=say)
+                    changed = {change.name for change in diff.changes}
+                    going = {version for version in loaded_versions(old) if version[0] in changed}
+                    self._wait_unloaded(server, going, say, is_whole=True)
+                    _check_added(old, new)
+                self._write(new)
+                load_changes(server, diff.changes, timeout_s=self._load_timeout_s, say=say)
+            except (ServerError, SpecError, OSError) as exc:
+                if server.exit_status is not None:
+                    raise Unavailable(
+                        f"tritonserver died while it loaded: {exc}; it is started again with what it served before",
+                        reason="restarting",
+                    ) from exc
+                say(f"taking it back: {exc}")
+                self._take_back(server, old, diff, was_unloaded=is_making_room)
+                raise
+            finally:
+                self._coming = set()
+            self._take(new)
+            self._wait_unloaded(server, loaded_versions(old) - loaded_versions(new), say)
+            wait_loaded(server, self._load_timeout_s)
+
+    def _take_back(
+        self,
+        server: TritonProcess,
+        old: DeploymentSpec,
+        diff: DeploymentDiff,
+        *,
+        was_unloaded: bool,
+    ) -> None:
+        if was_unloaded:  # it serves nothing now: a new process with what it served is the surest way back
+            server.kill()
+            return
+        self._write(old)
+        drop_changes(server, diff.changes, timeout_s=self._load_timeout_s)
+        with contextlib.suppress(ServerError):
+            forget(server, self._repository, server.versions_failed() & self._coming, timeout_s=self._load_timeout_s)
+        wait_loaded(server, self._load_timeout_s)
+
+    def _wait_unloaded(
+        self, server: TritonProcess, going: set[tuple[str, int]], say: Say, *, is_whole: bool = False
+    ) -> None:
+        timeout_s = self._load_timeout_s
+        wait_unloaded(server, self._repository, going, is_whole=is_whole, timeout_s=timeout_s, say=say)
+
+    def _write(self, spec: DeploymentSpec) -> None:
+        write_repository(spec, root=self._repository, source=self._source)
+
+    def _take(self, spec: DeploymentSpec) -> None:
+        self._keep(spec)
+        self.spec = spec
+        self._hold(spec)
+
+    def _hold(self, *specs: DeploymentSpec) -> None:
+        """Keep the releases of these deployments, and no others, from being moved, sealed again or evicted."""
+        wanted = {
+            (model.name, release.release): release
+            for spec in specs
+            for model in spec.models
+            for release in model.releases
+        }
+        for key in self._held.keys() - wanted:
+            self._held.pop(key).close()
+        for key in wanted.keys() - self._held:
+            held = self._held[key] = contextlib.ExitStack()
+            held.enter_context(releases_in_use(wanted[key]))
+
+    def _loaded_server(self) -> TritonProcess:
+        server = self._server
+        if server is None or server.exit_status is not None or not server.is_loaded():
+            raise Unavailable("the server is not ready; try again when it is", reason="starting")
+        return server
+
+
+def _check_added(old: DeploymentSpec, new: DeploymentSpec) -> None:
+    known = {(model.name, release.release) for model in old.models for release in model.releases}
+    check_releases(
+        [release for model in new.models for release in model.releases if (model.name, release.release) not in known]
+    )

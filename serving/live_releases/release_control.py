@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a caller of the control socket can do with the releases of a running server.
+
+Each operation says where to, not what to do: said twice, the second time changes nothing. So a caller that died in
+the middle asks again.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.errors import RequestError, SpecError
+from ensemble_configs.release_changes import (
+    model_named,
+    promoted,
+    release_of,
+    replaced,
+    settled,
+    with_candidate,
+    with_trial,
+    without_release,
+)
+from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.validation import validate
+from serving.doctor.preflight import NO_ROOM_FIELDS, check_room
+from serving.live_releases.live_deployment import LiveDeployment
+from serving.supervisor.control import Handler, Say
+
+_DRAIN_S = 600.0
+
+
+def release_handlers(live: LiveDeployment) -> dict[str, Handler]:
+    """By operation.
+
+    ``status``: the models with their releases. ``add``: ``release``, the fields of a `ReleaseSpec` with absolute paths,
+    becomes the candidate of ``model``, or with ``is_canary`` false is loaded for who names it. ``promote`` and
+    ``remove``: the ``number`` of a release; a removed one may take ``drain_timeout_s``. ``settle``: nothing is on trial
+    any more. ``replace``: ``release`` takes the place of the stable one, which is unloaded first. Each answers as
+    ``status`` does. ``room``: ``why_not`` there is memory for a ``release`` beside what runs; "" where there is.
+    """
+
+    def status(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
+        del question, say
+        return live.status()
+
+    def add(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
+        release = validate(ReleaseSpec, question.get("release"), source=Path("release"))
+
+        add_to = with_candidate if question.get("is_canary", True) else with_trial
+
+        def change(spec: DeploymentSpec) -> DeploymentSpec:
+            return add_to(spec, model_named(spec, _model(question)), release)
+
+        return _become(live, change, question, say)
+
+    def replace(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
+        release = validate(ReleaseSpec, question.get("release"), source=Path("release"))
+
+        def change(spec: DeploymentSpec) -> DeploymentSpec:
+            return replaced(spec, model_named(spec, _model(question)), release)
+
+        return _become(live, change, question, say, is_making_room=True)
+
+    def room(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
+        del say
+        try:
+            check_room([validate(ReleaseSpec, question.get("release"), source=Path("release"))])
+        except SpecError as exc:
+            # What else is wrong with it is told where it is added.
+            return {"why_not": exc.message if exc.facts.get("field") in NO_ROOM_FIELDS else ""}
+        return {"why_not": ""}
+
+    def promote(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
+        def change(spec: DeploymentSpec) -> DeploymentSpec:
+            model = model_named(spec, _model(question))
+            return promoted(spec, model, release_of(model, _number(question)).release)
+
+        return _become(live, change, question, say)
+
+    def settle(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
+        def change(spec: DeploymentSpec) -> DeploymentSpec:
+            return settled(spec, model_named(spec, _model(question)))
+
+        return _become(live, change, question, say)
+
+    def remove(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
+        def change(spec: DeploymentSpec) -> DeploymentSpec:
+            return without_release(spec, model_named(spec, _model(question)), _number(question))
+
+        return _become(live, change, question, say)
+
+    return {
+        "status": status,
+        "add": add,
+        "replace": replace,
+        "room": room,
+        "promote": promote,
+        "settle": settle,
+        "remove": remove,
+    }
+
+
+def _become(
+    live: LiveDeployment,
+    change: Callable[[DeploymentSpec], DeploymentSpec],
+    question: Mapping[str, object],
+    say: Say,
+    *,
+    is_making_room: bool = False,
+) -> Mapping[str, object]:
+    live.become(change, drain_timeout_s=_seconds(question), say=say, is_making_room=is_making_room)
+    return live.status()
+
+
+def _model(question: Mapping[str, object]) -> str | None:
+    name = question.get("model")
+    if name is not None and not isinstance(name, str):
+        raise RequestError(f"model must be a name, got {name!r}", field="model", value=name)
+    return name
+
+
+def _number(question: Mapping[str, object]) -> int:
+    number = question.get("number")
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise RequestError(f"number must be a release's, 1 or more, got {number!r}", field="number", value=number)
+    return number
+
+
+def _seconds(question: Mapping[str, object]) -> float:
+    value = question.get("drain_timeout_s", _DRAIN_S)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 86_400:
+        raise RequestError(
+            f"drain_timeout_s must be seconds, 0 to 86400, got {value!r}", field="drain_timeout_s", value=value
+        )
+    return float(value)

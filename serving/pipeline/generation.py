@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine step of the ensemble, without Triton: requests in, replies out, each request owned here from start to end.
+
+Only its lane replies to a running request (`serving.pipeline.response_workers`), so a reply can never overtake another or follow the
+last one. Whoever wants a request to end asks the engine, and the engine's answer ends it; a dead engine has none, then
+the reader of the engine's steps fails what is left.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from ensemble_configs.errors import RequestError, ServerError, ServingError, Unavailable
+from ensemble_configs.release_spec import ReleaseSpec
+from serving.engine_process.engine_client import EngineClient
+from serving.engine_process.engine_messages import Step
+from serving.engine_process.engine_sources import EngineSource
+from serving.engines.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
+from serving.pipeline.left_clients import LeftClients
+from serving.pipeline.left_streams import LEFT_STREAMS
+from serving.pipeline.response_workers import ReplyLanes
+from serving.pipeline.running_request import Reply, ReplySink, RunningRequest
+from serving.pipeline.sequence_group import SequenceGroup
+from serving.pipeline.stream_state import Census, StreamContext
+from serving.pipeline.stub_warm_up import import_for_first_request
+from serving.requests.request_parameters import with_timeout
+from serving.requests.request_sequences import Generation, Prompt, RequestSequences
+from serving.requests.response_checks import check_response
+from serving.telemetry.request_metrics import RequestMetrics
+from serving.telemetry.request_trace import RequestTrace
+from serving.telemetry.trace_context import read_context
+from serving.text.detokenization import TextDecoder
+
+_log = logging.getLogger("trireme.generation")
+
+_METRICS_S = 0.25
+
+
+class GenerationService:
+    """Runs the requests of one release on its engine."""
+
+    def __init__(
+        self,
+        release: ReleaseSpec,
+        source: EngineSource,
+        *,
+        metrics: RequestMetrics,
+        on_stats: Callable[[EngineStats], None] = lambda _: None,
+        take_census: Callable[[Census], Iterable[int]] | None = None,
+        client_check_s: float = 0.04,
+    ) -> None:
+        """Have the engine; returns when it is ready.
+
+        Args:
+            source: whose engine it is.
+            metrics: what each request lived through.
+            on_stats: called after every step that is heard of.
+            take_census: which of the streams with a context nobody reads, told by postprocessing. None: there is no
+                step behind this one, and each sink knows about its own client.
+            client_check_s: how often each sink is asked whether its client is there: a message to the server and back.
+
+        Raises:
+            ServingError: it cannot be loaded.
+        """
+        if release.is_warmed_up:
+            import_for_first_request()
+        self._release = release
+        self._text = text = TextDecoder.from_spec(release.tokenizer)
+        self._on_stats = on_stats
+        self._running: dict[int, RunningRequest] = {}
+        self._lock = threading.Lock()  # of _running and _refusal: both ends of a request's life
+        self._refusal: Unavailable | None = None
+        self._lanes = ReplyLanes(self._take_chunk, delay_s=self._chunk_delay_s)
+        self._engine = EngineClient(source, on_steps=self._take_steps, on_death=self._fail_all)
+        self._left = LeftClients(self._running_now, self._cancel, drop=self._engine.cancel, take_census=take_census)
+        self._asked = RequestSequences(release, text, self._engine.start(), metrics)
+        self._is_closed = threading.Event()
+        self._end_listening = LEFT_STREAMS.listen(self._left.cancel_departed)
+        for watch, period_s in {**self._left.watches(client_check_s), metrics.flush: _METRICS_S}.items():
+            args = (watch, period_s, self._is_closed)
+            threading.Thread(target=_repeat_until, args=args, name=watch.__name__, daemon=True).start()
+
+    def start(
+        self,
+        tensors: Mapping[str, npt.NDArray[np.generic]],
+        sink: ReplySink,
+        *,
+        request_id: str = "",
+        stream_name: str = "",
+        is_context_only: bool = False,
+        timeout_us: int = 0,
+        trace: RequestTrace | None = None,
+        was_taken: bool = False,
+    ) -> None:
+        """Take one request; returns at once, the replies come through `sink`.
+
+        Args:
+            tensors: by the names of `tensorrt_llm`'s inputs; a row for each prompt.
+            sink: where the replies go.
+            request_id: the client's.
+            stream_name: of the gRPC stream or HTTP request it came on; empty: not known.
+            is_context_only: of disaggregated serving, to prefill and hand over.
+            timeout_us: Triton's own parameter `timeout`: a deadline where there is admission, and else nothing, as
+                upstream has it; 0: none.
+            trace: what is noted of the request, and ended by whoever owns `sink`. None: nothing.
+            was_taken: before it came here, so that it is no new request that may be refused.
+
+        Raises:
+            ServingError: the request is refused, and `sink` was not called.
+        """
+        if self.info.is_admitting:
+            tensors = with_timeout(tensors, timeout_us)
+        prompts = self._asked.prompts(tensors, is_context_only=is_context_only)
+        if trace is not None:
+            _note_in(trace, prompts[0])
+        if prompts[0].request.options.stop:
+            for prompt in prompts:
+                self._stop(request_id, prompt.context)
+            sink.send(Reply(token_ids=[], is_final=True))
+            return
+        check_response((prompt.request.options for prompt in prompts), sink, self.info)
+        sequences, group = self._asked.sequences(prompts, sink, request_id, trace=trace, on_failure=self._left.orphan)
+        for _, running in sequences:
+            running.stream_name = stream_name
+        with self._lock:
+            refusal = None if was_taken else self._refusal
+            if refusal is None:
+                self._running.update((request.key, running) for request, running in sequences)
+        if refusal is not None:
+            for _, running in sequences:
+                running.times.note_refusal()
+            raise refusal
+        self._submit_all(sequences, group)
+        if stream_name in LEFT_STREAMS:
+            self._left.cancel_departed()
+
+    def warm_up(self, tensors: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """Read a request of nobody's, so that the first one of a client takes no longer; the engine has none of it."""
+        with contextlib.suppress(RequestError):  # the engine is too small for it
+            for prompt in self._asked.prompts(tensors):
+                self._text.decode(prompt.request.options.input_ids)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is."""
+        return self._engine.info
+
+    @property
+    def is_engine_up(self) -> bool:
+        """Whether there is an engine to ask; not while a dead one is being started again."""
+        return self._engine.is_up
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have not had their last reply."""
+        return len(self._running)
+
+    def refuse_new(self, because: Unavailable) -> None:
+        """From now on every new request is refused; every one that was not is counted as running."""
+        with self._lock:
+            self._refusal = because
+
+    def cancel_all(self, because: ServingError) -> None:
+        """End every running request; each fails with `because`."""
+        self._cancel(self._running_now(), because)
+
+    def close(self) -> None:
+        """Stop the engine; what still runs gets no further reply."""
+        self._is_closed.set()
+        self._end_listening()
+        self._engine.close()
+        self._lanes.close()
+
+    def _submit_all(self, sequences: list[Generation], group: SequenceGroup | None) -> None:
+        try:
+            for request, running in sequences:
+                self._submit(request, running)
+        except Exception as exc:
+            if group is None:
+                raise
+            for request, running in sequences:
+                if self._pop(request.key) is not None:
+                    running.times.note_refusal()
+            group.fail(_told(exc))  # not raised: another sequence may have replied
+
+    def _submit(self, request: GenerationRequest, running: RunningRequest) -> None:
+        try:
+            self._engine.submit(request, request_id=running.request_id)
+        except Exception:
+            if self._pop(request.key) is not None:  # else the engine's death has already been told to the sink
+                running.times.note_refusal()
+                running.disown()
+                raise
+        if running.is_ending:  # somebody asked for its end before the engine knew of it
+            self._engine.cancel(request.key)
+
+    def _stop(self, request_id: str, context: StreamContext | None) -> None:
+        """The contract's stop request: it ends the running request of the same id with what it has.
+
+        Whichever model the request came through: upstream's clients send theirs to `tensorrt_llm`.
+        """
+        if not request_id and context is None:
+            raise RequestError("a stop request needs the request id of the request to stop", field="request_id")
+        self._cancel(
+            [
+                (key, running)
+                for key, running in self._running_now()
+                if (running.is_stream(context.key) if context else running.request_id == request_id)
+            ],
+            None,
+        )
+        if context is None:
+            self._engine.stop_elsewhere(request_id)
+
+    def _cancel(self, running: Iterable[tuple[int, RunningRequest]], error: ServingError | None) -> None:
+        for key, request in running:
+            request.cancel_error = error
+            request.is_ending = True
+            self._engine.cancel(key)
+
+    def _pop(self, key: int) -> RunningRequest | None:
+        with self._lock:
+            return self._running.pop(key, None)
+
+    def _running_now(self) -> list[tuple[int, RunningRequest]]:
+        with self._lock:
+            return list(self._running.items())
+
+    # On the reader's thread. It sends the engine nothing, for the engine may be waiting for it to read.
+
+    def _take_steps(self, steps: list[Step]) -> None:
+        self._lanes.put(chunk for step in steps for chunk in step.chunks)
+        for step in reversed(steps):
+            if step.stats is not None:
+                self._tell_stats(step.stats)
+                return
+
+    # On a lane's thread, and with the death of the engine on the reader's.
+
+    def _chunk_delay_s(self) -> float:
+        """Grows with the number of streams: few are prompt, and many do not spend the machine on responses."""
+        limits = self._release.responses
+        longest_s = limits.max_chunk_delay_ms / 1000
+        if not limits.target_chunks_per_s:
+            return longest_s
+        return min(longest_s, max(1, len(self._running)) / limits.target_chunks_per_s)
+
+    def _take_chunk(self, chunk: TokenChunk) -> None:
+        running = self._running.get(chunk.key)
+        if running is None:
+            return
+        if chunk.finish_reason is not None or chunk.error is not None:
+            self._pop(chunk.key)
+        self._note(chunk, running)
+        try:
+            if chunk.error is not None:
+                self._fail(running, EngineRefusal(chunk.error))
+            elif chunk.finish_reason is FinishReason.CANCELLED and running.cancel_error is not None:
+                self._end_cancelled(chunk, running, running.cancel_error)
+            else:
+                self._reply(chunk, running)
+        except Exception:  # one client's broken pipe must not end the lane of many
+            _log.exception("a reply could not be sent; its request is ended", extra=running.told)
+            self._give_up(chunk.key, running)
+
+    def _note(self, chunk: TokenChunk, running: RunningRequest) -> None:
+        try:
+            running.times.note(chunk)
+        except Exception:  # what cannot be counted must be answered all the same
+            _log.exception("a request could not be counted", extra=running.told)
+
+    def _reply(self, chunk: TokenChunk, running: RunningRequest) -> None:
+        reply = running.reply_to(chunk)
+        if reply is None:
+            return
+        running.send(reply)
+        if reply.is_final and running.num_replies > 1:
+            self._left.forget_text(running)  # Triton throws away what nobody reads, the last chunk too
+
+    def _end_cancelled(self, chunk: TokenChunk, running: RunningRequest, error: ServingError) -> None:
+        if not running.is_unread:
+            self._fail(running, error)
+            return
+        # An error in the middle of an ensemble's stream costs Triton 2.51 some 5 KiB for ever, and a good end nothing.
+        if running.times.trace is not None:
+            running.times.trace.end(error)
+        self._reply(chunk, running)
+
+    def _give_up(self, key: int, running: RunningRequest) -> None:
+        """End a request whose sink has raised."""
+        if self._pop(key) is not None:
+            self._left.orphan([key])
+        if running.is_over:
+            self._left.forget_text(running)
+        else:
+            self._fail_if_possible(running, ServerError("a reply could not be sent; the server's log has the reason"))
+
+    def _fail(self, running: RunningRequest, error: ServingError) -> None:
+        self._left.forget_text(running)
+        running.fail(error)
+
+    def _fail_if_possible(self, running: RunningRequest, error: ServingError) -> None:
+        try:
+            self._fail(running, error)
+        except Exception:  # as above
+            _log.exception("an error could not be sent; its request ends without one", extra=running.told)
+
+    def _fail_all(self, error: Unavailable) -> None:
+        with self._lock:
+            lost = list(self._running.values())
+            self._running.clear()
+        self._lanes.clear()
+        for running in lost:
+            running.is_ending = True
+            self._note(TokenChunk(0, [], error=str(error)), running)
+            self._fail_if_possible(running, error)
+        idle = EngineStats(
+            num_running=0,
+            num_waiting=0,
+            num_used_kv_blocks=0,
+            num_kv_blocks=self.info.num_kv_blocks,
+            num_steps=0,
+            is_up=False,
+        )
+        self._tell_stats(idle)
+
+    def _tell_stats(self, stats: EngineStats) -> None:
+        try:
+            self._on_stats(stats)
+        except Exception:  # a gauge that cannot be set must not end the reader of all
+            _log.exception("the engine's stats could not be shown")
+
+
+class EngineRefusal(ServerError):
+    """An error that the engine's process wrote; its text already has its token."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.args = (text,)
+        self.code = text[1:].partition(" ")[0].rstrip("]")
+
+
+def _note_in(trace: RequestTrace, prompt: Prompt) -> None:
+    trace.note_scheduling(prompt.request.scheduling)
+    earlier = None if prompt.context is None else read_context(prompt.context.traceparent)
+    if earlier is not None:
+        trace.join(earlier)
+
+
+def _told(exc: Exception) -> ServingError:
+    """What a client is told of it."""
+    if isinstance(exc, ServingError):
+        return exc
+    _log.error("a request could not be handed to the engine", exc_info=exc, extra={"is_of_request": True})
+    return ServerError("unexpected error; the server's log has the traceback")
+
+
+def _repeat_until(work: Callable[[], None], period_s: float, is_over: threading.Event) -> None:
+    while not is_over.wait(period_s):
+        try:
+            work()
+        except Exception:  # one failure must not end the watch over all that follow
+            _log.exception("%s failed; it is tried again", work.__name__)

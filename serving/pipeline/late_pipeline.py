@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pipeline that is opened by a thread of its own, while the requests that came first wait for it.
+
+To load a tokenizer takes a good part of a second, and an engine may just be on its way: nobody else is to wait for it.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from ensemble_configs.errors import ServerError, ServingError
+from serving.pipeline.text_pipeline import TextPipeline
+from serving.requests.late_refusal import fail_quietly, refuse_late
+from serving.requests.tensor_sink import Tensors, TensorSink
+from serving.telemetry.request_trace import RequestTrace
+
+_log = logging.getLogger("trireme.late_pipeline")
+
+
+class LatePipeline:
+    """As a `TextPipeline`, but it takes requests before it is open; those fail if it cannot be opened.
+
+    Args:
+        load: opens the pipeline; called once, on the new thread.
+        give_up: makes `load` return at once, with an error.
+    """
+
+    def __init__(self, load: Callable[[], TextPipeline], *, give_up: Callable[[], None]) -> None:
+        self._load = load
+        self._give_up = give_up
+        self._pipeline: TextPipeline | None = None
+        self._failure: ServingError | None = None
+        self._waiting: list[tuple[Tensors, TensorSink, str, str, int, RequestTrace | None]] = []
+        self._lock = threading.Lock()  # of all the above: a request waits, or finds the pipeline open, or the failure
+        self._opener = threading.Thread(target=self._open, name="open-release", daemon=True)
+        self._opener.start()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not be opened, which another one may."""
+        return self._failure is not None
+
+    def start(
+        self,
+        tensors: Tensors,
+        sink: TensorSink,
+        *,
+        request_id: str = "",
+        stream_name: str = "",
+        timeout_us: int = 0,
+        trace: RequestTrace | None = None,
+    ) -> None:
+        """As `TextPipeline.start`; what is wrong with a request that has to wait comes through its sink.
+
+        Raises:
+            ServingError: the request is refused, or the pipeline could not be opened; `sink` was not called.
+        """
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if self._pipeline is None:
+                self._waiting.append((tensors, sink, request_id, stream_name, timeout_us, trace))
+                return
+        self._pipeline.start(
+            tensors, sink, request_id=request_id, stream_name=stream_name, timeout_us=timeout_us, trace=trace
+        )
+
+    @property
+    def num_running(self) -> int:
+        """Requests that wait or run."""
+        with self._lock:
+            return len(self._waiting) + (self._pipeline.num_running if self._pipeline else 0)
+
+    def cancel_all(self, because: ServingError) -> None:
+        """End every request that waits or runs; each fails with `because`."""
+        with self._lock:
+            self._fail_waiting(because)
+        if self._pipeline is not None:
+            self._pipeline.cancel_all(because)
+
+    def close(self) -> None:
+        """Hang up on the engine, or stop waiting for it."""
+        self._give_up()
+        self._opener.join()
+        if self._pipeline is not None:
+            self._pipeline.close()
+
+    def _open(self) -> None:
+        try:
+            pipeline = self._load()
+        except Exception as exc:  # those that wait would wait for ever
+            with self._lock:
+                self._failure = _told(exc)
+                self._fail_waiting(self._failure)
+            return
+        with self._lock:
+            self._pipeline = pipeline
+            for tensors, sink, request_id, stream_name, timeout_us, trace in self._waiting:
+                try:
+                    pipeline.start(
+                        tensors,
+                        sink,
+                        request_id=request_id,
+                        stream_name=stream_name,
+                        timeout_us=timeout_us,
+                        trace=trace,
+                    )
+                except Exception as exc:  # one bad request must not end those behind it
+                    refuse_late(sink, exc, waited_for="a release", request_id=request_id, trace=trace)
+            self._waiting.clear()
+
+    def _fail_waiting(self, error: ServingError) -> None:
+        for _, sink, *_ in self._waiting:
+            fail_quietly(sink, error)
+        self._waiting.clear()
+
+
+def _told(exc: Exception) -> ServingError:
+    """What a client is told of it."""
+    if isinstance(exc, ServingError):
+        return exc
+    _log.exception("unexpected error while a release was opened")
+    return ServerError("unexpected error; the server's log has the traceback")

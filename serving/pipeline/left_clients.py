@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who has left: requests whose client has gone are found here, and ended.
+
+The server's frontends tell of clients that leave (`serving.pipeline.left_streams`). Where there are none, or they are late, a
+sink knows its own client. In Triton's ensemble it does not: only the step behind the engine sees that a chunk's
+client has gone, so that one is asked by a census.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from ensemble_configs.errors import RequestCancelled
+from serving.pipeline.left_streams import LEFT_STREAMS
+from serving.pipeline.running_request import RunningRequest
+from serving.pipeline.stream_state import Census
+
+_log = logging.getLogger("trireme.left_clients")
+
+CENSUS_S = 0.08
+
+_CLIENT_GONE = RequestCancelled("the client went away or cancelled the request")
+
+Running = tuple[int, RunningRequest]
+
+
+class LeftClients:
+    """Looks after the requests of one service; its watches run on threads of their own.
+
+    Args:
+        running_now: the requests that run, by key.
+        cancel: ends some of them; each fails with the error.
+        drop: stops what the engine makes for a key that nobody here knows any more.
+        take_census: which of the streams with a context nobody reads, told by postprocessing. None: there is no step
+            behind this one, and each sink knows about its own client.
+    """
+
+    def __init__(
+        self,
+        running_now: Callable[[], list[Running]],
+        cancel: Callable[[Iterable[Running], RequestCancelled], None],
+        *,
+        drop: Callable[[int], None],
+        take_census: Callable[[Census], Iterable[int]] | None,
+    ) -> None:
+        self._running_now = running_now
+        self._cancel = cancel
+        self._drop = drop
+        self._take_census = take_census
+        self._lost_streams: list[int] = []  # of which postprocessing may still hold the text
+        self._orphans: list[int] = []  # in the engine, with nobody here to reply to
+
+    def watches(self, client_check_s: float) -> Mapping[Callable[[], None], float]:
+        """What is to be called again and again, and how often, in seconds.
+
+        Args:
+            client_check_s: how often each sink is asked: a message to the server and back.
+        """
+        watches = {self._cancel_abandoned: client_check_s}
+        return watches if self._take_census is None else watches | {self._cancel_unread: CENSUS_S}
+
+    def cancel_departed(self) -> None:
+        """End the requests of streams whose clients the server's frontends have seen leave."""
+        left = [(key, it) for key, it in self._running_now() if it.stream_name in LEFT_STREAMS and not it.is_ending]
+        for _, running in left:
+            running.is_unread = True
+        self._cancel(left, _CLIENT_GONE)
+
+    def orphan(self, keys: Iterable[int]) -> None:
+        """Have the engine stop what it makes for these, soon."""
+        self._orphans.extend(keys)
+
+    def forget_text(self, running: RunningRequest) -> None:
+        """Have postprocessing drop what it may still hold of a stream that has ended."""
+        if running.context is not None and self._take_census is not None:
+            self._lost_streams.append(running.context.key)
+
+    def _cancel_abandoned(self) -> None:
+        for key, running in self._running_now():
+            knows_its_client = running.context is None or self._take_census is None
+            if knows_its_client and not running.is_ending and _is_abandoned(running):
+                self._cancel([(key, running)], _CLIENT_GONE)
+        while self._orphans:
+            self._drop(self._orphans.pop())
+
+    def _cancel_unread(self) -> None:
+        assert self._take_census is not None
+        streams = {
+            running.context.key: (key, running)
+            for key, running in self._running_now()
+            if running.context is not None and running.num_replies and not running.is_ending
+        }
+        lost_keys = tuple(self._lost_streams)
+        if streams or lost_keys:
+            num_chunks = {key: running.num_replies for key, (_, running) in streams.items()}
+            unread = self._take_census(Census(num_chunks, lost_keys))
+            del self._lost_streams[: len(lost_keys)]
+            self._cancel([streams[key] for key in unread], _CLIENT_GONE)
+
+
+def _is_abandoned(running: RunningRequest) -> bool:
+    try:
+        return running.is_cancelled()
+    except Exception:  # of one sink; the others are asked all the same
+        _log.exception("a sink cannot say whether its client is there")
+        return True

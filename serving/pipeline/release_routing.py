@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The releases that `tensorrt_llm_bls` serves: its own, and by request any other that the server holds.
+
+A request's parameter `release` names the one whose tokenizer, engine and text it gets. Release N is version N of every
+model and never changes. The first request for one makes this stub a guest of its engine (`serving.pipeline.late_pipeline`).
+"""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from ensemble_configs.errors import RequestError, ServingError, Unavailable
+from ensemble_configs.model_names import prefix_of
+from ensemble_configs.release import load_release
+from serving.engine_process.engine_sources import SharedEngine, has_engine, named_engine
+from serving.pipeline.late_pipeline import LatePipeline
+from serving.pipeline.text_pipeline import TextPipeline
+from serving.requests.request_parameters import (
+    RELEASE,
+    parameters_of,
+    release_asked_for,
+    stream_name_of,
+    with_scheduling,
+)
+from serving.requests.tensor_sink import Tensors, TensorSink
+from serving.telemetry.request_metrics import RequestMetrics
+from serving.telemetry.request_trace import RequestTrace
+
+
+class PinnedReleases:
+    """One adapter's. Requests are started by one thread; its own release is open from the start."""
+
+    def __init__(self, folder: Path, metric_family: Any) -> None:
+        """Open its own release.
+
+        Args:
+            folder: the model's version folder, named by that release; those of the others lie beside it.
+            metric_family: `pb_utils.MetricFamily`.
+
+        Raises:
+            ServingError: it cannot be loaded.
+        """
+        self._folder = folder
+        self._metric_family = metric_family
+        self._prefix = prefix_of(folder.parent.name, "tensorrt_llm_bls")
+        self._own = self._load(folder.name, SharedEngine(named_engine(self._prefix, folder.name)))
+        self._others: dict[str, LatePipeline] = {}
+        self._refusal: Unavailable | None = None
+        self._lock = threading.Lock()  # a request to another release is refused, or counted as running
+
+    def start(
+        self,
+        tensors: Tensors,
+        sink: TensorSink,
+        *,
+        request_id: str = "",
+        parameters: str = "",
+        timeout_us: int = 0,
+        trace: RequestTrace | None = None,
+    ) -> None:
+        """As `TextPipeline.start`, on the release that is asked for.
+
+        Args:
+            parameters: the request's, as Triton gives them: a JSON object, or nothing.
+            timeout_us: as in `GenerationService.start`; so is `trace`.
+
+        Raises:
+            ServingError: the request is refused, or its release is not loaded; `sink` was not called.
+        """
+        read = parameters_of(parameters)
+        version = release_asked_for(read)
+        tensors = with_scheduling(tensors, read)
+        stream_name = stream_name_of(read)
+        if version is None or version == self._folder.name:
+            self._own.start(
+                tensors, sink, request_id=request_id, stream_name=stream_name, timeout_us=timeout_us, trace=trace
+            )
+            return
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
+            if trace is not None:
+                trace.release = version
+            self._other(version).start(
+                tensors, sink, request_id=request_id, stream_name=stream_name, timeout_us=timeout_us, trace=trace
+            )
+
+    @property
+    def num_running(self) -> int:
+        """Requests of all releases that have not had their last response."""
+        return sum(pipeline.num_running for pipeline in self._all())
+
+    def refuse_new(self, because: Unavailable) -> None:
+        """From now on every new request is refused."""
+        self._own.refuse_new(because)
+        with self._lock:
+            self._refusal = because
+
+    def cancel_all(self, because: ServingError) -> None:
+        """End every running request; each fails with `because`."""
+        for pipeline in self._all():
+            pipeline.cancel_all(because)
+
+    def close(self) -> None:
+        """Hang up on every engine."""
+        for pipeline in self._all():
+            pipeline.close()
+
+    def _all(self) -> list[TextPipeline | LatePipeline]:
+        return [self._own, *self._others.values()]
+
+    def _load(self, version: str, source: SharedEngine) -> TextPipeline:
+        folder = self._folder.parent / version
+        metrics = RequestMetrics(self._metric_family, model=folder.parent.name, version=version)
+        is_accumulating = load_release(folder).bls.accumulate_tokens
+        return TextPipeline.from_release(folder, source, metrics, is_accumulating=is_accumulating)
+
+    def _other(self, version: str) -> LatePipeline:
+        """Raises: RequestError: nobody serves it now."""
+        known = self._others.get(version)
+        engine = named_engine(self._prefix, version)
+        is_loaded = has_engine(engine)
+        if known is not None and (known.has_failed or not is_loaded):
+            self._others.pop(version).close()
+            known = None
+        if not is_loaded:
+            raise RequestError(
+                f"release {version} is not loaded here; leave it out, or load version {version} of the models",
+                field=RELEASE,
+                value=version,
+            )
+        if known is None:
+            source = SharedEngine(engine)
+            known = self._others[version] = LatePipeline(lambda: self._load(version, source), give_up=source.close)
+        return known

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fewer, larger chunks: a response costs the same with one token or with ten.
+
+Tokens of one stream that are here at the same time always leave together, so a receiver that falls behind catches up.
+With a delay they also wait for their successors, but the first of a stream and the last never do.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+from serving.engines.base import TokenChunk
+from serving.requests.extra_outputs import merged
+
+
+class ChunkGather:
+    """The chunks of some streams on their way out; for one thread.
+
+    Args:
+        delay_s: so long after a stream's last chunk its next one may leave. Asked again each time, for it may depend
+            on how many streams there are; zero always or never.
+    """
+
+    def __init__(self, delay_s: Callable[[], float], *, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._delay_s = delay_s
+        self._now_s = now_s
+        self._waiting: dict[int, TokenChunk] = {}
+        self._last_sent_s: dict[int, float] = {}
+
+    def due(self, chunks: Iterable[TokenChunk] = ()) -> list[TokenChunk]:
+        """What is to be sent now: at most one chunk for each stream, with all its tokens up to now."""
+        waiting = self._waiting
+        for chunk in chunks:
+            earlier = waiting.setdefault(chunk.key, chunk)
+            if earlier is not chunk and not _is_last(earlier):
+                _append(earlier, chunk)
+        delay_s = self._delay_s()
+        if not delay_s:
+            self._waiting = {}
+            return list(waiting.values())
+        now_s = self._now_s()
+        due = [chunk for chunk in waiting.values() if self._is_due(chunk, now_s - delay_s)]
+        for chunk in due:
+            del waiting[chunk.key]
+            self._note_sent(chunk, now_s)
+        return due
+
+    def wait_s(self) -> float | None:
+        """How long until the next chunk is due; None: nothing waits."""
+        if not self._waiting:
+            return None
+        oldest_s = min(self._last_sent_s[key] for key in self._waiting)  # a first chunk never waits
+        return max(0.0, oldest_s + self._delay_s() - self._now_s())
+
+    def clear(self) -> None:
+        """Forget everything: the engine is gone."""
+        self._waiting.clear()
+        self._last_sent_s.clear()
+
+    def _is_due(self, chunk: TokenChunk, sent_before_s: float) -> bool:
+        return _is_last(chunk) or self._last_sent_s.get(chunk.key, float("-inf")) <= sent_before_s
+
+    def _note_sent(self, chunk: TokenChunk, now_s: float) -> None:
+        if _is_last(chunk):
+            self._last_sent_s.pop(chunk.key, None)
+        else:
+            self._last_sent_s[chunk.key] = now_s
+
+
+def _append(earlier: TokenChunk, chunk: TokenChunk) -> None:
+    earlier.token_ids += chunk.token_ids
+    earlier.finish_reason, earlier.error, earlier.perf = chunk.finish_reason, chunk.error, chunk.perf
+    if chunk.log_probs is not None:
+        earlier.log_probs = [*(earlier.log_probs or ()), *chunk.log_probs]
+    if chunk.extras is not None:
+        earlier.extras = merged(earlier.extras, chunk.extras)
+
+
+def _is_last(chunk: TokenChunk) -> bool:
+    return chunk.finish_reason is not None or chunk.error is not None

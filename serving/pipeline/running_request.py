@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request between its arrival and its last reply: from the engine's chunks to the contract's replies."""
+
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from ensemble_configs.errors import ServingError
+from serving.engines.base import Beam, ExtraOutputs, FinishReason, PerfMetrics, TokenChunk
+from serving.engines.packed_array import PackedArray
+from serving.pipeline.stream_state import StreamContext, StreamState
+from serving.requests.engine_request import ResponseOptions
+from serving.requests.extra_outputs import merged
+from serving.telemetry.request_metrics import RequestTimes
+
+_NOTHING_YET = PerfMetrics(0, 0, 0, 0, 0, 0, 0)
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """One response: the new tokens of a stream, or everything at once."""
+
+    token_ids: list[int]  # of a whole response the prompt's too, unless excluded
+    is_final: bool
+    num_input_tokens: int | None = None  # None: not asked for; the same holds for all below
+    num_output_tokens: int | None = None  # generated tokens in this reply
+    finish_reason: FinishReason | None = None  # with the last reply
+    stream_state: StreamState | None = None
+    log_probs: list[float] | None = None  # of the generated tokens in this reply
+    cum_log_prob: float | None = None  # of all generated tokens up to here
+    batch_index: int | None = None  # of the prompt, where a request has several
+    sequence_index: int | None = None  # where a prompt has several
+    perf: PerfMetrics | None = None  # of all up to this reply
+    extras: ExtraOutputs | None = None  # of beams as many as asked for, each with what `token_ids` has of the prompt
+
+    @property
+    def beams(self) -> list[Beam] | None:
+        """Of a beam search, where `token_ids` are the best's; None: it was none."""
+        return None if self.extras is None else self.extras.beams
+
+
+class ReplySink(Protocol):
+    """The way of the replies to one request. Called by one thread at a time, and not at all after its last call.
+
+    Attributes:
+        takes_one: the request gets one response, so it cannot stream (`decoupled: false`).
+    """
+
+    takes_one: bool
+
+    def send(self, reply: Reply) -> None:
+        """One reply; the one with `is_final` is the last call. Where another one raises, `fail` is the last call."""
+
+    def fail(self, error: ServingError) -> None:
+        """The last call, instead of a final reply."""
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the replies any more."""
+
+    def named_outputs(self) -> Collection[str]:
+        """Return the outputs that the client asked for by name; none if it named none and takes what there is."""
+
+
+@dataclass(slots=True)
+class RunningRequest:
+    """What is known of a request while it runs."""
+
+    sink: ReplySink
+    request_id: str  # the client's; may be empty or used twice
+    options: ResponseOptions
+    context: StreamContext | None
+    is_prompt_echoed: bool
+    times: RequestTimes
+    returns_log_probs: bool = False
+    stream_name: str = ""  # the server's own, by which it is told that the client has left
+    sequence_index: int = 0  # among those of one prompt; each has a stream of its own
+    # How a cancelled request fails; None: it ends well, with what it has.
+    cancel_error: ServingError | None = None
+    is_unread: bool = False  # its client has gone for certain: the server's frontends drop what comes
+    is_ending: bool = False  # the engine has been asked to stop it
+    num_replies: int = 0
+    is_over: bool = False  # the sink has had its last call
+    # Triton frees a request with its last response: to ask for its cancellation at that moment crashes the server.
+    _sink_lock: threading.Lock = field(default_factory=threading.Lock)
+    _held_ids: list[int] = field(default_factory=list)  # until the end, when not streaming
+    _held_log_probs: list[float] = field(default_factory=list)
+    _held_extras: ExtraOutputs | None = None
+    _context_logits: PackedArray | None = None  # of a stream
+    _cum_log_prob: float = 0.0
+
+    @property
+    def told(self) -> dict[str, object]:
+        """Whose line of the log one is."""
+        trace = self.times.trace
+        return {"request_id": self.request_id, **(trace.told if trace is not None else {}), "is_of_request": True}
+
+    def send(self, reply: Reply) -> None:
+        """Hand a reply to the sink; nothing happens where it has had its last call (the engine died meanwhile)."""
+        with self._sink_lock:
+            if self.is_over:
+                return
+            self.is_over = reply.is_final
+            self.sink.send(reply)
+        self.num_replies += 1
+
+    def fail(self, error: ServingError) -> None:
+        """Make an error the sink's last call, if there was none."""
+        with self._sink_lock:
+            if self.is_over:
+                return
+            self.is_over = True
+            self.sink.fail(error)
+
+    def disown(self) -> None:
+        """Leave the sink to somebody else; it gets no call from here any more."""
+        with self._sink_lock:
+            self.is_over = True
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the replies any more; False once the sink has had its last call."""
+        with self._sink_lock:
+            return not self.is_over and self.sink.is_cancelled()
+
+    def is_stream(self, key: int) -> bool:
+        """Whether it is the ensemble's stream of this name, or one of several of the same request."""
+        return self.context is not None and self.context.key - self.sequence_index == key
+
+    def reply_to(self, chunk: TokenChunk) -> Reply | None:
+        """The reply that a chunk without an error makes, if it makes one."""
+        options, is_final = self.options, chunk.finish_reason is not None
+        token_ids, log_probs = chunk.token_ids, chunk.log_probs or []
+        self._cum_log_prob += sum(log_probs)
+        if not options.is_streaming:
+            self._held_ids += token_ids
+            self._held_log_probs += log_probs
+            token_ids, log_probs = self._held_ids, self._held_log_probs
+            if chunk.extras is not None:
+                self._held_extras = merged(self._held_extras, chunk.extras)
+            if not is_final:
+                return None
+        prompt = options.input_ids if self.is_prompt_echoed and not options.is_streaming else []
+        extras = self._streamed_extras(chunk, is_final=is_final) if options.is_streaming else self._held_extras
+        beams = extras.beams[: options.num_return_sequences] if extras is not None and extras.beams else None
+        return Reply(
+            token_ids=[*prompt, *token_ids] if prompt else token_ids,
+            is_final=is_final,
+            num_input_tokens=len(options.input_ids) if options.return_num_input_tokens else None,
+            num_output_tokens=_num_tokens(token_ids, beams) if options.return_num_output_tokens else None,
+            finish_reason=chunk.finish_reason if options.return_finish_reason else None,
+            stream_state=self._stream_state(is_final, len(prompt)),
+            log_probs=log_probs if self.returns_log_probs else None,
+            cum_log_prob=self._cum_log_prob if self.returns_log_probs else None,
+            perf=self._perf(chunk, has_tokens=bool(token_ids)) if options.return_perf_metrics else None,
+            extras=extras if beams is None else _with_beams(extras, beams, prompt),
+        )
+
+    def _streamed_extras(self, chunk: TokenChunk, *, is_final: bool) -> ExtraOutputs | None:
+        """The logits of the prompt are in the first reply and, once more, in the last.
+
+        Upstream has them in each, and its client prints what it finds in the last.
+        """
+        extras = chunk.extras
+        if extras is not None and extras.context_logits is not None:
+            self._context_logits = extras.context_logits
+        elif is_final and self._context_logits is not None:
+            extras = msgspec.structs.replace(extras or ExtraOutputs(), context_logits=self._context_logits)
+        return extras
+
+    def _perf(self, chunk: TokenChunk, *, has_tokens: bool) -> PerfMetrics | None:
+        perf = chunk.perf
+        if perf is None and not has_tokens and not self.num_replies:
+            perf = _NOTHING_YET  # it was stopped before it began, and its client looks at each output
+        # The engine sees a request only when its step is over, which may take a while.
+        return None if perf is None else msgspec.structs.replace(perf, arrival_time_ns=self.times.arrival_ns)
+
+    def _stream_state(self, is_final: bool, num_prompt_tokens: int) -> StreamState | None:
+        if self.context is None:
+            return None
+        return StreamState(
+            key=self.context.key,
+            is_final=is_final,
+            stop_strings=self.context.stop_strings if self.num_replies == 0 else (),
+            num_prompt_tokens=num_prompt_tokens,
+        )
+
+
+def _num_tokens(token_ids: list[int], beams: list[Beam] | None) -> int:
+    return len(token_ids) if beams is None else sum(len(beam.token_ids) for beam in beams)
+
+
+def _with_beams(extras: ExtraOutputs | None, beams: list[Beam], prompt: list[int]) -> ExtraOutputs:
+    """The beams of a reply, behind the prompt where it is echoed."""
+    assert extras is not None, "the beams are from there"
+    behind = [msgspec.structs.replace(beam, token_ids=[*prompt, *beam.token_ids]) if prompt else beam for beam in beams]
+    return msgspec.structs.replace(extras, beams=behind)

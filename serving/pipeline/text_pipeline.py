@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text in, text out, in one process: tokenizer, engine step and detokenizer, wired as Triton's own ensemble wires them.
+
+A response passes one model instead of three, and its client is this model's own: a request is cancelled wherever it
+is, also before its first token.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ensemble_configs.errors import ServingError, Unavailable
+from ensemble_configs.release import load_release
+from ensemble_configs.tensors import BLS_INPUTS, CLIENT_INPUTS, PROMPT_TENSORS, Tensor
+from serving.engine_process.engine_sources import EngineSource
+from serving.pipeline.generation import GenerationService
+from serving.pipeline.long_prompts import LongPrompt, LongPrompts
+from serving.pipeline.prompt_step import PromptStep
+from serving.pipeline.reply_tensors import text_tensors
+from serving.pipeline.running_request import Reply
+from serving.pipeline.stream_state import StreamState
+from serving.pipeline.text_step import add_chunk, beam_texts
+from serving.requests.tensor_sink import Tensors, TensorSink
+from serving.telemetry.request_metrics import RequestMetrics
+from serving.telemetry.request_trace import RequestTrace
+from serving.text.detokenization import StreamText, TextDecoder
+
+_CLIENT_CHECK_S = 0.12  # a client that has gone is to be noticed within 250 ms
+
+
+class _TextSink:
+    """Replies of the engine step, as text: what is new, or the whole text so far."""
+
+    def __init__(self, sink: TensorSink, decoder: TextDecoder, *, is_accumulating: bool) -> None:
+        self._sink = sink
+        self._decoder = decoder
+        self._is_accumulating = is_accumulating
+        # By stream: of a request with several sequences, each has its own.
+        self._texts: dict[int, StreamText] = {}
+        self._sent: dict[int, bytearray] = {}  # the text of a stream up to now, where responses accumulate
+        self.takes_one = sink.takes_one
+        self.fail = sink.fail
+        self.is_cancelled = sink.is_cancelled
+        self.named_outputs = sink.named_outputs
+
+    def send(self, reply: Reply) -> None:
+        state = reply.stream_state
+        if state is None:  # the answer to a stop request
+            texts = [b""]
+        elif reply.beams is not None:
+            texts = beam_texts(self._decoder, state, [beam.token_ids for beam in reply.beams])
+        else:
+            texts = [self._text(state, reply.token_ids)]
+        self._sink.send(text_tensors(reply, texts), is_final=reply.is_final)
+
+    def _text(self, state: StreamState, token_ids: list[int]) -> bytes:
+        if state.key not in self._texts:
+            self._texts[state.key] = StreamText(self._decoder, state.stop_strings)
+        new = add_chunk(self._texts[state.key], state, token_ids).encode()
+        if not self._is_accumulating:
+            return new
+        sent = self._sent.setdefault(state.key, bytearray())
+        sent += new
+        return bytes(sent)
+
+
+class TextPipeline:
+    """The steps of one release behind one name."""
+
+    def __init__(
+        self,
+        service: GenerationService,
+        prompt_step: PromptStep,
+        decoder: TextDecoder,
+        *,
+        is_accumulating: bool = False,
+    ) -> None:
+        """Args: `is_accumulating`: each response of a stream holds its whole text so far, and not what is new."""
+        self._service = service
+        self._prompt_step = prompt_step
+        self._decoder = decoder
+        self._is_accumulating = is_accumulating
+        self._long = LongPrompts()
+
+    @classmethod
+    def from_release(
+        cls, folder: Path, source: EngineSource, metrics: RequestMetrics, *, is_accumulating: bool = False
+    ) -> "TextPipeline":
+        """Load the release in a model's version folder, wait for its engine, and warm up.
+
+        Raises:
+            ServingError: there is no such release, or it has no engine.
+        """
+        release = load_release(folder)
+        prompt_step = PromptStep.from_spec(release.tokenizer, max_seq_len=release.engine.max_seq_len)
+        decoder = TextDecoder.from_spec(release.tokenizer)
+        service = GenerationService(release, source, metrics=metrics, client_check_s=_CLIENT_CHECK_S)
+        pipeline = cls(service, prompt_step, decoder, is_accumulating=is_accumulating)
+        if release.is_warmed_up:
+            pipeline.warm_up()
+        return pipeline
+
+    def warm_up(self) -> None:
+        """Do with a request of nobody's all that is done before the engine has one; the engine has its own warm-up."""
+        prompt = self._prompt_step.warm_up()
+        if prompt is not None:
+            self._service.warm_up(_renamed(prompt, _FROM_PROMPT_TO_ENGINE))
+
+    def start(
+        self,
+        tensors: Tensors,
+        sink: TensorSink,
+        *,
+        request_id: str = "",
+        stream_name: str = "",
+        timeout_us: int = 0,
+        trace: RequestTrace | None = None,
+    ) -> None:
+        """Take one request by the names of the ensemble's inputs; returns at once, the responses come through `sink`.
+
+        One with long text is looked at later, so what is wrong with it comes through `sink`, too.
+
+        Args:
+            stream_name: as in `GenerationService.start`; so are `timeout_us` and `trace`.
+
+        Raises:
+            ServingError: the request is refused, and `sink` was not called.
+        """
+
+        def begin(prompt: Tensors, *, was_taken: bool = True) -> None:
+            if trace is not None:
+                trace.note_tokenized()
+            engine = {**_renamed(tensors, _TO_ENGINE_STEP), **_renamed(prompt, _FROM_PROMPT_TO_ENGINE)}
+            text = _TextSink(sink, self._decoder, is_accumulating=self._is_accumulating)
+            self._service.start(
+                engine,
+                text,
+                request_id=request_id,
+                stream_name=stream_name,
+                timeout_us=timeout_us,
+                trace=trace,
+                was_taken=was_taken,
+            )
+
+        given = _renamed(tensors, _TO_PROMPT_STEP)
+        prepare = partial(self._prompt_step.prepare, given)
+        waiting = LongPrompt(prepare, begin, sink, request_id=request_id, stream_name=stream_name, trace=trace)
+        if not self._long.take(given, waiting):
+            begin(prepare(), was_taken=False)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have not had their last response."""
+        return self._long.num_waiting + self._service.num_running  # in this order: one that begins is never in neither
+
+    def refuse_new(self, because: Unavailable) -> None:
+        """From now on every new request is refused."""
+        self._long.refuse_new(because)
+        self._service.refuse_new(because)
+
+    def cancel_all(self, because: ServingError) -> None:
+        """End every running request; each fails with `because`."""
+        self._long.cancel_all(because)
+        self._service.cancel_all(because)
+
+    def close(self) -> None:
+        """Hang up on the engine; what still runs gets no further response."""
+        self._long.close()
+        self._service.close()
+
+
+def _names(rows: tuple[Tensor, ...], giver: str, taker: str) -> dict[str, str]:
+    pairs = ((row.name_at(giver), row.name_at(taker)) for row in rows)
+    return {given: taken for given, taken in pairs if given and taken}
+
+
+_TO_PROMPT_STEP = _names(CLIENT_INPUTS, "ensemble", "preprocessing")
+_TO_ENGINE_STEP = _names(CLIENT_INPUTS, "ensemble", "tensorrt_llm") | {row.bls: row.bls for row in BLS_INPUTS}
+_FROM_PROMPT_TO_ENGINE = _names(PROMPT_TENSORS, "preprocessing", "tensorrt_llm")
+
+
+def _renamed(tensors: Tensors, names: Mapping[str, str]) -> dict[str, npt.NDArray[np.generic]]:
+    return {names[name]: array for name, array in tensors.items() if name in names}

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every adapter needs of Triton: where its release lies, and the one wrapper that turns errors into Triton's.
+
+Each error fails one request, and none shows a traceback to a caller.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils
+
+from ensemble_configs.errors import ServerError, ServingError
+from ensemble_configs.model_names import prefix_of
+from ensemble_configs.tensors import outputs_of
+from serving.engine_process.engine_sources import named_engine
+from serving.pipeline.whole_response import WholeResponse
+from serving.requests.tensor_sink import TensorSink
+from serving.telemetry.request_trace import RequestTrace
+from serving.telemetry.request_tracer import RequestTracer
+
+_log = logging.getLogger("trireme.adapter")
+
+# By name: Triton completes `triton_python_backend_utils` only after it has imported the model.
+# It has no code for a deadline; the token in the text keeps the difference.
+_TRITON_CODES = {
+    "INVALID_ARG": "INVALID_ARG",
+    "INVALID_SPEC": "INVALID_ARG",
+    "UNAVAILABLE": "UNAVAILABLE",
+    "DEADLINE": "UNAVAILABLE",
+    "CANCELLED": "CANCELLED",
+}
+
+
+def triton_error(error: ServingError) -> Any:
+    """Triton's form of an error: our text, with its token, and the nearest code."""
+    code = _TRITON_CODES.get(error.code, "INTERNAL")
+    return pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, code))
+
+
+def error_response(error: ServingError) -> Any:
+    """A response that holds nothing but the error."""
+    return pb_utils.InferenceResponse(output_tensors=[], error=triton_error(error))
+
+
+def guarded(respond: Callable[[Any], Any], request: Any, trace: RequestTrace | None = None) -> Any:
+    """`respond(request)`, or the response that says why not."""
+    try:
+        return respond(request)
+    except ServingError as exc:
+        error = exc
+    except Exception:
+        told = trace.told if trace is not None else {}
+        _log.exception("unexpected error in request %r", request.request_id(), extra=told | {"is_of_request": True})
+        error = ServerError("unexpected error; the server's log has the traceback")
+    if trace is not None:
+        trace.end(error)
+    return error_response(error)
+
+
+def start_each(start: Callable[..., Any], requests: list[Any], tracer: RequestTracer) -> None:
+    """Call `start(request, trace=...)` for each request; what it raises is the only response.
+
+    One whose refusal cannot be sent keeps none behind it from being started: Triton would wait for them for ever.
+    """
+    for request in requests:
+        trace = tracer.begin(request)
+        refusal = guarded(partial(start, trace=trace), request, trace)
+        if refusal is None:
+            continue
+        try:
+            request.get_response_sender().send(refusal, flags=final_flag())
+        except Exception:
+            _log.exception("the refusal of request %r could not be sent", request.request_id())
+
+
+class Responses:
+    """The way a model responds, by its config, for as long as it is loaded.
+
+    Args:
+        args: what Triton initializes the model with.
+        step: which model of upstream's it is, whatever stands before its name.
+    """
+
+    def __init__(self, args: Mapping[str, str], *, step: str) -> None:
+        policy = json.loads(args["model_config"]).get("model_transaction_policy", {})
+        self._is_decoupled = bool(policy.get("decoupled", False))
+        self._all_outputs = frozenset(name for name, _ in outputs_of(step))
+
+    def sink(self, request: Any, trace: RequestTrace | None) -> TensorSink:
+        """Return where the responses to one request go."""
+        sink = _SenderSink(request, trace, self._all_outputs)
+        return sink if self._is_decoupled else WholeResponse(sink)
+
+
+class _SenderSink:
+    """The responses to one request, sent when they are there: `execute` has returned before.
+
+    A model that is not decoupled may respond so too, once for each request; `tests/triton/test_unary.py` shows that
+    such requests run side by side.
+    """
+
+    takes_one = False
+
+    def __init__(self, request: Any, trace: RequestTrace | None, all_outputs: frozenset[str]) -> None:
+        self._names = frozenset(request.requested_output_names())
+        self._all_outputs = all_outputs
+        self._sender = request.get_response_sender()
+        self._trace = trace
+        self.is_cancelled = self._sender.is_cancelled
+
+    def named_outputs(self) -> Collection[str]:
+        """Return the outputs that the client named. Triton names all of them where it did not, and so does a graph."""
+        return () if self._names >= self._all_outputs or "stream_state" in self._names else self._names
+
+    def send(self, tensors: Mapping[str, npt.NDArray[np.generic]], *, is_final: bool) -> None:
+        """Send one response, of the outputs that the request wants.
+
+        The stub would drop the others, and up to Triton 2.52 it frees their arrays without Python's lock: with tens of
+        streams the process of the model dies within seconds (python_backend pull request 390).
+        """
+        wanted = [pb_utils.Tensor(name, tensor) for name, tensor in tensors.items() if name in self._names]
+        response = pb_utils.InferenceResponse(wanted)
+        if is_final and self._trace is not None:
+            self._trace.end()  # before its client has it, whose own span ends then
+        self._sender.send(response, flags=final_flag() if is_final else 0)
+
+    def fail(self, error: ServingError) -> None:
+        """The last response, instead of a final one."""
+        if self._trace is not None:
+            self._trace.end(error)
+        self._sender.send(error_response(error), flags=final_flag())
+
+
+def release_folder(args: Mapping[str, str]) -> Path:
+    """The version folder of the model that Triton initializes with `args`."""
+    return Path(args["model_repository"]) / args["model_version"]
+
+
+def engine_name(args: Mapping[str, str], *, step: str) -> str:
+    """Of the engine that serves the model that Triton initializes with `args`.
+
+    Args:
+        step: which model of upstream's it is, whatever stands before its name.
+    """
+    return named_engine(prefix_of(args["model_name"], step), args["model_version"])
+
+
+def final_flag() -> int:
+    """Marks the last response of a decoupled request."""
+    return int(pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request to the engine step, from named arrays to typed values; what is unsupported or out of range is refused.
+
+Driven by the rows of `ensemble_configs.tensors`: what a row's `field` names is read into `SamplingParams` or
+`ResponseOptions` below, or into `Scheduling`.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, get_type_hints
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ensemble_configs.errors import RequestError
+from ensemble_configs.tensors import BLS_INPUTS, STRING, UINT8, Tensor, inputs_of, named_at
+from serving.engines.base import EngineInfo, SamplingParams
+from serving.engines.packed_array import PackedArray
+from serving.engines.request_limits import unsupported_error
+from serving.pipeline.stream_state import KEYS_PER_REQUEST
+from serving.requests.embedding_bias import sparse_bias
+from serving.requests.guided_decoding import check_guide, guide_text
+from serving.requests.list_sizes import check_list_size
+from serving.requests.model_input_checks import check_model_inputs, num_virtual_tokens
+from serving.requests.number_ranges import check_range, out_of_range, ranges_of
+from serving.requests.scheduling import Scheduling, tenant_name
+from serving.requests.word_lists import unpack_words
+
+_ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm") + named_at("tensorrt_llm_bls", BLS_INPUTS))
+_MAX_LOGITS_BYTES = 1 << 28  # of one response
+_SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
+_SCHEDULING_FIELDS = frozenset(Scheduling.__struct_fields__)
+
+
+class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks of the serving around the engine."""
+
+    input_ids: list[int] = []
+    input_length: int | None = None
+    pad_id: int | None = None
+    is_streaming: bool = False
+    exclude_input_in_output: bool | None = None  # None: the deployment's default
+    return_num_input_tokens: bool = False
+    return_num_output_tokens: bool = False
+    return_finish_reason: bool = False
+    return_perf_metrics: bool = False
+    # None: one, or all beams of a beam search.
+    num_return_sequences: Annotated[int, msgspec.Meta(ge=1, le=KEYS_PER_REQUEST)] | None = None
+    stop: bool = False
+    stop_words_list: list[list[int]] | None = None  # [2, n]: flat ids; cumulative offsets, padded with -1
+    stream_context: bytes | None = None
+
+
+class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to the engine step, checked."""
+
+    sampling: SamplingParams
+    options: ResponseOptions
+    scheduling: Scheduling = Scheduling()
+
+
+class RequestDecoder:
+    """Turns arrays into requests for one engine, whose limits it knows."""
+
+    def __init__(self, info: EngineInfo) -> None:
+        self._info = info
+
+    def decode(
+        self, tensors: Mapping[str, npt.NDArray[np.generic]], *, is_context_only: bool = False
+    ) -> DecodedRequest:
+        """Check and convert a request of one prompt, or one prompt of a batch.
+
+        Args:
+            tensors: by the names of `tensorrt_llm`'s inputs, or of those that only `tensorrt_llm_bls` has; a scalar is
+                ``[1] `` (reshaped), others ``[1, *dims]``.
+            is_context_only: of disaggregated serving, the request for the prefill's server.
+
+        Raises:
+            RequestError: names the field, its value and what is allowed.
+        """
+        if "stop" in tensors and _value("stop", _ROWS["stop"], tensors["stop"], self._info.vocab_size):
+            return _stop_request(tensors)
+        sampling: dict[str, object] = {}
+        options: dict[str, object] = {}
+        scheduling: dict[str, object] = {}
+        for name, array in tensors.items():
+            row = _ROWS[name]
+            if row.why_not:
+                raise _refused_by_all(name, row, self._info)
+            target = sampling if row.field in _SAMPLING_FIELDS else options
+            if row.field in _SCHEDULING_FIELDS:
+                target = scheduling
+            check_list_size(name, row.field, _list_size(row, array), max_seq_len=self._info.max_seq_len)
+            value = _value(name, row, array, self._info.vocab_size)
+            check_range(row.field, value, _RANGES)
+            if row.field in target and target[row.field] != value:
+                raise RequestError(
+                    f"{name}={value} contradicts the same setting under its other name ({target[row.field]}); send one",
+                    field=name,
+                    value=value,
+                )
+            target[row.field] = value
+        if "max_tokens" not in sampling:  # Triton counts inputs, and an optional one makes up for it
+            raise RequestError("request_output_len is missing; it is required", field="request_output_len")
+        if is_context_only:
+            sampling["is_context_only"] = True
+        names = _ENSEMBLE_NAMES if "stream_context" in tensors else _CLIENT_NAMES
+        request = DecodedRequest(
+            sampling=self._sampling(sampling, names),
+            options=msgspec.convert(options, ResponseOptions),
+            scheduling=self._scheduling(scheduling),
+        )
+        _check_beams(request)
+        _check_logits(request, self._info.vocab_size)
+        return self._check_lengths(request)
+
+    def _sampling(self, values: dict[str, object], names: Mapping[str, str]) -> SamplingParams:
+        if values.get("top_p_reset_id") == -1:
+            del values["top_p_reset_id"]
+        for field in (name for name in SamplingParams.__struct_fields__ if name in values):  # not as they were sent
+            value = values[field]
+            if field not in self._info.supported and value != _DEFAULTS.get(field):
+                raise unsupported_error(field, value, self._info, name=names.get(field))
+        params = SamplingParams(**values)  # type: ignore[arg-type]
+        for field in ("end_id", "top_p_reset_id"):
+            token_id = values.get(field)
+            if isinstance(token_id, int) and not -1 <= token_id < self._info.vocab_size:
+                raise out_of_range(field, token_id, f"-1 (none) to {self._info.vocab_size - 1}")
+        check_model_inputs(params, vocab_size=self._info.vocab_size)
+        check_guide(params)
+        return params
+
+    def _scheduling(self, values: dict[str, object]) -> Scheduling:
+        for field, value in values.items():
+            if not self._info.is_admitting:
+                raise RequestError(
+                    f"{field} needs admission, which this deployment does not have; name `admission` in it, or leave "
+                    f"{field} out",
+                    field=field,
+                    value=value,
+                )
+        return Scheduling(**values)  # type: ignore[arg-type]
+
+    def _check_lengths(self, request: DecodedRequest) -> DecodedRequest:
+        ids, declared = request.options.input_ids, request.options.input_length
+        if not ids:
+            raise RequestError("input_ids is empty; send at least one token", field="input_ids")
+        if declared is not None and declared != len(ids):
+            raise out_of_range("input_lengths", declared, f"{len(ids)}, the number of input_ids")
+        num_ids = self._info.vocab_size + num_virtual_tokens(request.sampling)
+        if min(ids) < 0 or max(ids) >= num_ids:
+            bad = next(i for i in ids if not 0 <= i < num_ids)
+            raise out_of_range("input_ids", bad, f"0 to {num_ids - 1}, the model's vocabulary")
+        limit = self._info.max_seq_len
+        if request.sampling.max_tokens > limit - len(ids):
+            raise out_of_range(
+                "max_tokens",
+                request.sampling.max_tokens,
+                f"1 to {limit - len(ids)} for this prompt ({limit} tokens of prompt and output together)",
+            )
+        return request
+
+
+def _stop_request(tensors: Mapping[str, npt.NDArray[np.generic]]) -> DecodedRequest:
+    """Only whom it stops counts: upstream's client fills the rest with zeros and memory it has not initialized."""
+    context = tensors.get("stream_context")
+    return DecodedRequest(
+        sampling=SamplingParams(max_tokens=1),
+        options=ResponseOptions(stop=True, stream_context=None if context is None else context[0].tobytes()),
+    )
+
+
+def _list_size(row: Tensor, array: npt.NDArray[np.generic]) -> int:
+    """How many values one row of a batch has, a pair or a triple counting as one."""
+    if array.ndim < 2 or not row.dims:
+        return 1
+    return int(array.shape[1] if row.dims[-1] != -1 else array.shape[-1])
+
+
+def _value(name: str, row: Tensor, array: npt.NDArray[np.generic], vocab_size: int) -> object:
+    if row.data_type != STRING and (row.is_scalar or row.dims == (1,)):
+        return _scalar(array)
+    return _item(name, row, array[0], vocab_size)
+
+
+def _item(name: str, row: Tensor, item: npt.NDArray[np.generic], vocab_size: int) -> object:
+    match row.field:
+        case "bad_words":
+            return unpack_words(item, "bad_words", vocab_size=vocab_size)
+        case "embedding_bias":
+            return sparse_bias(item, vocab_size=vocab_size) or None
+        case field if row.data_type == STRING and row.dims == (1,):
+            text = np.ravel(item)[0]
+            return tenant_name(text) if field == "tenant" else guide_text(text, name)
+        case field if field in _PACKED:
+            return _packed(item, name)
+        case _ if row.data_type == UINT8:
+            return item.tobytes()
+        case field:
+            return tuple(item.tolist()) if field in _SAMPLING_FIELDS else item.tolist()
+
+
+def _packed(item: npt.NDArray[np.generic], name: str) -> PackedArray:
+    if not np.isfinite(item).all():
+        raise RequestError(f"{name} must be finite numbers", field=name)
+    return PackedArray.of(item)
+
+
+def _scalar(array: npt.NDArray[np.generic]) -> object:
+    scalar = array.reshape(-1)[0]
+    # By way of its shortest text: 0.1 sent as FP32 is 0.1 again, not 0.10000000149.
+    return float(str(scalar)) if scalar.dtype == np.float32 else scalar.item()
+
+
+# For the documents: what goes for every engine.
+CONDITIONS = {
+    "beam_width": "without `stream`, `top_k` and `top_p`",
+    **dict.fromkeys(Scheduling.__struct_fields__, "with `admission`"),
+}
+
+
+def _check_logits(request: DecodedRequest, vocab_size: int) -> None:
+    """Logits are large: for a vocabulary of 100,000, a megabyte is two tokens."""
+    sampling, num_rows = request.sampling, 0
+    if sampling.return_context_logits:
+        num_rows += len(request.options.input_ids)
+    if sampling.return_generation_logits:
+        num_rows += sampling.beam_width * sampling.max_tokens
+    if sampling.use_draft_logits:  # within the engine's process, but as large
+        num_rows += sampling.num_draft_tokens
+    limit = _MAX_LOGITS_BYTES // (4 * vocab_size)
+    if num_rows > limit:
+        raise RequestError(
+            f"logits of {num_rows} tokens, all beams and drafts together, are more than a response may hold ({limit}); "
+            "ask for fewer tokens, beams or drafts",
+            field="max_tokens",
+            value=sampling.max_tokens,
+        )
+
+
+def _check_beams(request: DecodedRequest) -> None:
+    """A beam search changes its mind about what came before: nothing is certain until its end."""
+    width, wanted = request.sampling.beam_width, request.options.num_return_sequences
+    if width == 1:
+        return
+    if request.options.is_streaming:
+        raise RequestError(
+            f"beam_width ({width}) does not go with stream: beams are known only at their end; leave stream out, or "
+            "ask for num_return_sequences instead of beams",
+            field="beam_width",
+            value=width,
+        )
+    if not request.sampling.is_greedy:
+        raise RequestError(
+            f"beam_width ({width}) does not go with top_k or top_p: beams are searched, not sampled; leave them out",
+            field="beam_width",
+            value=width,
+        )
+    if wanted is not None and wanted > width:
+        raise out_of_range("num_return_sequences", wanted, f"1 to {width}, the beams")
+
+
+def _refused_by_all(name: str, row: Tensor, info: EngineInfo) -> RequestError:
+    return RequestError(
+        f"{name} is not supported by the provider {info.provider!r}; {row.why_not}", field=name, provider=info.provider
+    )
+
+
+# By field; of two names for one setting the newer, which comes first in the table.
+_CLIENT_NAMES = {row.field: row.ensemble for row in reversed(_ROWS.values()) if row.ensemble}
+# What a caller of the ensemble sends as text and the engine step gets as ids.
+_ENSEMBLE_NAMES = _CLIENT_NAMES | {row.field: row.ensemble for _, row in reversed(inputs_of("preprocessing"))}
+# What an engine reads as an array, by its annotation.
+_PACKED = frozenset(field for field, hint in get_type_hints(SamplingParams).items() if hint == PackedArray | None)
+_RANGES = ranges_of(SamplingParams) | ranges_of(ResponseOptions) | ranges_of(Scheduling)
+_DEFAULTS = {
+    field.name: field.default
+    for field in msgspec.structs.fields(SamplingParams)
+    if field.default is not msgspec.NODEFAULT
+}

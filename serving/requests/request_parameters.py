@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameters of a request beside its tensors: which release it is for, when it is to run, and of disaggregated
+serving which phase; and the trace that it is part of, which is `serving.tracing`'s.
+"""
+
+import difflib
+import functools
+import json
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from ensemble_configs.errors import RequestError
+from serving.requests.scheduling import Priority, tenant_name
+
+RELEASE = "release"
+PRIORITY_CLASS = "priority_class"  # not `priority`: Triton keeps that one to itself
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+STREAM_NAME = "trireme-stream"  # of the server's own: whose client may leave (serving.frontend.departures)
+KNOWN_PARAMETERS = (RELEASE, PRIORITY_CLASS, "tenant", "deadline_ms", "request_type", TRACEPARENT, TRACESTATE)
+_KNOWN = (STREAM_NAME, *KNOWN_PARAMETERS)
+_MAX_PARAMETERS = 256
+_MAX_CHARS = 65_536  # of all of them
+_CLASSES = {priority.name.lower(): int(priority) for priority in Priority}
+
+Parameters = Mapping[str, object]
+Tensors = Mapping[str, npt.NDArray[np.generic]]
+
+
+def parameters_of(text: str) -> Parameters:
+    """Those of a request, as Triton gives them: a JSON object, or nothing.
+
+    Clients may send others of their own, as they may to upstream.
+
+    Raises:
+        RequestError: they are too many or too long, or one is all but called as one of ours, which would not be heeded.
+    """
+    if len(text) > _MAX_CHARS:
+        message = f"the parameters have {len(text)} characters; send at most {_MAX_CHARS} beside the tensors"
+        raise RequestError(message, field="parameters", value=len(text), max=_MAX_CHARS)
+    found: Parameters = json.loads(text) if text else {}
+    if len(found) > _MAX_PARAMETERS:
+        message = f"the request has {len(found)} parameters; send at most {_MAX_PARAMETERS}"
+        raise RequestError(message, field="parameters", value=len(found), max=_MAX_PARAMETERS)
+    for name in found:
+        if meant := _misspelt(name):
+            raise RequestError(f"the parameter {name} is not known; {meant} is", field=name)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _misspelt(name: str) -> str | None:
+    """The parameter that was probably meant."""
+    close = difflib.get_close_matches(name.lower()[:64], _KNOWN, n=1, cutoff=0.85)
+    return close[0] if close and name not in _KNOWN else None
+
+
+def release_asked_for(parameters: Parameters) -> str | None:
+    """The version that a request names, None: none.
+
+    Raises:
+        RequestError: it is not a number.
+    """
+    value = parameters.get(RELEASE)
+    if value is None:
+        return None
+    # A number in JSON or gRPC; text too, for clients that can send nothing else. Never a path.
+    if isinstance(value, bool) or not str(value).isascii() or not str(value).isdecimal():
+        raise RequestError(f"release must be the number of a release, got {value!r}", field=RELEASE, value=value)
+    return str(value).lstrip("0") or "0"
+
+
+def stream_name_of(parameters: Parameters) -> str:
+    """Return the name that the server's frontends gave the stream of a request; empty: it came another way."""
+    return str(parameters.get(STREAM_NAME, ""))
+
+
+def check_release(parameters: Parameters, own: str) -> None:
+    """For a model that serves its own release alone.
+
+    Raises:
+        RequestError: the request names another one.
+    """
+    version = release_asked_for(parameters)
+    if version is not None and version != own:
+        raise RequestError(
+            f"this model serves release {own} alone, and release {version} is asked for; ask tensorrt_llm_bls, which "
+            f"takes a release by request, or version {version} of this model",
+            field=RELEASE,
+            value=version,
+        )
+
+
+def is_context_only(parameters: Parameters) -> bool:
+    """Whether a request is for the prefill's server of two: its parameter `request_type` says ``context_only``."""
+    return parameters.get("request_type") == "context_only"
+
+
+def with_scheduling(tensors: Tensors, parameters: Parameters) -> Tensors:
+    """The tensors of a request, with those that its parameters `priority_class`, `tenant` and `deadline_ms` stand for.
+
+    A tensor that is there already goes before a parameter.
+
+    Raises:
+        RequestError: a parameter is not what it should be.
+    """
+    if not parameters.keys() & {PRIORITY_CLASS, "tenant", "deadline_ms"}:
+        return tensors
+    found: dict[str, npt.NDArray[np.generic]] = {}
+    num_prompts = max((len(array) for array in tensors.values()), default=1)
+    if PRIORITY_CLASS in parameters:
+        name = parameters[PRIORITY_CLASS]
+        if not isinstance(name, str) or name not in _CLASSES:
+            raise RequestError(
+                f"{PRIORITY_CLASS} must be one of {', '.join(_CLASSES)}; got {name!r}", field=PRIORITY_CLASS, value=name
+            )
+        found["priority"] = np.full((num_prompts, 1), _CLASSES[name], np.int32)
+    if "tenant" in parameters:
+        found["tenant"] = np.full((num_prompts, 1), tenant_name(parameters["tenant"]).encode(), np.object_)
+    if "deadline_ms" in parameters:
+        found["deadline_ms"] = np.full((num_prompts, 1), _milliseconds(parameters["deadline_ms"]), np.int32)
+    return {**found, **tensors}
+
+
+def with_timeout(tensors: Tensors, timeout_us: int) -> Tensors:
+    """The tensors of a request whose parameter `timeout` of Triton's own says so many microseconds, 0: none.
+
+    It is a deadline as `deadline_ms` is, and of both the sooner one counts.
+    """
+    if not timeout_us:
+        return tensors
+    timeout_ms = np.int32(min(-(-timeout_us // 1000), np.iinfo(np.int32).max))
+    num_prompts = max((len(array) for array in tensors.values()), default=1)
+    own = tensors.get("deadline_ms", np.full((num_prompts, 1), timeout_ms, np.int32))
+    return {**tensors, "deadline_ms": np.minimum(own, timeout_ms)}
+
+
+def _milliseconds(value: object) -> int:
+    if isinstance(value, bool) or not str(value).isascii() or not str(value).isdecimal() or len(str(value)) > 9:
+        raise RequestError(
+            f"deadline_ms must be a whole number of milliseconds below a billion, got {value!r}",
+            field="deadline_ms",
+            value=value,
+        )
+    return int(str(value))

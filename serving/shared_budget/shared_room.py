@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Room that an engine shares with those of other models on its device: taken before a start, free at its end."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from ensemble_configs.errors import RequestError
+from ensemble_configs.shared_budget_spec import SharedBudgetSpec
+from serving.engines.clock import Clock
+from serving.shared_budget.shared_ledger import SharedLedger
+
+POLL_S = 0.002  # of an engine that has nothing else to do: nobody tells it that others have let go
+
+_FIRST_GUESS_S = 0.01  # too short rather than too long: who comes next begins where those are that run
+_NEW_PART = 0.1  # of the newest in the mean of the times
+
+
+class SharedRoom(Protocol):
+    """Asked for each start, and told of each end."""
+
+    def refuse_never_fitting(self, num_tokens: int) -> None:
+        """Raises: RequestError: so much is not there, though nobody held anything."""
+
+    def take(self, key: int, num_tokens: int, *, num_waiting: int) -> bool:
+        """Hold what a request of at most so many tokens takes; False: others hold it, or it is their turn.
+
+        Args:
+            num_waiting: requests that would start now, this one included.
+        """
+
+    def free(self, key: int) -> None:
+        """It has left."""
+
+    def want_nothing(self) -> None:
+        """Nothing waits that would start if there were more."""
+
+
+class NothingShared(SharedRoom):
+    """An engine that has its device to itself, or a part of it that is set aside."""
+
+    def refuse_never_fitting(self, num_tokens: int) -> None:
+        """Everything fits."""
+
+    def take(self, key: int, num_tokens: int, *, num_waiting: int) -> bool:  # noqa: ARG002
+        """There is always room."""
+        return True
+
+    def free(self, key: int) -> None:
+        """Nothing was held."""
+
+    def want_nothing(self) -> None:
+        """Nobody would know."""
+
+
+class _Held(msgspec.Struct):
+    amounts: Mapping[str, int]
+    part: float  # of the device: the largest of any resource
+    since_s: float
+    expected_s: float
+
+
+class LedgerRoom(SharedRoom):
+    """Room in the ledger of a server.
+
+    A request's work is its part of the device times the time for which it has it: so the parts of the device that
+    models hold, over time, are in proportion to their weights while all want more. When a request starts, its time is
+    taken to be the mean of earlier ones; when it ends, the ledger is told what it was.
+    """
+
+    def __init__(self, ledger: SharedLedger, spec: SharedBudgetSpec, clock: Clock, *, block_tokens: int) -> None:
+        """Args: `block_tokens`: tokens in a KV block of the engine."""
+        self._ledger = ledger
+        self._resources = spec.resources
+        self._clock = clock
+        self._block_tokens = block_tokens
+        self._held: dict[int, _Held] = {}
+        self._mean_s: float | None = None
+
+    def refuse_never_fitting(self, num_tokens: int) -> None:
+        """By the count of each resource."""
+        amounts = self._amounts(num_tokens)
+        for resource in self._resources:
+            if amounts[resource.name] > resource.count:
+                raise RequestError(
+                    f"a request of {num_tokens} tokens takes {amounts[resource.name]} of {resource.name}, of which "
+                    f"there are {resource.count} for all models; ask for less",
+                    field="max_tokens",
+                    value=num_tokens,
+                )
+
+    def take(self, key: int, num_tokens: int, *, num_waiting: int) -> bool:
+        """By the rule of the ledger."""
+        amounts = self._amounts(num_tokens)
+        part = max(amounts[resource.name] / resource.count for resource in self._resources)
+        expected_s = _FIRST_GUESS_S if self._mean_s is None else self._mean_s
+        if not self._ledger.try_acquire(amounts, work=part * expected_s, num_waiting=num_waiting):
+            return False
+        self._held[key] = _Held(amounts, part, self._clock.now_s(), expected_s)
+        return True
+
+    def free(self, key: int) -> None:
+        """And settle its time."""
+        held = self._held.pop(key)
+        self._ledger.release(held.amounts)
+        took_s = max(1e-3, self._clock.now_s() - held.since_s)  # above 0: their mean is what a start costs
+        self._ledger.charge(held.part * (took_s - held.expected_s))
+        self._mean_s = took_s if self._mean_s is None else self._mean_s + _NEW_PART * (took_s - self._mean_s)
+
+    def want_nothing(self) -> None:
+        """For all to see."""
+        self._ledger.withdraw()
+
+    def _amounts(self, num_tokens: int) -> dict[str, int]:
+        num_blocks = -(-num_tokens // self._block_tokens)
+        return {r.name: r.units_of(num_tokens=num_tokens, num_blocks=num_blocks) for r in self._resources}

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme serve`: check, assemble the model repository, keep Triton running in the foreground, drain when asked
+to stop.
+"""
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ensemble_configs.deployment import load_deployment, override_triton
+from ensemble_configs.errors import ServerError, SpecError
+from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.server_lock import server_lock
+from ensemble_configs.unix_socket import CONTROL_SOCKET
+from serving.doctor.server_features import describe_server
+from serving.doctor.server_probe import refuse_unfit_server
+from serving.live_releases.kept_deployment import KeptDeployment
+from serving.live_releases.live_deployment import LiveDeployment
+from serving.live_releases.release_control import release_handlers
+from serving.process.server_log import log_format as current_log_format
+from serving.process.server_log import set_up_log
+from serving.supervisor.control import ControlSocket
+from serving.supervisor.control_key import read_control_key
+from serving.supervisor.descriptor_limit import raise_descriptor_limit
+from serving.supervisor.drain_request import DrainRequest
+from serving.supervisor.frontends import Frontends
+from serving.supervisor.health import Health, HealthServer
+from serving.supervisor.installation import fetch_triton, find_triton
+from serving.supervisor.messages import releases_of, welcome
+from serving.supervisor.shared_memory import remove_dead_regions
+from serving.supervisor.shutdown import Leaving
+from serving.supervisor.start_failure import cause_in
+from serving.supervisor.stop_signal import StopSignal
+from serving.supervisor.supervision import Supervision
+from serving.supervisor.triton_process import TritonProcess
+from serving.telemetry.request_tracer import check_installed
+
+_log = logging.getLogger("trireme.serve")
+
+
+def serve(
+    deployment: Annotated[
+        Path, typer.Option(help="Deployment file.", show_default="the demo model's, demo_cpu.yaml")
+    ] = DEFAULT_DEPLOYMENT,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="the deployment's")] = None,
+    http_port: Annotated[int | None, typer.Option(help="KServe HTTP port.", show_default="the deployment's")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="KServe gRPC port.", show_default="the deployment's")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Prometheus port.", show_default="the deployment's")] = None,
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Of /live, /started and /ready over HTTP, for probes.", min=1, max=65535, show_default="none"
+        ),
+    ] = None,
+    control_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Holds the key to Triton's restricted APIs.", show_default="a key of each start, known to nobody"
+        ),
+    ] = None,
+    exit_delay_s: Annotated[
+        float,
+        typer.Option(
+            help="How long, asked to stop, it takes requests though it says that it is not ready.", min=0, max=3600
+        ),
+    ] = 0.0,
+    exit_timeout_s: Annotated[
+        float, typer.Option(help="How long running streams may go on at shutdown.", min=0)
+    ] = 30.0,
+    ready_timeout_s: Annotated[float, typer.Option(help="How long loading may take.", min=1)] = 600.0,
+    log_format: Annotated[
+        Literal["text", "json"] | None,
+        typer.Option(help="Of the processes in Python; Triton's own lines are text.", show_default="the deployment's"),
+    ] = None,
+    is_verbose: Annotated[bool, typer.Option("--verbose", help="Triton's log to the terminal, not to a file.")] = False,
+) -> None:
+    """Serve a deployment on Triton until Ctrl-C or SIGTERM; running streams are finished first.
+
+    Examples:
+
+      trireme serve
+
+      trireme serve --deployment my.yaml --host 0.0.0.0 --grpc-port 9001
+
+      trireme serve --log-format json
+    """
+    file = load_deployment(deployment)
+    folder = Path("build").resolve() / file.name
+    kept = KeptDeployment(folder / "served.json", file)
+    spec = override_triton(kept.load(), host=host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port)
+    if health_port in (ports := (spec.triton.http_port, spec.triton.grpc_port, spec.triton.metrics_port)):
+        taken = ", ".join(map(str, ports))
+        raise SpecError(
+            f"--health-port {health_port} is one of Triton's ({taken}); name another",
+            field="health_port",
+            value=health_port,
+        )
+    control_key = None if control_key_file is None else read_control_key(control_key_file)
+    if log_format is not None:
+        spec = spec.model_copy(update={"logs": spec.logs.model_copy(update={"format": log_format})})
+    set_up_log(spec.logs.format, deployment=spec.name)
+    if spec.tracing is not None:
+        check_installed()
+    live = LiveDeployment(
+        spec,
+        repository=folder / "model_repository",
+        source=str(deployment),
+        start=lambda served: TritonProcess(
+            served,
+            folder / "model_repository",
+            installation,
+            None if is_verbose else log,
+            control_key=control_key,
+            frontends=frontends,
+        ),
+        keep=kept.keep,
+        load_timeout_s=ready_timeout_s,
+        tell=_tell,
+    )
+    frontends: Frontends | None = None
+    log_path = folder / "triton.log"
+    with server_lock(folder, spec), contextlib.closing(live), contextlib.ExitStack() as held:
+        if (low_limit := raise_descriptor_limit(spec)) is not None:
+            _tell(low_limit)
+        live.check()
+        fetch_triton()
+        installation = find_triton()
+        refuse_unfit_server(spec.triton, installation)
+        log = held.enter_context(log_path.open("wb"))
+        log.write(f"{describe_server(spec.triton, installation)}\n".encode())
+        log.flush()  # tritonserver writes into it, too
+        for prefix in remove_dead_regions():
+            _tell(f"removed the shared memory of a server that is gone ({prefix}*)")
+        _tell(f"loading {spec.name} ({releases_of(live.spec)}) ...")
+        health = Health()
+        if health_port is not None:
+            held.enter_context(contextlib.closing(HealthServer(health, spec.triton.host, health_port)))
+        stop = StopSignal()
+        if spec.triton.is_guarded:
+            frontends = held.enter_context(contextlib.closing(Frontends(spec.triton, _tell)))
+        drain_request = DrainRequest(stop.ask)
+        handlers = release_handlers(live) | drain_request.handlers()
+        held.enter_context(contextlib.closing(ControlSocket(folder / CONTROL_SOCKET, handlers)))
+        try:
+            Supervision(
+                start=live.start,
+                lose=live.lose,
+                give_up_candidate=live.give_up_candidate,
+                health=health,
+                is_needed=live.is_stable,
+                triton=spec.triton,
+                stop=stop,
+                leaving=Leaving(stop, drain_request, health, exit_delay_s, exit_timeout_s, _tell),
+                ready_timeout_s=ready_timeout_s,
+                on_ready=lambda seconds: welcome(live.spec, seconds),
+                tell=_tell,
+            ).run()
+        except ServerError as exc:
+            raise ServerError(f"{exc.message}\n{cause_in(log_path, is_verbose=is_verbose)}") from exc
+
+
+def _tell(line: str) -> None:
+    if current_log_format() == "json":
+        _log.info("%s", line)
+    else:
+        typer.echo(line, err=True)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a server goes that is asked to: drained, and then stopped, or kept as it is until a signal comes.
+
+A signal means both. A caller of the control socket asks for the first alone: what it calls before it lets somebody else
+send the signal, such as a pod's preStop hook, is over when the streams are, and not when the process is.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from serving.supervisor.drain import Outcome, drain
+from serving.supervisor.drain_request import DrainRequest
+from serving.supervisor.health import Health
+from serving.supervisor.stop_signal import StopSignal
+from serving.supervisor.triton_process import TritonProcess
+
+_GLANCE_S = 0.5
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Used by the thread that supervises, once `stop` is asked for."""
+
+    stop: StopSignal
+    request: DrainRequest
+    health: Health
+    delay_s: float
+    timeout_s: float
+    tell: Callable[[str], None]  # progress for a person
+
+    def leave(self, server: TritonProcess, failure: Callable[[], str | None]) -> None:
+        """Drain a server that serves; return when it is to be stopped.
+
+        Args:
+            failure: what is wrong with it, if anything.
+        """
+        self.health.enter("draining")
+        self._note("draining; Ctrl-C again stops at once" if self.stop.count else "draining, as `trireme drain` asks")
+        outcome = drain(
+            server,
+            timeout_s=self.timeout_s,
+            delay_s=self.delay_s,
+            failure=failure,
+            is_hurried=lambda: self.stop.count > 1,
+            tell=self._note,
+        )
+        self.finish(outcome)
+        if outcome is Outcome.LOST:  # what is left of it may not know that it is to refuse new requests
+            return
+        while not self.stop.wait_for_signal(_GLANCE_S):
+            if server.exit_status is not None:
+                self.tell(f"tritonserver ended with status {server.exit_status}; it was drained, and is left so")
+                return
+
+    def finish(self, outcome: Outcome) -> None:
+        """No stream runs any more."""
+        self.health.enter("drained")
+        self.request.finish(outcome)
+        if not self.stop.count:
+            self.tell("drained; SIGTERM ends this process")
+
+    def wait(self) -> None:
+        """With no server any more, until a signal comes."""
+        while not self.stop.wait_for_signal(_GLANCE_S):
+            pass
+
+    def _note(self, line: str) -> None:
+        self.request.note(line)
+        self.tell(line)

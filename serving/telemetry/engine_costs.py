@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine of a release reads and computes in a step, and what its device could: the figures behind MBU and MFU.
+
+A simulated engine has what its spec says, an OpenVINO model what its files say, and the bandwidth of its cores if that
+was ever measured; an engine on GPUs what the manifest of its release says. What nobody knows is left out.
+"""
+
+import msgspec
+
+from ensemble_configs.engine_specs import OpenVinoEngineSpec, SimulatedEngineSpec
+from ensemble_configs.release_manifest import find_release, load_manifest
+from ensemble_configs.release_spec import ReleaseSpec
+from serving.engines.base import EngineCosts
+from serving.engines.openvino.openvino_costs import openvino_costs
+from serving.telemetry.cpu_bandwidth import kept_bandwidth
+
+
+def engine_costs(release: ReleaseSpec) -> EngineCosts:
+    """Of the release's engine; a draft beside it is not counted.
+
+    Raises:
+        SpecError: the release's manifest is not valid.
+    """
+    engine = release.engine
+    if isinstance(engine, SimulatedEngineSpec):
+        return EngineCosts(
+            weight_bytes=engine.weight_bytes or None,
+            kv_bytes_per_token=engine.kv_bytes_per_token or None,
+            flops_per_token=engine.flops_per_token or None,
+            peak_bandwidth_bytes_per_s=engine.peak_bandwidth_bytes_per_s or None,
+            peak_flops=engine.peak_flops or None,
+        )
+    if isinstance(engine, OpenVinoEngineSpec):
+        costs = openvino_costs(engine.dir, kv_precision=engine.kv_cache_precision)
+        return msgspec.structs.replace(costs, peak_bandwidth_bytes_per_s=kept_bandwidth())
+    folder = release.release_dir or find_release(engine.dir)
+    built = None if folder is None else load_manifest(folder).step_costs
+    return EngineCosts() if built is None else EngineCosts(**built.model_dump())

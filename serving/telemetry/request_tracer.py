@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One adapter's observer: sets up its process's log, begins a trace for each request, sends what is left at its end.
+
+A caller's trace context comes as the request's parameters `traceparent` and `tracestate`, which is also what Triton
+makes of headers and gRPC metadata of these names; or, with Triton's own spans, from Triton.
+"""
+
+import importlib.util
+import json
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ensemble_configs.errors import SpecError
+from ensemble_configs.extras import how_to_install
+from ensemble_configs.observability_spec import TracingSpec, read_adapter_parameters
+from serving.process.server_log import set_up_adapter_log
+from serving.requests.request_parameters import TRACEPARENT, TRACESTATE
+from serving.telemetry.request_trace import Adapter, RequestTrace
+from serving.telemetry.trace_context import TraceContext, new_trace, read_context
+
+if TYPE_CHECKING:
+    from serving.telemetry.span_export import SpanExport
+
+_log = logging.getLogger("trireme.tracing")
+
+_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+
+
+def check_installed() -> None:
+    """Raises: SpecError: OpenTelemetry's packages are not there."""
+    for package in _PACKAGES:
+        try:
+            found = importlib.util.find_spec(package)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            raise SpecError(
+                f"tracing needs the package {package.replace('.', '-')}, which is not installed; "
+                f"{how_to_install('tracing')}, or leave tracing out of the deployment",
+                field="tracing",
+            )
+
+
+class RequestTracer:
+    """Of one adapter.
+
+    Args:
+        args: Triton's to `initialize`.
+
+    Raises:
+        SpecError: it is to trace, and OpenTelemetry's packages are not there.
+    """
+
+    def __init__(self, args: Mapping[str, str]) -> None:
+        model, version = args["model_name"], args["model_version"]
+        set_up_adapter_log(args)
+        self._spec, logs = read_adapter_parameters(json.loads(args.get("model_config", "{}")))
+        self._export = None if self._spec is None else _open(self._spec, model, version)
+        self._adapter = Adapter(model, version, self._export, logs.requests)
+        self._is_asked = self._export is not None or logs.requests != "none"
+
+    def begin(self, request: Any) -> RequestTrace | None:
+        """What is to be noted of a request of Triton's; None: nothing."""
+        if not self._is_asked:
+            return None
+        try:
+            caller = self._caller(request)
+            own = new_trace(self._ratio) if caller is None else caller.child()
+            return RequestTrace(self._adapter, own, caller, request.request_id())
+        except Exception:  # what cannot be told of must be answered all the same
+            _log.exception("a request could not be traced", extra={"is_of_request": True})
+            return None
+
+    def close(self) -> None:
+        """Send what is left."""
+        if self._export is not None:
+            self._export.close()
+
+    @property
+    def _ratio(self) -> float:
+        if self._spec is None or self._spec.is_triton_traced:  # what Triton does not trace is in no trace
+            return 0.0
+        return self._spec.sample_ratio
+
+    def _caller(self, request: Any) -> TraceContext | None:
+        client = _context_in(_as_object(request.parameters()))
+        if self._spec is None or not self._spec.is_triton_traced or (client and not client.is_sampled):
+            return client
+        triton = _context_in(_as_object(request.trace().get_context() or ""))
+        if triton is None or (client and triton.trace_id != client.trace_id):
+            return client  # of some gRPC streams (2 of 60) Triton 2.51 does not see what their client has sent
+        return triton  # its own span is between the client's and ours
+
+
+def _open(spec: TracingSpec, model: str, version: str) -> "SpanExport":
+    check_installed()
+    from serving.telemetry.span_export import SpanExport  # noqa: PLC0415  a server without tracing needs none of it
+
+    # The last tells the histograms of several servers, and of several instances of a model, apart.
+    instance = f"{socket.gethostname()}-{os.getpid()}"
+    service = {"service.name": "trireme", "trireme.model": model, "trireme.release": version}
+    return SpanExport(spec, service=service | {"service.instance.id": instance})
+
+
+def _context_in(sent: Mapping[str, object]) -> TraceContext | None:
+    return read_context(sent.get(TRACEPARENT), sent.get(TRACESTATE, ""))
+
+
+def _as_object(text: str) -> Mapping[str, object]:
+    """What is no JSON object is the adapter's to refuse, with words of its own."""
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spans, and the time to the first token with exemplars, on their way to an OTLP receiver by OpenTelemetry's SDK.
+
+Nothing here waits for the receiver but `close`, and that for `_FLUSH_S` at most: what it does not take is dropped. The
+histogram goes this way because Triton's own metrics page has no place for an exemplar. Imported only where a deployment
+has `tracing`: nobody else needs OpenTelemetry's packages.
+"""
+
+import threading
+from collections.abc import Mapping
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.metrics import MeterProvider, TraceBasedExemplarFilter
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+    set_span_in_context,
+)
+
+from ensemble_configs.observability_spec import TracingSpec
+from serving.telemetry.span_record import SpanRecord
+from serving.telemetry.trace_context import TraceContext
+
+_FLUSH_S = 2.0  # Triton waits 5 s for all models together
+_SEND_TIMEOUT_S = 5.0
+_MAX_QUEUE_SPANS = 8192
+_SCOPE = "trireme"
+_NO_SPAN = Context()
+# OpenTelemetry's semantic conventions for generative AI; up to 10 s theirs.
+_TTFT_NAME = "gen_ai.server.time_to_first_token"
+_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
+
+
+class SpanExport:
+    """One process's; any thread may tell it something."""
+
+    def __init__(self, spec: TracingSpec, *, service: Mapping[str, str]) -> None:
+        """Args: `service` is who the spans are of, by the names of OpenTelemetry's resource attributes."""
+        self._resource = Resource.create(dict(service))
+        self._scope = InstrumentationScope(_SCOPE)
+        self._sender = OTLPSpanExporter(f"{spec.endpoint}/v1/traces", timeout=_SEND_TIMEOUT_S)
+        self._spans = BatchSpanProcessor(
+            self._sender,
+            max_queue_size=_MAX_QUEUE_SPANS,
+            schedule_delay_millis=spec.export_delay_s * 1000,
+        )
+        reader = PeriodicExportingMetricReader(
+            OTLPMetricExporter(f"{spec.endpoint}/v1/metrics", timeout=_SEND_TIMEOUT_S),
+            export_interval_millis=spec.metrics_period_s * 1000,
+        )
+        self._meters = MeterProvider(
+            [reader], resource=self._resource, exemplar_filter=TraceBasedExemplarFilter(), shutdown_on_exit=False
+        )
+        self._ttft = self._meters.get_meter(_SCOPE).create_histogram(
+            _TTFT_NAME,
+            unit="s",
+            description="From a request's arrival to its first token",
+            explicit_bucket_boundaries_advisory=_TTFT_S,
+        )
+
+    def span(self, record: SpanRecord) -> None:
+        """Have a span sent."""
+        # Made whole from times that exist already, and not opened and closed: nothing is to be done in between.
+        span = ReadableSpan(
+            record.name,
+            context=_sdk_context(record.context, is_remote=False),
+            parent=None if record.parent is None else _sdk_context(record.parent, is_remote=record.is_entry),
+            resource=self._resource,
+            attributes=record.attributes,
+            events=[Event(name, timestamp=time_ns) for name, time_ns in record.events],
+            kind=SpanKind.SERVER if record.is_entry else SpanKind.INTERNAL,
+            status=Status() if record.error is None else Status(StatusCode.ERROR, record.error),
+            start_time=record.start_ns,
+            end_time=record.end_ns,
+            instrumentation_scope=self._scope,
+        )
+        self._spans.on_end(span)
+
+    def first_token(self, seconds: float, labels: Mapping[str, str], context: TraceContext) -> None:
+        """Count a request's time to its first token; its span is the exemplar, where it is sampled."""
+        where = _NO_SPAN
+        if context.is_sampled:
+            where = set_span_in_context(NonRecordingSpan(_sdk_context(context, is_remote=False)), _NO_SPAN)
+        self._ttft.record(seconds, labels, context=where)
+
+    def close(self) -> None:
+        """Send what is left, as far as the receiver takes it in time."""
+        closers = [
+            threading.Thread(target=shutdown, name="span-flush", daemon=True)
+            for shutdown in (self._spans.shutdown, self._meters.shutdown)
+        ]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join(_FLUSH_S / len(closers))
+        # Else the SDK would go on with what is queued, batch by batch, as long as nobody takes it: half a minute.
+        self._sender.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _sdk_context(context: TraceContext, *, is_remote: bool) -> SpanContext:
+    state = TraceState.from_header([context.state]) if context.state else None
+    return SpanContext(context.trace_id, context.span_id, is_remote, TraceFlags(int(context.is_sampled)), state)

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chat messages to token ids: the release's own template, and no word of a stranger's that becomes a control token."""
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ensemble_configs.chat_messages import ROLES, ChatMessage
+from ensemble_configs.chat_template import FIELD, ChatTemplate, load_chat_template
+from ensemble_configs.errors import RequestError, SpecError
+from serving.text.special_texts import longest_of
+from serving.text.text_limits import TextLimit
+from serving.text.tokenization import PromptTokenizer
+
+_log = logging.getLogger("trireme.chat_prompt")
+
+# Noncharacters of Unicode, meant for a program's own use; a request may hold some of them all the same.
+_MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+_ESCAPED_BYTES = 6  # of a character of one byte, as \\u0041
+_MESSAGE_BYTES = 64  # around the text of a message: {"role": "assistant", "content": ""}, its name, a comma, a line end
+_NONE = "the release has no chat template; send text_input, or build the release from a checkpoint that has one"
+
+
+class ChatPrompt:
+    """Renders messages and tokenizes what comes out; shared by all requests and threads.
+
+    A template is full of special tokens (`<|im_end|>`), and the tokenizer makes a token of the same text anywhere. In
+    the messages themselves such text stays text: whoever writes it cannot end a turn, or speak as the system.
+    """
+
+    def __init__(self, template: ChatTemplate | None, tokenizer: PromptTokenizer, *, why_none: str = _NONE) -> None:
+        """Set up one release's chat prompts; call before the tokenizer is in use by other threads.
+
+        Args:
+            template: None refuses every request.
+            tokenizer: of the same release.
+            why_none: the reason and the way out, where there is no template.
+        """
+        self._template = template
+        self._tokenizer = tokenizer
+        self._why_none = why_none
+        self._text_ids = list(tokenizer.special_texts().items()) if template is not None else []
+        self._special = longest_of(text for text, _ in self._text_ids)
+        self._numbers = {text: number for number, (text, _) in enumerate(self._text_ids)}
+
+    @classmethod
+    def from_folder(cls, folder: Path, tokenizer: PromptTokenizer) -> "ChatPrompt":
+        """Load the template of a tokenizer's folder. One that is missing or broken fails the requests that need it."""
+        try:
+            template = load_chat_template(folder)
+        except SpecError as exc:
+            _log.warning("requests with %s will be refused: %s", FIELD, exc.message)
+            return cls(None, tokenizer, why_none=f"{exc.message}; send text_input")
+        return cls(template, tokenizer)
+
+    def encode(self, raw: bytes) -> NDArray[np.int32]:
+        """Return the ids of a conversation, ``[num_tokens] int32``.
+
+        Args:
+            raw: JSON, a list of messages in OpenAI's form.
+
+        Raises:
+            RequestError: there is no template, the messages are not what the template takes, or more than the engine
+                takes.
+        """
+        if self._template is None:
+            raise RequestError(f"{FIELD} cannot be rendered: {self._why_none}", field=FIELD, reason="no_chat_template")
+        limit = self._tokenizer.limit
+        if limit is not None:
+            _check_json(raw, limit)
+        messages = [message.for_template() for message in parse_messages(raw)]
+        if limit is not None:
+            _check_size(messages, limit)
+        mark = _unused_mark(str(text) for message in messages for text in message.values())
+        masked = [{key: self._masked(str(value), mark) for key, value in message.items()} for message in messages]
+        ids = self._ids(self._template.render(masked), mark)
+        if not ids:
+            raise RequestError(f"{FIELD} give no tokens; send a message with content", field=FIELD)
+        return np.array(ids, dtype=np.int32)
+
+    def _masked(self, text: str, mark: str) -> str:
+        """The text with a marked number in place of each special token's."""
+        return self._special.sub(lambda found: f"{mark}{self._numbers[found[0]]}{mark}", text)
+
+    def _ids(self, rendered: str, mark: str) -> list[int]:
+        """Ids of the rendered text. The template has written the begin token itself, where the model wants one."""
+        limit = self._tokenizer.limit
+        ids: list[int] = []
+        for index, piece in enumerate(re.split(f"{mark}([0-9]+){mark}", rendered)):
+            ids += self._text_ids[int(piece)][1] if index % 2 else self._tokenizer.encode_piece(piece, field=FIELD)
+            if limit is not None and len(ids) > limit.max_tokens:
+                limit.refuse_tokens(len(ids), FIELD)
+        return ids
+
+
+def _check_json(raw: bytes, limit: TextLimit) -> None:
+    """Refuse JSON that is more than all of a prompt in escapes, with one message for each of its tokens.
+
+    The parser holds the GIL, and needs 0.3 s for a million messages. Within a text this key has other quotation marks.
+    """
+    most = limit.max_bytes * _ESCAPED_BYTES + limit.max_tokens * _MESSAGE_BYTES
+    if len(raw) > most:
+        message = f"{FIELD} have {len(raw)} bytes of JSON; send at most {most}"
+        raise RequestError(message, field=FIELD, value=len(raw), max=most)
+    _check_number(raw.count(b'"role"'), limit)
+
+
+def _check_number(num_messages: int, limit: TextLimit) -> None:
+    if num_messages > limit.max_tokens:
+        raise RequestError(
+            f"{FIELD} are {num_messages}; send at most {limit.max_tokens}: prompt and output together may have "
+            f"{limit.max_seq_len} tokens",
+            field=FIELD,
+            value=num_messages,
+            max=limit.max_tokens,
+        )
+
+
+def _check_size(messages: Sequence[Mapping[str, object]], limit: TextLimit) -> None:
+    """Refuse what is too much for a prompt before a template, which may be slow, is rendered with it."""
+    _check_number(len(messages), limit)
+    num_bytes = 0
+    for index, message in enumerate(messages):
+        try:
+            num_bytes += sum(len(str(text).encode()) for text in message.values())
+        except UnicodeEncodeError as exc:
+            field = f"{FIELD}[{index}]"
+            raise RequestError(f"{field} has half a surrogate pair; send valid Unicode", field=field) from exc
+    limit.check_bytes(num_bytes, FIELD)
+
+
+def parse_messages(raw: bytes) -> list[ChatMessage]:
+    """Return the messages of a request. A null is as good as nothing: OpenAI's clients send what they have got.
+
+    Raises:
+        RequestError: not JSON, not a list of messages, or something that models of text cannot read; the path names it.
+    """
+    try:
+        data = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise RequestError(f"{FIELD} must be JSON, a list of messages: {exc}", field=FIELD) from exc
+    if isinstance(data, list):
+        data = [_without_nulls(message) for message in data]
+    try:
+        messages = msgspec.convert(data, list[ChatMessage])
+    except msgspec.ValidationError as exc:
+        reason, _, path = str(exc).partition(" - at `$")
+        field = FIELD + path.rstrip("`")
+        raise RequestError(f"{field}: {reason[:1].lower()}{reason[1:]}", field=field) from exc
+    if not messages:
+        raise RequestError(f"{FIELD} is an empty list; send at least one message", field=FIELD)
+    for index, message in enumerate(messages):
+        _check_role(message.role, f"{FIELD}[{index}].role")
+    return messages
+
+
+def _check_role(role: str, field: str) -> None:
+    """Refuse roles of a client's own making: templates build control tokens from the word."""
+    if role not in ROLES:
+        raise RequestError(f"{field} ({role[:32]!r}) must be one of {', '.join(ROLES)}", field=field)
+
+
+def _without_nulls(message: object) -> object:
+    if not isinstance(message, dict):
+        return message
+    return {key: value for key, value in message.items() if value is not None}
+
+
+def _unused_mark(texts: Iterable[str]) -> str:
+    """A character that none of the texts has."""
+    all_texts = "".join(texts)
+    mark = next((mark for mark in _MARKS if mark not in all_texts), None)
+    if mark is None:
+        message = f"{FIELD} use all of the noncharacters U+FDD0 to U+FDEF; leave one of them out"
+        raise RequestError(message, field=FIELD)
+    return mark
