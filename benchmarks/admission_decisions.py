@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import typer
 
 from benchmarks.report import write_result
-from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
-from ensemble_configs.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
+from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.clock import VirtualClock

@@ -29,9 +29,9 @@ from benchmarks.report import environment, write_result
 from benchmarks.through_ensemble import ThroughEnsemble
 from clients.load.arrivals import arrivals_s
 from clients.streaming import AsyncTritonClient
-from ensemble_configs.admission_spec import AdmissionSpec
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.spec.admission_spec import AdmissionSpec
+from ensemble_configs.spec.deployment import load_deployment
 from serving.requests.scheduling import Priority
 from serving.text.tokenization import PromptTokenizer
 

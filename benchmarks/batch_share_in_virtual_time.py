@@ -18,8 +18,8 @@ from rich.table import Table
 from benchmarks.overload import ENGINE
 from benchmarks.overload_figures import p99
 from benchmarks.report import write_result
-from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
-from ensemble_configs.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
+from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engines.base import GenerationRequest, SamplingParams
 from serving.engines.clock import VirtualClock

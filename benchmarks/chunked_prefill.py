@@ -20,8 +20,8 @@ from benchmarks.disturbed_streams import Disturbance, Scene, disturb_engine, dis
 from benchmarks.report import environment, median_with_interval, write_result
 from benchmarks.through_ensemble import ThroughEnsemble
 from clients.exact_prompts import PromptMaker
-from ensemble_configs.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
 from serving.engines.providers import create_engine
 from serving.text.tokenization import PromptTokenizer
 

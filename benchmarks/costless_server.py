@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A deployment whose engine costs nothing, so that what is measured of a server is all that stands around an engine."""
 
-from ensemble_configs.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.engine_specs import SimulatedEngineSpec
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
+from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from serving.text.tokenization import PromptTokenizer
 
 

@@ -20,9 +20,9 @@ from benchmarks.peers.rounds import Plan, measure
 from benchmarks.peers.shown import cells, described, draw, rows, wide_console
 from benchmarks.peers.simulated import SimulatedEnsemble
 from benchmarks.report import environment, result_path, write_result
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.errors import ServingError
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.spec.deployment import load_deployment
+from trireme.errors import ServingError
 
 _NAME = "dynamo_mocker"
 _COLUMNS = ("step ms", "users", "side", "tokens/s", "TTFT p50 / p99 ms", "TPOT p50 ms", "client")

@@ -18,10 +18,10 @@ import typer
 from benchmarks.report import environment, median_with_interval, write_result
 from benchmarks.through_ensemble import ThroughEnsemble
 from clients.streaming import AsyncTritonClient, GenerateRequest, TritonClient
-from ensemble_configs.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.model_spec import ModelSpec
-from ensemble_configs.release_spec import OnDemandSpec
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
+from ensemble_configs.spec.model_spec import ModelSpec
+from ensemble_configs.spec.release_spec import OnDemandSpec
 
 _POOL_MIB = 1000  # which engine takes how much does not matter: two never fit
 _LOOP_S = 30.0

@@ -22,9 +22,9 @@ from benchmarks.report import environment, median_with_interval, write_result
 from benchmarks.through_ensemble import ThroughEnsemble, with_responses
 from benchmarks.workload import Ask, Run
 from clients.exact_prompts import PromptMaker
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.release_spec import ResponseSpec
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.spec.deployment import load_deployment
+from ensemble_configs.spec.release_spec import ResponseSpec
 from serving.text.tokenization import PromptTokenizer
 
 Side = Callable[[Ask], Run]

@@ -30,9 +30,9 @@ from benchmarks.report import environment, median_with_interval, write_result
 from benchmarks.through_ensemble import ThroughEnsemble
 from clients.exact_prompts import PromptMaker
 from clients.streaming import AsyncTritonClient, GenerateRequest
-from ensemble_configs.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.engine_specs import SimulatedEngineSpec
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
+from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from serving.text.tokenization import PromptTokenizer
 
 _ENTRIES = ("ensemble", "tensorrt_llm_bls", "ensemble_graph")

@@ -19,7 +19,7 @@ import msgspec
 
 from benchmarks.workload import Ask
 from clients.load.load_record import DONE, LoadRecord
-from ensemble_configs.deployment import load_deployment
+from ensemble_configs.spec.deployment import load_deployment
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
 from serving.text.detokenization import StreamText, TextDecoder

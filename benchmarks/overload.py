@@ -26,13 +26,13 @@ from benchmarks.through_ensemble import ThroughEnsemble
 from clients.exact_prompts import PromptMaker
 from clients.load.arrivals import SHAPES, arrivals_s
 from clients.streaming import AsyncTritonClient, GenerateRequest
-from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
-from ensemble_configs.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.engine_specs import SimulatedEngineSpec
-from ensemble_configs.errors import ServingError, Unavailable
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
+from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
+from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from serving.requests.scheduling import Priority
 from serving.text.tokenization import PromptTokenizer
+from trireme.errors import ServingError, Unavailable
 
 ENGINE = SimulatedEngineSpec(
     provider="simulated", max_num_seqs=64, num_kv_blocks=2048, max_num_batched_tokens=2048, step_ms=40.0

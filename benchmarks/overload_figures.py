@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.report import RESULTS
-from ensemble_configs.admission_spec import SloSpec
+from ensemble_configs.spec.admission_spec import SloSpec
 from serving.requests.scheduling import Priority
 
 _WARM_UP_SHARE = 0.1  # of a load's time, at its beginning

@@ -19,8 +19,8 @@ from rich.table import Table
 from benchmarks.report import write_result
 from benchmarks.virtual_run import Record, VirtualRun
 from clients.load.arrivals import SHAPES, arrivals_s
-from ensemble_configs.admission_spec import AdmissionSpec, QueueSpec, SloSpec
-from ensemble_configs.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.admission_spec import AdmissionSpec, QueueSpec, SloSpec
+from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.clock import VirtualClock

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.report import environment, median_with_interval, write_result
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.engine_specs import OpenVinoEngineSpec
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.spec.deployment import load_deployment
+from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
 

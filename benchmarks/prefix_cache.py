@@ -20,9 +20,9 @@ from benchmarks.report import environment, median_with_interval, write_result
 from benchmarks.through_ensemble import ThroughEnsemble
 from benchmarks.workload import Ask
 from clients.exact_prompts import WORDS, PromptMaker
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.engine_specs import OpenVinoEngineSpec
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.spec.deployment import load_deployment
+from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
 from serving.engines.openvino.openvino_pipeline import KV_BLOCK_TOKENS
 from serving.text.tokenization import PromptTokenizer
 

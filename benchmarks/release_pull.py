@@ -25,9 +25,9 @@ from rich.table import Table
 from benchmarks.free_ports import free_ports
 from benchmarks.network_mount import NetworkMount, why_not
 from benchmarks.report import environment, median_with_interval, write_result
-from ensemble_configs.file_hashes import HashMemory, hash_file
-from ensemble_configs.release_manifest import ReleaseManifest, hash_recipe, seal, verify
-from ensemble_configs.release_parts import ModelIdentity, ReleaseLimits
+from ensemble_configs.releases.file_hashes import HashMemory, hash_file
+from ensemble_configs.releases.release_manifest import ReleaseManifest, hash_recipe, seal, verify
+from ensemble_configs.releases.release_parts import ModelIdentity, ReleaseLimits
 
 ROOT = Path(__file__).resolve().parent.parent
 _START_S = 120.0  # a start that takes longer stands still

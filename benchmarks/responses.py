@@ -18,11 +18,11 @@ from benchmarks.report import environment, median_with_interval, write_result
 from benchmarks.through_ensemble import ThroughEnsemble
 from benchmarks.workload import Ask, Run
 from clients.exact_prompts import PromptMaker
-from ensemble_configs.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.engine_specs import SimulatedEngineSpec
-from ensemble_configs.release_spec import ResponseSpec, TokenizerSpec
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
-from ensemble_configs.triton_spec import TritonSpec
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
+from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.release_spec import ResponseSpec, TokenizerSpec
+from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.text.tokenization import PromptTokenizer
 
 ONE_EACH = 1.05  # tokens per response up to which a row counts as "one token each"

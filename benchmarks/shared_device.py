@@ -25,9 +25,9 @@ from rich.console import Console
 from benchmarks.report import environment, write_result
 from benchmarks.through_ensemble import ThroughEnsemble
 from clients.streaming import AsyncTritonClient, GenerateRequest
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.errors import Unavailable
+from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.shared_budget.shared_ledger import LEDGER_FILE, SharedLedger
+from trireme.errors import Unavailable
 
 MODELS = ("small", "large")
 NUM_STREAMS = 8  # of both models together

@@ -25,8 +25,8 @@ from rich.table import Table
 from benchmarks.report import environment, median_with_interval, result_path, write_result
 from clients.load.plan import draw
 from clients.load.workload_spec import Lengths
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.spec.deployment import load_deployment
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
 

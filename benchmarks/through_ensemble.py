@@ -20,8 +20,8 @@ from benchmarks.http2_streams import Http2Streams, Received
 from benchmarks.workload import Ask, Run, exact_stream
 from clients.infer_messages import decode_chunk, encode_request, is_final_response
 from clients.streaming import AsyncTritonClient
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.release_spec import ResponseSpec
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.release_spec import ResponseSpec
 from serving.process.run_dir import RUN_DIR_VARIABLE
 
 _READY_S = 120.0

@@ -22,7 +22,7 @@ from benchmarks.report import environment, median_with_interval, write_result
 from benchmarks.through_ensemble import ThroughEnsemble
 from benchmarks.workload import Ask
 from clients.exact_prompts import PromptMaker
-from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.spec.deployment import DeploymentSpec
 
 _SIDES: dict[str, dict[str, object] | None] = {
     "off": None,

@@ -5,10 +5,10 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ensemble_configs.errors import Unavailable
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engines.base import Engine, GenerationRequest, TokenChunk
 from serving.engines.clock import VirtualClock
+from trireme.errors import Unavailable
 
 
 @dataclass(slots=True)

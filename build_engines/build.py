@@ -16,8 +16,8 @@ from build_engines.recipe import hash_recipe
 from build_engines.release_assembly import BuiltRelease, assemble
 from build_engines.stages import Command, Estimate, Stage, StageWatcher, run_stages
 from build_engines.work_folder import WorkFolder
-from ensemble_configs.errors import BuildError
-from ensemble_configs.finding import Finding
+from ensemble_configs.releases.finding import Finding
+from trireme.errors import BuildError
 
 LOGS = ".logs"
 _LOOK_BYTES_PER_S = 1e9  # assumed

@@ -18,11 +18,11 @@ from build_engines.build_progress import BuildProgress
 from build_engines.checkpoint_folder import CheckpointFiles
 from build_engines.dry_run import plan_document, plan_text
 from build_engines.recipe import OpenVinoRecipe, Recipe, load_recipe
-from ensemble_configs.errors import SpecError
-from ensemble_configs.machine import Machine
-from ensemble_configs.places import check_folder_to_write
-from ensemble_configs.release_manifest import load_manifest
+from ensemble_configs.releases.machine import Machine
+from ensemble_configs.releases.release_manifest import load_manifest
 from serving.process.this_machine import read_machine
+from trireme.errors import SpecError
+from trireme.path_checks import check_folder_to_write
 
 # Whose versions may change what is built.
 _PACKAGES = (

@@ -13,7 +13,7 @@ from build_engines.recipe import GpuRecipe, TensorRtRecipe
 from build_engines.recipe_checks import format_plan, shard_plan
 from build_engines.stages import Estimate
 from build_engines.weight_table import num_active_parameters, num_parameters
-from ensemble_configs.machine import Machine
+from ensemble_configs.releases.machine import Machine
 
 _GIB = 1 << 30
 

@@ -14,9 +14,9 @@ from typing import Protocol, cast
 from build_engines.checkpoint_folder import CheckpointFiles
 from build_engines.recipe import Recipe
 from build_engines.stages import Stage
-from ensemble_configs.finding import Finding
-from ensemble_configs.machine import Machine
-from ensemble_configs.release_manifest import ReleaseManifest
+from ensemble_configs.releases.finding import Finding
+from ensemble_configs.releases.machine import Machine
+from ensemble_configs.releases.release_manifest import ReleaseManifest
 
 # Where the checkpoint is in the work folder. Upstream's scripts look for parts of words ("mpt", "vila") in the path of
 # a model and load it in another way if they find them, so paths of this machine are kept from them.

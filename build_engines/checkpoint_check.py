@@ -2,7 +2,7 @@
 """Refuses a checkpoint that cannot become a release, before any work is done on it.
 
 It is untrusted: no code of it runs, nothing is unpickled, every length is checked (`build_engines.checkpoint_files`,
-`ensemble_configs.safetensors_file`). What it should hold follows from its `config.json` (`build_engines.weight_table`).
+`ensemble_configs.releases.safetensors_file`). What it should hold follows from its `config.json` (`build_engines.weight_table`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,8 +15,8 @@ from build_engines.config_values import load_config
 from build_engines.finite_weights import Progress, check_finite
 from build_engines.model_shape import ModelShape
 from build_engines.weight_table import LINEAR_ROLES, Weight, tensor_names, weights_of
-from ensemble_configs.errors import SpecError
-from ensemble_configs.safetensors_file import StoredTensor
+from ensemble_configs.releases.safetensors_file import StoredTensor
+from trireme.errors import SpecError
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from build_engines.model_shape import (
     LayerShape,
     ModelShape,
 )
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 
 def load_model_shape(checkpoint: Path) -> ModelShape:

@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from ensemble_configs.errors import SpecError
-from ensemble_configs.safetensors_file import StoredTensor, read_header
+from ensemble_configs.releases.safetensors_file import StoredTensor, read_header
+from trireme.errors import SpecError
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"

@@ -8,8 +8,8 @@ from pathlib import Path
 from build_engines.checkpoint_config import read_model_shape
 from build_engines.config_values import load_config
 from build_engines.model_shape import ModelShape
-from ensemble_configs.errors import SpecError
-from ensemble_configs.file_hashes import HashMemory, hash_files, hash_listing
+from ensemble_configs.releases.file_hashes import HashMemory, hash_files, hash_listing
+from trireme.errors import SpecError
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "added_tokens.json",

@@ -21,8 +21,8 @@ from build_engines.trtllm_versions import (
     REDUCE_FUSION_FAMILIES,
     numbers,
 )
-from ensemble_configs.context_attention import why_not_paged
-from ensemble_configs.finding import Finding
+from ensemble_configs.releases.finding import Finding
+from ensemble_configs.spec.context_attention import why_not_paged
 
 
 def check_engine_recipe(recipe: TensorRtRecipe, model: ModelShape, gpu: Gpu) -> Findings:

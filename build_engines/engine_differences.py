@@ -13,7 +13,7 @@ from build_engines.recipe import TensorRtRecipe
 from build_engines.recipe_parts import Plugins
 from build_engines.trtllm_commands import SPECULATION_MODES, max_draft_len
 from build_engines.trtllm_versions import KV_QUANT_ALGOS, QUANT_ALGOS, numbers
-from ensemble_configs.release_parts import EngineDifference
+from ensemble_configs.releases.release_parts import EngineDifference
 
 _LIMITS = ("max_batch_size", "max_num_tokens", "max_input_len", "max_beam_width")
 # Without these an engine is not what its recipe is for: in-flight batching, chunked prefill and block reuse.

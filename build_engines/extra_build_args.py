@@ -9,7 +9,7 @@ from pydantic import AfterValidator
 
 from build_engines.recipe_parts import Plugins
 from build_engines.trtllm_versions import LAST_WITH_ENGINES
-from ensemble_configs.trtllm_facts import VersionFacts, facts_of
+from ensemble_configs.spec.trtllm_facts import VersionFacts, facts_of
 
 Flag = bool | int | float | str
 _MADE = "is made by the build"

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from ensemble_configs.durable_files import sync
-from ensemble_configs.errors import SpecError
-from ensemble_configs.file_hashes import hash_files
+from ensemble_configs.releases.file_hashes import hash_files
+from trireme.durable_files import sync
+from trireme.errors import SpecError
 
 _BLOCK_BYTES = 4 << 20
 _IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from ensemble_configs.errors import SpecError
-from ensemble_configs.safetensors_file import StoredTensor
+from ensemble_configs.releases.safetensors_file import StoredTensor
+from trireme.errors import SpecError
 
 CHUNK_BYTES = 16 * 2**20
 

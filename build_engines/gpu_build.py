@@ -18,11 +18,11 @@ from build_engines.stages import Stage
 from build_engines.step_costs import step_costs
 from build_engines.trtllm_versions import VERSIONS
 from build_engines.weight_table import num_parameters
-from ensemble_configs.errors import BuildError, SpecError
-from ensemble_configs.file_hashes import hash_file
-from ensemble_configs.finding import Finding
-from ensemble_configs.release_manifest import ReleaseManifest
-from ensemble_configs.release_parts import ModelIdentity, ReleaseLimits
+from ensemble_configs.releases.file_hashes import hash_file
+from ensemble_configs.releases.finding import Finding
+from ensemble_configs.releases.release_manifest import ReleaseManifest
+from ensemble_configs.releases.release_parts import ModelIdentity, ReleaseLimits
+from trireme.errors import BuildError, SpecError
 
 TEXTS = "texts"  # the stage of tokenizer and generation config
 _GENERATION_CONFIG = "generation_config.json"

@@ -8,9 +8,9 @@ from typing import Annotated
 import yaml
 from pydantic import Field
 
-from ensemble_configs.errors import SpecError
-from ensemble_configs.spec import Positive, Spec
-from ensemble_configs.validation import validate
+from ensemble_configs.spec.base import Positive, Spec
+from ensemble_configs.spec.validation import validate
+from trireme.errors import SpecError
 
 _TABLE = Path(__file__).with_name("gpus.yaml")
 

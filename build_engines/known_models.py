@@ -8,7 +8,7 @@ from typing import NamedTuple
 import yaml
 
 from build_engines.config_values import load_config
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 _TABLE = Path(__file__).with_name("known_models.yaml")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.spec.deployment import DeploymentSpec
 
 
 def release_dirs(spec: DeploymentSpec) -> list[Path]:

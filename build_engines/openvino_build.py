@@ -19,9 +19,9 @@ from build_engines.openvino_formats import draft_recipe, ir_formats, kv_bytes_pe
 from build_engines.recipe import OpenVinoRecipe, hash_recipe, recipe_document
 from build_engines.stages import Estimate, Stage
 from build_engines.weight_table import num_parameters
-from ensemble_configs.file_hashes import hash_file
-from ensemble_configs.release_manifest import ReleaseManifest
-from ensemble_configs.release_parts import DraftModel, ModelIdentity, ReleaseLimits
+from ensemble_configs.releases.file_hashes import hash_file
+from ensemble_configs.releases.release_manifest import ReleaseManifest
+from ensemble_configs.releases.release_parts import DraftModel, ModelIdentity, ReleaseLimits
 
 __all__ = ["check", "plan"]
 

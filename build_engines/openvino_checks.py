@@ -9,9 +9,9 @@ from build_engines.openvino_formats import draft_recipe, kv_bytes_per_token, ope
 from build_engines.recipe import OpenVinoRecipe
 from build_engines.recipe_checks import check_recipe
 from build_engines.recipe_parts import DraftModelSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.file_hashes import hash_file
-from ensemble_configs.finding import Finding
+from ensemble_configs.releases.file_hashes import hash_file
+from ensemble_configs.releases.finding import Finding
+from trireme.errors import SpecError
 
 
 def check(job: BuildJob) -> list[Finding]:

@@ -12,8 +12,8 @@ from build_engines.recipe import OpenVinoRecipe
 from build_engines.recipe_parts import DraftModelSpec
 from build_engines.weight_formats import WEIGHT_FORMATS, WeightFormat
 from build_engines.weight_table import LINEAR_ROLES, Role, Weight, weights_of
-from ensemble_configs.errors import SpecError
 from serving.engines.openvino.openvino_costs import kv_bytes_of_layer
+from trireme.errors import SpecError
 
 GROUP_SIZES = (32, 64, 128)  # those that the CPU has kernels for
 _NORM_BYTES = 4

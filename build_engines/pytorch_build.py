@@ -23,10 +23,10 @@ from build_engines.sharding import ShardPlan
 from build_engines.stages import Command, Stage
 from build_engines.trtllm_commands import CHECKPOINT, hf_ptq_argv, without_machine_flags
 from build_engines.trtllm_versions import HF_PTQ_FORMATS, KV_QUANT_ALGOS, QUANT_ALGOS
-from ensemble_configs.context_attention import why_not_on_pytorch
-from ensemble_configs.errors import BuildError, SpecError
-from ensemble_configs.finding import Finding
-from ensemble_configs.pytorch_checkpoint import checkpoint_algos
+from ensemble_configs.releases.finding import Finding
+from ensemble_configs.releases.pytorch_checkpoint import checkpoint_algos
+from ensemble_configs.spec.context_attention import why_not_on_pytorch
+from trireme.errors import BuildError, SpecError
 
 DRAFT, LAUNCH = "draft", "launch"
 
@@ -160,7 +160,7 @@ def _launch_stage(recipe: PyTorchRecipe, shards: ShardPlan, sizes: RankSizes) ->
 
 
 def launch_settings(recipe: PyTorchRecipe) -> dict[str, JsonValue]:
-    """The engine of a deployment that serves the release, as `ensemble_configs.engine_specs` has its fields."""
+    """The engine of a deployment that serves the release, as `ensemble_configs.spec.engine_specs` has its fields."""
     settings: dict[str, JsonValue] = {
         "provider": "pytorch",
         "dir": "engine",

@@ -27,11 +27,11 @@ from build_engines.recipe_parts import (
     SmoothQuantSpec,
     Speculation,
 )
-from ensemble_configs.batch_limits import UPSTREAM_SEQS, UPSTREAM_TOKENS, step_limits
-from ensemble_configs.errors import SpecError
-from ensemble_configs.release_manifest import hash_recipe as hash_document
-from ensemble_configs.spec import Positive, Spec
-from ensemble_configs.validation import validate
+from ensemble_configs.releases.release_manifest import hash_recipe as hash_document
+from ensemble_configs.spec.base import Positive, Spec
+from ensemble_configs.spec.batch_limits import UPSTREAM_SEQS, UPSTREAM_TOKENS, step_limits
+from ensemble_configs.spec.validation import validate
+from trireme.errors import SpecError
 
 RECIPES = Path(__file__).with_name("recipes")
 

@@ -24,9 +24,9 @@ from build_engines.trtllm_versions import (
     numbers,
 )
 from build_engines.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS, FormatPlan
-from ensemble_configs.context_attention import why_not_on_pytorch
-from ensemble_configs.errors import SpecError
-from ensemble_configs.finding import Finding
+from ensemble_configs.releases.finding import Finding
+from ensemble_configs.spec.context_attention import why_not_on_pytorch
+from trireme.errors import SpecError
 
 _GIB = 1 << 30
 _GROUPED_FORMATS = ("int4_awq", "w4a8_awq", "int4_gptq")

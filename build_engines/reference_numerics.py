@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from build_engines.model_shape import ExpertMlp, GroupedAttention, LatentAttention
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 Array = npt.NDArray[np.float64]
 

@@ -14,10 +14,10 @@ from pydantic import JsonValue
 from build_engines.build_job import BuildPlan
 from build_engines.linked_files import link_or_copy
 from build_engines.work_folder import Stamp, WorkFolder, partial_of
-from ensemble_configs.durable_files import sync, write_atomically
-from ensemble_configs.errors import BuildError, SpecError
-from ensemble_configs.release_manifest import PROVENANCE_FILE, address, seal, verify
-from ensemble_configs.release_parts import Provenance
+from ensemble_configs.releases.release_manifest import PROVENANCE_FILE, address, seal, verify
+from ensemble_configs.releases.release_parts import Provenance
+from trireme.durable_files import sync, write_atomically
+from trireme.errors import BuildError, SpecError
 
 _NAME = "release"
 

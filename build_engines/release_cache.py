@@ -4,7 +4,7 @@
 CACHE/ADDRESS/            a release, byte by byte that of the source
 CACHE/.staging/ADDRESS/   a copy that is being made, or was interrupted; goes on where it ended
 CACHE/.trash/             what is being removed
-CACHE/.locks/ADDRESS      who uses it (`ensemble_configs.release_lock`); holds its size in bytes
+CACHE/.locks/ADDRESS      who uses it (`ensemble_configs.releases.release_lock`); holds its size in bytes
 CACHE/.locks/.eviction    held by the one who decides what to evict
 """
 
@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from build_engines.file_copies import FileCopy, OnBytes, copy_files, read_back
-from ensemble_configs.durable_files import sync
-from ensemble_configs.errors import SpecError
-from ensemble_configs.file_hashes import hash_file, hash_listing
-from ensemble_configs.release_lock import LOCKS, in_use, lock_file, locked
-from ensemble_configs.release_manifest import (
+from ensemble_configs.releases.file_hashes import hash_file, hash_listing
+from ensemble_configs.releases.release_lock import LOCKS, in_use, lock_file, locked
+from ensemble_configs.releases.release_manifest import (
     MANIFEST_FILE,
     PROVENANCE_FILE,
     SIGNATURE_FILE,
@@ -31,6 +29,8 @@ from ensemble_configs.release_manifest import (
     load_manifest,
     verify,
 )
+from trireme.durable_files import sync
+from trireme.errors import SpecError
 
 _STAGING, _TRASH, _EVICTION = ".staging", ".trash", ".eviction"
 _BESIDE = (PROVENANCE_FILE, SIGNATURE_FILE)

@@ -13,13 +13,13 @@ from rich.console import Console
 from build_engines.planner.deployment_plan import gib, plan_deployment
 from build_engines.planner.device_memory import device_memory
 from build_engines.planner.reload_cost import DevicePeak, peaks
-from ensemble_configs.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.deployment_diff import DeploymentDiff, ModelChange, compare
-from ensemble_configs.engine_fit import refuse_unfit_engine
-from ensemble_configs.errors import SpecError
-from ensemble_configs.helm_values import render_helm_values
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT, DEFAULT_REPOSITORY, write_repository
-from ensemble_configs.server_lock import refuse_served
+from ensemble_configs.changes.deployment_diff import DeploymentDiff, ModelChange, compare
+from ensemble_configs.releases.engine_fit import refuse_unfit_engine
+from ensemble_configs.render.helm_values import render_helm_values
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT, DEFAULT_REPOSITORY, write_repository
+from ensemble_configs.render.server_lock import refuse_served
+from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
+from trireme.errors import SpecError
 from trireme.project_files import IS_CHECKOUT, project_file
 
 _NUM_REASONS = 4

@@ -19,8 +19,8 @@ from build_engines.reference_numerics import Array, Numerics
 from build_engines.sharding import ShardPlan
 from build_engines.tensor_pieces import Piece
 from build_engines.weight_table import Role, tensor_names
-from ensemble_configs.errors import SpecError
-from ensemble_configs.safetensors_file import StoredTensor, as_floats, open_tensor, read_header
+from ensemble_configs.releases.safetensors_file import StoredTensor, as_floats, open_tensor, read_header
+from trireme.errors import SpecError
 
 ARCHITECTURES = (
     "DeepseekV3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM",

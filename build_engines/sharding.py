@@ -15,7 +15,7 @@ from build_engines.parallel_sizes import EmbeddingSharding, ParallelSizes, RankP
 from build_engines.tensor_pieces import Piece, layer_cuts, vocabulary_piece
 from build_engines.weight_formats import KV_FORMATS, FormatPlan
 from build_engines.weight_table import Role, Weight, layer_weights, outer_weights
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 
 @dataclass(frozen=True)

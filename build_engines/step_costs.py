@@ -7,7 +7,7 @@ from build_engines.planner.model_costs import ModelCosts
 from build_engines.recipe import GpuRecipe
 from build_engines.recipe_checks import format_plan, shard_plan
 from build_engines.weight_table import Role, weights_of
-from ensemble_configs.release_parts import StepCosts
+from ensemble_configs.releases.release_parts import StepCosts
 
 
 def step_costs(recipe: GpuRecipe, model: ModelShape) -> StepCosts:

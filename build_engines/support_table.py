@@ -14,8 +14,8 @@ from build_engines.prove.proof import Proof, load_proofs
 from build_engines.triton_differences import difference_table
 from build_engines.trtllm_versions import VERSIONS
 from build_engines.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
-from ensemble_configs.containers import Containers, containers
-from ensemble_configs.trtllm_facts import facts_of, known_facts
+from ensemble_configs.releases.containers import Containers, containers
+from ensemble_configs.spec.trtllm_facts import facts_of, known_facts
 
 _ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT, README, PROOFS = _ROOT / "docs" / "support.md", _ROOT / "README.md", _ROOT / "benchmarks" / "gpu"

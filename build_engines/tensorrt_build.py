@@ -40,9 +40,9 @@ from build_engines.trtllm_commands import (
     without_machine_flags,
 )
 from build_engines.trtllm_versions import KV_QUANT_ALGOS, LLAMA_SCRIPT, QUANT_ALGOS, QUANTIZE_SCRIPT
-from ensemble_configs.errors import BuildError
-from ensemble_configs.finding import Finding
-from ensemble_configs.release_manifest import ReleaseManifest
+from ensemble_configs.releases.finding import Finding
+from ensemble_configs.releases.release_manifest import ReleaseManifest
+from trireme.errors import BuildError
 
 
 def check(job: BuildJob) -> list[Finding]:

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import Field
 
-from ensemble_configs.spec import Spec
-from ensemble_configs.validation import validate
+from ensemble_configs.spec.base import Spec
+from ensemble_configs.spec.validation import validate
 
 _DATA = Path(__file__).with_name("triton_differences.yaml")
 

@@ -22,9 +22,9 @@ from typing import Self
 
 import msgspec
 
-from ensemble_configs.durable_files import sync, write_atomically
-from ensemble_configs.errors import BuildError
-from ensemble_configs.file_hashes import HashMemory, hash_files, hash_listing
+from ensemble_configs.releases.file_hashes import HashMemory, hash_files, hash_listing
+from trireme.durable_files import sync, write_atomically
+from trireme.errors import BuildError
 
 _PREFIX = ".building-"
 _REMOVING = ".removing-"

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ensemble_configs.errors import RequestError, SpecError
+from trireme.errors import RequestError, SpecError
 
 AUTHORIZATION = "authorization"
 _GRPC_SCHEMES = {"grpc": False, "grpcs": True}

@@ -8,7 +8,7 @@ import typer
 
 from clients.server_control import ServerControl
 from clients.server_folder import ServerOption, server_folder
-from ensemble_configs.unix_socket import CONTROL_SOCKET
+from trireme.unix_socket import CONTROL_SOCKET
 
 _WORDS = {
     "finished": "drained: every stream came to its end",

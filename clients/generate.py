@@ -17,7 +17,7 @@ from clients.infer_messages import PINNING_MODEL
 from clients.latency import Arrival, MetricUndefined, RequestRecord, e2e_ms, tpot_ms, ttft_ms
 from clients.rollout.routed_client import generate_routed
 from clients.streaming import GenerateChunk, GenerateRequest, TritonClient
-from ensemble_configs.errors import RequestError, ServingError
+from trireme.errors import RequestError, ServingError
 
 
 class GenerateReport(msgspec.Struct, frozen=True):

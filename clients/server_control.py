@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from clients.error_tokens import parse_error
-from ensemble_configs.errors import Unavailable
-from ensemble_configs.unix_socket import connect_socket
+from trireme.errors import Unavailable
+from trireme.unix_socket import connect_socket
 
 _CONNECT_S = 5.0
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ensemble_configs.errors import SpecError
-from ensemble_configs.unix_socket import CONTROL_SOCKET
+from trireme.errors import SpecError
+from trireme.unix_socket import CONTROL_SOCKET
 
 ServerOption = Annotated[
     Path | None,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from clients.access import Access
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 
 class NamedContext(ssl.SSLContext):

@@ -9,16 +9,16 @@ from typing import Annotated
 
 import typer
 
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.durable_files import write_atomically
-from ensemble_configs.errors import SpecError
-from ensemble_configs.extras import how_to_install
-from ensemble_configs.places import check_folder_to_write
+from ensemble_configs.spec.deployment import load_deployment
 from observability.drill import drill
 from observability.local_prometheus import FILES, LocalPrometheus
 from observability.objectives import Objectives, objectives_of
 from observability.rules import RUNBOOKS
 from serving.telemetry.cpu_bandwidth import keep_bandwidth, measure_bandwidth
+from trireme.durable_files import write_atomically
+from trireme.errors import SpecError
+from trireme.extras import how_to_install
+from trireme.path_checks import check_folder_to_write
 
 
 def run(

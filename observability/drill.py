@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ensemble_configs.errors import Unavailable
 from observability.local_prometheus import LocalPrometheus
+from trireme.errors import Unavailable
 
 ALERT = "TriremeEngineDead"
 _PATIENCE_S = 60.0

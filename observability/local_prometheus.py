@@ -17,9 +17,9 @@ from typing import Any, Self
 
 import yaml
 
-from ensemble_configs.durable_files import write_atomically
-from ensemble_configs.errors import SpecError, Unavailable
 from observability.shortened import INTERVAL_MS, shortened
+from trireme.durable_files import write_atomically
+from trireme.errors import SpecError, Unavailable
 from trireme.project_files import CODE_ROOT, project_file
 
 FILES = project_file("helm/trireme/files")

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ensemble_configs.admission_spec import SloSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.spec import Number, Positive, Spec
+from ensemble_configs.spec.admission_spec import SloSpec
+from ensemble_configs.spec.base import Number, Positive, Spec
 from serving.telemetry.request_metrics import FIRST_TOKEN_BUCKETS_S, TOKEN_BUCKETS_S
+from trireme.errors import SpecError
 
 _Share = Annotated[Number, Field(gt=0, lt=1)]
 _AboveZero = Annotated[Number, Field(gt=0)]

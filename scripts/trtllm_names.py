@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes `ensemble_configs/trtllm_facts.json`: the names in `tests/fakes/trtllm_facts`, for a check without upstream.
+"""Writes `ensemble_configs/spec/trtllm_facts.json`: the names in `tests/fakes/trtllm_facts`, for a check without upstream.
 
 Run by `make docs`; a test compares.
 """
@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from ensemble_configs.trtllm_facts import DATA
+from ensemble_configs.spec.trtllm_facts import DATA
 from scripts.trtllm_facts import FACTS, known_versions
 
 _LLM_CLASSES = {"pytorch": "TorchLlmArgs", "tensorrt": "TrtLlmArgs"}
@@ -35,7 +35,7 @@ _OF_ENGINES = frozenset({"trtllm_build_flags", "quantize_flags", "build_config_f
 
 
 def names() -> dict[str, dict[str, Any]]:
-    """Return for each version what `ensemble_configs.trtllm_facts` reads."""
+    """Return for each version what `ensemble_configs.spec.trtllm_facts` reads."""
     return {version: _names_of(version) for version in known_versions()}
 
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The conformance table of `docs/contract.md`: every tensor of the contract on every provider, works or refused.
 
-Generated from what makes the server refuse: the rows of `ensemble_configs.tensors` and each provider's `CAPABILITIES`.
+Generated from what makes the server refuse: the rows of `ensemble_configs.render.tensors` and each provider's `CAPABILITIES`.
 Run by `make docs`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from ensemble_configs.model_names import PYTHON_MODELS
-from ensemble_configs.tensors import Tensor, inputs_of, outputs_of
+from ensemble_configs.render.model_names import PYTHON_MODELS
+from ensemble_configs.render.tensors import Tensor, inputs_of, outputs_of
 from serving.engines.capabilities import Capabilities
 from serving.engines.openvino import openvino_capabilities
 from serving.engines.simulated import simulated_engine as simulated

@@ -11,7 +11,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 import typer
 
-from ensemble_configs.errors import AccessDenied, BuildError, RequestError, ServingError, SpecError, Unavailable
+from trireme.errors import AccessDenied, BuildError, RequestError, ServingError, SpecError, Unavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from benchmarks.peers.peer import AskedServer, Bits, Started
 from benchmarks.report import triton_version
 from benchmarks.through_ensemble import ThroughEnsemble
 from clients.load.run_folder import package_version
-from ensemble_configs.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
 
 NAMES: dict[Bits, str] = {8: "trireme int8", 16: "trireme bf16"}
 

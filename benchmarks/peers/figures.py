@@ -12,7 +12,7 @@ from benchmarks.report import median_with_interval
 from clients.load.figures.run_figures import figures_of
 from clients.load.load_options import Load
 from clients.load.run_folder import Run, RunInfo
-from ensemble_configs.errors import ServerError
+from trireme.errors import ServerError
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):

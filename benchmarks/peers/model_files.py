@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from ensemble_configs.deployment import DeploymentSpec, load_deployment
+from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
 
 ROOT = Path(__file__).parents[2]
 MODEL = "random_125m"

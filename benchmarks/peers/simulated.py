@@ -9,10 +9,10 @@ from benchmarks.peers.peer import AskedServer, Started
 from benchmarks.report import triton_version
 from benchmarks.through_ensemble import ThroughEnsemble
 from clients.load.run_folder import package_version
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.engine_specs import SimulatedEngineSpec
-from ensemble_configs.release_spec import ResponseSpec, TokenizerSpec
-from ensemble_configs.triton_spec import TritonSpec
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.release_spec import ResponseSpec, TokenizerSpec
+from ensemble_configs.spec.triton_spec import TritonSpec
 
 _MAX_NUM_SEQS = 256  # the mocker's default
 _KV_BLOCKS = 32_768  # of 16 tokens: enough for all of them

@@ -18,7 +18,7 @@ from build_engines.planner.estimators import Roofline
 from build_engines.planner.plan import Option, Question, Targets, make_plan
 from build_engines.planner.steady_state import Limits, Workload, prompt_share
 from build_engines.weight_formats import KV_FORMATS, WEIGHT_FORMATS
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 
 @dataclass(frozen=True)

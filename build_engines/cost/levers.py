@@ -26,7 +26,7 @@ from build_engines.cost.cost_spec import (
     Spot,
     Tier,
 )
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 Change = Callable[[CostSpec], CostSpec]
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from build_engines.cost.bill import Tokens
 from build_engines.cost.cost_spec import Usd, load_document
-from ensemble_configs.spec import Spec
+from ensemble_configs.spec.base import Spec
 
 EXAMPLE = Path(__file__).with_name("managed_prices.yaml")
 

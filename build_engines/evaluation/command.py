@@ -18,10 +18,10 @@ from build_engines.evaluation.report import tables
 from build_engines.evaluation.tasks import hash_items, load_items, sample
 from build_engines.recipe import load_recipe
 from build_engines.recipe_parts import QualitySpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.release_lock import in_use
-from ensemble_configs.release_parts import Override
-from ensemble_configs.validation import validate
+from ensemble_configs.releases.release_lock import in_use
+from ensemble_configs.releases.release_parts import Override
+from ensemble_configs.spec.validation import validate
+from trireme.errors import SpecError
 from trireme.project_files import project_file
 
 _WIDTH_OF_ALL = 160

@@ -12,8 +12,8 @@ import openvino
 from numpy.typing import NDArray
 
 from build_engines.evaluation.observations import log_softmax
-from ensemble_configs.errors import SpecError
 from serving.engines.openvino.openvino_pipeline import last_line
+from trireme.errors import SpecError
 
 _PIECE = 16  # tokens
 

@@ -16,9 +16,8 @@ from typing import NamedTuple
 from build_engines.evaluation.evaluation import Evaluation
 from build_engines.evaluation.verdict import METRICS
 from build_engines.linked_files import link_or_copy
-from ensemble_configs.errors import SpecError
-from ensemble_configs.release_lock import held_alone, lock_file
-from ensemble_configs.release_manifest import (
+from ensemble_configs.releases.release_lock import held_alone, lock_file
+from ensemble_configs.releases.release_manifest import (
     PROVENANCE_FILE,
     ReleaseManifest,
     address,
@@ -26,7 +25,8 @@ from ensemble_configs.release_manifest import (
     seal,
     verify,
 )
-from ensemble_configs.release_parts import EvaluationBase, EvaluationResult, Override
+from ensemble_configs.releases.release_parts import EvaluationBase, EvaluationResult, Override
+from trireme.errors import SpecError
 
 
 def refuse_unwritable(folder: Path) -> None:

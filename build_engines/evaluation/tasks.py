@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 
 class Kind(enum.StrEnum):

@@ -9,8 +9,8 @@ import typer
 from build_engines.migration.importing import plan_import
 from build_engines.migration.report import Outcome
 from build_engines.migration.sealing import seal_import
-from ensemble_configs.errors import SpecError
-from ensemble_configs.places import check_file_to_write
+from trireme.errors import SpecError
+from trireme.path_checks import check_file_to_write
 
 
 def import_repository(

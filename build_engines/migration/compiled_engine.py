@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from ensemble_configs.built_engine import speculation_name
-from ensemble_configs.errors import SpecError
+from ensemble_configs.releases.built_engine import speculation_name
+from trireme.errors import SpecError
 
 Json = dict[str, object]
 

@@ -17,9 +17,9 @@ from build_engines.migration.llmapi import is_llmapi, llmapi_entries
 from build_engines.migration.old_repository import load_models, repository_entries
 from build_engines.migration.old_tokenizer import tokenizer_entries
 from build_engines.migration.report import Entry, Report, carried, lost, nested
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.validation import validate
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.validation import validate
+from trireme.errors import SpecError
 
 _HEADER = "# Written by `trireme import`. What is not here has Trireme's default.\n"
 _KEPT = "is not on this machine; kept as it is, for the import may run on another one than the server"

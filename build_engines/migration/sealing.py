@@ -11,13 +11,13 @@ from build_engines.linked_files import link_or_copy
 from build_engines.migration.compiled_engine import CompiledEngine, int_of, kv_bytes_per_token
 from build_engines.migration.importing import Import, to_text
 from build_engines.migration.report import Entry, Verdict, carried, implied, lost
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.file_hashes import hash_file, hash_files, hash_listing
-from ensemble_configs.places import check_folder_to_write
-from ensemble_configs.release_manifest import ReleaseManifest, hash_recipe, seal
-from ensemble_configs.release_parts import ModelIdentity, ReleaseLimits
-from ensemble_configs.validation import validate
+from ensemble_configs.releases.file_hashes import hash_file, hash_files, hash_listing
+from ensemble_configs.releases.release_manifest import ReleaseManifest, hash_recipe, seal
+from ensemble_configs.releases.release_parts import ModelIdentity, ReleaseLimits
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.validation import validate
+from trireme.errors import SpecError
+from trireme.path_checks import check_folder_to_write
 
 _ENGINE_FILES = ("config.json", "generation_config.json", "rank*.engine")
 # A tokenizer's folder is often that of the whole model; the weights do not belong to an engine's release.

@@ -10,8 +10,8 @@ from build_engines.migration.context import Context
 from build_engines.migration.filled_config import FilledConfig
 from build_engines.migration.report import Entry, Verdict, implied, lost
 from build_engines.migration.values import Value
-from ensemble_configs.model_names import PYTHON_MODELS
-from ensemble_configs.tensors import inputs_of, outputs_of
+from ensemble_configs.render.model_names import PYTHON_MODELS
+from ensemble_configs.render.tensors import inputs_of, outputs_of
 
 # What `preprocessing` has for pictures and videos alone.
 PICTURES = frozenset(

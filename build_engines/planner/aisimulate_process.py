@@ -11,7 +11,7 @@ from typing import IO
 
 import msgspec
 
-from ensemble_configs.errors import ServerError
+from trireme.errors import ServerError
 
 PROJECT = Path(__file__).resolve().parents[2]
 PYTHON = PROJECT / ".tools" / "aisimulate" / "bin" / "python"

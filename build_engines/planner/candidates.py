@@ -18,7 +18,7 @@ from build_engines.planner.legality import (
 from build_engines.planner.model_costs import ModelCosts
 from build_engines.planner.step_time import Engine
 from build_engines.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 # In the order in which a candidate meets them.
 STOPS = ("gpus", "layout", "format", "memory", "load")

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from build_engines.planner.engine_memory import EngineMemory, memory_of
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.engine_fit import whole_sequence_of
-from ensemble_configs.engine_specs import EngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.kv_capacity import WholeSequence
-from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.releases.engine_fit import whole_sequence_of
+from ensemble_configs.releases.kv_capacity import WholeSequence
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.engine_specs import EngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec
+from trireme.errors import SpecError
 
 HOST = "host"
 _MIB = 2**20

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from build_engines.planner.deployment_plan import HOST, DeploymentPlan, EnginePart, gib, plan_deployment
 from build_engines.planner.device_memory import device_memory
-from ensemble_configs.deployment import load_deployment
+from ensemble_configs.spec.deployment import load_deployment
 
 
 def report_deployment(

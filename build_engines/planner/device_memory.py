@@ -3,8 +3,8 @@
 
 from build_engines.gpus import gpu_named
 from build_engines.planner.deployment_plan import HOST
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.machine import Machine
+from ensemble_configs.releases.machine import Machine
+from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.process.this_machine import read_machine
 
 _GIB = 2**30

@@ -9,8 +9,8 @@ import yaml
 from pydantic import Field
 
 from build_engines.weight_formats import WeightFormat
-from ensemble_configs.spec import Spec
-from ensemble_configs.validation import validate
+from ensemble_configs.spec.base import Spec
+from ensemble_configs.spec.validation import validate
 
 TABLE = Path(__file__).with_name("efficiencies.yaml")
 

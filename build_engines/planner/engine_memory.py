@@ -11,16 +11,16 @@ from build_engines.migration.compiled_engine import kv_bytes_per_token as compil
 from build_engines.openvino_formats import cpu_kv_bytes_per_token
 from build_engines.parallel_sizes import ParallelSizes
 from build_engines.planner.footprint import kv_bytes_per_token, workspace_bytes
-from ensemble_configs.engine_specs import (
+from ensemble_configs.releases.kept_logits import kept_logits_bytes
+from ensemble_configs.releases.release_manifest import ReleaseManifest, find_release, load_manifest
+from ensemble_configs.spec.engine_specs import (
     EngineSpec,
     OpenVinoEngineSpec,
     PyTorchEngineSpec,
     SimulatedEngineSpec,
     TensorRtEngineSpec,
 )
-from ensemble_configs.errors import SpecError
-from ensemble_configs.kept_logits import kept_logits_bytes
-from ensemble_configs.release_manifest import ReleaseManifest, find_release, load_manifest
+from trireme.errors import SpecError
 
 _OPENVINO_BLOCK_TOKENS = 32
 _MAX_RANK_SHARE = 1.05  # of a checkpoint that is divided: the fullest rank has a little more than the mean

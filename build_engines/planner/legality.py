@@ -7,8 +7,8 @@ from build_engines.parallel_sizes import ParallelSizes, check_sizes
 from build_engines.sharding import ShardPlan
 from build_engines.trtllm_versions import ENGINE_FORMATS, ENGINE_KV_FORMATS, PYTORCH_FORMATS, PYTORCH_KV_FORMATS
 from build_engines.weight_formats import KV_FORMAT_SMS, FormatPlan
-from ensemble_configs.context_attention import why_not_on_pytorch, why_not_paged
-from ensemble_configs.errors import SpecError
+from ensemble_configs.spec.context_attention import why_not_on_pytorch, why_not_paged
+from trireme.errors import SpecError
 
 
 def why_layout_is_illegal(model: ModelShape, layout: ParallelSizes, gpu: Gpu, *, gpus_per_node: int) -> str | None:
@@ -61,7 +61,7 @@ def why_format_is_illegal(
 def why_prompts_are_not_chunked(weight_format: str, kv_format: str, gpu: Gpu) -> str | None:
     """Return the reason why no back end prefills prompts in chunks, or reuses cached blocks, or None.
 
-    The PyTorch backend always can; of engines the KV type decides (`ensemble_configs.context_attention`).
+    The PyTorch backend always can; of engines the KV type decides (`ensemble_configs.spec.context_attention`).
     """
     if "pytorch" in _backends(weight_format, kv_format):
         return None

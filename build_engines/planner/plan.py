@@ -10,7 +10,7 @@ from build_engines.planner.quantized_checkpoint import Quantized
 from build_engines.planner.serving_limit import ServingLimit
 from build_engines.planner.steady_state import Estimate, Limits, Workload
 from build_engines.planner.uncertainty import factor_of
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 
 @dataclass(frozen=True)

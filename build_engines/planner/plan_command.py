@@ -23,8 +23,8 @@ from build_engines.planner.quantized_checkpoint import quantized_as
 from build_engines.planner.serving_limit import MEASURED_RESPONSES_PER_S, ServingLimit
 from build_engines.planner.steady_state import Workload
 from build_engines.weight_formats import KV_FORMATS, WEIGHT_FORMATS
-from ensemble_configs.errors import SpecError
-from ensemble_configs.extras import how_to_install
+from trireme.errors import SpecError
+from trireme.extras import how_to_install
 
 _THINK_TIME_S = 30.0
 

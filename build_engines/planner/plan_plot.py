@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from build_engines.planner.plan import Option, Plan
 from build_engines.planner.serving_limit import ServingLimit
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 _SAME = 0.02  # curves that are nowhere further apart are one line with one label
 

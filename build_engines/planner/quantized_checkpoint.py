@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 # By the words of AutoAWQ, GPTQModel, DeepSeek, FBGEMM and ModelOpt for method (or algorithm) and bits.
 _FORMATS = {

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from build_engines.planner.deployment_plan import DeploymentPlan
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.deployment_diff import DeploymentDiff
+from ensemble_configs.changes.deployment_diff import DeploymentDiff
+from ensemble_configs.spec.deployment import DeploymentSpec
 
 
 @dataclass(frozen=True)

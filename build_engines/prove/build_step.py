@@ -16,7 +16,7 @@ from build_engines.prove.step import LeftOut, StepFailed
 from build_engines.recipe import TensorRtRecipe, load_recipe, recipe_document
 from build_engines.stage_process import last_lines
 from build_engines.trtllm_versions import FIRST_WITHOUT_ENGINES, LAST_WITH_ENGINES, VERSIONS, numbers
-from ensemble_configs.release_manifest import address
+from ensemble_configs.releases.release_manifest import address
 from trireme.project_files import CODE_ROOT
 
 MAX_BATCH_SIZE, MAX_NUM_TOKENS, MAX_SEQ_LEN, MAX_BEAM_WIDTH = 64, 8192, 2048, 4

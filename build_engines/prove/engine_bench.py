@@ -14,10 +14,10 @@ import msgspec
 from pydantic import TypeAdapter
 
 from build_engines.prove.closed_loop import ClosedLoop, Measured, SteadyLoad, random_prompts
-from ensemble_configs.engine_specs import EngineSpec
-from ensemble_configs.errors import ServerError
+from ensemble_configs.spec.engine_specs import EngineSpec
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
+from trireme.errors import ServerError
 
 
 class EngineQuestion(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from ensemble_configs.durable_files import write_atomically
-from ensemble_configs.errors import SpecError
+from trireme.durable_files import write_atomically
+from trireme.errors import SpecError
 
 FORMAT = 1
 

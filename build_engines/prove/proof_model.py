@@ -6,7 +6,7 @@ from pathlib import Path
 from build_engines.checkpoint_folder import CheckpointFiles
 from build_engines.prove.proof import ProofModel
 from build_engines.weight_table import num_parameters
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 from trireme.project_files import project_file
 
 _OURS = {"demo": "examples/demo_model/target", "demo-draft": "examples/demo_model/draft"}

@@ -24,7 +24,7 @@ from build_engines.prove.proof import Proof, proof_text, write_proof
 from build_engines.prove.proof_model import DEFAULT, describe_model, find_checkpoint
 from build_engines.prove.proving import STEPS, Proving, describe_steps
 from build_engines.prove.step import Step, run_step
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 from trireme.project_files import CODE_ROOT
 
 EXIT_NOT_PROVED, EXIT_NO_GPU = 1, 2

@@ -32,10 +32,10 @@ from build_engines.prove.proof import BenchRow, Proof
 from build_engines.prove.server_bench import bench_server
 from build_engines.prove.step import LeftOut, Step, StepFailed
 from build_engines.stage_process import last_lines
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.errors import SpecError
+from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.doctor.tensorrt_llm_causes import where_it_is
 from serving.supervisor.installation import find_triton
+from trireme.errors import SpecError
 from trireme.project_files import CODE_ROOT
 
 PROVIDERS = ("tensorrt", "pytorch")

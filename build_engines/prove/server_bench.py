@@ -18,7 +18,7 @@ from build_engines.prove.step import StepFailed
 from build_engines.stage_process import last_lines
 from clients.exact_prompts import PromptMaker
 from clients.streaming import AsyncTritonClient, GenerateRequest
-from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.text.tokenization import PromptTokenizer
 
 _STOP_S = 60.0

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from build_engines.prove.proof import StepRecord
-from ensemble_configs.errors import ServingError
+from trireme.errors import ServingError
 
 
 class StepFailed(Exception):

@@ -13,7 +13,7 @@ import msgspec
 from clients.batch.batch_line import CHAT, BatchLine, shown
 from clients.batch.line_error import LineError
 from clients.infer_messages import GenerateRequest
-from ensemble_configs.chat_messages import ChatMessage
+from ensemble_configs.chat.chat_messages import ChatMessage
 
 COMPLETION_TOKENS = 16  # OpenAI's default
 

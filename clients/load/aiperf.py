@@ -43,7 +43,7 @@ from clients.load.run_folder import Run, refuse_used, write_run
 from clients.load.run_origin import Origin
 from clients.load.summary import print_summary
 from clients.load.tool_run import find_tool, from_first_request, run_tool
-from ensemble_configs.errors import RequestError, ServerError, SpecError
+from trireme.errors import RequestError, ServerError, SpecError
 
 _SHOWN = (
     "time_to_first_token", "inter_token_latency", "request_latency", "output_token_throughput", "request_throughput",

@@ -13,7 +13,7 @@ from clients.load.openai_stream import is_openai_url
 from clients.load.outage import Outage
 from clients.load.plan import Session
 from clients.streaming import AsyncTritonClient
-from ensemble_configs.errors import ServingError, Unavailable
+from trireme.errors import ServingError, Unavailable
 
 _ERROR_LENGTH = 200  # characters of an error's text that are kept
 

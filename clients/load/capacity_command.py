@@ -33,8 +33,8 @@ from clients.load.load_options import MOST_PLANNED, Load
 from clients.load.report.document import document_of
 from clients.load.report.page import html_page
 from clients.load.run_folder import Run, refuse_used
-from ensemble_configs.errors import RequestError, SpecError
-from ensemble_configs.extras import how_to_install
+from trireme.errors import RequestError, SpecError
+from trireme.extras import how_to_install
 
 _MAX_RATE_PER_S = 1_000_000
 _MAX_TRIAL_S = 86_400

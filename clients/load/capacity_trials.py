@@ -26,7 +26,7 @@ from clients.load.figures.slo import Target
 from clients.load.load_options import Load
 from clients.load.run_command import ServerGone, put_on, warm_up
 from clients.load.run_folder import Run
-from ensemble_configs.errors import ServerError, Unavailable
+from trireme.errors import ServerError, Unavailable
 
 FACTORS = (1.0, 2.0, 3.0)
 LEAST_REQUESTS = 30

@@ -34,7 +34,7 @@ from clients.load.run_origin import Origin
 from clients.load.summary import print_summary
 from clients.load.tool_run import find_tool, from_first_request, run_tool
 from clients.load.workload_spec import SyntheticWorkload, constant
-from ensemble_configs.errors import ServerError, SpecError
+from trireme.errors import ServerError, SpecError
 
 _SHOWN = (
     "time_to_first_token",

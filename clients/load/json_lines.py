@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from ensemble_configs.errors import ServingError, SpecError
+from trireme.errors import ServingError, SpecError
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from clients.load.openai_stream import is_openai_url
 from clients.load.prompts import ProportionalWriter
 from clients.load.server_samples import read_metrics
 from clients.load.workload_spec import WORKLOAD, FixedWorkload, SyntheticWorkload, Workload, constant, read_workload
-from ensemble_configs.errors import RequestError
-from ensemble_configs.server_lock import served_ports
+from ensemble_configs.render.server_lock import served_ports
+from trireme.errors import RequestError
 
 _OPTION_OF = {"server_name": "--tls-server-name"}
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")

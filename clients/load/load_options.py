@@ -16,7 +16,7 @@ from clients.load.openai_stream import completions_url, is_openai_url, refuse_un
 from clients.load.plan import Session, sessions
 from clients.load.prompts import ExactWriter, ProportionalWriter, Writer
 from clients.load.workload_spec import WORKLOAD, Workload
-from ensemble_configs.errors import RequestError
+from trireme.errors import RequestError
 
 MOST_PLANNED = 10_000_000
 

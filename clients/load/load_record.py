@@ -6,7 +6,7 @@ from itertools import pairwise
 import msgspec
 
 from clients.latency import Arrival, RequestRecord
-from ensemble_configs.errors import ServingError
+from trireme.errors import ServingError
 
 DONE = "done"
 REFUSED = "UNAVAILABLE"  # the code of a refusal, and of what follows

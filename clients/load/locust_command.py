@@ -43,8 +43,8 @@ from clients.load.run_origin import Origin
 from clients.load.summary import print_summary
 from clients.load.tool_run import ToolRun, find_tool, from_first_request, run_tool
 from clients.load.worker import CpuSample
-from ensemble_configs.errors import RequestError, ServerError
-from ensemble_configs.extras import how_to_install
+from trireme.errors import RequestError, ServerError
+from trireme.extras import how_to_install
 
 _FILE = Path(__file__).with_name("locustfile.py")
 _ROOT = Path(__file__).resolve().parents[2]

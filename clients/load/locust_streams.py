@@ -39,7 +39,7 @@ from clients.load.openai_stream import (
     with_api_key,
 )
 from clients.tls_context import tls_context
-from ensemble_configs.errors import RequestTimeout, Unavailable
+from trireme.errors import RequestTimeout, Unavailable
 
 _PATIENCE_S = 600.0  # with an HTTP server that says nothing
 

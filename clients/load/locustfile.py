@@ -32,7 +32,7 @@ from clients.load.locust_messages import LOAD_VARIABLE, RECORDS_VARIABLE, Locust
 from clients.load.locust_streams import OpenAIStreams, TritonStreams, open_streams
 from clients.load.plan import Session
 from clients.load.worker import CpuSample
-from ensemble_configs.errors import ServingError
+from trireme.errors import ServingError
 
 _METRICS = {"TTFT": ttft_ms, "TPOT": tpot_ms, "E2E": e2e_ms}
 _SHARE = "trireme_share"  # the message from the master to a worker

@@ -23,7 +23,7 @@ from clients.load.openai_stream import (
 )
 from clients.streaming import IDLE_TIMEOUT_S
 from clients.tls_context import check_access, tls_context
-from ensemble_configs.errors import (
+from trireme.errors import (
     AccessDenied,
     RequestCancelled,
     RequestError,

@@ -47,7 +47,7 @@ from clients.load.run_folder import Run, refuse_used, write_run
 from clients.load.run_origin import Origin
 from clients.load.summary import print_summary
 from clients.load.tool_run import ToolRun, find_tool, from_first_request, run_tool
-from ensemble_configs.errors import ServerError
+from trireme.errors import ServerError
 
 HOW_TO_INSTALL = "`make bench-tools` in a checkout installs it"
 PLACE = "perf-analyzer/path/perf_analyzer"

@@ -36,7 +36,7 @@ from clients.load.run_origin import Origin
 from clients.load.server_samples import ServerSample, ServerWatch
 from clients.load.summary import print_summary
 from clients.load.worker import GIVE_UP_S
-from ensemble_configs.errors import ServerError
+from trireme.errors import ServerError
 
 _WARMUP = 8
 _GONE_S = 1.0  # nobody answered for so long at the end: not a single connection that was lost

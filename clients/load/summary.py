@@ -9,7 +9,7 @@ from rich.table import Table
 from clients.load.figures.intervals import Spread
 from clients.load.figures.run_figures import RunFigures, figures_of
 from clients.load.run_folder import Run
-from ensemble_configs.errors import ServerError
+from trireme.errors import ServerError
 
 _COLUMNS = ("mean", "50", "90", "95", "99")
 TITLES = {"ttft": "TTFT ms", "itl": "ITL ms", "tpot": "TPOT ms", "e2e": "E2E ms"}

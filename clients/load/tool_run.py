@@ -19,7 +19,7 @@ from clients.load.load_record import LoadRecord
 from clients.load.processes import noted_signals
 from clients.load.server_samples import ServerSample, ServerWatch
 from clients.load.worker import CpuSample
-from ensemble_configs.errors import ServerError, SpecError
+from trireme.errors import ServerError, SpecError
 
 _TOOLS = Path(__file__).resolve().parents[2] / ".tools"  # of a checkout
 _POLL_S = 0.5

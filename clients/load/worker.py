@@ -28,7 +28,7 @@ from clients.load.loops import closed_loop, open_loop
 from clients.load.openai_client import not_ready
 from clients.load.plan import Session
 from clients.load.sessions_ahead import SessionsAhead
-from ensemble_configs.errors import ServerError, ServingError
+from trireme.errors import ServerError, ServingError
 
 _PREPARE_S = 5.0  # of a closed loop without an end, so long; the rest is written while it runs
 _AHEAD_OF_USER = 2  # sessions: users who go in waves want a new one all at once
@@ -62,7 +62,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """A worker could not begin, or go on. `error`: with its token (`ensemble_configs.errors`)."""
+    """A worker could not begin, or go on. `error`: with its token (`trireme.errors`)."""
 
     error: str
 

@@ -8,7 +8,7 @@ from typing import Any
 from clients.rollout.local_server import LocalServer
 from clients.rollout.plan import Mode
 from clients.rollout.planning import Fields, candidates
-from ensemble_configs.errors import RequestError
+from trireme.errors import RequestError
 
 
 def why_apart(first: LocalServer, candidate: Fields, *, is_forced: bool) -> str:

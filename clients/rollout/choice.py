@@ -14,7 +14,7 @@ import typer
 from clients.rollout.state import Rollout
 from clients.rollout.store import Store
 from clients.server_folder import server_folder
-from ensemble_configs.errors import RequestError, SpecError
+from trireme.errors import RequestError, SpecError
 
 _STORE = "rollouts.sqlite"
 _GLANCE_S = 0.5

@@ -24,7 +24,7 @@ from clients.rollout.state import Phase, Rollout
 from clients.rollout.store import Store
 from clients.rollout.trial import Trial
 from clients.rollout.wishes import phase_after
-from ensemble_configs.errors import RequestError, ServingError, Unavailable
+from trireme.errors import RequestError, ServingError, Unavailable
 
 _COUNT_PERIOD_S = 10.0
 

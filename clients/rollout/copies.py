@@ -13,7 +13,7 @@ from clients.rollout.outcome import Outcome
 from clients.rollout.seen import Seen
 from clients.rollout.shadow import agreement
 from clients.streaming import AsyncTritonClient, GenerateRequest
-from ensemble_configs.errors import ServingError
+from trireme.errors import ServingError
 
 _LONGEST_S = 60.0  # without a limit of the request's own
 

@@ -17,8 +17,8 @@ from clients.rollout.state import Phase, Rollout
 from clients.rollout.store import Store
 from clients.rollout.two_servers import TwoServers
 from clients.server_control import ServerControl
-from ensemble_configs.errors import SpecError, Unavailable
-from ensemble_configs.unix_socket import CONTROL_SOCKET
+from trireme.errors import SpecError, Unavailable
+from trireme.unix_socket import CONTROL_SOCKET
 
 _TICK_S = 0.5
 

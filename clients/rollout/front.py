@@ -34,7 +34,7 @@ from clients.rollout.state import Rollout
 from clients.rollout.store import Store
 from clients.rollout.traffic import mirror_now, share_now, slices_now
 from clients.rollout.wire import JudgementAnswer, Mirror, OutcomeBatch, SplitAnswer
-from ensemble_configs.errors import RequestError, ServingError
+from trireme.errors import RequestError, ServingError
 
 _MAX_BODY_BYTES = 16 << 20
 _MAX_NAME_CHARS = 64

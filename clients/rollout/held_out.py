@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 MAX_FILE_BYTES = 8 << 20
 MAX_PROMPTS = 2000

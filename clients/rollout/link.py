@@ -20,7 +20,7 @@ from clients.access_errors import refused_connection, refused_status
 from clients.rollout.outcome import Outcome
 from clients.rollout.wire import OutcomeBatch, SplitAnswer
 from clients.tls_context import http_call
-from ensemble_configs.errors import AccessDenied, RequestError, SpecError
+from trireme.errors import AccessDenied, RequestError, SpecError
 
 _FLUSH_S = 1.0
 _MAX_KEPT = 20_000  # outcomes that nobody takes; more are dropped

@@ -11,8 +11,8 @@ from clients.rollout.held_out import HeldOut, prompts_of
 from clients.rollout.replay import PromptScores, Target, replay
 from clients.server_control import ServerControl
 from clients.streaming import AsyncTritonClient, GenerateRequest
-from ensemble_configs.errors import ServerError, ServingError, Unavailable
-from ensemble_configs.model_names import CANARY
+from ensemble_configs.render.model_names import CANARY
+from trireme.errors import ServerError, ServingError, Unavailable
 
 _MAX_TRIED = 64
 _OF_THE_SERVER = ("grpc", "grpc_access", "grpc_names", "deployment", "pid")

@@ -12,8 +12,8 @@ from clients.rollout.gate.gate_spec import GateSpec
 from clients.rollout.gate.metrics import alpha_of
 from clients.rollout.gate.score_test import least_pairs
 from clients.rollout.held_out import HeldOut
-from ensemble_configs.errors import RequestError, SpecError
-from ensemble_configs.validation import validate
+from ensemble_configs.spec.validation import validate
+from trireme.errors import RequestError, SpecError
 
 
 class Mode(StrEnum):

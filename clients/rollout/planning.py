@@ -9,11 +9,11 @@ import yaml
 
 from clients.rollout.gate.gate_spec import GateSpec
 from clients.rollout.plan import Mode
-from ensemble_configs.errors import RequestError, SpecError
-from ensemble_configs.model_spec import ModelSpec
-from ensemble_configs.release_changes import candidate_from, release_of
-from ensemble_configs.strict_yaml import load_yaml
-from ensemble_configs.validation import validate
+from ensemble_configs.changes.release_changes import candidate_from, release_of
+from ensemble_configs.spec.model_spec import ModelSpec
+from ensemble_configs.spec.strict_yaml import load_yaml
+from ensemble_configs.spec.validation import validate
+from trireme.errors import RequestError, SpecError
 
 Fields = dict[str, Any]
 _MAX_CANDIDATES = 8

@@ -18,7 +18,7 @@ from clients.rollout.likeness import likeness
 from clients.rollout.outcome import Outcome
 from clients.rollout.split import BASELINE, CANDIDATE
 from clients.streaming import AsyncTritonClient, GenerateRequest
-from ensemble_configs.errors import ServingError, Unavailable
+from trireme.errors import ServingError, Unavailable
 
 _LOOK_S = 0.5
 _ANSWER_S = 120.0  # more is no answer

@@ -17,7 +17,7 @@ from clients.rollout.sample_ratio import mismatch
 from clients.rollout.state import Assignment
 from clients.rollout.store import Store
 from clients.server_folder import ServerOption
-from ensemble_configs.errors import RequestError, SpecError
+from trireme.errors import RequestError, SpecError
 
 Report = dict[str, Any]
 

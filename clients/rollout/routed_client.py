@@ -21,7 +21,7 @@ from clients.rollout.seen import Seen
 from clients.rollout.split import CANDIDATE, STABLE, Places, Slice, place_of, slice_at, stratum_of, unit_of
 from clients.rollout.wire import Mirror
 from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest
-from ensemble_configs.errors import AccessDenied, RequestCancelled, ServingError, Unavailable
+from trireme.errors import AccessDenied, RequestCancelled, ServingError, Unavailable
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

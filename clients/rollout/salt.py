@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from clients.rollout.split import place_of
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 _TRIES = 16
 

@@ -15,7 +15,7 @@ from clients.rollout.planning import candidates, gate_settings, gpus_per_seat
 from clients.rollout.salt import best_salt, new_salt, read_keys
 from clients.rollout.store import Store
 from clients.server_folder import ServerOption, server_folder
-from ensemble_configs.errors import RequestError, SpecError
+from trireme.errors import RequestError, SpecError
 
 _TICK_S = 0.5
 

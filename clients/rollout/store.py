@@ -18,7 +18,7 @@ import msgspec
 
 from clients.rollout.state import Asked, Assignment, Event, Phase, Rollout, Wish
 from clients.rollout.store_schema import create_tables
-from ensemble_configs.errors import RequestError, SpecError
+from trireme.errors import RequestError, SpecError
 
 _BUSY_S = 30.0
 _BATCH_S = 3600.0  # for so long a batch is known again; clients send one again for minutes

@@ -14,7 +14,7 @@ from clients.rollout.plan import Mode, Plan, arm_of
 from clients.rollout.split import BASELINE, CANDIDATE, STABLE, Slice
 from clients.rollout.state import Phase, Rollout
 from clients.rollout.wire import Mirror
-from ensemble_configs.model_names import CANARY
+from ensemble_configs.render.model_names import CANARY
 
 _TRYING = (Phase.RUNNING, Phase.PAUSED, Phase.HELD)
 

@@ -13,7 +13,7 @@ from typing import Any
 from clients.rollout.held_out import HeldOut, prompts_of
 from clients.rollout.local_server import LocalServer
 from clients.rollout.replay import PromptScores, replay
-from ensemble_configs.errors import ServingError, Unavailable
+from trireme.errors import ServingError, Unavailable
 
 _LOOK_S = 0.5
 

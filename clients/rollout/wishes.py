@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from clients.rollout.plan import Plan
 from clients.rollout.state import Phase, Wish
-from ensemble_configs.errors import RequestError
+from trireme.errors import RequestError
 
 _TRYING = (Phase.RUNNING, Phase.PAUSED, Phase.HELD)
 _PHASES: Mapping[tuple[Phase, Wish], Phase] = {

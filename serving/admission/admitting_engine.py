@@ -7,8 +7,7 @@ from collections import Counter
 
 import msgspec
 
-from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
-from ensemble_configs.errors import RequestError, ServingError, Unavailable
+from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from serving.admission.batch_prefill import BatchPrefill
 from serving.admission.in_flight import InFlight
 from serving.admission.load_shedding import Ladder
@@ -22,6 +21,7 @@ from serving.engines.clock import Clock
 from serving.engines.request_limits import refuse_unservable
 from serving.requests.scheduling import Priority
 from serving.shared_budget.shared_room import POLL_S, NothingShared, SharedRoom
+from trireme.errors import RequestError, ServingError, Unavailable
 
 
 class AdmittingEngine(Engine):

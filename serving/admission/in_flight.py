@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ensemble_configs.admission_spec import BudgetSpec
-from ensemble_configs.errors import RequestError
+from ensemble_configs.spec.admission_spec import BudgetSpec
 from serving.admission.batch_prefill import BatchPrefill
 from serving.admission.budget import KvBudget
 from serving.admission.offered_load import OfferedLoad
@@ -22,6 +21,7 @@ from serving.engine_process.speculation import joined_perf
 from serving.engines.base import Engine, FinishReason, GenerationRequest, PerfMetrics, TokenChunk
 from serving.requests.scheduling import Priority
 from serving.shared_budget.shared_room import SharedRoom
+from trireme.errors import RequestError
 
 # Of requests that were preempted and go on under another key: above all that callers' requests have, and below those of
 # the rounds of `serving.engine_process.speculating_engine`.

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
-from ensemble_configs.admission_spec import CapStepSpec, LadderSpec, RefuseStepSpec
-from ensemble_configs.errors import Unavailable
+from ensemble_configs.spec.admission_spec import CapStepSpec, LadderSpec, RefuseStepSpec
 from serving.admission.offered_load import OfferedLoad
 from serving.engines.base import GenerationRequest
 from serving.requests.scheduling import Priority
+from trireme.errors import Unavailable
 
 _BUSY_FROM = 0.75
 _GOLDEN = 0.618034  # its multiples, without their whole part, are spread evenly however many there are

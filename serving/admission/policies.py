@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 
-from ensemble_configs.admission_spec import QueueSpec
+from ensemble_configs.spec.admission_spec import QueueSpec
 from serving.admission.fair_shares import Backlog, FairShares
 from serving.admission.queued_request import Ticket
 from serving.requests.scheduling import Priority

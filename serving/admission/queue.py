@@ -4,14 +4,14 @@
 import heapq
 import math
 
-from ensemble_configs.admission_spec import QueueSpec
-from ensemble_configs.errors import QueueFull, RequestTimeout, ServingError, Unavailable
+from ensemble_configs.spec.admission_spec import QueueSpec
 from serving.admission.fair_shares import Backlog
 from serving.admission.kv_budget import Room
 from serving.admission.policies import POLICIES
 from serving.admission.queued_request import Ticket
 from serving.admission.wait_estimate import WaitEstimate, retry_after_ms
 from serving.requests.scheduling import Priority
+from trireme.errors import QueueFull, RequestTimeout, ServingError, Unavailable
 
 _TENANT_SHARE = 4.0
 

@@ -8,21 +8,21 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.engine_fit import refuse_unfit_engine
-from ensemble_configs.engine_specs import OpenVinoEngineSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.grpc_tls import grpc_tls_findings
-from ensemble_configs.memory_need import memory_need_bytes
-from ensemble_configs.release_manifest import find_release, load_manifest
-from ensemble_configs.release_spec import ReleaseSpec
-from ensemble_configs.triton_spec import TritonSpec
+from ensemble_configs.releases.engine_fit import refuse_unfit_engine
+from ensemble_configs.releases.memory_need import memory_need_bytes
+from ensemble_configs.releases.release_manifest import find_release, load_manifest
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.grpc_tls import grpc_tls_findings
+from ensemble_configs.spec.release_spec import ReleaseSpec
+from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.doctor.release_check import refuse_unfit_releases
 from serving.engines.model_folder import check_max_seq_len, load_model_folder
 from serving.engines.providers import check_installed, start_of_release
 from serving.engines.tensorrt_llm.trtllm_start import refuse_second_llm
 from serving.process.placement import check_cpus
 from serving.process.this_machine import read_machine
+from trireme.errors import SpecError
 
 _GIB = 1 << 30
 NO_ROOM_FIELDS = ("models", "engine.num_kv_blocks")  # that `check_room` names where memory is missing

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from ensemble_configs.errors import ServerError
-from ensemble_configs.triton_spec import TritonSpec
+from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.doctor.server_features import (
     ServerFeatures,
     closes_client_shm,
@@ -29,6 +28,7 @@ from serving.doctor.server_features import (
 )
 from serving.supervisor.installation import TritonInstallation
 from serving.supervisor.shared_memory import RegionOwner
+from trireme.errors import ServerError
 
 _START_S = 60.0
 _CALL_S = 20.0

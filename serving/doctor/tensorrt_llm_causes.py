@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from ensemble_configs.finding import Finding
+from ensemble_configs.releases.finding import Finding
 
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
 # Where NVIDIA's images have had the package since 26.03; before, in the system's own Python.

@@ -6,8 +6,8 @@ import importlib.util
 import os
 import re
 
-from ensemble_configs.containers import Container, containers
-from ensemble_configs.finding import Finding
+from ensemble_configs.releases.containers import Container, containers
+from ensemble_configs.releases.finding import Finding
 from serving.doctor.tensorrt_llm_causes import explain, no_package
 from serving.doctor.tensorrt_llm_trial import TIMEOUT_S, try_imports
 from serving.process.this_machine import NoDriverError, read_driver_version, read_machine

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 
-from ensemble_configs.unix_socket import bind_socket
 from serving.engine_guard import guard_messages as messages
 from serving.engine_guard.last_lines import LastLines
 from serving.engine_guard.process_tree import (
@@ -24,6 +23,7 @@ from serving.engine_guard.process_tree import (
     processes_below,
     reap_orphans,
 )
+from trireme.unix_socket import bind_socket
 
 _POLL_S = 0.1
 _LOOK_S = 0.3  # between two searches for new ranks while the engine loads

@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from ensemble_configs.errors import Unavailable
 from serving.engine_process.engine_messages import Broken, Cancel, Channel, ChannelClosed, Command, Step, Stop, Submit
 from serving.engine_process.engine_sources import EngineSource
 from serving.engines.base import EngineInfo, GenerationRequest
+from trireme.errors import Unavailable
 
 _log = logging.getLogger("trireme.engine_client")
 

@@ -5,8 +5,8 @@ import logging
 import os
 from pathlib import Path
 
-from ensemble_configs.release_spec import ReleaseSpec
-from ensemble_configs.shared_budget_spec import SharedBudgetSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec
+from ensemble_configs.spec.shared_budget_spec import SharedBudgetSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.doctor.release_check import refuse_unfit_releases, unverified_places
 from serving.engine_process.engine_sources import OwnedEngine

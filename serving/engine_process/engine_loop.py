@@ -17,8 +17,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from ensemble_configs.errors import ServerError, ServingError
-from ensemble_configs.release import load_release
+from ensemble_configs.render.release_file import load_release
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.doctor.release_check import releases_in_use
 from serving.engine_guard.descriptors import fetch_descriptors
@@ -32,6 +31,7 @@ from serving.engines.base import Engine, GenerationRequest, TokenChunk
 from serving.engines.clock import WallClock
 from serving.process.placement import take_place
 from serving.process.server_log import set_up_log
+from trireme.errors import ServerError, ServingError
 
 _log = logging.getLogger("trireme.engine")
 

@@ -20,10 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from ensemble_configs.end_times import GUARD_S
-from ensemble_configs.errors import ServerError, Unavailable
-from ensemble_configs.release_spec import ReleaseSpec
-from ensemble_configs.unix_socket import bind_socket, connect_socket
+from ensemble_configs.spec.end_times import GUARD_S
+from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.doctor.release_check import releases_in_use
 from serving.engine_guard.gpu_memory import GpuMemory
 from serving.engine_guard.guarded_process import EngineProcess, GuardedProcess, PlainProcess
@@ -34,6 +32,8 @@ from serving.engines.engine_start import EngineStart
 from serving.engines.providers import start_of_release
 from serving.process.run_dir import run_dir
 from serving.process.server_log import log_format
+from trireme.errors import ServerError, Unavailable
+from trireme.unix_socket import bind_socket, connect_socket
 
 _log = logging.getLogger("trireme.engine_sources")
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wait for an engine that loads: until it is ready, has said why not, has ended, or has taken too long."""
 
-from ensemble_configs.errors import ServerError
 from serving.engine_guard.guarded_process import EngineProcess
 from serving.engine_process.engine_messages import Broken, Channel, ChannelClosed, Ready
 from serving.engines.base import EngineInfo
+from trireme.errors import ServerError
 
 _ENDS_S = 20.0  # for what is known to end to be gone
 

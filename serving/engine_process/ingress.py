@@ -8,10 +8,10 @@ passed are told so, and those that do not want to wait any more leave; only what
 import threading
 from types import TracebackType
 
-from ensemble_configs.errors import RequestError, Unavailable
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engine_process.connections import HEARTBEAT_S, Switchboard
 from serving.engines.base import Engine, FinishReason, GenerationRequest, TokenChunk
+from trireme.errors import RequestError, Unavailable
 
 _ENDS_S = 5.0
 

@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from ensemble_configs.errors import RequestError, SpecError
 from serving.engine_process.speculation import Speculation
 from serving.engines.base import (
     Engine,
@@ -30,6 +29,7 @@ from serving.engines.base import (
 )
 from serving.engines.capabilities import DISAGGREGATION_FIELDS, DRAFT_FIELDS
 from serving.engines.request_limits import refuse_unservable
+from trireme.errors import RequestError, SpecError
 
 # Far above the keys of the requests themselves.
 _FIRST_ROUND_KEY = 1 << 62

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from ensemble_configs.engine_specs import LoraSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.safetensors_file import read_header
+from ensemble_configs.releases.safetensors_file import read_header
+from ensemble_configs.spec.engine_specs import LoraSpec
+from trireme.errors import SpecError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

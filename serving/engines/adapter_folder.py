@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from ensemble_configs.engine_specs import LoraSpec
-from ensemble_configs.errors import RequestError, SpecError
+from ensemble_configs.spec.engine_specs import LoraSpec
 from serving.engines.adapter_check import ANY_SIZES, CONFIG, NAME, WEIGHTS, ModelSizes, check_adapter
+from trireme.errors import RequestError, SpecError
 
 _log = logging.getLogger("trireme.adapters")
 

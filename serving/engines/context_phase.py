@@ -6,9 +6,9 @@ MessagePack of the prompt's digest and the first tokens; there are no keys and v
 
 import msgspec
 
-from ensemble_configs.errors import RequestError
 from serving.engines.base import GenerationRequest
 from serving.engines.simulated.fake_hash import digest
+from trireme.errors import RequestError
 
 _FIELD = "context_phase_params"
 

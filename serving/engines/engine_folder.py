@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled engine's folder, checked against the spec that wants to serve it (`ensemble_configs.built_engine`)."""
+"""A compiled engine's folder, checked against the spec that wants to serve it (`ensemble_configs.releases.built_engine`)."""
 
 from pathlib import Path
 
 import msgspec
 
-from ensemble_configs.built_engine import BuiltMapping, decode_file, engine_mismatches, load_built_engine
-from ensemble_configs.engine_fit import refuse_mismatches
-from ensemble_configs.engine_specs import TensorRtEngineSpec
-from ensemble_configs.errors import SpecError
+from ensemble_configs.releases.built_engine import BuiltMapping, decode_file, engine_mismatches, load_built_engine
+from ensemble_configs.releases.engine_fit import refuse_mismatches
+from ensemble_configs.spec.engine_specs import TensorRtEngineSpec
+from trireme.errors import SpecError
 
 
 class _GenerationConfig(msgspec.Struct):

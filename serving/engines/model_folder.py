@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import msgspec
 
-from ensemble_configs.engine_specs import EngineSpec
-from ensemble_configs.errors import SpecError
+from ensemble_configs.spec.engine_specs import EngineSpec
+from trireme.errors import SpecError
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 

@@ -9,21 +9,21 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ensemble_configs.engine_specs import (
+from ensemble_configs.spec.engine_specs import (
     EngineSpec,
     OpenVinoEngineSpec,
     PyTorchEngineSpec,
     SimulatedEngineSpec,
     TensorRtEngineSpec,
 )
-from ensemble_configs.errors import ServerError, SpecError
-from ensemble_configs.extras import how_to_install
-from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.doctor.tensorrt_llm_causes import explain, known_cause, where_it_is
 from serving.engines.base import Engine
 from serving.engines.clock import Clock, WallClock
 from serving.engines.engine_start import EngineStart
 from serving.engines.model_folder import load_model_folder
+from trireme.errors import ServerError, SpecError
+from trireme.extras import how_to_install
 
 # The extra of pyproject.toml that brings a module which only this provider imports.
 _EXTRAS = {"openvino_genai": "", "tensorrt_llm": "build-trtllm"}

@@ -8,9 +8,9 @@ import functools
 
 import msgspec
 
-from ensemble_configs.errors import RequestError, SpecError
-from ensemble_configs.kv_capacity import WholeSequence
+from ensemble_configs.releases.kv_capacity import WholeSequence
 from serving.engines.base import EngineInfo, GenerationRequest, SamplingParams
+from trireme.errors import RequestError, SpecError
 
 _MAX_SHOWN_CHARS = 60
 

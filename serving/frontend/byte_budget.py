@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many bytes of requests may be on their way at once."""
 
-from ensemble_configs.errors import Unavailable
+from trireme.errors import Unavailable
 
 # What is smaller is taken at any time: many small requests are what a server is for.
 _SMALL = 1 << 20

@@ -8,7 +8,7 @@ two bytes on the line can be a hundred in a parser's memory.
 import math
 from collections.abc import Iterable, Iterator
 
-from ensemble_configs.errors import RequestError
+from trireme.errors import RequestError
 
 # Far above any tensor that fits in memory. numpy counts the dims of an array without elements, too, and refuses what
 # would not fit into 64 bits; Triton's Python stub does not catch that, and aborts.

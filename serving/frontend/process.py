@@ -17,11 +17,11 @@ from typing import Protocol
 
 import msgspec
 
-from ensemble_configs.errors import Unavailable
 from serving.frontend.byte_budget import ByteBudget
 from serving.frontend.departures import Departures
 from serving.frontend.told import Down, Ping, Refuse, Setting, Told, Upstream
 from serving.process.server_log import set_up_log
+from trireme.errors import Unavailable
 
 _log = logging.getLogger("trireme.frontend")
 

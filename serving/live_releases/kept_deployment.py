@@ -8,10 +8,10 @@ import hashlib
 import json
 from pathlib import Path
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.durable_files import write_atomically
-from ensemble_configs.errors import SpecError
-from ensemble_configs.validation import validate
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.validation import validate
+from trireme.durable_files import write_atomically
+from trireme.errors import SpecError
 
 
 class KeptDeployment:

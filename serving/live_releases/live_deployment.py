@@ -12,12 +12,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.deployment_diff import DeploymentDiff, compare, loaded_versions
-from ensemble_configs.errors import ServerError, ServingError, SpecError, Unavailable
-from ensemble_configs.grpc_tls import certificate_of, own_access
-from ensemble_configs.release_changes import model_named, without_release
-from ensemble_configs.repository import write_repository
+from ensemble_configs.changes.deployment_diff import DeploymentDiff, compare, loaded_versions
+from ensemble_configs.changes.release_changes import model_named, without_release
+from ensemble_configs.render.repository import write_repository
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.grpc_tls import certificate_of, own_access
 from serving.doctor.preflight import check, check_releases
 from serving.doctor.release_check import releases_in_use, unverified_places
 from serving.live_releases.model_moves import (
@@ -31,6 +30,7 @@ from serving.live_releases.model_moves import (
 )
 from serving.live_releases.stuck_unload import forget, wait_unloaded
 from serving.supervisor.triton_process import TritonProcess, reachable
+from trireme.errors import ServerError, ServingError, SpecError, Unavailable
 
 
 class LiveDeployment:

@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ensemble_configs.deployment_diff import DeploymentDiff, Kind, ModelChange
-from ensemble_configs.errors import ServerError, SpecError, Unavailable
-from ensemble_configs.model_names import GRAPH
+from ensemble_configs.changes.deployment_diff import DeploymentDiff, Kind, ModelChange
+from ensemble_configs.render.model_names import GRAPH
 from serving.process.control_channel import ask_all
 from serving.supervisor.triton_process import TritonProcess
+from trireme.errors import ServerError, SpecError, Unavailable
 
 Say = Callable[[str], None]
 

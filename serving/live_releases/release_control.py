@@ -8,9 +8,7 @@ the middle asks again.
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.errors import RequestError, SpecError
-from ensemble_configs.release_changes import (
+from ensemble_configs.changes.release_changes import (
     model_named,
     promoted,
     release_of,
@@ -20,11 +18,13 @@ from ensemble_configs.release_changes import (
     with_trial,
     without_release,
 )
-from ensemble_configs.release_spec import ReleaseSpec
-from ensemble_configs.validation import validate
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec
+from ensemble_configs.spec.validation import validate
 from serving.doctor.preflight import NO_ROOM_FIELDS, check_room
 from serving.live_releases.live_deployment import LiveDeployment
 from serving.supervisor.control import Handler, Say
+from trireme.errors import RequestError, SpecError
 
 _DRAIN_S = 600.0
 

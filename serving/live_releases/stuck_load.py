@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.model_configs import adapter_counts
+from ensemble_configs.render.model_configs import adapter_counts
+from ensemble_configs.spec.deployment import DeploymentSpec
 
 STUCK_S = 15.0  # between the last adapter and a server that answers lie milliseconds, on a busy machine a second or two
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
-from ensemble_configs.errors import ServerError, Unavailable
-from ensemble_configs.model_configs import GENERATED
+from ensemble_configs.render.model_configs import GENERATED
 from serving.process.control_channel import Pulse, feel_pulse
 from serving.supervisor.triton_process import TritonProcess
+from trireme.errors import ServerError, Unavailable
 
 Version = tuple[str, int]  # of a Triton model
 

@@ -11,10 +11,8 @@ from typing import Annotated
 
 import typer
 
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.durable_files import write_atomically
-from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
-from ensemble_configs.errors import SpecError
+from ensemble_configs.spec.deployment import load_deployment
+from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from serving.engines.tensorrt_llm.trtllm_arguments import TrtLlmSpec
 from serving.engines.tensorrt_llm.trtllm_launch import LAUNCH_SCRIPT, render_launch
 from serving.multi_node.group_key import leader_files, own_user, private_folder, program, write_worker_files
@@ -30,6 +28,8 @@ from serving.multi_node.node_group import (
     sshd_config,
 )
 from serving.supervisor.stop_signal import StopSignal
+from trireme.durable_files import write_atomically
+from trireme.errors import SpecError
 
 _RUN_DIR = Path("/tmp/trireme_group")
 _SshDir = Annotated[Path, typer.Option(help="Folder with the group's key, ssh-privatekey: a mounted Secret.")]

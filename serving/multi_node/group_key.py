@@ -13,8 +13,8 @@ import stat
 import subprocess
 from pathlib import Path
 
-from ensemble_configs.errors import SpecError
 from serving.multi_node.node_group import HOST_ALIAS
+from trireme.errors import SpecError
 
 KEY_FILE = "ssh-privatekey"
 _WAIT_S = 30

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from ensemble_configs.end_times import GROUP_KILL_S, GROUP_STOP_S
-from ensemble_configs.errors import ServerError
+from ensemble_configs.spec.end_times import GROUP_KILL_S, GROUP_STOP_S
 from serving.multi_node.group_record import GroupRecord
 from serving.supervisor.stop_signal import StopSignal
+from trireme.errors import ServerError
 
 Tell = Callable[[str], object]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from ensemble_configs.durable_files import write_atomically
-from ensemble_configs.errors import SpecError
+from trireme.durable_files import write_atomically
+from trireme.errors import SpecError
 
 
 class GroupRecord:

@@ -5,10 +5,10 @@ import logging
 import threading
 from collections.abc import Iterator
 
-from ensemble_configs.errors import ServingError, Unavailable
 from serving.engine_process.engine_messages import Broken, Cancel, Channel, ChannelClosed, Step, Submit
 from serving.engine_process.engine_sources import EngineSource
 from serving.engines.base import EngineInfo, EngineStats, GenerationRequest, TokenChunk
+from trireme.errors import ServingError, Unavailable
 
 _log = logging.getLogger("trireme.on_demand")
 

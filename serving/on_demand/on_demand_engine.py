@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ensemble_configs.errors import ServingError, Unavailable
-from ensemble_configs.release_spec import OnDemandSpec
+from ensemble_configs.spec.release_spec import OnDemandSpec
 from serving.engine_process.engine_messages import ChannelClosed
 from serving.engine_process.engine_sources import EngineSource
 from serving.engines.base import Engine, EngineStats, GenerationRequest, ResidencyStats, TokenChunk
@@ -23,6 +22,7 @@ from serving.engines.clock import Clock
 from serving.engines.request_limits import refuse_unservable
 from serving.on_demand.inner_engine import Ending, InnerEngine, Loading, no_stats
 from serving.on_demand.residency import Residency
+from trireme.errors import ServingError, Unavailable
 
 _log = logging.getLogger("trireme.on_demand")
 

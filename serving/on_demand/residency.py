@@ -5,7 +5,7 @@ the one that was used least recently gives way to one that is wanted.
 
 from pathlib import Path
 
-from ensemble_configs.release_spec import OnDemandSpec
+from ensemble_configs.spec.release_spec import OnDemandSpec
 from serving.shared_budget.ledger_views import MemberState
 from serving.shared_budget.shared_ledger import SharedLedger
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from ensemble_configs.errors import RequestError, ServerError, ServingError, Unavailable
-from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engine_process.engine_client import EngineClient
 from serving.engine_process.engine_messages import Step
 from serving.engine_process.engine_sources import EngineSource
@@ -34,6 +33,7 @@ from serving.telemetry.request_metrics import RequestMetrics
 from serving.telemetry.request_trace import RequestTrace
 from serving.telemetry.trace_context import read_context
 from serving.text.detokenization import TextDecoder
+from trireme.errors import RequestError, ServerError, ServingError, Unavailable
 
 _log = logging.getLogger("trireme.generation")
 

@@ -9,10 +9,10 @@ client has gone, so that one is asked by a census.
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from ensemble_configs.errors import RequestCancelled
 from serving.pipeline.left_streams import LEFT_STREAMS
 from serving.pipeline.running_request import RunningRequest
 from serving.pipeline.stream_state import Census
+from trireme.errors import RequestCancelled
 
 _log = logging.getLogger("trireme.left_clients")
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ensemble_configs.errors import RequestError
-from ensemble_configs.release import load_release
-from ensemble_configs.release_spec import TokenizerSpec
+from ensemble_configs.render.release_file import load_release
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.pipeline.stream_state import StreamContext, new_stream_key, pack
 from serving.pipeline.stub_warm_up import import_for_first_request
 from serving.requests.embedding_bias import dense_bias
@@ -20,6 +19,7 @@ from serving.requests.word_lists import Ids, bad_words_of, pack_words, texts_of
 from serving.text.chat_prompt import ChatPrompt
 from serving.text.stop_strings import check_stop_strings
 from serving.text.tokenization import PromptTokenizer
+from trireme.errors import RequestError
 
 _log = logging.getLogger("trireme.prompt_step")
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ensemble_configs.errors import RequestError
+from trireme.errors import RequestError
 
 
 class StreamContext(msgspec.Struct, frozen=True, array_like=True):

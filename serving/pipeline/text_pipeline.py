@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ensemble_configs.errors import ServingError, Unavailable
-from ensemble_configs.release import load_release
-from ensemble_configs.tensors import BLS_INPUTS, CLIENT_INPUTS, PROMPT_TENSORS, Tensor
+from ensemble_configs.render.release_file import load_release
+from ensemble_configs.render.tensors import BLS_INPUTS, CLIENT_INPUTS, PROMPT_TENSORS, Tensor
 from serving.engine_process.engine_sources import EngineSource
 from serving.pipeline.generation import GenerationService
 from serving.pipeline.long_prompts import LongPrompt, LongPrompts
@@ -27,6 +26,7 @@ from serving.requests.tensor_sink import Tensors, TensorSink
 from serving.telemetry.request_metrics import RequestMetrics
 from serving.telemetry.request_trace import RequestTrace
 from serving.text.detokenization import StreamText, TextDecoder
+from trireme.errors import ServingError, Unavailable
 
 _CLIENT_CHECK_S = 0.12  # a client that has gone is to be noticed within 250 ms
 

@@ -3,8 +3,8 @@
 
 import os
 
-from ensemble_configs.errors import SpecError
-from ensemble_configs.release_spec import PlacementSpec
+from ensemble_configs.spec.release_spec import PlacementSpec
+from trireme.errors import SpecError
 
 
 def take_place(placement: PlacementSpec) -> None:

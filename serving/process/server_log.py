@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Literal
 
-from ensemble_configs.observability_spec import LogsSpec, read_adapter_parameters
+from ensemble_configs.spec.observability_spec import LogsSpec, read_adapter_parameters
 
 # What a record may say beside its message, by `extra`; in this order.
 _FACTS = (

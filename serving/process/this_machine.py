@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from ensemble_configs.machine import Gpu, Machine
+from ensemble_configs.releases.machine import Gpu, Machine
 
 _MIB = 1 << 20
 _TIMEOUT_S = 60.0  # the first call loads the driver, GPU by GPU

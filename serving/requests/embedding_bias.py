@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ensemble_configs.errors import RequestError
 from serving.requests.word_lists import words_of
 from serving.text.tokenization import PromptTokenizer
+from trireme.errors import RequestError
 
 _WORDS, _WEIGHTS = "embedding_bias_words", "embedding_bias_weights"
 

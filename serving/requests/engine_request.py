@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request to the engine step, from named arrays to typed values; what is unsupported or out of range is refused.
 
-Driven by the rows of `ensemble_configs.tensors`: what a row's `field` names is read into `SamplingParams` or
+Driven by the rows of `ensemble_configs.render.tensors`: what a row's `field` names is read into `SamplingParams` or
 `ResponseOptions` below, or into `Scheduling`.
 """
 
@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ensemble_configs.errors import RequestError
-from ensemble_configs.tensors import BLS_INPUTS, STRING, UINT8, Tensor, inputs_of, named_at
+from ensemble_configs.render.tensors import BLS_INPUTS, STRING, UINT8, Tensor, inputs_of, named_at
 from serving.engines.base import EngineInfo, SamplingParams
 from serving.engines.packed_array import PackedArray
 from serving.engines.request_limits import unsupported_error
@@ -25,6 +24,7 @@ from serving.requests.model_input_checks import check_model_inputs, num_virtual_
 from serving.requests.number_ranges import check_range, out_of_range, ranges_of
 from serving.requests.scheduling import Scheduling, tenant_name
 from serving.requests.word_lists import unpack_words
+from trireme.errors import RequestError
 
 _ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm") + named_at("tensorrt_llm_bls", BLS_INPUTS))
 _MAX_LOGITS_BYTES = 1 << 28  # of one response

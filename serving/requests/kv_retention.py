@@ -3,8 +3,8 @@
 
 from typing import NamedTuple
 
-from ensemble_configs.errors import RequestError
 from serving.engines.base import SamplingParams
+from trireme.errors import RequestError
 
 _LISTS = ("starts", "ends", "priorities", "durations_ms")
 

@@ -3,9 +3,9 @@
 
 import logging
 
-from ensemble_configs.errors import ServerError, ServingError
 from serving.requests.tensor_sink import TensorSink
 from serving.telemetry.request_trace import RequestTrace
+from trireme.errors import ServerError, ServingError
 
 _log = logging.getLogger("trireme.late_refusal")
 

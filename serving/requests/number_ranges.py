@@ -7,7 +7,7 @@ from typing import Annotated, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from ensemble_configs.errors import RequestError
+from trireme.errors import RequestError
 
 
 def ranges_of(struct: type[msgspec.Struct]) -> dict[str, msgspec.Meta]:

@@ -11,10 +11,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ensemble_configs.errors import RequestError
-from ensemble_configs.tensors import inputs_of
+from ensemble_configs.render.tensors import inputs_of
 from serving.pipeline.stream_state import CONTEXT_PADDING, KEYS_PER_REQUEST
 from serving.requests.number_ranges import out_of_range
+from trireme.errors import RequestError
 
 Array = npt.NDArray[np.generic]
 Row = Mapping[str, Array]

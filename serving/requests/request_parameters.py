@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from ensemble_configs.errors import RequestError
 from serving.requests.scheduling import Priority, tenant_name
+from trireme.errors import RequestError
 
 RELEASE = "release"
 PRIORITY_CLASS = "priority_class"  # not `priority`: Triton keeps that one to itself

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ensemble_configs.errors import RequestError
-from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engines.base import EngineInfo, GenerationRequest
 from serving.pipeline.running_request import ReplySink, RunningRequest
 from serving.pipeline.sequence_group import Member, SequenceGroup, context_of, sampling_of
@@ -21,6 +20,7 @@ from serving.telemetry.request_metrics import RequestMetrics, RequestTimes
 from serving.telemetry.request_trace import RequestTrace
 from serving.text.detokenization import TextDecoder
 from serving.text.stop_strings import check_stop_strings
+from trireme.errors import RequestError
 
 Generation = tuple[GenerationRequest, RunningRequest]
 

@@ -5,8 +5,8 @@ a required one that is missing.
 
 from collections.abc import Container
 
-from ensemble_configs.errors import RequestError
-from ensemble_configs.tensors import inputs_of
+from ensemble_configs.render.tensors import inputs_of
+from trireme.errors import RequestError
 
 _NAMES = {
     model: {row.ensemble or name: name for name, row in inputs_of(model)}

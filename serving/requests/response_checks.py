@@ -3,11 +3,11 @@
 
 from collections.abc import Iterable
 
-from ensemble_configs.errors import RequestError
-from ensemble_configs.tensors import RESULT_TENSORS
+from ensemble_configs.render.tensors import RESULT_TENSORS
 from serving.engines.base import EngineInfo
 from serving.pipeline.running_request import ReplySink
 from serving.requests.engine_request import ResponseOptions
+from trireme.errors import RequestError
 
 _MEASURED = tuple(row.engine for row in RESULT_TENSORS if row.field == "return_perf_metrics")
 

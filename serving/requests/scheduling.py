@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from ensemble_configs.errors import RequestError
+from trireme.errors import RequestError
 
 _MAX_TENANT_CHARS = 128
 

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ensemble_configs.errors import ServingError
+from trireme.errors import ServingError
 
 Tensors = Mapping[str, npt.NDArray[np.generic]]
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ensemble_configs.errors import RequestError
 from serving.text.tokenization import PromptTokenizer
+from trireme.errors import RequestError
 
 MAX_BAD_WORDS = 4096
 MAX_WORD_CHARS = 1000

@@ -24,9 +24,9 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from ensemble_configs.errors import ServerError
+from trireme.errors import ServerError
 
-MAX_RESOURCES = 32  # ensemble_configs.deployment_checks refuses more
+MAX_RESOURCES = 32  # ensemble_configs.spec.deployment_checks refuses more
 MAX_MEMBERS = 64
 MAX_NAME_BYTES = 72  # whole words; a name in a deployment has up to 64, and `pool_` stands before that of a pool
 

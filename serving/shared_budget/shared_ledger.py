@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ensemble_configs.errors import SpecError
 from serving.shared_budget.ledger_file import (
     ASKED_LAST,
     COUNT,
@@ -45,6 +44,7 @@ from serving.shared_budget.ledger_file import (
     LedgerFile,
 )
 from serving.shared_budget.ledger_views import MemberState, ResourceUse, look_at_members, look_at_resources
+from trireme.errors import SpecError
 
 LEDGER_FILE = "shared-ledger"  # in the folder of a server (`serving.process.run_dir`)
 

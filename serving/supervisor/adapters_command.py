@@ -18,12 +18,12 @@ from typing import Annotated
 
 import typer
 
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.durable_files import sync
-from ensemble_configs.engine_specs import LoraSpec, PyTorchEngineSpec, TensorRtEngineSpec
-from ensemble_configs.errors import SpecError
+from ensemble_configs.spec.deployment import load_deployment
+from ensemble_configs.spec.engine_specs import LoraSpec, PyTorchEngineSpec, TensorRtEngineSpec
 from serving.engines.adapter_check import CONFIG, NAME, WEIGHTS, AdapterFacts, ModelSizes, check_adapter
 from serving.engines.adapter_folder import adapter_folders, engine_modules, files_of, model_sizes
+from trireme.durable_files import sync
+from trireme.errors import SpecError
 
 _DeploymentOption = Annotated[Path, typer.Option("--deployment", help="The file of the deployment that serves them.")]
 _ModelOption = Annotated[

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ensemble_configs.errors import RequestError, ServingError
-from ensemble_configs.unix_socket import bind_socket
+from trireme.errors import RequestError, ServingError
+from trireme.unix_socket import bind_socket
 
 _log = logging.getLogger("trireme.control")
 

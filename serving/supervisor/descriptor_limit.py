@@ -7,9 +7,9 @@ tritonserver, with the most of them, had 70 with one model on two cores (2.51); 
 import os
 import resource
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.model_configs import adapter_counts
+from ensemble_configs.render.model_configs import adapter_counts
+from ensemble_configs.spec.deployment import DeploymentSpec
+from trireme.errors import SpecError
 
 _OF_SERVER = 64  # its front ends, libraries and log
 _OF_CORE = 2  # gRPC's pollers

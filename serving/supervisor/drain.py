@@ -8,10 +8,10 @@ import enum
 import time
 from collections.abc import Callable
 
-from ensemble_configs.end_times import CANCEL_S
-from ensemble_configs.errors import Unavailable
+from ensemble_configs.spec.end_times import CANCEL_S
 from serving.process.control_channel import ask_all
 from serving.supervisor.triton_process import TritonProcess
+from trireme.errors import Unavailable
 
 _POLL_S = 0.02
 _WATCH_PERIOD_S = 0.2

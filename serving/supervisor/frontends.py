@@ -17,11 +17,11 @@ from typing import Literal
 
 import msgspec
 
-from ensemble_configs.errors import SpecError, Unavailable
-from ensemble_configs.triton_spec import TritonSpec
+from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.frontend.told import Down, Ping, Refuse, Setting, Told, Upstream
 from serving.process.returned_memory import with_returned_memory
 from serving.process.server_log import log_format
+from trireme.errors import SpecError, Unavailable
 from trireme.project_files import CODE_ROOT
 
 _PING_S = 1.0

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection
 from http import HTTPStatus
 from typing import Literal, NamedTuple
 
-from ensemble_configs.end_times import GUARDS_END_S, KILLED_S
-from ensemble_configs.errors import SpecError
+from ensemble_configs.spec.end_times import GUARDS_END_S, KILLED_S
+from trireme.errors import SpecError
 
 Phase = Literal["loading", "serving", "restarting", "draining", "drained"]
 

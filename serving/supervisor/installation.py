@@ -13,8 +13,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ensemble_configs.errors import SpecError
 from serving.process.returned_memory import with_returned_memory
+from trireme.errors import SpecError
 from trireme.installing import triton_server
 from trireme.installing.commands import SetupError, describe_os_error
 from trireme.project_files import CODE_ROOT, IS_CHECKOUT, project_file

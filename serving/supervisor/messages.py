@@ -4,8 +4,8 @@
 import sys
 from pathlib import Path
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.doctor.release_check import unverified_places
 
 _QUESTION = "What is the capital of France?"

@@ -10,11 +10,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from ensemble_configs.deployment import load_deployment, override_triton
-from ensemble_configs.errors import ServerError, SpecError
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
-from ensemble_configs.server_lock import server_lock
-from ensemble_configs.unix_socket import CONTROL_SOCKET
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.render.server_lock import server_lock
+from ensemble_configs.spec.deployment import load_deployment, override_triton
 from serving.doctor.server_features import describe_server
 from serving.doctor.server_probe import refuse_unfit_server
 from serving.live_releases.kept_deployment import KeptDeployment
@@ -37,6 +35,8 @@ from serving.supervisor.stop_signal import StopSignal
 from serving.supervisor.supervision import Supervision
 from serving.supervisor.triton_process import TritonProcess
 from serving.telemetry.request_tracer import check_installed
+from trireme.errors import ServerError, SpecError
+from trireme.unix_socket import CONTROL_SOCKET
 
 _log = logging.getLogger("trireme.serve")
 

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ensemble_configs.errors import ServerError
-from ensemble_configs.triton_spec import TritonSpec
+from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.supervisor.drain import Outcome
 from serving.supervisor.health import Health
 from serving.supervisor.health_watch import HealthWatch
 from serving.supervisor.shutdown import Leaving
 from serving.supervisor.stop_signal import StopSignal
 from serving.supervisor.triton_process import TritonProcess
+from trireme.errors import ServerError
 
 _MAX_BACKOFF_S = 60.0
 # A request to a dead stub gets Triton's own INTERNAL after a second; until then we can make it an UNAVAILABLE.

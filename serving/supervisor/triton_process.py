@@ -21,10 +21,9 @@ from typing import BinaryIO
 
 import psutil
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.end_times import GUARDS_END_S, KILLED_S, TRITON_EXIT_S, TRITON_STOP_S
-from ensemble_configs.errors import ServerError, Unavailable
-from ensemble_configs.launch_flags import LOOPBACK, PrivatePorts, launch_flags
+from ensemble_configs.render.launch_flags import LOOPBACK, PrivatePorts, launch_flags
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.end_times import GUARDS_END_S, KILLED_S, TRITON_EXIT_S, TRITON_STOP_S
 from serving.doctor.server_features import closes_client_shm
 from serving.frontend.told import Upstream
 from serving.live_releases.stuck_load import StuckLoad
@@ -32,6 +31,7 @@ from serving.process.run_dir import RUN_DIR_VARIABLE
 from serving.supervisor.frontends import Frontends, private_ports
 from serving.supervisor.installation import TritonInstallation
 from serving.supervisor.shared_memory import RegionOwner
+from trireme.errors import ServerError, Unavailable
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded before any fork: other threads run by then, and may hold the loader's lock

@@ -7,9 +7,9 @@ was ever measured; an engine on GPUs what the manifest of its release says. What
 
 import msgspec
 
-from ensemble_configs.engine_specs import OpenVinoEngineSpec, SimulatedEngineSpec
-from ensemble_configs.release_manifest import find_release, load_manifest
-from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.releases.release_manifest import find_release, load_manifest
+from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec, SimulatedEngineSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engines.base import EngineCosts
 from serving.engines.openvino.openvino_costs import openvino_costs
 from serving.telemetry.cpu_bandwidth import kept_bandwidth

@@ -13,13 +13,13 @@ import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ensemble_configs.errors import SpecError
-from ensemble_configs.extras import how_to_install
-from ensemble_configs.observability_spec import TracingSpec, read_adapter_parameters
+from ensemble_configs.spec.observability_spec import TracingSpec, read_adapter_parameters
 from serving.process.server_log import set_up_adapter_log
 from serving.requests.request_parameters import TRACEPARENT, TRACESTATE
 from serving.telemetry.request_trace import Adapter, RequestTrace
 from serving.telemetry.trace_context import TraceContext, new_trace, read_context
+from trireme.errors import SpecError
+from trireme.extras import how_to_install
 
 if TYPE_CHECKING:
     from serving.telemetry.span_export import SpanExport

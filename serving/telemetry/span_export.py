@@ -29,7 +29,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from ensemble_configs.observability_spec import TracingSpec
+from ensemble_configs.spec.observability_spec import TracingSpec
 from serving.telemetry.span_record import SpanRecord
 from serving.telemetry.trace_context import TraceContext
 

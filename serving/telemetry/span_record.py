@@ -5,8 +5,8 @@ import re
 
 import msgspec
 
-from ensemble_configs.errors import ServingError
 from serving.telemetry.trace_context import TraceContext
+from trireme.errors import ServingError
 
 Attribute = str | int | float | bool | list[str]
 

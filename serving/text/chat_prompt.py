@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ensemble_configs.chat_messages import ROLES, ChatMessage
-from ensemble_configs.chat_template import FIELD, ChatTemplate, load_chat_template
-from ensemble_configs.errors import RequestError, SpecError
+from ensemble_configs.chat.chat_messages import ROLES, ChatMessage
+from ensemble_configs.chat.chat_template import FIELD, ChatTemplate, load_chat_template
 from serving.text.special_texts import longest_of
 from serving.text.text_limits import TextLimit
 from serving.text.tokenization import PromptTokenizer
+from trireme.errors import RequestError, SpecError
 
 _log = logging.getLogger("trireme.chat_prompt")
 

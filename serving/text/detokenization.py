@@ -29,11 +29,11 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from ensemble_configs.errors import SpecError
-from ensemble_configs.release_spec import TokenizerSpec
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.text.stop_strings import StopStringMatcher
 from serving.text.token_pieces import BytePieces, Piece, TextPieces, load_pieces
 from serving.text.tokenizer_files import load_tokenizer
+from trireme.errors import SpecError
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

@@ -4,8 +4,8 @@
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ensemble_configs.errors import RequestError
 from serving.text.token_bytes import TokenBytes
+from trireme.errors import RequestError
 
 
 @dataclass(frozen=True)

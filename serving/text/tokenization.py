@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ensemble_configs.errors import RequestError
-from ensemble_configs.release_spec import TokenizerSpec
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.process.returned_memory import return_freed
 from serving.text.text_limits import TextLimit
 from serving.text.token_bytes import token_bytes
 from serving.text.tokenizer_files import find_token_id, load_tokenizer
+from trireme.errors import RequestError
 
 _FIELD = "text_input"
 # `Tokenizer.encode` holds the GIL: up to this, 10 ms. `encode_batch_fast` frees it, and runs one text on its caller's

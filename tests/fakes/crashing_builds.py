@@ -23,8 +23,8 @@ from build_engines.build_job import BuildJob
 from build_engines.checkpoint_folder import CheckpointFiles
 from build_engines.recipe import load_recipe
 from build_engines.stages import Stage
-from ensemble_configs.machine import Machine
-from ensemble_configs.release_manifest import PROVENANCE_FILE, verify
+from ensemble_configs.releases.machine import Machine
+from ensemble_configs.releases.release_manifest import PROVENANCE_FILE, verify
 
 _CHANGES = ("os.rename", "os.link", "os.symlink", "os.mkdir", "os.remove", "os.rmdir", "os.truncate")
 _KILLED = 137

@@ -6,9 +6,9 @@ import shutil
 from importlib.metadata import version
 from pathlib import Path
 
-from ensemble_configs.file_hashes import hash_file
-from ensemble_configs.release_manifest import ReleaseManifest, hash_recipe, seal
-from ensemble_configs.release_parts import ModelIdentity, ReleaseLimits
+from ensemble_configs.releases.file_hashes import hash_file
+from ensemble_configs.releases.release_manifest import ReleaseManifest, hash_recipe, seal
+from ensemble_configs.releases.release_parts import ModelIdentity, ReleaseLimits
 
 DEMO_MODEL = Path(__file__).resolve().parent.parent.parent / "examples" / "demo_model"
 NUM_PARAMETERS = 4_983_552

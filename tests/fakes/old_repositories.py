@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import yaml
 
-from ensemble_configs.pbtxt import Symbol, to_pbtxt
+from ensemble_configs.render.pbtxt import Symbol, to_pbtxt
 
 CONTRACT = json.loads((Path(__file__).parent.parent / "data" / "upstream_contract.json").read_text())
 Version = tuple[int, int]

@@ -8,8 +8,8 @@ from typing import NamedTuple, get_args
 from deployment_values import Schema, alternatives
 from pydantic import BaseModel
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.model_spec import ModelSpec
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.model_spec import ModelSpec
 
 Path = tuple[str | int, ...]
 _TAGS = ("provider", "method", "action")  # of the unions

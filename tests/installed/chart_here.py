@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.helm_values import render_helm_values
+from ensemble_configs.render.helm_values import render_helm_values
+from ensemble_configs.spec.deployment import load_deployment
 from scripts.environments import ENVIRONMENTS, python_of
 
 ROOT = Path(__file__).resolve().parents[2]

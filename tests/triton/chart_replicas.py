@@ -23,7 +23,7 @@ from chart_here import IMAGES, deployment_values, merged, render
 from envoy_of_chart import EnvoyOfChart
 from pod_here import pod_template
 
-from ensemble_configs.helm_values import IMAGE_ROOT
+from ensemble_configs.render.helm_values import IMAGE_ROOT
 
 PROJECT = Path(__file__).resolve().parents[2]
 START_S = 90.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from ensemble_configs.tensors import inputs_of
+from ensemble_configs.render.tensors import inputs_of
 
 MODELS = {  # weights
     "ensemble": 4, "ensemble_graph": 2, "tensorrt_llm_bls": 2,

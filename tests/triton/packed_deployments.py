@@ -10,12 +10,12 @@ from pathlib import Path
 
 from deployment_mutations import Mutation
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.launch_flags import launch_flags
-from ensemble_configs.model_configs import model_messages
-from ensemble_configs.model_spec import ExtraModelSpec, ModelSpec, RateLimiterSpec
-from ensemble_configs.release import render_release
-from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.render.launch_flags import launch_flags
+from ensemble_configs.render.model_configs import model_messages
+from ensemble_configs.render.release_file import render_release
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.model_spec import ExtraModelSpec, ModelSpec, RateLimiterSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec
 
 MIN_LOAD_TIMEOUT_S = 120.0
 MAX_PROCESSES = 48  # of one server at a time: some 65 MiB each

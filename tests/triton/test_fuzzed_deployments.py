@@ -18,14 +18,14 @@ from raw_calls import StreamFailed, engine_request, stream
 
 from benchmarks.free_ports import free_ports
 from benchmarks.report import environment, write_result
-from ensemble_configs.deployment import DeploymentSpec, load_deployment, override_triton
-from ensemble_configs.engine_specs import SimulatedFaultSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.repository import render_repository, write_repository
+from ensemble_configs.render.repository import render_repository, write_repository
+from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment, override_triton
+from ensemble_configs.spec.engine_specs import SimulatedFaultSpec
 from serving.doctor.preflight import check
 from serving.doctor.server_features import refuse_missing_flags
 from serving.supervisor.installation import find_triton
 from serving.supervisor.triton_process import TritonProcess
+from trireme.errors import SpecError
 
 COUNT = 2000
 SAMPLE, OF = 16, 400  # in `make test`

@@ -20,7 +20,7 @@ from test_cancellation import wait_until
 
 from benchmarks.report import environment, write_result
 from clients.streaming import GenerateRequest, TritonClient
-from ensemble_configs.release_spec import TokenizerSpec
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.text.tokenization import PromptTokenizer
 
 MEGABYTE = 1 << 20

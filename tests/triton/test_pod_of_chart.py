@@ -15,8 +15,8 @@ from demo_release import alter_a_byte, write_demo_release
 from pod_here import Pod, pod_template, skip_without_pods
 
 from clients.streaming import GenerateRequest, TritonClient
-from ensemble_configs.errors import Unavailable
-from ensemble_configs.release_lock import lock_file, locked
+from ensemble_configs.releases.release_lock import lock_file, locked
+from trireme.errors import Unavailable
 
 pytestmark = needs_chart
 NUM_STREAMS, NUM_TOKENS = 16, 400

@@ -16,9 +16,9 @@ from benchmarks.free_ports import free_ports
 from build_engines.release_cache import ReleaseCache
 from clients.server_control import ServerControl
 from clients.streaming import GenerateRequest, TritonClient
-from ensemble_configs.errors import Unavailable
-from ensemble_configs.release_lock import lock_file, locked
-from ensemble_configs.release_manifest import address
+from ensemble_configs.releases.release_lock import lock_file, locked
+from ensemble_configs.releases.release_manifest import address
+from trireme.errors import Unavailable
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from running_server import PROJECT, READY_S
 from test_cancellation import wait_until
 
 from benchmarks.free_ports import free_ports
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.deployment_diff import Kind, compare
-from ensemble_configs.repository import write_repository
+from ensemble_configs.changes.deployment_diff import Kind, compare
+from ensemble_configs.render.repository import write_repository
+from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.supervisor.installation import find_triton
 from serving.supervisor.triton_process import CONTROL_KEY_HEADER, TritonProcess
 

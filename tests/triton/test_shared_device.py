@@ -36,12 +36,12 @@ from benchmarks.shared_device import (
     watch,
 )
 from clients.streaming import GenerateRequest, TritonClient
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.errors import Unavailable
-from ensemble_configs.launch_flags import launch_flags
-from ensemble_configs.repository import write_repository
+from ensemble_configs.render.launch_flags import launch_flags
+from ensemble_configs.render.repository import write_repository
+from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from serving.shared_budget.shared_ledger import SharedLedger
+from trireme.errors import Unavailable
 
 
 def serving(spec: DeploymentSpec, folder: Path) -> RunningServer:

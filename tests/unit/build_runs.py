@@ -12,7 +12,7 @@ import pytest
 import yaml
 from trtllm_tools import FakeTools
 
-from ensemble_configs.release_manifest import PROVENANCE_FILE
+from ensemble_configs.releases.release_manifest import PROVENANCE_FILE
 from trireme.commands import run_command
 
 DEMO = Path(__file__).parents[2] / "examples/demo_model/target"

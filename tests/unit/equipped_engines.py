@@ -9,7 +9,7 @@ from lora_adapters import write_adapter
 from pydantic import TypeAdapter
 from trtllm_behaviour import Executor
 
-from ensemble_configs.engine_specs import EngineSpec
+from ensemble_configs.spec.engine_specs import EngineSpec
 from serving.engine_process.speculating_engine import SpeculatingEngine
 from serving.engines.base import Engine
 from serving.engines.clock import VirtualClock

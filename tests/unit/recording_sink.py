@@ -4,8 +4,8 @@
 import threading
 from collections.abc import Callable
 
-from ensemble_configs.errors import ServingError
 from serving.pipeline.running_request import Reply
+from trireme.errors import ServingError
 
 
 class RecordingSink:

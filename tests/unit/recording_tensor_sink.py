@@ -3,8 +3,8 @@
 
 import threading
 
-from ensemble_configs.errors import ServingError
 from serving.requests.tensor_sink import Tensors
+from trireme.errors import ServingError
 
 
 class RecordingTensorSink:

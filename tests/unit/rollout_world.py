@@ -13,7 +13,7 @@ from clients.rollout.plan import Plan
 from clients.rollout.replay import PromptScores
 from clients.rollout.state import Rollout
 from clients.rollout.store import Store
-from ensemble_configs.errors import ServerError, Unavailable
+from trireme.errors import ServerError, Unavailable
 
 
 class Killed(BaseException):

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from ensemble_configs.admission_spec import AdmissionSpec
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.engine_specs import SimulatedEngineSpec
-from ensemble_configs.release import RELEASE_FILE
-from ensemble_configs.release_spec import BlsSpec, ResponseSpec, TokenizerSpec
-from ensemble_configs.repository import write_repository
+from ensemble_configs.render.release_file import RELEASE_FILE
+from ensemble_configs.render.repository import write_repository
+from ensemble_configs.spec.admission_spec import AdmissionSpec
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.release_spec import BlsSpec, ResponseSpec, TokenizerSpec
 
 TOKENIZER = Path(__file__).resolve().parent.parent.parent / "examples" / "demo_model" / "target"
 

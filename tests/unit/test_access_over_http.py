@@ -25,7 +25,7 @@ from clients.load.run_command import put_on
 from clients.rollout.routed_client import RoutedClient
 from clients.rollout.state import Phase
 from clients.streaming import GenerateRequest
-from ensemble_configs.errors import AccessDenied
+from trireme.errors import AccessDenied
 
 pytestmark = needs_envoy
 ROOT = Path(__file__).resolve().parents[2]

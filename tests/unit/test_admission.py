@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from admission_runs import AdmissionRun, random_run, request, small_engine, summary
 
-from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
+from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from serving.admission import in_flight
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.admission.batch_prefill import BatchPrefill

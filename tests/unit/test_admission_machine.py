@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ensemble_configs.admission_spec import AdmissionSpec
+from ensemble_configs.spec.admission_spec import AdmissionSpec
 from serving.admission.budget import KvBudget
 from serving.requests.scheduling import Priority
 

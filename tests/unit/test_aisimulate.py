@@ -26,8 +26,8 @@ from build_engines.planner.plan import Question, make_plan
 from build_engines.planner.plan_report import plan_as_data, print_plan
 from build_engines.planner.steady_state import Estimate, Limits, Workload
 from build_engines.planner.uncertainty import factor_of
-from ensemble_configs.errors import ServerError, SpecError
 from trireme.commands import run_command
+from trireme.errors import ServerError, SpecError
 
 LLAMA = known_models()["llama-3.1-8b"].config
 SHAPE = read_model_shape(LLAMA)

@@ -10,8 +10,7 @@ import pytest
 import yaml
 from prometheus_here import FILES, ROOT, needs_prometheus, run
 
-from ensemble_configs.admission_spec import SloSpec
-from ensemble_configs.errors import SpecError
+from ensemble_configs.spec.admission_spec import SloSpec
 from observability.alerts import alert_groups
 from observability.command import generated_files
 from observability.files import ALERT_RULES, ALERT_TESTS, RECORDING_RULES, rule_files
@@ -19,6 +18,7 @@ from observability.objectives import Objectives, objectives_of
 from observability.rules import Alert
 from observability.shortened import shortened
 from scripts.check_links import anchors
+from trireme.errors import SpecError
 
 ALERTS = [rule for group in alert_groups(Objectives()) for rule in group.rules if isinstance(rule, Alert)]
 NAMES = [alert.name for alert in ALERTS]

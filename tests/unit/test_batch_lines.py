@@ -16,7 +16,7 @@ from clients.batch.line_error import LineError
 from clients.batch.openai_answers import answer_line, body_of, error_line
 from clients.batch.openai_bodies import Asked, requests_of
 from clients.infer_messages import GenerateChunk, GenerateRequest
-from ensemble_configs.errors import ServerError, SpecError
+from trireme.errors import ServerError, SpecError
 
 DEMO = Path(__file__).parent.parent.parent / "examples/demo_model/target"
 BASE = GenerateRequest(text_input="", max_tokens=1, stream=False, priority=3)

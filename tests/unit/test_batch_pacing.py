@@ -9,7 +9,7 @@ import pytest
 from clients.batch.gate import Gate
 from clients.batch.setbacks import Pauses, Setback, line_error, setback_of
 from clients.batch.window import FIRST, Window
-from ensemble_configs.errors import (
+from trireme.errors import (
     QueueFull,
     RequestCancelled,
     RequestError,

@@ -6,7 +6,7 @@ from admission_runs import AdmissionRun, request, small_engine
 
 from benchmarks.batch_share_in_virtual_time import Run, ratios
 from benchmarks.overload import ENGINE
-from ensemble_configs.admission_spec import AdmissionSpec
+from ensemble_configs.spec.admission_spec import AdmissionSpec
 from serving.admission.batch_prefill import BatchPrefill
 from serving.requests.scheduling import Priority
 

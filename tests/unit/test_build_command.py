@@ -13,7 +13,7 @@ import yaml
 from build_runs import DEMO, ROOT, SAMPLES, TRIREME, build, built, content, write_recipe
 from trtllm_tools import FakeTools, write_fake_tools
 
-from ensemble_configs.release_manifest import PROVENANCE_FILE, address, load_manifest, verify
+from ensemble_configs.releases.release_manifest import PROVENANCE_FILE, address, load_manifest, verify
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from build_engines.known_models import known_models
 from build_engines.pytorch_build import launch_settings
 from build_engines.recipe import PyTorchRecipe, load_recipe, recipe_names
-from ensemble_configs.engine_specs import PyTorchEngineSpec
+from ensemble_configs.spec.engine_specs import PyTorchEngineSpec
 from trireme.commands import run_command
 
 DOCUMENT = Path(__file__).parents[2] / "docs/build.md"

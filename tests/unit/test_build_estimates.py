@@ -15,7 +15,7 @@ from build_engines.build_progress import duration
 from build_engines.checkpoint_config import read_model_shape
 from build_engines.known_models import known_models
 from build_engines.recipe import TensorRtRecipe, load_recipe
-from ensemble_configs.machine import Gpu, Machine
+from ensemble_configs.releases.machine import Gpu, Machine
 
 GIB = 1 << 30
 LLAMA_70B = read_model_shape(known_models()["llama-3.1-70b"].config)

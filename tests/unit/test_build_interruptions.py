@@ -16,7 +16,7 @@ import pytest
 from build_runs import DEMO, ROOT, arguments, build, built, content, write_recipe
 from trtllm_tools import FakeTools, write_fake_tools
 
-from ensemble_configs.release_manifest import verify
+from ensemble_configs.releases.release_manifest import verify
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from build_engines.build import plan_job
 from build_engines.build_job import BuildJob
 from build_engines.checkpoint_folder import CheckpointFiles
 from build_engines.recipe import load_recipe
-from ensemble_configs.errors import BuildError
-from ensemble_configs.machine import Machine
+from ensemble_configs.releases.machine import Machine
+from trireme.errors import BuildError
 
 
 @pytest.fixture(scope="module")

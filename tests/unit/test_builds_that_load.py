@@ -39,11 +39,11 @@ from build_engines.trtllm_versions import (
     PYTORCH_FORMATS,
     QUANT_ALGOS,
 )
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.engine_fit import fit_findings
-from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
-from ensemble_configs.release_manifest import load_manifest
-from ensemble_configs.speculation_specs import LookaheadSpec, MedusaSpec
+from ensemble_configs.releases.engine_fit import fit_findings
+from ensemble_configs.releases.release_manifest import load_manifest
+from ensemble_configs.spec.deployment import load_deployment
+from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.speculation_specs import LookaheadSpec, MedusaSpec
 
 DEPLOYMENTS = Path(__file__).parents[2] / "ensemble_configs/deployments"
 KV_FORMATS = ("auto", "fp16", "int8", "fp8", "nvfp4")

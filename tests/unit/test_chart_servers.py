@@ -27,8 +27,8 @@ from chart_matrix import CANARY, CLIENTS, DEPLOYMENTS, SITES, combined, deployme
 from command_options import options
 from kubernetes_structures import GrpcRoute, HttpRoute
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.end_times import GUARD_S, GUARDS_END_S, MAX_CLOSE_S
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.end_times import GUARD_S, GUARDS_END_S, MAX_CLOSE_S
 from serving.supervisor.health import MAX_SILENCE_S
 
 pytestmark = needs_chart

@@ -11,11 +11,11 @@ import pytest
 from simulated_release import TOKENIZER
 from tokenizers import Tokenizer
 
-from ensemble_configs.errors import RequestError
-from ensemble_configs.release_spec import TokenizerSpec
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.pipeline.prompt_step import PromptStep
 from serving.text.chat_prompt import ChatPrompt, parse_messages
 from serving.text.tokenization import PromptTokenizer
+from trireme.errors import RequestError
 
 SPEC = TokenizerSpec(dir=TOKENIZER, add_special_tokens=True)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.chat_template import load_chat_template
-from ensemble_configs.errors import RequestError, SpecError
+from ensemble_configs.chat.chat_template import load_chat_template
+from trireme.errors import RequestError, SpecError
 
 
 def rendered(folder: Path, *messages: dict[str, object]) -> str:

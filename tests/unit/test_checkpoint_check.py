@@ -16,8 +16,8 @@ from build_engines import finite_weights
 from build_engines.checkpoint_check import check_checkpoint
 from build_engines.checkpoint_files import stored_tensors
 from build_engines.finite_weights import check_finite
-from ensemble_configs.errors import SpecError
-from ensemble_configs.safetensors_file import read_header
+from ensemble_configs.releases.safetensors_file import read_header
+from trireme.errors import SpecError
 
 DEMO = Path(__file__).parents[2] / "examples/demo_model/target"
 CONFIG = TINY["mixtral"]

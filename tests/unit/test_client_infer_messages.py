@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc import InferInput, service_pb2
 
 from clients.infer_messages import GenerateRequest, decode_chunk, decode_chunks, encode_request
-from ensemble_configs.errors import RequestError, ServerError
-from ensemble_configs.tensors import CLIENT_INPUTS, inputs_of
+from ensemble_configs.render.tensors import CLIENT_INPUTS, inputs_of
+from trireme.errors import RequestError, ServerError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 OLD_NAMES = {

@@ -13,7 +13,7 @@ from trtllm_tools import flags_of, parser_of
 from build_engines.gpus import gpus
 from build_engines.trtllm_versions import KV_QUANT_ALGOS, QUANT_ALGOS
 from build_engines.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
-from ensemble_configs.context_attention import longest_prompt, why_not_on_pytorch, why_not_paged
+from ensemble_configs.spec.context_attention import longest_prompt, why_not_on_pytorch, why_not_paged
 
 SMS = sorted({gpu.sm for gpu in gpus().values()})
 KV_FORMATS = ("auto", "int8", "fp8")

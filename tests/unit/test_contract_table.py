@@ -13,10 +13,9 @@ import pytest
 from equipped_engines import DEMO_MODEL, LORA_TASK_ID, equipped_engine
 from test_upstream_contract import MULTIMODAL, OLD_NAMES
 
-from ensemble_configs.errors import RequestError
-from ensemble_configs.model_names import PYTHON_MODELS
-from ensemble_configs.release_spec import TokenizerSpec
-from ensemble_configs.tensors import CLIENT_INPUTS, PROMPT_TENSORS, Tensor, inputs_of, outputs_of
+from ensemble_configs.render.model_names import PYTHON_MODELS
+from ensemble_configs.render.tensors import CLIENT_INPUTS, PROMPT_TENSORS, Tensor, inputs_of, outputs_of
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.contract_table import (
     DOCUMENT,
     PROVIDERS,
@@ -39,6 +38,7 @@ from serving.pipeline.text_step import TextStep
 from serving.requests.engine_request import RequestDecoder
 from serving.requests.prompt_batch import engine_rows
 from serving.text.detokenization import TextDecoder
+from trireme.errors import RequestError
 
 UPSTREAM = json.loads((Path(__file__).parents[1] / "data" / "upstream_contract.json").read_text())
 DTYPES = {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.errors import SpecError
 from serving.supervisor.control_key import read_control_key
+from trireme.errors import SpecError
 
 KEY = "".join(sorted(set(string.ascii_letters + string.digits + string.punctuation) - set(":=;,")))
 

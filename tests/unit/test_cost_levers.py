@@ -11,8 +11,8 @@ from build_engines.cost.cost_spec import CostSpec, MeasuredEngine, PlannedEngine
 from build_engines.cost.engine_rates import best_option, rates_of
 from build_engines.cost.levers import FORMULAS, plan_levers
 from build_engines.planner.steady_state import Workload
-from ensemble_configs.errors import SpecError
-from ensemble_configs.validation import validate
+from ensemble_configs.spec.validation import validate
+from trireme.errors import SpecError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "cost"
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ensemble_configs.admission_spec import AdmissionSpec, LadderSpec, SloSpec
+from ensemble_configs.spec.admission_spec import AdmissionSpec, LadderSpec, SloSpec
 from serving.admission.budget import KvBudget
 from serving.admission.load_shedding import Ladder
 from serving.admission.offered_load import OfferedLoad

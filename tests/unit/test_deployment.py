@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.deployment import load_deployment, override_triton
-from ensemble_configs.engine_specs import OpenVinoEngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
-from ensemble_configs.errors import SpecError
+from ensemble_configs.spec.deployment import load_deployment, override_triton
+from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
+from trireme.errors import SpecError
 
 GOOD = """
 name: test

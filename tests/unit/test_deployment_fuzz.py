@@ -14,11 +14,11 @@ from deployment_places import all_specs, places_in
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from ensemble_configs.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.errors import SpecError
-from ensemble_configs.helm_values import render_helm_values
-from ensemble_configs.launch_flags import launch_flags
-from ensemble_configs.repository import render_repository
+from ensemble_configs.render.helm_values import render_helm_values
+from ensemble_configs.render.launch_flags import launch_flags
+from ensemble_configs.render.repository import render_repository
+from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
+from trireme.errors import SpecError
 
 COUNT = 3000  # so many that every field is touched
 # What is always a mistake; the refusal names the very key.

@@ -11,12 +11,12 @@ from demo_release import write_demo_release, write_gpu_release
 
 from build_engines.planner.deployment_plan import DeploymentPlan, plan_deployment
 from build_engines.planner.engine_memory import memory_of
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.deployment_checks import unbounded_caches
-from ensemble_configs.engine_specs import OpenVinoEngineSpec, PyTorchEngineSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.release_manifest import load_manifest
+from ensemble_configs.releases.release_manifest import load_manifest
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.deployment_checks import unbounded_caches
+from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec, PyTorchEngineSpec
 from trireme.commands import run_command
+from trireme.errors import SpecError
 
 DEMO = Path(__file__).parents[2] / "examples/demo_model"
 GIB = 2**30

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.supervisor.descriptor_limit import needed_descriptors
 
 CODE = """
 import resource, sys
-from ensemble_configs.deployment import DeploymentSpec
+from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.supervisor.descriptor_limit import raise_descriptor_limit
 spec = DeploymentSpec.model_validate_json(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[3])))

@@ -15,10 +15,10 @@ from test_stop_strings import cut as cut_before_stop_string
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.decoders import DecodeStream
 
-from ensemble_configs.errors import SpecError
-from ensemble_configs.release_spec import TokenizerSpec
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.text import detokenization, token_pieces
 from serving.text.detokenization import StopStringWatch, StreamText, TextDecoder
+from trireme.errors import SpecError
 
 DEMO_TOKENIZER = Path(__file__).parents[2] / "examples" / "demo_model" / "target"
 REPLACEMENT = "\ufffd"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from demo_release import alter_a_byte, write_demo_release, write_gpu_release
 
-from ensemble_configs.file_hashes import HashMemory
-from ensemble_configs.release_manifest import address, load_manifest, seal
-from ensemble_configs.release_parts import EvaluationResult, Override
+from ensemble_configs.releases.file_hashes import HashMemory
+from ensemble_configs.releases.release_manifest import address, load_manifest, seal
+from ensemble_configs.releases.release_parts import EvaluationResult, Override
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from build_engines.gpus import gpus
 from build_engines.known_models import known_models
 from build_engines.recipe import OpenVinoRecipe, load_recipe, recipe_names
 from build_engines.recipe_checks import check_recipe
-from ensemble_configs.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.engine_fit import fit_findings
-from ensemble_configs.model_spec import ModelSpec
-from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.releases.engine_fit import fit_findings
+from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
+from ensemble_configs.spec.model_spec import ModelSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [

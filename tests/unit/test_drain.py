@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.errors import Unavailable
 from serving.supervisor import drain as module
 from serving.supervisor.drain import Outcome, drain
 from serving.supervisor.triton_process import TritonProcess
+from trireme.errors import Unavailable
 
 
 class Server:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from clients.server_control import ServerControl
-from ensemble_configs.errors import ServerError
 from serving.supervisor.control import ControlSocket
 from serving.supervisor.drain import Outcome
 from serving.supervisor.drain_request import DrainRequest
+from trireme.errors import ServerError
 
 WAIT_S = 20.0
 

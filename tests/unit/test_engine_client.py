@@ -16,12 +16,12 @@ import psutil
 import pytest
 from simulated_release import write_broken_release, write_release
 
-from ensemble_configs.errors import ServerError, Unavailable
 from serving.engine_process import engine_client, engine_sources
 from serving.engine_process.engine_client import EngineClient
 from serving.engine_process.engine_messages import Step
 from serving.engine_process.engine_sources import OwnedEngine
 from serving.engines.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
+from trireme.errors import ServerError, Unavailable
 
 SLOW = {"step_ms": 20.0}
 

@@ -22,21 +22,21 @@ from fake_tensorrt_llm import SteppedEngine, fake_tensorrt_llm, write_checkpoint
 from pydantic import TypeAdapter
 from trtllm_behaviour import Executor
 
-from ensemble_configs.built_engine import load_built_engine
-from ensemble_configs.engine_fit import whole_sequence_of
-from ensemble_configs.engine_specs import (
+from ensemble_configs.releases.built_engine import load_built_engine
+from ensemble_configs.releases.engine_fit import whole_sequence_of
+from ensemble_configs.spec.engine_specs import (
     EngineSpec,
     OpenVinoEngineSpec,
     PyTorchEngineSpec,
     SimulatedEngineSpec,
     TensorRtEngineSpec,
 )
-from ensemble_configs.errors import RequestError
 from serving.engine_process.engine_warm_up import warm_up
 from serving.engines.base import Beam, Engine, FinishReason, GenerationRequest, PerfMetrics, SamplingParams
 from serving.engines.clock import VirtualClock
 from serving.engines.packed_array import PackedArray
 from serving.engines.providers import create_engine
+from trireme.errors import RequestError
 
 DEMO_MODEL = Path(__file__).parents[2] / "examples/demo_model/openvino/target"
 

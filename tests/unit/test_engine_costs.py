@@ -12,7 +12,7 @@ import openvino
 import pytest
 from openvino import opset13 as ov
 
-from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engines.base import EngineCosts
 from serving.engines.openvino.openvino_costs import openvino_costs
 from serving.telemetry.cpu_bandwidth import keep_bandwidth, kept_bandwidth, measure_bandwidth

@@ -17,7 +17,7 @@ from build_engines.migration.compiled_engine import CompiledEngine
 from build_engines.recipe import TensorRtRecipe
 from build_engines.trtllm_commands import trtllm_build_argv
 from build_engines.trtllm_versions import KV_QUANT_ALGOS, QUANT_ALGOS
-from ensemble_configs.release_manifest import load_manifest
+from ensemble_configs.releases.release_manifest import load_manifest
 
 RECIPE: dict[str, Any] = {
     "name": "x", "model": "m", "backend": "tensorrt", "gpu": "h100", "format": "bf16", "max_input_len": 2048,

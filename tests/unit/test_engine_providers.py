@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 from fake_tensorrt_llm import fake_tensorrt_llm, write_checkpoint, write_engine
 
-from ensemble_configs.engine_specs import OpenVinoEngineSpec, PyTorchEngineSpec, SimulatedEngineSpec, TensorRtEngineSpec
-from ensemble_configs.errors import SpecError
+from ensemble_configs.spec.engine_specs import (
+    OpenVinoEngineSpec,
+    PyTorchEngineSpec,
+    SimulatedEngineSpec,
+    TensorRtEngineSpec,
+)
 from serving.engines.clock import VirtualClock
 from serving.engines.model_folder import load_model_folder
 from serving.engines.providers import create_engine
 from serving.engines.tensorrt_llm.compiled_engine import refuse_versions_without_engines
+from trireme.errors import SpecError
 
 
 @pytest.fixture
@@ -38,7 +43,7 @@ def test_a_simulated_engine_runs_on_the_clock_it_is_given() -> None:
 
 def test_only_the_provider_that_is_named_is_imported() -> None:
     script = (
-        "import sys; from ensemble_configs.engine_specs import SimulatedEngineSpec\n"
+        "import sys; from ensemble_configs.spec.engine_specs import SimulatedEngineSpec\n"
         "from serving.engines.providers import create_engine\n"
         "create_engine(SimulatedEngineSpec(provider='simulated'))\n"
         "print([name for name in sys.modules if 'openvino' in name])"

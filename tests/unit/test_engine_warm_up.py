@@ -8,10 +8,9 @@ import msgspec
 import pytest
 from simulated_release import write_release
 
-from ensemble_configs.engine_specs import SimulatedEngineSpec
-from ensemble_configs.errors import RequestError, ServerError
-from ensemble_configs.release import load_release
-from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.render.release_file import load_release
+from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engine_process.engine_loading import load_engine
 from serving.engine_process.engine_sources import OwnedEngine
 from serving.engine_process.engine_warm_up import warm_up
@@ -26,6 +25,7 @@ from serving.engines.base import (
 from serving.engines.clock import VirtualClock
 from serving.engines.simulated.simulated_engine import SimulatedEngine
 from serving.process.run_dir import RUN_DIR_VARIABLE
+from trireme.errors import RequestError, ServerError
 
 WARM = "the engine is warm"
 

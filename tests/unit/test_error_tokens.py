@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.error_tokens import parse_error
-from ensemble_configs.errors import (
+from trireme.errors import (
     AccessDenied,
     BuildError,
     QueueFull,

@@ -11,8 +11,8 @@ import pytest
 from demo_release import DEMO_MODEL, alter_a_byte, write_demo_release
 from pydantic import JsonValue
 
-from ensemble_configs.promotion import check_evaluation
-from ensemble_configs.release_manifest import address, hash_recipe, load_manifest, seal, verify
+from ensemble_configs.releases.promotion import check_evaluation
+from ensemble_configs.releases.release_manifest import address, hash_recipe, load_manifest, seal, verify
 from trireme.commands import run_command
 
 RECIPE: dict[str, JsonValue] = {

@@ -13,11 +13,11 @@ from build_engines.evaluation.evaluation import Evaluation
 from build_engines.evaluation.recording import record, refuse_unwritable
 from build_engines.evaluation.verdict import Figure
 from build_engines.release_cache import ReleaseCache
-from ensemble_configs.errors import SpecError
-from ensemble_configs.promotion import check_evaluation
-from ensemble_configs.release_lock import in_use, lock_file, locked
-from ensemble_configs.release_manifest import ReleaseManifest, address, load_manifest, seal, verify
-from ensemble_configs.release_parts import Override
+from ensemble_configs.releases.promotion import check_evaluation
+from ensemble_configs.releases.release_lock import in_use, lock_file, locked
+from ensemble_configs.releases.release_manifest import ReleaseManifest, address, load_manifest, seal, verify
+from ensemble_configs.releases.release_parts import Override
+from trireme.errors import SpecError
 
 OVERRIDE = Override(reason="a trial", who="A. Person")
 

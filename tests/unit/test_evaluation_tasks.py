@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from build_engines.evaluation.tasks import Item, Kind, load_items, sample
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 DEMO_MODEL = Path(__file__).resolve().parent.parent.parent / "examples" / "demo_model"
 sys.path.insert(0, str(DEMO_MODEL))

@@ -13,8 +13,8 @@ from clients.rollout.export.definition import share_outside
 from clients.rollout.plan import Mode, Plan
 from clients.rollout.state import Phase
 from clients.rollout.store import Store
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.helm_values import helm_values
+from ensemble_configs.render.helm_values import helm_values
+from ensemble_configs.spec.deployment import DeploymentSpec
 from trireme.commands import run_command
 
 ENDPOINTS = ("--stable-url", "a:8001", "--candidate-url", "b:8001")

@@ -12,7 +12,7 @@ from trtllm_tools import flags_of, parser_of
 from build_engines import extra_build_args
 from build_engines.recipe import TensorRtRecipe, hash_recipe, load_recipe, recipe_document
 from build_engines.trtllm_commands import trtllm_build_argv, without_machine_flags
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 EXTRA = {"profiling_verbosity": "detailed", "monitor_memory": True, "max_prompt_embedding_table_size": 8}
 PLAIN: dict[str, Any] = {"name": "r", "model": "m", "backend": "tensorrt", "gpu": "h100", "format": "fp16"}

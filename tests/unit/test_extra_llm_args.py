@@ -15,19 +15,19 @@ from fake_tensorrt_llm import fake_tensorrt_llm, write_checkpoint, write_engine
 from pydantic import TypeAdapter, ValidationError
 from trtllm_behaviour import Executor
 
-from ensemble_configs.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.deployment_diff import compare
-from ensemble_configs.engine_specs import EngineSpec, PyTorchEngineSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.machine import Gpu, Machine
-from ensemble_configs.preflight import check_release
-from ensemble_configs.release import load_release
-from ensemble_configs.release_spec import ReleaseSpec
-from ensemble_configs.repository import write_repository
-from ensemble_configs.trtllm_facts import DATA, facts_note, facts_of, known_facts
+from ensemble_configs.changes.deployment_diff import compare
+from ensemble_configs.releases.machine import Gpu, Machine
+from ensemble_configs.releases.preflight import check_release
+from ensemble_configs.render.release_file import load_release
+from ensemble_configs.render.repository import write_repository
+from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
+from ensemble_configs.spec.engine_specs import EngineSpec, PyTorchEngineSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec
+from ensemble_configs.spec.trtllm_facts import DATA, facts_note, facts_of, known_facts
 from scripts import trtllm_names
 from serving.engines.providers import create_engine
 from trireme.commands import run_command
+from trireme.errors import SpecError
 
 TOKENIZER = Path(__file__).parents[2] / "examples/demo_model/tokenizer"
 L4 = Gpu(name="NVIDIA L4", sm=89, memory_bytes=24 * 2**30, free_bytes=23 * 2**30)

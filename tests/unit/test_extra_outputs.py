@@ -10,7 +10,7 @@ from recording_sink import RecordingSink
 from simulated_release import TOKENIZER
 from test_stopping_engine import PROMPTS, ScriptedEngine, request
 
-from ensemble_configs.release_spec import TokenizerSpec
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.engine_process.engine_messages import Step
 from serving.engine_process.stopping_engine import StoppingEngine
 from serving.engines.base import Beam, EngineStats, ExtraOutputs, FinishReason, TokenChunk

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.file_hashes import HashMemory, hash_file, hash_files, hash_listing
+from ensemble_configs.releases.file_hashes import HashMemory, hash_file, hash_files, hash_listing
 
 LATER_NS = 10_000_000_000
 

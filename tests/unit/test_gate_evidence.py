@@ -16,7 +16,7 @@ from clients.rollout.gate.gate import Gate
 from clients.rollout.gate.gate_spec import EffectSizes, GateSpec
 from clients.rollout.gate.metrics import GUARDED, METRICS, Reference, alpha_of, guard_alpha
 from clients.rollout.outcome import Outcome
-from ensemble_configs.errors import RequestError, SpecError
+from trireme.errors import RequestError, SpecError
 
 GATE = Gate(GateSpec(ttft_target_ms=200))
 REFERENCE = Reference(ttft_target_ms=200, slow_ttft_ms={0: 500.0})

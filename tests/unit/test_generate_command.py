@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from kserve_server import DIE, HANG, WAIT_S, KServeServer, Step, response, story
 
-from ensemble_configs.errors import (
+from trireme.commands import COMMANDS, exit_code, run_command
+from trireme.errors import (
     BuildError,
     QueueFull,
     RequestError,
@@ -21,7 +22,6 @@ from ensemble_configs.errors import (
     SpecError,
     Unavailable,
 )
-from trireme.commands import COMMANDS, exit_code, run_command
 
 TRIREME = [sys.executable, "-m", "trireme"]
 

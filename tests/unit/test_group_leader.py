@@ -17,7 +17,6 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from ensemble_configs.errors import ServerError, SpecError
 from scripts.unpacked_programs import OPENSSH
 from serving.multi_node import group_leader
 from serving.multi_node.group_key import leader_files, private_folder, program, write_worker_files
@@ -25,6 +24,7 @@ from serving.multi_node.group_leader import run_ranks, wait_for_workers
 from serving.multi_node.group_record import GroupRecord, run_server
 from serving.multi_node.node_group import sshd_config
 from serving.supervisor.stop_signal import StopSignal
+from trireme.errors import ServerError, SpecError
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 20.0

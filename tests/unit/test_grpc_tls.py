@@ -13,12 +13,12 @@ from test_doctor_command import doctor, write_deployment
 from test_preflight import spec
 
 from clients.access import Access
-from ensemble_configs.deployment import DeploymentSpec, override_triton
-from ensemble_configs.errors import SpecError
-from ensemble_configs.grpc_tls import GrpcTlsSpec, certificate_of, grpc_tls_findings, own_access
-from ensemble_configs.helm_values import helm_values
-from ensemble_configs.launch_flags import launch_flags
+from ensemble_configs.render.helm_values import helm_values
+from ensemble_configs.render.launch_flags import launch_flags
+from ensemble_configs.spec.deployment import DeploymentSpec, override_triton
+from ensemble_configs.spec.grpc_tls import GrpcTlsSpec, certificate_of, grpc_tls_findings, own_access
 from serving.doctor.preflight import check
+from trireme.errors import SpecError
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ensemble_configs.errors import SpecError
 from serving.supervisor.health import MAX_SILENCE_S, Health, HealthServer, Phase
+from trireme.errors import SpecError
 
 
 class Clock:

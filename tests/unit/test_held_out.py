@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clients.rollout.held_out import MAX_FILE_BYTES, MAX_PROMPTS, Prompt, held_out_in, parse_prompts, prompts_of
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 
 def write(folder: Path, text: str) -> Path:

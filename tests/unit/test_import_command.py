@@ -12,8 +12,8 @@ from test_migration import TOKENIZER
 
 from build_engines.migration.importing import plan_import
 from build_engines.migration.report import Outcome
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.release_manifest import address
+from ensemble_configs.releases.release_manifest import address
+from ensemble_configs.spec.deployment import load_deployment
 from trireme.__main__ import main
 
 

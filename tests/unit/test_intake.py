@@ -14,8 +14,7 @@ import pytest
 from admission_runs import request, small_engine
 from simulated_release import write_release
 
-from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
-from ensemble_configs.errors import Unavailable
+from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engine_process import engine_sources
 from serving.engine_process.connections import Switchboard
@@ -27,6 +26,7 @@ from serving.engine_process.progress_watch import ProgressWatch
 from serving.engines.base import EngineStats, FinishReason, GenerationRequest, TokenChunk
 from serving.engines.clock import WallClock
 from serving.engines.simulated.simulated_engine import SimulatedEngine
+from trireme.errors import Unavailable
 
 ONE_WAITS = AdmissionSpec.model_validate({"queue": {"max_requests": 1}})
 

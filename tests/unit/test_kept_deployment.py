@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.deployment import DeploymentSpec, override_triton
-from ensemble_configs.release_changes import promoted, release_of, with_candidate
+from ensemble_configs.changes.release_changes import promoted, release_of, with_candidate
+from ensemble_configs.spec.deployment import DeploymentSpec, override_triton
 from serving.live_releases.kept_deployment import KeptDeployment
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from trtllm_loader import RuntimeOptions, load, window_upper_bound
 
-from ensemble_configs.kv_capacity import WholeSequence, blocks_of_sequence, shortened_to
+from ensemble_configs.releases.kv_capacity import WholeSequence, blocks_of_sequence, shortened_to
 
 
 def test_a_sequence_takes_whole_blocks_and_a_beam_shares_those_of_the_prompt() -> None:

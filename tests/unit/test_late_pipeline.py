@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ensemble_configs.errors import ServingError
 from serving.pipeline.late_pipeline import LatePipeline
 from serving.process.server_log import JsonLines
+from trireme.errors import ServingError
 
 PROMPT = "my bank's secret is 1234"
 

@@ -10,8 +10,7 @@ from typing import cast
 
 import pytest
 
-from ensemble_configs.errors import Unavailable
-from ensemble_configs.triton_spec import TritonSpec
+from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.supervisor.drain import Outcome
 from serving.supervisor.drain_request import DrainRequest
 from serving.supervisor.health import Health
@@ -19,6 +18,7 @@ from serving.supervisor.shutdown import Leaving
 from serving.supervisor.stop_signal import StopSignal
 from serving.supervisor.supervision import Supervision
 from serving.supervisor.triton_process import TritonProcess
+from trireme.errors import Unavailable
 
 WAIT_S = 20.0
 

@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pytest
 from test_requests import INFO
 
-from ensemble_configs.errors import RequestError
 from serving.requests.engine_request import RequestDecoder
+from trireme.errors import RequestError
 
 ASK: dict[str, npt.NDArray[np.generic]] = {
     "input_ids": np.array([[1, 2]], np.int32),

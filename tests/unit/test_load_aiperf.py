@@ -12,8 +12,8 @@ from completions_server import DONE, CompletionsServer, event
 
 from clients.load.aiperf_records import records_of
 from clients.load.load_options import Load
-from ensemble_configs.errors import ServerError
 from trireme.commands import run_command
+from trireme.errors import ServerError
 
 ROOT = Path(__file__).resolve().parents[2]
 AIPERF = ROOT / ".tools/aiperf/bin/aiperf"

@@ -23,8 +23,8 @@ from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
 from clients.load.run_command import ServerGone
 from clients.load.run_folder import Run, RunInfo, write_run
-from ensemble_configs.errors import RequestError, ServerError, Unavailable
 from trireme.commands import run_command
+from trireme.errors import RequestError, ServerError, Unavailable
 
 TARGETS = parse_targets("ttft_p99=60,e2e_p50=95", of_percentiles=True)
 

@@ -22,7 +22,7 @@ from clients.load.load_record import LoadRecord
 from clients.load.processes import run_processes
 from clients.load.run_command import put_on
 from clients.load.run_folder import read_run
-from ensemble_configs.errors import RequestError, ServerError, Unavailable
+from trireme.errors import RequestError, ServerError, Unavailable
 
 FIXED = {"kind": "fixed", "prompts": ["a b c"], "max_tokens": 8}
 PERIOD_S = 0.02

@@ -21,8 +21,8 @@ from clients.load.processes import run_processes
 from clients.load.run_command import put_on
 from clients.load.run_folder import read_run
 from clients.load.worker import GIVE_UP_S
-from ensemble_configs.errors import RequestError, ServerError
 from trireme.commands import run_command
+from trireme.errors import RequestError, ServerError
 
 FIXED = {"kind": "fixed", "prompts": ["a b c"], "max_tokens": 8}
 START_S = 60.0  # on a busy machine

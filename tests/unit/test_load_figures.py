@@ -23,7 +23,7 @@ from clients.load.run_folder import Run
 from clients.load.server_samples import ServerSample
 from clients.load.summary import summary_lines
 from clients.load.worker import CpuSample
-from ensemble_configs.errors import RequestError, SpecError
+from trireme.errors import RequestError, SpecError
 
 
 def test_every_latency_by_hand() -> None:

@@ -20,8 +20,8 @@ from clients.load.load_options import Load
 from clients.load.openai_client import AsyncOpenAIClient
 from clients.load.processes import run_processes
 from clients.load.run_command import put_on
-from ensemble_configs.errors import RequestCancelled, RequestError, Unavailable
 from trireme.commands import run_command
+from trireme.errors import RequestCancelled, RequestError, Unavailable
 
 FIXED = {"kind": "fixed", "prompts": ["a b c"], "max_tokens": 8}
 ASKED = GenerateRequest(text_input="a b", max_tokens=8)

@@ -13,7 +13,7 @@ from completions_server import DONE, event
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.load.openai_errors import http_error
 from clients.load.openai_stream import CompletionStream, completion_body, completions_url
-from ensemble_configs.errors import AccessDenied, RequestError, RequestTimeout, ServerError, ServingError, Unavailable
+from trireme.errors import AccessDenied, RequestError, RequestTimeout, ServerError, ServingError, Unavailable
 
 CUT_CHARACTER = (b'data: {"choices": [{"text": "\xc3', b'\xbc"}]}\n')
 ASKED = GenerateRequest(text_input="a b", max_tokens=8)

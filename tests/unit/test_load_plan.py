@@ -17,7 +17,7 @@ from clients.load.plan import Session, draw, sessions
 from clients.load.prompts import ExactWriter, ProportionalWriter
 from clients.load.trace_file import read_trace
 from clients.load.workload_spec import WORKLOAD, Lengths, TraceWorkload, read_workload
-from ensemble_configs.errors import RequestError, SpecError
+from trireme.errors import RequestError, SpecError
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "examples/demo_model/target"
 LENGTHS = {"mean": 30, "stddev": 10, "max": 60}

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from clients.load.tool_run import run_tool
-from ensemble_configs.errors import ServerError
+from trireme.errors import ServerError
 
 _START_S = 60.0  # on a busy machine
 _OTHER = "import time; time.sleep(600)"

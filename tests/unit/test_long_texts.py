@@ -12,12 +12,12 @@ import pytest
 from simulated_release import TOKENIZER
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from ensemble_configs.chat_template import ChatTemplate
-from ensemble_configs.errors import RequestError
-from ensemble_configs.release_spec import TokenizerSpec
+from ensemble_configs.chat.chat_template import ChatTemplate
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.pipeline.prompt_step import PromptStep
 from serving.text.chat_prompt import ChatPrompt
 from serving.text.tokenization import LONG_TEXT_BYTES, PromptTokenizer
+from trireme.errors import RequestError
 
 SPEC = TokenizerSpec(dir=TOKENIZER)
 MAX_SEQ_LEN = 1000

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from lora_adapters import write_adapter, write_safetensors
 
-from ensemble_configs.engine_specs import LoraSpec
-from ensemble_configs.errors import RequestError, SpecError
+from ensemble_configs.spec.engine_specs import LoraSpec
 from serving.engines.adapter_check import ModelSizes, check_adapter
 from serving.engines.adapter_folder import Adapter, AdapterFolder, engine_modules, model_sizes
 from serving.supervisor.adapters_command import KEPT_S
 from trireme.commands import run_command
+from trireme.errors import RequestError, SpecError
 
 MODULES = frozenset({"attn_q", "attn_k", "attn_v"})
 

@@ -29,11 +29,11 @@ from tritonclient.grpc import model_config_pb2
 from build_engines.migration.importing import Import, name_of, plan_import
 from build_engines.migration.report import Entry, Outcome
 from build_engines.migration.tensor_contract import PICTURES
-from ensemble_configs.built_engine import engine_mismatches, load_built_engine
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.engine_specs import TensorRtEngineSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.model_configs import render_configs
+from ensemble_configs.releases.built_engine import engine_mismatches, load_built_engine
+from ensemble_configs.render.model_configs import render_configs
+from ensemble_configs.spec.deployment import load_deployment
+from ensemble_configs.spec.engine_specs import TensorRtEngineSpec
+from trireme.errors import SpecError
 
 TOKENIZER = Path(__file__).resolve().parent.parent.parent / "examples" / "demo_model" / "target"
 

@@ -16,10 +16,10 @@ from build_engines.migration import llmapi_arguments
 from build_engines.migration.importing import Import, plan_import
 from build_engines.migration.llmapi_tensors import INPUTS, OUTPUTS
 from build_engines.migration.report import Outcome
-from ensemble_configs import llm_argument_rows
-from ensemble_configs.engine_specs import PyTorchEngineSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.tensors import inputs_of, outputs_of
+from ensemble_configs.render.tensors import inputs_of, outputs_of
+from ensemble_configs.spec import llm_argument_rows
+from ensemble_configs.spec.engine_specs import PyTorchEngineSpec
+from trireme.errors import SpecError
 
 FACTS = load_facts("1.2.1")["llm_args"]["classes"]
 
@@ -140,7 +140,7 @@ def test_an_argument_that_upstream_does_not_have_is_named(tmp_path: Path) -> Non
 
 
 def test_names_are_those_that_serving_hands_to_upstream() -> None:
-    """The import is the inverse of `ensemble_configs.llm_argument_rows`, row by row."""
+    """The import is the inverse of `ensemble_configs.spec.llm_argument_rows`, row by row."""
     module = llm_argument_rows
     tables = {
         "": (*module.LLM, *module.LLM_OF_PYTORCH),

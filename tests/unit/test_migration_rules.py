@@ -14,9 +14,9 @@ from test_migration import TOKENIZER, entry, imported, lost
 from build_engines.migration.compiled_engine import CompiledEngine, load_compiled_engine
 from build_engines.migration.importing import Import, plan_import
 from build_engines.migration.report import Outcome
-from ensemble_configs.engine_fit import fit_findings
-from ensemble_configs.engine_specs import TensorRtEngineSpec
-from ensemble_configs.errors import SpecError
+from ensemble_configs.releases.engine_fit import fit_findings
+from ensemble_configs.spec.engine_specs import TensorRtEngineSpec
+from trireme.errors import SpecError
 
 CARRIED, IMPLIED, LOST = Outcome.CARRIED, Outcome.IMPLIED, Outcome.LOST
 LORA: dict[str, Any] = {"plugin_config": {"lora_plugin": "float16"}}

@@ -15,11 +15,11 @@ from test_migration import TOKENIZER, entry, lost
 from build_engines.migration.compiled_engine import kv_bytes_per_token, load_compiled_engine
 from build_engines.migration.importing import Import, plan_import
 from build_engines.migration.sealing import seal_import
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.errors import SpecError
-from ensemble_configs.machine import Gpu, Machine
-from ensemble_configs.preflight import check_release
-from ensemble_configs.release_manifest import address, verify
+from ensemble_configs.releases.machine import Gpu, Machine
+from ensemble_configs.releases.preflight import check_release
+from ensemble_configs.releases.release_manifest import address, verify
+from ensemble_configs.spec.deployment import load_deployment
+from trireme.errors import SpecError
 
 
 def planned_in(folder: Path, **engine: Any) -> Import:

@@ -12,7 +12,7 @@ from build_engines.known_models import known_models
 from build_engines.model_shape import ExpertMlp
 from build_engines.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
 from build_engines.weight_table import Role, num_active_parameters, num_parameters, weights_of
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 DEMO = Path(__file__).parents[2] / "examples/demo_model/target"
 

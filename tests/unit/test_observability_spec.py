@@ -7,13 +7,13 @@ import pytest
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.deployment_diff import Kind, compare
-from ensemble_configs.errors import SpecError
-from ensemble_configs.launch_flags import launch_flags
-from ensemble_configs.observability_spec import LogsSpec, TracingSpec, read_adapter_parameters
-from ensemble_configs.repository import render_repository
-from ensemble_configs.validation import validate
+from ensemble_configs.changes.deployment_diff import Kind, compare
+from ensemble_configs.render.launch_flags import launch_flags
+from ensemble_configs.render.repository import render_repository
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.observability_spec import LogsSpec, TracingSpec, read_adapter_parameters
+from ensemble_configs.spec.validation import validate
+from trireme.errors import SpecError
 
 ENDPOINT = "http://collector.example:4318"
 

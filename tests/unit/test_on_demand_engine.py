@@ -12,14 +12,14 @@ import psutil
 import pytest
 from simulated_release import write_broken_release, write_release
 
-from ensemble_configs.errors import RequestError, ServerError
-from ensemble_configs.release_spec import OnDemandSpec
+from ensemble_configs.spec.release_spec import OnDemandSpec
 from serving.engine_process.engine_sources import OwnedEngine
 from serving.engines.base import GenerationRequest, SamplingParams, TokenChunk
 from serving.engines.clock import WallClock
 from serving.on_demand.on_demand_engine import OnDemandEngine
 from serving.on_demand.residency import Residency
 from serving.process.run_dir import RUN_DIR_VARIABLE
+from trireme.errors import RequestError, ServerError
 
 PATIENCE_S = 20.0
 

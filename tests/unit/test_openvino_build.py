@@ -23,9 +23,9 @@ from build_engines.openvino_environment import BUILD_PYTHON
 from build_engines.openvino_formats import linear_bytes, openvino_bytes
 from build_engines.recipe import OpenVinoRecipe, load_recipe
 from build_engines.stages import Command
-from ensemble_configs.engine_specs import OpenVinoEngineSpec
-from ensemble_configs.machine import Machine
-from ensemble_configs.release_manifest import address, load_manifest, verify
+from ensemble_configs.releases.machine import Machine
+from ensemble_configs.releases.release_manifest import address, load_manifest, verify
+from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
 from serving.engines.base import GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
 from serving.text.tokenizer_files import load_tokenizer

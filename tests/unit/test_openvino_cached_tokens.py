@@ -13,7 +13,7 @@ from typing import cast
 import openvino_genai
 import pytest
 
-from ensemble_configs.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
 from serving.engines.base import Engine, GenerationRequest, PerfMetrics, SamplingParams
 from serving.engines.openvino.openvino_cached_tokens import CachedTokens
 from serving.engines.openvino.openvino_pipeline import (

@@ -13,11 +13,11 @@ from sampled_distribution import deviation, sampled_outputs
 from test_engine_conformance import DEMO_MODEL, Session, come_and_go, openvino, prompt_of
 from tokenizers import Tokenizer
 
-from ensemble_configs.engine_specs import OpenVinoEngineSpec
-from ensemble_configs.errors import RequestError, SpecError
+from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
 from serving.engines.base import Engine, SamplingParams
 from serving.engines.openvino import openvino_engine
 from serving.engines.providers import create_engine
+from trireme.errors import RequestError, SpecError
 
 DRAFT = DEMO_MODEL.parent / "draft"
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL.parent.parent / "target/tokenizer.json"))

@@ -12,11 +12,11 @@ import openvino_genai
 import pytest
 from tokenizers import Tokenizer
 
-from ensemble_configs.engine_specs import OpenVinoEngineSpec
-from ensemble_configs.errors import RequestError
+from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
 from serving.engines.base import Engine, FinishReason, GenerationRequest, SamplingParams
 from serving.engines.openvino import openvino_pipeline
 from serving.engines.providers import create_engine
+from trireme.errors import RequestError
 
 DEMO_MODEL = Path(__file__).parents[2] / "examples/demo_model"
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "target/tokenizer.json"))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.engine_specs import OpenVinoEngineSpec
-from ensemble_configs.release_spec import TokenizerSpec
+from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.openvino import openvino_pipeline
 from serving.engines.openvino.openvino_shared_blocks import EarlierPrompts

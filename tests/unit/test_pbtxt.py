@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
-from ensemble_configs.pbtxt import Symbol, to_pbtxt
+from ensemble_configs.render.pbtxt import Symbol, to_pbtxt
 
 
 def parsed(message: Mapping[str, object]) -> model_config_pb2.ModelConfig:

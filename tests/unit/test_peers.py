@@ -24,10 +24,10 @@ from benchmarks.workload import Ask
 from clients.load.load_options import Load
 from clients.load.load_record import DONE as ENDED
 from clients.load.load_record import LoadRecord
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.errors import ServerError
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.spec.deployment import load_deployment
 from serving.text.tokenization import PromptTokenizer
+from trireme.errors import ServerError
 
 TOKENIZER = load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer
 PLAN = Plan(

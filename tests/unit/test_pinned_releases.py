@@ -14,9 +14,9 @@ import triton_python_backend_utils as pb_utils
 from recording_tensor_sink import RecordingTensorSink
 from text_bench import Owner, ask, wait_until
 
-from ensemble_configs.errors import RequestError, ServerError, SpecError, Unavailable
 from serving.pipeline.release_routing import PinnedReleases
 from serving.process.run_dir import RUN_DIR_VARIABLE
+from trireme.errors import RequestError, ServerError, SpecError, Unavailable
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ from build_engines.planner.steady_state import (
 from build_engines.planner.step_time import Engine, StepLoad, StepTime, step_time
 from build_engines.planner.uncertainty import factor_of
 from build_engines.weight_formats import WEIGHT_FORMATS, FormatPlan
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 GIB = 2**30
 H100 = gpu_named("h100")

@@ -9,17 +9,17 @@ import pytest
 from demo_release import write_demo_release
 from simulated_release import TOKENIZER
 
-from ensemble_configs.deployment import DeploymentSpec, override_triton
-from ensemble_configs.engine_specs import EngineSpec, OpenVinoEngineSpec, SimulatedEngineSpec, TensorRtEngineSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.machine import Machine
-from ensemble_configs.memory_need import memory_need_bytes
-from ensemble_configs.model_spec import ExtraModelSpec, RateLimiterSpec
-from ensemble_configs.release_manifest import load_manifest
-from ensemble_configs.release_spec import TokenizerSpec
-from ensemble_configs.triton_spec import TritonSpec
+from ensemble_configs.releases.machine import Machine
+from ensemble_configs.releases.memory_need import memory_need_bytes
+from ensemble_configs.releases.release_manifest import load_manifest
+from ensemble_configs.spec.deployment import DeploymentSpec, override_triton
+from ensemble_configs.spec.engine_specs import EngineSpec, OpenVinoEngineSpec, SimulatedEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.model_spec import ExtraModelSpec, RateLimiterSpec
+from ensemble_configs.spec.release_spec import TokenizerSpec
+from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.doctor.preflight import check
 from serving.process.this_machine import read_machine
+from trireme.errors import SpecError
 
 DEMO_ENGINE = TOKENIZER.parent / "openvino" / "target"
 PORTS = ("http_port", "grpc_port", "metrics_port")

@@ -5,10 +5,10 @@ from typing import cast
 
 import pytest
 
-from ensemble_configs.errors import ServerError
 from serving.engine_process.progress_watch import ProgressWatch
 from serving.engines.base import Engine
 from serving.engines.clock import VirtualClock
+from trireme.errors import ServerError
 
 
 class Working:

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from recording_tensor_sink import RecordingTensorSink
 from simulated_release import write_release
 
-from ensemble_configs.engine_specs import SimulatedEngineSpec
-from ensemble_configs.errors import RequestError
-from ensemble_configs.release import load_release
+from ensemble_configs.render.release_file import load_release
+from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from serving.engine_process.stopping_engine import StoppingEngine
 from serving.engines.base import TokenChunk
 from serving.engines.clock import VirtualClock
@@ -32,6 +31,7 @@ from serving.requests.tensor_sink import Tensors
 from serving.telemetry.request_metrics import RequestMetrics
 from serving.text.detokenization import TextDecoder
 from serving.text.tokenization import PromptTokenizer
+from trireme.errors import RequestError
 
 # Rows
 

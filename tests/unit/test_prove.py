@@ -35,7 +35,7 @@ from build_engines.prove.proof import (
 from build_engines.prove.proof_model import find_checkpoint
 from build_engines.prove.proving import Proving
 from build_engines.prove.step import LeftOut, StepFailed, run_step
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 TRIREME = [sys.executable, "-m", "trireme", "prove"]
 QUICK = ["--isl", "16", "--osl", "4", "--concurrency", "1,2"]

@@ -19,8 +19,8 @@ from demo_release import write_demo_release
 
 from build_engines.pull_command import parse_bytes, release_folder
 from build_engines.release_cache import ReleaseCache
-from ensemble_configs.errors import SpecError
-from ensemble_configs.release_manifest import address, load_manifest, seal, verify
+from ensemble_configs.releases.release_manifest import address, load_manifest, seal, verify
+from trireme.errors import SpecError
 
 MB = 10**6
 NUM_KILLS = 20

@@ -11,8 +11,8 @@ import yaml
 from demo_release import write_demo_release
 
 from build_engines.moved_deployment import moved_deployment, release_dirs
-from ensemble_configs.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.release_manifest import address, verify
+from ensemble_configs.releases.release_manifest import address, verify
+from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
 
 OPENVINO = {"provider": "openvino"}
 

@@ -20,7 +20,7 @@ from build_engines.recipe import (
     recipe_names,
 )
 from build_engines.weight_formats import WEIGHT_FORMATS
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 MINIMAL = {"name": "x", "model": "m", "backend": "tensorrt", "gpu": "h100", "format": "fp8"}
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.engine_specs import (
+from ensemble_configs.render.release_file import RELEASE_FILE, load_release, render_release
+from ensemble_configs.spec.engine_specs import (
     CacheTransceiverSpec,
     EngineSpec,
     LoraSpec,
@@ -15,13 +16,12 @@ from ensemble_configs.engine_specs import (
     SimulatedEngineSpec,
     TensorRtEngineSpec,
 )
-from ensemble_configs.errors import SpecError
-from ensemble_configs.release import RELEASE_FILE, load_release, render_release
-from ensemble_configs.release_spec import ReleaseSpec, ResponseSpec, TokenizerSpec
-from ensemble_configs.speculation_specs import (
+from ensemble_configs.spec.release_spec import ReleaseSpec, ResponseSpec, TokenizerSpec
+from ensemble_configs.spec.speculation_specs import (
     DraftTargetSpec,
     MedusaSpec,
 )
+from trireme.errors import SpecError
 
 ENGINES: list[EngineSpec] = [
     SimulatedEngineSpec(provider="simulated", step_ms=2.5, mode="echo", vocab_size=300),

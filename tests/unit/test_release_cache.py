@@ -13,13 +13,13 @@ from demo_release import alter_a_byte, write_demo_release, write_gpu_release
 
 from build_engines.file_copies import FileCopy, copy_files
 from build_engines.release_cache import Pulled, ReleaseCache
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.file_hashes import hash_file
-from ensemble_configs.release_lock import in_use, lock_file, locked
-from ensemble_configs.release_manifest import address, load_manifest, seal, verify
-from ensemble_configs.repository import write_repository
+from ensemble_configs.releases.file_hashes import hash_file
+from ensemble_configs.releases.release_lock import in_use, lock_file, locked
+from ensemble_configs.releases.release_manifest import address, load_manifest, seal, verify
+from ensemble_configs.render.repository import write_repository
+from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.engine_process.engine_sources import OwnedEngine
+from trireme.errors import SpecError
 
 MODEL = "engine/openvino_model.bin"
 MB = 10**6

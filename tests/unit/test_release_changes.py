@@ -5,12 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.deployment_diff import Kind, compare
-from ensemble_configs.errors import SpecError
-from ensemble_configs.model_configs import render_configs
-from ensemble_configs.model_spec import as_release
-from ensemble_configs.release_changes import (
+from ensemble_configs.changes.deployment_diff import Kind, compare
+from ensemble_configs.changes.release_changes import (
     candidate_from,
     model_named,
     promoted,
@@ -19,7 +15,11 @@ from ensemble_configs.release_changes import (
     with_candidate,
     without_release,
 )
-from ensemble_configs.repository import render_repository
+from ensemble_configs.render.model_configs import render_configs
+from ensemble_configs.render.repository import render_repository
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.model_spec import as_release
+from trireme.errors import SpecError
 
 TOKENIZER = {"dir": Path("/models/tokenizer")}
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from demo_release import DEMO_MODEL, alter_a_byte, write_demo_release, write_gpu_release
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.errors import ServerError, SpecError
-from ensemble_configs.release import load_release
-from ensemble_configs.repository import write_repository
+from ensemble_configs.render.release_file import load_release
+from ensemble_configs.render.repository import write_repository
+from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.doctor.preflight import check
 from serving.doctor.release_check import is_verified, refuse_unfit_releases, releases_of, unverified_places
 from serving.engine_process.engine_sources import OwnedEngine
 from serving.supervisor.messages import releases_of as releases_of_words
+from trireme.errors import ServerError, SpecError
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from demo_release import alter_a_byte, copy_tokenizer, demo_manifest, write_demo_release, write_gpu_release
 
-from ensemble_configs.durable_files import write_atomically
-from ensemble_configs.errors import SpecError
-from ensemble_configs.file_hashes import hash_file, hash_listing
-from ensemble_configs.release_manifest import address, find_release, hash_recipe, load_manifest, seal, verify
-from ensemble_configs.release_parts import DraftModel, EvaluationResult, ModelIdentity, Override
+from ensemble_configs.releases.file_hashes import hash_file, hash_listing
+from ensemble_configs.releases.release_manifest import address, find_release, hash_recipe, load_manifest, seal, verify
+from ensemble_configs.releases.release_parts import DraftModel, EvaluationResult, ModelIdentity, Override
+from trireme.durable_files import write_atomically
+from trireme.errors import SpecError
 
 MODEL = "engine/openvino_model.bin"
 

@@ -24,15 +24,15 @@ from demo_release import (
 )
 
 from build_engines.planner.engine_memory import memory_of
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.engine_specs import TensorRtEngineSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.machine import Gpu, Machine
-from ensemble_configs.memory_need import memory_need_bytes
-from ensemble_configs.preflight import check_release, highest_token_id
-from ensemble_configs.release_manifest import address, load_manifest, seal
-from ensemble_configs.release_parts import DraftModel, EvaluationResult, ModelIdentity, Override, ReleaseLimits
-from ensemble_configs.release_spec import ReleaseSpec, TokenizerSpec
+from ensemble_configs.releases.machine import Gpu, Machine
+from ensemble_configs.releases.memory_need import memory_need_bytes
+from ensemble_configs.releases.preflight import check_release, highest_token_id
+from ensemble_configs.releases.release_manifest import address, load_manifest, seal
+from ensemble_configs.releases.release_parts import DraftModel, EvaluationResult, ModelIdentity, Override, ReleaseLimits
+from ensemble_configs.spec.deployment import load_deployment
+from ensemble_configs.spec.engine_specs import TensorRtEngineSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec, TokenizerSpec
+from trireme.errors import SpecError
 
 GIB = 1 << 30
 H200 = Gpu(name="NVIDIA H200", sm=90, memory_bytes=141 * GIB, free_bytes=140 * GIB)

@@ -15,7 +15,7 @@ from clients.rollout.likeness import COMPARED_CHARS, likeness
 from clients.rollout.plan import Plan, check_plan, gate_spec_of, num_prompts_needed, read_plan
 from clients.rollout.replay import Answer, PromptScores, scores_of
 from clients.rollout.trial import Trial
-from ensemble_configs.errors import RequestError, ServerError, SpecError
+from trireme.errors import RequestError, ServerError, SpecError
 
 TWO = "It is two"
 BROKEN = ServerError("the engine says nothing", reason="engine_died")

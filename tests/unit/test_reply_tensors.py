@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from ensemble_configs.tensors import outputs_of
+from ensemble_configs.render.tensors import outputs_of
 from serving.engines.base import FinishReason, PerfMetrics
 from serving.pipeline.reply_tensors import reply_tensors
 from serving.pipeline.running_request import Reply

@@ -7,10 +7,15 @@ import pytest
 from simulated_release import TOKENIZER
 
 from build_engines.render_command import render
-from ensemble_configs.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.errors import SpecError
-from ensemble_configs.model_names import MODELS, PYTHON_MODELS
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT, DEFAULT_REPOSITORY, render_repository, write_repository
+from ensemble_configs.render.model_names import MODELS, PYTHON_MODELS
+from ensemble_configs.render.repository import (
+    DEFAULT_DEPLOYMENT,
+    DEFAULT_REPOSITORY,
+    render_repository,
+    write_repository,
+)
+from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
+from trireme.errors import SpecError
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 
-from ensemble_configs.errors import RequestError
 from serving.requests.request_parameters import (
     check_release,
     is_context_only,
@@ -15,6 +14,7 @@ from serving.requests.request_parameters import (
     with_scheduling,
     with_timeout,
 )
+from trireme.errors import RequestError
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from ensemble_configs.errors import RequestError
-from ensemble_configs.tensors import BLS_INPUTS, SCHEDULING_INPUTS, Tensor, inputs_of, named_at
+from ensemble_configs.render.tensors import BLS_INPUTS, SCHEDULING_INPUTS, Tensor, inputs_of, named_at
 from serving.engines.base import EngineInfo, SamplingParams
 from serving.engines.packed_array import PackedArray
 from serving.pipeline.stream_state import StreamContext, pack
 from serving.requests.engine_request import DecodedRequest, RequestDecoder, ResponseOptions
+from trireme.errors import RequestError
 
 ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm") + named_at("tensorrt_llm_bls", BLS_INPUTS))
 TAKEN_BY_NONE = {name: row for name, row in ROWS.items() if row.why_not}

@@ -4,8 +4,8 @@
 import numpy as np
 import pytest
 
-from ensemble_configs.errors import RequestError
 from serving.requests.required_tensors import check_required
+from trireme.errors import RequestError
 
 
 def test_a_complete_request_passes() -> None:

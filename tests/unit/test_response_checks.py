@@ -6,9 +6,9 @@ import pytest
 from recording_sink import RecordingSink
 from test_requests import INFO
 
-from ensemble_configs.errors import RequestError
 from serving.requests.engine_request import ResponseOptions
 from serving.requests.response_checks import check_response
+from trireme.errors import RequestError
 
 WITHOUT_BLOCKS = msgspec.structs.replace(INFO, why_not={"kv_cache_reused_blocks": "nobody counts them"})
 

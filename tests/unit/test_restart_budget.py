@@ -3,9 +3,9 @@
 
 import pytest
 
-from ensemble_configs.errors import ServerError
-from ensemble_configs.triton_spec import TritonSpec
+from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.supervisor.supervision import RestartBudget
+from trireme.errors import ServerError
 
 
 class Clock:

@@ -19,9 +19,9 @@ from clients.rollout.plan import Mode, Plan
 from clients.rollout.state import Phase, Wish
 from clients.rollout.store import Store
 from clients.rollout.wishes import phase_after
-from ensemble_configs.errors import RequestError, SpecError
 from serving.supervisor.triton_process import reachable
 from trireme.commands import run_command
+from trireme.errors import RequestError, SpecError
 
 PLAN = Plan(candidate=2, stable=1, release={"release": 2}, salt="s", shares=(0.05, 1.0))
 ARMS = Plan(

@@ -12,7 +12,7 @@ from clients.rollout.split import BASELINE, STABLE, slice_at
 from clients.rollout.state import Phase, Rollout, Wish
 from clients.rollout.store import Store
 from clients.rollout.traffic import mirror_now, slices_now
-from ensemble_configs.errors import RequestError
+from trireme.errors import RequestError
 
 AB = {
     "mode": Mode.AB,

@@ -11,10 +11,10 @@ from clients.rollout.apart import plan_apart, refuse_without_room, why_apart
 from clients.rollout.plan import Mode, read_steps
 from clients.rollout.planning import candidates, gpus_per_seat
 from clients.rollout.two_servers import TwoServers
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.errors import RequestError, ServerError, ServingError, Unavailable
-from ensemble_configs.model_spec import as_release
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.model_spec import as_release
 from trireme.commands import run_command
+from trireme.errors import RequestError, ServerError, ServingError, Unavailable
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from clients.rollout.state import Phase, Wish
 from clients.rollout.store import Store
-from ensemble_configs.errors import RequestError, SpecError
+from trireme.errors import RequestError, SpecError
 
 
 class Clock:

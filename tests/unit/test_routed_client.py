@@ -25,8 +25,8 @@ from clients.rollout.split import place_of
 from clients.rollout.state import Phase
 from clients.rollout.store import Store
 from clients.streaming import GenerateRequest
-from ensemble_configs.errors import RequestError, ServingError, Unavailable, format_token
 from trireme.commands import run_command
+from trireme.errors import RequestError, ServingError, Unavailable, format_token
 
 REQUEST = GenerateRequest(text_input="hi", max_tokens=4)
 LEASE_S = 30.0

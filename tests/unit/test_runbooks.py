@@ -17,8 +17,8 @@ import yaml
 from command_options import options
 from pydantic import BaseModel
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.model_spec import ModelSpec
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.model_spec import ModelSpec
 from observability.alerts import alert_groups
 from observability.files import ALERT_RULES, RECORDING_RULES
 from observability.objectives import Objectives

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_checkpoints import safetensors_bytes
 
-from ensemble_configs.errors import SpecError
-from ensemble_configs.safetensors_file import DTYPE_BITS, as_floats, open_tensor, read_header
+from ensemble_configs.releases.safetensors_file import DTYPE_BITS, as_floats, open_tensor, read_header
+from trireme.errors import SpecError
 
 DEMO = Path(__file__).parents[2] / "examples/demo_model/target/model.safetensors"
 TWO: dict[str, npt.NDArray[Any]] = {

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ensemble_configs.errors import ServerError, SpecError
-from ensemble_configs.triton_spec import TritonSpec
+from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.doctor import server_probe
 from serving.doctor.server_features import (
     ServerFeatures,
@@ -20,6 +19,7 @@ from serving.doctor.server_features import (
 )
 from serving.doctor.server_probe import refuse_unfit_server
 from serving.supervisor.installation import TritonInstallation
+from trireme.errors import ServerError, SpecError
 
 OPEN = TritonSpec(allow_client_shm=True)
 OLDER = ServerFeatures("/t", "2.51.0", "2.4.6", *[False] * 8)

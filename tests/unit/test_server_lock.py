@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.errors import SpecError
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
-from ensemble_configs.server_lock import refuse_served, server_lock
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.render.server_lock import refuse_served, server_lock
+from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
 from trireme.commands import run_command
+from trireme.errors import SpecError
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def test_what_a_killed_server_has_left_refuses_nobody(folder: Path, spec: Deploy
     code = """
 import sys, time
 from pathlib import Path
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
-from ensemble_configs.server_lock import server_lock
+from ensemble_configs.spec.deployment import load_deployment
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.render.server_lock import server_lock
 with server_lock(Path(sys.argv[1]), load_deployment(DEFAULT_DEPLOYMENT)):
     print("held", flush=True)
     time.sleep(60)

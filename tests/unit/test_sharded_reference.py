@@ -20,7 +20,7 @@ from build_engines.sharded_reference import ARCHITECTURES, sharded_logits
 from build_engines.sharding import ShardPlan, plan_shards
 from build_engines.tensor_pieces import Cut, Piece
 from build_engines.weight_table import Role
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "examples/demo_model/target"

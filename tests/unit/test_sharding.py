@@ -28,7 +28,7 @@ from build_engines.sharding import ShardPlan, plan_shards
 from build_engines.tensor_pieces import Cut, Piece
 from build_engines.weight_formats import WEIGHT_FORMATS, FormatPlan
 from build_engines.weight_table import Role, num_parameters, weights_of
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 
 def published(name: str, **change: object) -> ModelShape:

@@ -16,10 +16,10 @@ import ledger_witness
 import pytest
 
 import serving.shared_budget.shared_ledger
-from ensemble_configs.errors import ServerError, SpecError
 from serving.shared_budget import ledger_file
 from serving.shared_budget.ledger_file import LedgerFile
 from serving.shared_budget.shared_ledger import SharedLedger
+from trireme.errors import ServerError, SpecError
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 

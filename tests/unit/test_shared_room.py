@@ -13,14 +13,14 @@ import pytest
 from admission_runs import request, small_engine
 from pydantic import ValidationError
 
-from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
-from ensemble_configs.errors import RequestError, Unavailable
-from ensemble_configs.shared_budget_spec import SharedBudgetSpec
+from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
+from ensemble_configs.spec.shared_budget_spec import SharedBudgetSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engines.clock import VirtualClock
 from serving.engines.simulated.simulated_engine import SimulatedEngine
 from serving.shared_budget.shared_ledger import SharedLedger
 from serving.shared_budget.shared_room import LedgerRoom
+from trireme.errors import RequestError, Unavailable
 
 BLOCK_TOKENS = 8
 

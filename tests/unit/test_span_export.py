@@ -9,12 +9,12 @@ import time
 import pytest
 from otlp_receiver import OtlpReceiver
 
-from ensemble_configs.errors import SpecError
-from ensemble_configs.observability_spec import TracingSpec
+from ensemble_configs.spec.observability_spec import TracingSpec
 from serving.telemetry.request_tracer import check_installed
 from serving.telemetry.span_export import SpanExport
 from serving.telemetry.span_record import SpanRecord
 from serving.telemetry.trace_context import TraceContext
+from trireme.errors import SpecError
 
 CONTEXT = TraceContext(0xAB, 0xCD, is_sampled=True, state="vendor=1")
 

@@ -7,9 +7,8 @@ import msgspec
 import pytest
 from simulated_release import TOKENIZER
 
-from ensemble_configs.engine_specs import SimulatedEngineSpec
-from ensemble_configs.errors import RequestError, SpecError
-from ensemble_configs.release_spec import TokenizerSpec
+from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.engine_process.speculating_engine import SpeculatingEngine
 from serving.engine_process.stopping_engine import StoppingEngine
 from serving.engines.base import (
@@ -25,6 +24,7 @@ from serving.engines.clock import VirtualClock
 from serving.engines.simulated.simulated_engine import SimulatedEngine
 from serving.requests.extra_outputs import merged
 from serving.text.detokenization import TextDecoder
+from trireme.errors import RequestError, SpecError
 
 
 def simulated(**spec: object) -> SimulatedEngine:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clients.rollout.salt import best_salt, read_keys
 from clients.rollout.split import BASELINE, CANDIDATE, STABLE, Places, Slice, place_of, slice_at, stratum_of
 from clients.rollout.traffic import canary_slices
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 KEYS = [f"user-{number}" for number in range(100_000)]
 SHARES = (0.01, 0.05, 0.25, 0.5, 1.0)

@@ -18,7 +18,7 @@ import pytest
 from build_engines.stage_process import last_lines
 from build_engines.stages import Command, Estimate, Stage, run_stages
 from build_engines.work_folder import WorkFolder
-from ensemble_configs.errors import BuildError
+from trireme.errors import BuildError
 
 
 class Recorder:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.errors import ServerError
 from serving.supervisor.start_failure import cause_in, causes_in
 from trireme import commands
+from trireme.errors import ServerError
 
 # As Triton 2.51 logs it: a graph of an engine, of what needs the engine, and of a machine without a GPU.
 ENGINE = (

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import triton_python_backend_utils as pb_utils
 
-from ensemble_configs.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from serving.engines.base import (
     Engine,
     EngineCosts,

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble_configs.errors import RequestError
 from serving.text.stop_strings import (
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
@@ -15,6 +14,7 @@ from serving.text.stop_strings import (
     StopStringMatcher,
     check_stop_strings,
 )
+from trireme.errors import RequestError
 
 # Two letters only: strings then overlap themselves and each other all the time.
 TEXTS = st.text("ab", max_size=30)

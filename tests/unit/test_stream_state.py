@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from ensemble_configs.errors import RequestError
 from serving.pipeline.stream_state import (
     Census,
     StreamContext,
@@ -17,6 +16,7 @@ from serving.pipeline.stream_state import (
     unpack_context,
     unpack_state,
 )
+from trireme.errors import RequestError
 
 BIG = 2**63  # above every key: 62 random bits and a count
 

@@ -7,9 +7,8 @@ from typing import cast
 
 import pytest
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.errors import ServerError, Unavailable
-from ensemble_configs.triton_spec import TritonSpec
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.live_releases.stuck_load import STUCK_S, StuckLoad
 from serving.supervisor.drain_request import DrainRequest
 from serving.supervisor.health import Health
@@ -17,6 +16,7 @@ from serving.supervisor.shutdown import Leaving
 from serving.supervisor.stop_signal import StopSignal
 from serving.supervisor.supervision import Supervision
 from serving.supervisor.triton_process import TritonProcess
+from trireme.errors import ServerError, Unavailable
 
 STUCK = 1000  # in place of an exit status
 

@@ -20,7 +20,7 @@ from build_engines.support_table import (
 from build_engines.triton_differences import differences
 from build_engines.trtllm_versions import VERSIONS
 from build_engines.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
-from ensemble_configs.containers import containers
+from ensemble_configs.releases.containers import containers
 
 
 def proof_of(gpu: str, *, version: str = "1.2.1", failed: str | None = None) -> Proof:

@@ -13,13 +13,13 @@ import triton_python_backend_utils as pb_utils
 from recording_sink import RecordingSink
 from text_bench import Owner, ask, wait_until
 
-from ensemble_configs.errors import RequestError, Unavailable
 from serving.engine_process.engine_sources import SharedEngine
 from serving.pipeline.text_pipeline import TextPipeline
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from serving.requests.tensor_sink import Tensors
 from serving.telemetry.request_metrics import RequestMetrics
 from serving.text.detokenization import TextDecoder
+from trireme.errors import RequestError, Unavailable
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ensemble_configs.machine import Gpu
+from ensemble_configs.releases.machine import Gpu
 from serving.process.this_machine import _free_host_bytes, read_machine
 
 MIB = 1 << 20

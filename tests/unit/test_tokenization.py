@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from ensemble_configs.errors import RequestError, SpecError
-from ensemble_configs.release_spec import TokenizerSpec
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.text.tokenization import PromptTokenizer
+from trireme.errors import RequestError, SpecError
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 BOS, EOS, PAD = 256, 257, 258

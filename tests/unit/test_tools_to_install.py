@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from clients.load import aiperf, genai_perf, locust_command, perf_analyzer, tool_run
-from ensemble_configs.errors import SpecError
 from scripts.bootstrap import PROGRAMS
 from scripts.environments import ENVIRONMENTS
+from trireme.errors import SpecError
 
 PROJECT = Path(__file__).resolve().parents[2]
 TASKS = set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))

@@ -8,17 +8,6 @@ import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
 
-from ensemble_configs.errors import (
-    BuildError,
-    QueueFull,
-    RequestCancelled,
-    RequestError,
-    RequestTimeout,
-    ServerError,
-    ServingError,
-    SpecError,
-    Unavailable,
-)
 from serving.pipeline.abandoned_streams import take_census
 from serving.pipeline.generation import EngineRefusal
 from serving.pipeline.stream_state import Census
@@ -32,6 +21,17 @@ from serving.pipeline.triton_adapter import (
     triton_error,
 )
 from serving.telemetry.request_tracer import RequestTracer
+from trireme.errors import (
+    BuildError,
+    QueueFull,
+    RequestCancelled,
+    RequestError,
+    RequestTimeout,
+    ServerError,
+    ServingError,
+    SpecError,
+    Unavailable,
+)
 
 CODES = [
     (RequestError("no", field="top_p", value=2), "INVALID_ARG", "[INVALID_ARG field=top_p value=2] no"),

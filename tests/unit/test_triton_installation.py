@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import triton_python_backend_utils
 
-from ensemble_configs.errors import SpecError
 from serving.supervisor import installation
 from serving.supervisor.installation import TritonInstallation, find_triton
+from trireme.errors import SpecError
 from trireme.installing import triton_server
 from trireme.installing.commands import SetupError
 from trireme.project_files import CODE_ROOT

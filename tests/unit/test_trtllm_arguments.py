@@ -14,16 +14,15 @@ from lora_adapters import write_adapter
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from trtllm_behaviour import Executor
 
-from ensemble_configs.engine_specs import (
+from ensemble_configs.releases.release_parts import ReleaseLimits
+from ensemble_configs.spec.engine_specs import (
     CacheTransceiverSpec,
     EngineSpec,
     LoraSpec,
     PyTorchEngineSpec,
     TensorRtEngineSpec,
 )
-from ensemble_configs.errors import SpecError
-from ensemble_configs.release_parts import ReleaseLimits
-from ensemble_configs.speculation_specs import (
+from ensemble_configs.spec.speculation_specs import (
     DraftTargetSpec,
     Eagle3Spec,
     EagleSpec,
@@ -34,6 +33,7 @@ from ensemble_configs.speculation_specs import (
 )
 from serving.engines.providers import create_engine
 from serving.engines.tensorrt_llm.trtllm_upstream import load_upstream
+from trireme.errors import SpecError
 
 
 @pytest.fixture(scope="module")

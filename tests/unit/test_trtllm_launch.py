@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
-from ensemble_configs.errors import SpecError
+from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from serving.engines.tensorrt_llm.trtllm_launch import Launcher, render_launch
+from trireme.errors import SpecError
 
 SERVE = ("trireme", "serve", "--deployment", "big.yaml")
 

@@ -15,16 +15,16 @@ from fake_tensorrt_llm import write_checkpoint, write_engine
 from pydantic import TypeAdapter
 from simulated_release import TOKENIZER
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.engine_specs import EngineSpec
-from ensemble_configs.errors import ServerError, Unavailable
-from ensemble_configs.release_spec import TokenizerSpec
-from ensemble_configs.repository import write_repository
+from ensemble_configs.render.repository import write_repository
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.engine_specs import EngineSpec
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.engine_process.engine_client import EngineClient
 from serving.engine_process.engine_messages import Step
 from serving.engine_process.engine_sources import OwnedEngine
 from serving.engines.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
 from serving.text.tokenizer_files import load_tokenizer
+from trireme.errors import ServerError, Unavailable
 
 
 class Recorder:

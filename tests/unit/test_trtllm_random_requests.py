@@ -20,9 +20,9 @@ from pydantic import TypeAdapter
 from simulated_release import TOKENIZER
 from trtllm_behaviour import Executor
 
-from ensemble_configs.admission_spec import AdmissionSpec, SloSpec
-from ensemble_configs.engine_specs import EngineSpec
-from ensemble_configs.release_spec import TokenizerSpec
+from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
+from ensemble_configs.spec.engine_specs import EngineSpec
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engine_process.ingress import begin, stop
 from serving.engine_process.stopping_engine import StoppingEngine

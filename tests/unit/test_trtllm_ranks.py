@@ -11,7 +11,7 @@ import psutil
 import pytest
 from ranked_engine import World, needs_mpirun, wait_until
 
-from ensemble_configs.errors import ServerError, SpecError, Unavailable
+from trireme.errors import ServerError, SpecError, Unavailable
 
 pytestmark = needs_mpirun
 
@@ -181,7 +181,7 @@ def test_a_slow_shutdown_is_waited_for(world: World) -> None:
 
 
 def test_a_shutdown_that_is_stuck_is_ended_with_all_ranks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble_configs.engine_specs.PyTorchEngineSpec.close_timeout_s", 2.0)
+    monkeypatch.setattr("ensemble_configs.spec.engine_specs.PyTorchEngineSpec.close_timeout_s", 2.0)
     world.setenv("FAKE_SLOW_SHUTDOWN_S", "3600")
     adapter = world.adapter()
     adapter.client.start()

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from simulated_release import TOKENIZER
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.engine_specs import PyTorchEngineSpec, SimulatedEngineSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.release_spec import ReleaseSpec, TokenizerSpec
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, SimulatedEngineSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec, TokenizerSpec
 from serving.doctor.release_check import launcher_findings
 from serving.engines.engine_start import EngineStart
 from serving.engines.providers import start_of_release
@@ -19,6 +18,7 @@ from serving.engines.tensorrt_llm.trtllm_start import (
     rank_environment,
     refuse_second_llm,
 )
+from trireme.errors import SpecError
 
 OUTSIDE = {"TLLM_SPAWN_PROXY_PROCESS": "1"}
 

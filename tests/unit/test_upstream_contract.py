@@ -10,11 +10,17 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.model_configs import render_configs
-from ensemble_configs.model_names import MODELS, PYTHON_MODELS
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT, DEFAULT_REPOSITORY, render_repository
-from ensemble_configs.tensors import BLS_INPUTS, CLIENT_INPUTS, ENGINE_ONLY_INPUTS, PROMPT_TENSORS, SCHEDULING_INPUTS
+from ensemble_configs.render.model_configs import render_configs
+from ensemble_configs.render.model_names import MODELS, PYTHON_MODELS
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT, DEFAULT_REPOSITORY, render_repository
+from ensemble_configs.render.tensors import (
+    BLS_INPUTS,
+    CLIENT_INPUTS,
+    ENGINE_ONLY_INPUTS,
+    PROMPT_TENSORS,
+    SCHEDULING_INPUTS,
+)
+from ensemble_configs.spec.deployment import load_deployment
 from serving.engines.base import SamplingParams
 from serving.requests.engine_request import ResponseOptions
 from serving.requests.scheduling import Scheduling

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from wheel_here import PROJECT, User, build_wheel, forbid_writing
 
-from ensemble_configs.deployment import load_deployment
-from ensemble_configs.helm_values import render_helm_values
-from ensemble_configs.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.render.helm_values import render_helm_values
+from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
+from ensemble_configs.spec.deployment import load_deployment
 from trireme import client, errors
 from trireme.project_files import FILES_ROOT, IS_CHECKOUT, project_file
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from ensemble_configs.deployment import DeploymentSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.workloads import Workload, workloads
+from ensemble_configs.render.workloads import Workload, workloads
+from ensemble_configs.spec.deployment import DeploymentSpec
+from trireme.errors import SpecError
 
 TOKENIZER = {"tokenizer": {"dir": "/models/tokenizer"}}
 

@@ -11,7 +11,7 @@ import triton_python_backend_utils as pb_utils
 from recording_tensor_sink import RecordingTensorSink
 from simulated_release import write_release
 
-from ensemble_configs.release import load_release
+from ensemble_configs.render.release_file import load_release
 from serving.engine_process.engine_sources import EngineListener, OwnedEngine
 from serving.pipeline.generation import GenerationService
 from serving.telemetry.request_metrics import RequestMetrics

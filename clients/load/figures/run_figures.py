@@ -16,7 +16,7 @@ from clients.load.figures.slo import Target, is_met
 from clients.load.figures.steady_state import Window, steady_window
 from clients.load.load_record import LoadRecord
 from clients.load.run_folder import Run
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 CLIENT_BOUND_SHARE = 0.7  # of one core, of the busiest process of the client
 LATE_MS = 10.0  # requests that go out later than this after they were due are not the load that was asked for

@@ -11,8 +11,8 @@ from clients.load.figures.server_figures import Timeline
 from clients.load.report.document import Document
 from clients.load.report.labels import place
 from clients.load.run_folder import Run
-from ensemble_configs.errors import SpecError
-from ensemble_configs.extras import how_to_install
+from trireme.errors import SpecError
+from trireme.extras import how_to_install
 
 _TITLES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 _BINS = 40

@@ -11,7 +11,7 @@ from clients.load.figures.slo import parse_targets
 from clients.load.report.document import document_of
 from clients.load.report.page import html_page, markdown_page
 from clients.load.run_folder import Run, read_run
-from ensemble_configs.errors import RequestError
+from trireme.errors import RequestError
 
 _FORMS = (".html", ".md", ".json")
 

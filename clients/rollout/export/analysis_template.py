@@ -15,7 +15,7 @@ the rollout has left it, the last one when the gate says `pass`, or a person has
 
 from clients.rollout.export.definition import Definition, last_judged_step
 from clients.rollout.state import Phase
-from ensemble_configs.errors import RequestError
+from trireme.errors import RequestError
 
 METRIC = "trireme-gate"
 STEP, URL = "step", "url"

@@ -15,8 +15,8 @@ from clients.rollout.export.formats import Format, Options, check_options, check
 from clients.rollout.plan import read_steps
 from clients.rollout.planning import read_gate
 from clients.rollout.store import Store
-from ensemble_configs.durable_files import write_atomically
-from ensemble_configs.errors import RequestError
+from trireme.durable_files import write_atomically
+from trireme.errors import RequestError
 
 
 def export(

@@ -11,7 +11,7 @@ import msgspec
 from clients.rollout.plan import Mode, Plan, read_plan
 from clients.rollout.state import Phase, Rollout
 from clients.rollout.traffic import share_now
-from ensemble_configs.errors import RequestError
+from trireme.errors import RequestError
 
 WEIGHT_SUM = 10_000  # a weight of 1 is 0.01 % of the requests
 

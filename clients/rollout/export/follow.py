@@ -15,7 +15,7 @@ from clients.rollout.export.definition import share_outside
 from clients.rollout.plan import Plan, read_plan
 from clients.rollout.state import Phase, Rollout
 from clients.rollout.store import Store
-from ensemble_configs.errors import RequestError
+from trireme.errors import RequestError
 
 LOOK_S = 0.5
 SHORTEST_LEASE_S = 2.0  # two looks, the writing, and the router's reading of it

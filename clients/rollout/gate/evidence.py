@@ -22,7 +22,7 @@ from clients.rollout.gate.mean_test import Floats
 from clients.rollout.gate.metrics import METRICS, Reference
 from clients.rollout.gate.score_test import BETS, gains
 from clients.rollout.outcome import Outcome
-from ensemble_configs.errors import SpecError
+from trireme.errors import SpecError
 
 _WITHIN = ("freedom", "m2", "weight")
 MIN_SLOW_REFERENCE = 30  # requests of the baseline in a stratum, before its mean says what is slow there

@@ -15,7 +15,7 @@ from clients.rollout.gate.gate_spec import GateSpec
 from clients.rollout.gate.report import reason_of, report_of
 from clients.rollout.gate.verdict import Verdict, is_at_end, look_at, verdict_of
 from clients.rollout.outcome import Outcome
-from ensemble_configs.errors import RequestError
+from trireme.errors import RequestError
 
 
 class Judgement(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from ensemble_configs.spec import Number, Positive, Spec
+from ensemble_configs.spec.base import Number, Positive, Spec
 
 Effect = Annotated[Number, Field(gt=0, lt=1)]
 Chance = Annotated[Number, Field(gt=0, le=0.2)]

@@ -11,8 +11,7 @@ from collections import deque
 
 import msgspec
 
-from ensemble_configs.engine_specs import OpenVinoEngineSpec
-from ensemble_configs.errors import Unavailable
+from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
 from serving.engines.base import (
     Engine,
     EngineInfo,
@@ -43,6 +42,7 @@ from serving.engines.openvino.openvino_pipeline import (
 )
 from serving.engines.request_limits import refuse_unservable
 from serving.engines.signal_stack import drop_signal_stack
+from trireme.errors import Unavailable
 
 _log = logging.getLogger("trireme.openvino")
 

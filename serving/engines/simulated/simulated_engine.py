@@ -6,8 +6,7 @@ For tests of everything around an engine, and for capacity, overload and autosca
 
 import msgspec
 
-from ensemble_configs.engine_specs import SimulatedEngineSpec
-from ensemble_configs.errors import RequestError
+from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from serving.engines.base import (
     FIRST_WARM_UP_KEY,
     BatchStats,
@@ -32,6 +31,7 @@ from serving.engines.simulated.fake_model import ToyModel
 from serving.engines.simulated.fake_output import ToyOutput
 from serving.engines.simulated.simulated_fault import SimulatedFault
 from serving.engines.simulated.simulated_request import SimulatedRequest
+from trireme.errors import RequestError
 
 _ANOTHER_OUTPUT = Condition("as a change of the output, which does not follow the guide", lambda _: True, "")
 # It has nothing that drafts; `serving.engine_process.speculating_engine` puts a draft engine beside it.

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The provider `tensorrt`: a compiled engine on TensorRT-LLM before 1.3, which removed engines."""
 
-from ensemble_configs.batch_limits import within_build
-from ensemble_configs.engine_fit import whole_sequence_of
-from ensemble_configs.engine_specs import TensorRtEngineSpec
-from ensemble_configs.errors import SpecError
+from ensemble_configs.releases.engine_fit import whole_sequence_of
+from ensemble_configs.spec.batch_limits import within_build
+from ensemble_configs.spec.engine_specs import TensorRtEngineSpec
 from serving.engines.base import Engine, EngineInfo
 from serving.engines.engine_folder import load_engine_folder
 from serving.engines.tensorrt_llm.trtllm_arguments import llm_arguments
@@ -12,6 +11,7 @@ from serving.engines.tensorrt_llm.trtllm_engine import TrtLlmEngine
 from serving.engines.tensorrt_llm.trtllm_sampling import SamplingWords
 from serving.engines.tensorrt_llm.trtllm_upstream import installed_version, load_upstream
 from serving.engines.tensorrt_llm.trtllm_version_check import check_version
+from trireme.errors import SpecError
 
 _FIRST_WITHOUT_ENGINES = (1, 3)
 

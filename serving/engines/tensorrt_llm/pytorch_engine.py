@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The provider `pytorch`: a checkpoint on TensorRT-LLM's PyTorch backend, 1.2 and later."""
 
-from ensemble_configs.batch_limits import within_build
-from ensemble_configs.engine_fit import refuse_mismatches, whole_sequence_of
-from ensemble_configs.engine_specs import PyTorchEngineSpec
-from ensemble_configs.pytorch_checkpoint import checkpoint_mismatches
-from ensemble_configs.release_manifest import find_release, load_manifest
+from ensemble_configs.releases.engine_fit import refuse_mismatches, whole_sequence_of
+from ensemble_configs.releases.pytorch_checkpoint import checkpoint_mismatches
+from ensemble_configs.releases.release_manifest import find_release, load_manifest
+from ensemble_configs.spec.batch_limits import within_build
+from ensemble_configs.spec.engine_specs import PyTorchEngineSpec
 from serving.engines.base import Engine, EngineInfo
 from serving.engines.model_folder import ModelFolder, check_max_seq_len
 from serving.engines.tensorrt_llm.trtllm_arguments import llm_arguments

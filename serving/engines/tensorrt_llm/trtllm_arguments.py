@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine's spec as the arguments of `tensorrt_llm`'s LLM, by the table of `ensemble_configs.llm_argument_rows`.
+"""An engine's spec as the arguments of `tensorrt_llm`'s LLM, by the table of `ensemble_configs.spec.llm_argument_rows`.
 
 What the installed version has is asked of its classes. A setting of ours that it has no argument for is left out where
 it is our default, and refused by name where it is not.
@@ -9,10 +9,9 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel
 
-from ensemble_configs.engine_specs import LoraSpec, PyTorchEngineSpec, TensorRtEngineSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.extra_llm_args import FIELD
-from ensemble_configs.llm_argument_rows import (
+from ensemble_configs.spec.engine_specs import LoraSpec, PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.extra_llm_args import FIELD
+from ensemble_configs.spec.llm_argument_rows import (
     CACHE_TRANSCEIVER,
     KV_CACHE,
     KV_CACHE_OF_PYTORCH,
@@ -29,6 +28,7 @@ from ensemble_configs.llm_argument_rows import (
 )
 from serving.engines.adapter_folder import engine_modules
 from serving.engines.tensorrt_llm.trtllm_upstream import Upstream
+from trireme.errors import SpecError
 
 TrtLlmSpec = TensorRtEngineSpec | PyTorchEngineSpec
 

@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import msgspec
 
-from ensemble_configs.errors import RequestError
 from serving.engines.base import SamplingParams
 from serving.engines.tensorrt_llm.trtllm_upstream import Disaggregated, Upstream
 from serving.requests.kv_retention import retained_ranges
+from trireme.errors import RequestError
 
 _FIELD = "context_phase_params"
 

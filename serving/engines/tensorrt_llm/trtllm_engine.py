@@ -18,10 +18,9 @@ from typing import TypeVar
 
 import msgspec
 
-from ensemble_configs.end_times import MAX_CLOSE_S
-from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
-from ensemble_configs.errors import ServerError, SpecError
-from ensemble_configs.kv_capacity import WholeSequence
+from ensemble_configs.releases.kv_capacity import WholeSequence
+from ensemble_configs.spec.end_times import MAX_CLOSE_S
+from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from serving.engines.base import (
     Engine,
     EngineInfo,
@@ -40,6 +39,7 @@ from serving.engines.tensorrt_llm.trtllm_sampling import SamplingWords
 from serving.engines.tensorrt_llm.trtllm_stats import NO_STATS, read_stats
 from serving.engines.tensorrt_llm.trtllm_upstream import Llm, Result, Upstream
 from serving.engines.thread_failures import thread_failures
+from trireme.errors import ServerError, SpecError
 
 # How long a step may find nothing: as long as a new request or a cancel may wait behind it.
 _MAX_WAIT_S = 0.002

@@ -9,8 +9,8 @@ the leader, runs the server and passes on what its LLM asks for; the others wait
 from collections.abc import Sequence
 from typing import Literal
 
-from ensemble_configs.errors import SpecError
 from serving.engines.tensorrt_llm.trtllm_arguments import TrtLlmSpec
+from trireme.errors import SpecError
 
 Launcher = Literal["srun", "mpirun"]
 LAUNCH_SCRIPT = "trtllm-llmapi-launch"

@@ -3,17 +3,17 @@
 
 Which of them it refuses or does not survive, how many it takes at a time, and which it must not be told to cancel.
 Each rule is a row of `docs/trtllm_behaviour.md`, with its source; how long requests may be is kept in
-`ensemble_configs.kv_capacity`.
+`ensemble_configs.releases.kv_capacity`.
 """
 
 import math
 
-from ensemble_configs.engine_specs import PyTorchEngineSpec
-from ensemble_configs.errors import RequestError
-from ensemble_configs.speculation_specs import EagleSpec
+from ensemble_configs.spec.engine_specs import PyTorchEngineSpec
+from ensemble_configs.spec.speculation_specs import EagleSpec
 from serving.engines.base import GenerationRequest, SamplingParams
 from serving.engines.tensorrt_llm.trtllm_arguments import TrtLlmSpec
 from serving.engines.tensorrt_llm.trtllm_call_parts import comes_at_once
+from trireme.errors import RequestError
 
 
 class TrtLlmRules:

@@ -9,8 +9,7 @@ import secrets
 from collections.abc import Callable
 from typing import cast
 
-from ensemble_configs.errors import RequestError
-from ensemble_configs.llm_argument_rows import LOOKAHEAD
+from ensemble_configs.spec.llm_argument_rows import LOOKAHEAD
 from serving.engines.adapter_folder import AdapterFolder, engine_modules, model_sizes
 from serving.engines.base import GenerationRequest, SamplingParams
 from serving.engines.tensorrt_llm.trtllm_arguments import TrtLlmSpec
@@ -21,6 +20,7 @@ from serving.engines.tensorrt_llm.trtllm_rules import TrtLlmRules
 from serving.engines.tensorrt_llm.trtllm_sampling_rows import ARGUMENTS, ROWS
 from serving.engines.tensorrt_llm.trtllm_upstream import LoraRequest, Upstream
 from serving.requests.scheduling import Priority
+from trireme.errors import RequestError
 
 _LOOKAHEAD_FIELDS = {f"lookahead_{row.field}": row.argument for row in LOOKAHEAD}
 _GUIDES: dict[str, tuple[str, bool]] = {  # by our guide_type: upstream's argument, and whether it takes the guide

@@ -15,12 +15,12 @@ llmapi/mpi_session.py, llmapi/trtllm-llmapi-launch; docs/trtllm_behaviour.md, B1
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ensemble_configs.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
-from ensemble_configs.errors import SpecError
-from ensemble_configs.release_spec import ReleaseSpec
+from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engines.engine_start import EngineStart
 from serving.engines.tensorrt_llm.trtllm_arguments import TrtLlmSpec
 from serving.engines.tensorrt_llm.trtllm_launch import LAUNCH_SCRIPT
+from trireme.errors import SpecError
 
 # Says that upstream's script has started every rank already; the LLM then binds to those.
 _STARTED_OUTSIDE = "TLLM_SPAWN_PROXY_PROCESS"

@@ -5,12 +5,12 @@ import asyncio
 import socket
 import ssl
 
-from ensemble_configs.errors import Unavailable
 from serving.frontend.byte_budget import ByteBudget
 from serving.frontend.departures import Departures
 from serving.frontend.grpc.grpc_relay import ClientConnection
 from serving.frontend.grpc.relay_state import RelayState
 from serving.frontend.told import BACKLOG, Setting, Upstream
+from trireme.errors import Unavailable
 
 
 class GrpcFrontend:

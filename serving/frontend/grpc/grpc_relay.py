@@ -12,7 +12,6 @@ from typing import Any
 
 import grpc
 
-from ensemble_configs.errors import RequestError, Unavailable
 from serving.frontend.grpc import http2_frames as h2
 from serving.frontend.grpc.client_streams import ClientStream, ClientStreams
 from serving.frontend.grpc.grpc_messages import MessageReader, TooLarge
@@ -23,6 +22,7 @@ from serving.frontend.grpc.relay_state import RelayState
 from serving.frontend.grpc.triton_connection import TritonConnection
 from serving.frontend.infer_limits import check_message
 from serving.requests.request_parameters import STREAM_NAME
+from trireme.errors import RequestError, Unavailable
 
 _INFERENCE = (b"/inference.GRPCInferenceService/ModelInfer", b"/inference.GRPCInferenceService/ModelStreamInfer")
 _OURS = frozenset({STREAM_NAME.encode()})

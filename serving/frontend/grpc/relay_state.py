@@ -5,9 +5,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ensemble_configs.errors import Unavailable
 from serving.frontend.byte_budget import ByteBudget
 from serving.frontend.departures import Departures
+from trireme.errors import Unavailable
 
 
 class Watched(Protocol):

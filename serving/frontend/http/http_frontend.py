@@ -20,7 +20,6 @@ import msgspec
 from aiohttp import web
 from tritonclient.grpc import service_pb2_grpc
 
-from ensemble_configs.errors import RequestError, ServingError, Unavailable
 from serving.frontend.byte_budget import ByteBudget
 from serving.frontend.departures import Departures
 from serving.frontend.http import generate_json, infer_json
@@ -30,6 +29,7 @@ from serving.frontend.http.triton_calls import TritonCalls
 from serving.frontend.served_models import ServedModels
 from serving.frontend.told import BACKLOG, Setting, Upstream
 from serving.requests.request_parameters import TRACEPARENT, TRACESTATE
+from trireme.errors import RequestError, ServingError, Unavailable
 
 _MODEL = re.compile(r"/v2/models/([^/]{1,255})(?:/versions/([0-9]{1,19}))?/(infer|generate|generate_stream)")
 _READ = re.compile(

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from ensemble_configs.errors import RequestError
+from trireme.errors import RequestError
 
 _LARGEST_INT64 = 2**63 - 1
 

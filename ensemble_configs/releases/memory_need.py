@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory a release takes on one rank when it is served, and whether a machine has it."""
+
+from ensemble_configs.releases.finding import Finding
+from ensemble_configs.releases.kept_logits import kept_logits_bytes
+from ensemble_configs.releases.kv_capacity import blocks_of_sequence
+from ensemble_configs.releases.machine import Machine
+from ensemble_configs.releases.release_manifest import ReleaseManifest
+from ensemble_configs.spec.engine_specs import PyTorchEngineSpec
+from ensemble_configs.spec.release_spec import ReleaseSpec
+
+_GIB = 1 << 30
+
+
+def memory_need_bytes(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> int:
+    """Return the bytes of one rank: weights, KV cache, workspace and kept logits.
+
+    The KV cache is the deployment's `num_kv_blocks`; where it leaves that to the free memory, or without a deployment,
+    one sequence of the longest length, which is the least that can be served.
+    """
+    weights, kv_per_token = manifest.weight_bytes_per_rank, manifest.kv_bytes_per_token
+    if manifest.draft is not None and _is_drafting(deployment):
+        weights += manifest.draft.weight_bytes_per_rank
+        kv_per_token += manifest.draft.kv_bytes_per_token
+    rest = manifest.workspace_bytes + _logits_bytes(manifest, deployment)
+    return weights + rest + int(kv_per_token * _kv_tokens(manifest, deployment))
+
+
+def _logits_bytes(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> int:
+    engine = deployment.engine if deployment is not None else None
+    return kept_logits_bytes(engine, vocab_size=manifest.vocab_size, max_batch_size=manifest.limits.max_batch_size)
+
+
+def _is_drafting(deployment: ReleaseSpec | None) -> bool:
+    return deployment is not None and getattr(deployment.engine, "draft_dir", None) is not None
+
+
+def _kv_tokens(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> float:
+    if deployment is None:
+        return manifest.limits.max_seq_len
+    engine = deployment.engine
+    block_tokens = engine.kv_block_tokens if isinstance(engine, PyTorchEngineSpec) else manifest.kv_block_tokens
+    if engine.num_kv_blocks is not None:
+        return engine.num_kv_blocks * block_tokens
+    # Whole blocks, of each beam its own; TensorRT-LLM gives to the cache only this part of what the weights leave.
+    fraction: float = getattr(engine, "free_gpu_memory_fraction", 1.0)
+    shared = 0 if isinstance(engine, PyTorchEngineSpec) else engine.max_seq_len - 1
+    num_beams = getattr(engine, "max_beam_width", 1)
+    blocks = blocks_of_sequence(shared, engine.max_seq_len - shared, num_beams=num_beams, block_tokens=block_tokens)
+    return blocks * block_tokens / fraction
+
+
+def check_memory(
+    manifest: ReleaseManifest, deployment: ReleaseSpec | None, machine: Machine, *, num_ranks_here: int
+) -> list[Finding]:
+    """Whether each rank has what it needs: host memory for `openvino`, else that of one GPU.
+
+    A GPU that does not tell how much is free is not judged.
+    """
+    need_bytes = memory_need_bytes(manifest, deployment)
+    if manifest.provider == "openvino":
+        places = {"host": machine.free_host_bytes}
+    else:
+        gpus = enumerate(machine.gpus[:num_ranks_here])
+        places = {f"GPU {n} {gpu.name}": gpu.free_bytes for n, gpu in gpus if gpu.free_bytes is not None}
+    short = [f"{_gib(free)} free ({place})" for place, free in places.items() if free < need_bytes]
+    if not short:
+        return []
+    logits_bytes = _logits_bytes(manifest, deployment)
+    logits = f"logits {_gib(logits_bytes)} (engine.is_gathering_generation_logits), " if logits_bytes else ""
+    parts = (
+        f"weights {_gib(manifest.weight_bytes_per_rank)}, workspace {_gib(manifest.workspace_bytes)}, {logits}"
+        f"the rest KV cache of {manifest.kv_bytes_per_token} bytes a token"
+    )
+    return [
+        Finding(
+            check="memory",
+            found=", ".join(short),
+            wanted=f"{_gib(need_bytes)} a rank: {parts}",
+            next_step="stop what uses the memory, lower engine.num_kv_blocks or engine.max_seq_len, or build the "
+            "release for more ranks or a smaller format",
+        )
+    ]
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.2f} GiB"

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A release that failed its evaluation is not served, unless somebody has taken that upon himself by name."""
+
+from ensemble_configs.releases.finding import Finding
+from ensemble_configs.releases.release_manifest import ReleaseManifest
+
+
+def check_evaluation(manifest: ReleaseManifest) -> list[Finding]:
+    """What the quality gate has against a release; a release that was never evaluated has nothing against it."""
+    failed = [result for result in manifest.evaluation if result.passed is False]
+    if not failed or manifest.override is not None:
+        return []
+    first = failed[0]
+    more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+    return [
+        Finding(
+            check="evaluation",
+            found=f"{first.metric} of {first.value:.4g} in {first.task}, {first.group}{more}",
+            wanted="what the recipe's quality asks for, in every group",
+            next_step="build it in another way, or `trireme evaluate ... --override --reason TEXT --who NAME`",
+        )
+    ]

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a deployment says on `tritonserver`'s command line; paths and secrets come from whoever starts it."""
+
+from typing import NamedTuple
+
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.grpc_tls import GrpcTlsSpec
+from ensemble_configs.spec.observability_spec import TracingSpec
+
+Flags = list[tuple[str, str]]
+CLIENT_SHM_FLAG = "allow-client-shm"
+
+_TRACE_HEADERS = "(?i)^trace(parent|state)$"
+_TRACE_AND_STREAM_HEADERS = "(?i)^(traceparent|tracestate|trireme-stream)$"
+_STREAM_HEADER = "(?i)^trireme-stream$"  # from the frontends alone: they let no client's through
+LOOPBACK = "127.0.0.1"
+_NEVER = 2**31 - 1
+_LEAST_LOAD_THREADS = 64  # enough for most, so that another release is no other flag
+
+
+class PrivatePorts(NamedTuple):
+    """Where a Triton behind frontends listens, on the loopback interface."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+def launch_flags(spec: DeploymentSpec, private: PrivatePorts | None = None) -> Flags:
+    """Return names without dashes, and values; a name may come several times.
+
+    Args:
+        private: where it listens behind frontends; None: clients reach it at the deployment's ports.
+    """
+    triton = spec.triton
+    if private is not None:
+        own = {"host": LOOPBACK, "http_port": private.http, "grpc_port": private.grpc, "metrics_port": private.metrics}
+        triton = triton.model_copy(update={**own, "grpc_tls": None})
+    # Of IPv6 its gRPC server puts ":PORT" behind the address, and its HTTP server (libevhtp) wants to be told.
+    is_v6 = ":" in triton.host
+    http_host, grpc_host = (f"ipv6:{triton.host}", f"[{triton.host}]") if is_v6 else (triton.host, triton.host)
+    flags: dict[str, object] = {
+        "model-control-mode": "explicit",
+        "load-model": "*",
+        # A guest of an engine waits for its owner on the thread that loads it: with fewer threads than versions of
+        # models guests could take all of them, and the owners that they wait for would not be loaded.
+        "model-load-thread-count": max(_LEAST_LOAD_THREADS, _num_versions(spec)),
+        "http-address": http_host,
+        "http-port": triton.http_port,
+        "grpc-address": grpc_host,
+        "grpc-port": triton.grpc_port,
+        "metrics-address": http_host,
+        "metrics-port": triton.metrics_port,
+        "grpc-keepalive-time": triton.keepalive_time_ms,
+        "grpc-keepalive-timeout": triton.keepalive_timeout_ms,
+        "grpc-keepalive-permit-without-calls": 1,  # connections without a stream do not pile up either
+        "grpc-http2-max-pings-without-data": 0,  # 0: no limit; after Triton's 2 a silent stream is asked no more
+        # Each object that is kept for the next request keeps the room of the largest message that it has held.
+        "grpc-infer-allocation-pool-size": 0,
+    }
+    if triton.allow_client_shm:  # off is the default of the servers that have this flag, and others do not know it
+        flags[CLIENT_SHM_FLAG] = "true"
+    plain = [(name, str(value)) for name, value in flags.items()]
+    return plain + _grpc_tls(triton.grpc_tls) + _rate_limit(spec) + _headers(spec, private) + _tracing(spec.tracing)
+
+
+def _headers(spec: DeploymentSpec, private: PrivatePorts | None) -> Flags:
+    """Which headers reach the models as parameters of a request, also those of a graph and on gRPC streams."""
+    if private is not None:
+        return [("grpc-header-forward-pattern", _TRACE_AND_STREAM_HEADERS if spec.tracing else _STREAM_HEADER)]
+    if spec.tracing is None:
+        return []
+    return [(f"{protocol}-header-forward-pattern", _TRACE_HEADERS) for protocol in ("grpc", "http")]
+
+
+def _grpc_tls(tls: GrpcTlsSpec | None) -> Flags:
+    """Triton's own names; with the flag of mTLS alone, 2.51 speaks TLS as well."""
+    if tls is None:
+        return []
+    flags = [("grpc-server-cert", str(tls.cert_file)), ("grpc-server-key", str(tls.key_file))]
+    if tls.client_ca_file is None:
+        return [("grpc-use-ssl", "true"), *flags]
+    return [("grpc-use-ssl-mutual", "true"), *flags, ("grpc-root-cert", str(tls.client_ca_file))]
+
+
+def _num_versions(spec: DeploymentSpec) -> int:
+    """Of all Triton models together."""
+    return sum(len(model.steps) * len(model.releases) for model in spec.models) + len(spec.extra_models)
+
+
+def _tracing(tracing: TracingSpec | None) -> Flags:
+    """Triton's own spans, beside those of the models."""
+    if tracing is None or not tracing.is_triton_traced:
+        return []
+    settings = [
+        "mode=opentelemetry",
+        "level=TIMESTAMPS",
+        f"rate={_every(tracing.sample_ratio)}",
+        f"opentelemetry,url={tracing.endpoint}/v1/traces",
+        "opentelemetry,resource=service.name=triton",
+    ]
+    return [("trace-config", setting) for setting in settings]
+
+
+def _every(ratio: float) -> int:
+    """Triton counts: of requests without a trace it takes one in so many."""
+    return _NEVER if ratio <= 1 / _NEVER else round(1 / ratio)
+
+
+def _rate_limit(spec: DeploymentSpec) -> Flags:
+    """Off unless a model takes part: every execution then passes Triton's queue of instances, also those of others."""
+    limiters = [*(model.rate_limiter for model in spec.models), *(extra.rate_limiter for extra in spec.extra_models)]
+    if not any(limiters):
+        return []
+    pools = [
+        f"{pool.name}:{pool.count}" + ("" if pool.device is None else f":{pool.device}") for pool in spec.rate_limiter
+    ]
+    return [("rate-limit", "execution_count"), *(("rate-limit-resource", pool) for pool in pools)]

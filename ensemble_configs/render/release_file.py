@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`<version>/release.json`: what one release of the models is made of, read by every adapter when it is loaded."""
+
+import json
+import os
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from ensemble_configs.spec.release_spec import ReleaseSpec
+from ensemble_configs.spec.validation import validate
+from trireme.errors import SpecError
+
+RELEASE_FILE = "release.json"
+
+
+def render_release(release: ReleaseSpec, *, folder: Path) -> str:
+    """The text of the `release.json` that lies in `folder`; paths in it are relative to that folder, so a tree can
+    move.
+    """
+    return _with_relative_paths(release, folder).model_dump_json(indent=2, exclude_none=True) + "\n"
+
+
+def _with_relative_paths(model: BaseModel, folder: Path) -> BaseModel:
+    changes: dict[str, object] = {}
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        if isinstance(value, Path):
+            changes[name] = Path(os.path.relpath(value, folder))
+        elif isinstance(value, BaseModel):
+            changes[name] = _with_relative_paths(value, folder)
+    return model.model_copy(update=changes)
+
+
+def load_release(folder: Path) -> ReleaseSpec:
+    """The release in one version folder of a model.
+
+    Raises:
+        SpecError: the file is missing or not what it should be.
+    """
+    path = folder / RELEASE_FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise SpecError(f"cannot read {path}: {exc.strerror}; write it with `trireme render`", file=path) from exc
+    return validate(ReleaseSpec, _json(text, path), source=path)
+
+
+def _json(text: str, path: Path) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as exc:
+        raise SpecError(f"{path} is not JSON: {exc}", file=path) from exc

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which server has a folder `build/NAME`: its model repository, log, control socket and what is kept of rollouts.
+
+`build/NAME/server.lock` is locked by `trireme serve` as long as it runs, and says who that is. The kernel gives the
+lock back when the process ends, however that happens, so what a killed one has left refuses nobody.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ensemble_configs.spec.deployment import DeploymentSpec
+from trireme.errors import SpecError
+
+_FILE = "server.lock"
+
+
+@contextlib.contextmanager
+def server_lock(folder: Path, spec: DeploymentSpec) -> Iterator[None]:
+    """Have a server's folder alone; a folder in which nothing was written is not left behind.
+
+    Raises:
+        SpecError: another server has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _FILE
+    number = _take(path)
+    if number is None:
+        raise SpecError(
+            f"deployment {spec.name} is served from {folder} already, by {_holder(path)}; stop that one "
+            f"(`trireme drain --server {folder}`), give this one another name in its file, or start it in another "
+            "folder",
+            field="name",
+            value=spec.name,
+        )
+    try:
+        triton = spec.triton
+        ports = {"grpc_port": triton.grpc_port, "http_port": triton.http_port, "metrics_port": triton.metrics_port}
+        os.truncate(number, 0)
+        os.write(number, json.dumps({"pid": os.getpid(), "host": triton.host, **ports}).encode())
+        yield
+    finally:
+        if _is_still(path, number):
+            path.unlink()
+        os.close(number)
+        with contextlib.suppress(OSError):  # something is in them
+            folder.rmdir()
+            folder.parent.rmdir()
+
+
+def refuse_served(repository: Path) -> None:
+    """Before a model repository is written.
+
+    Raises:
+        SpecError: a server has it, and would load what is written when it starts an engine again.
+    """
+    path = repository.resolve().parent / _FILE
+    with contextlib.suppress(FileNotFoundError):
+        if _is_held(path):
+            raise SpecError(
+                f"{repository} is what {_holder(path)} serves; name another folder with --out, or stop that one first "
+                f"(`trireme drain --server {path.parent}`)",
+                file=repository,
+            )
+
+
+class ServedPorts(NamedTuple):
+    """Of a server that runs."""
+
+    grpc_port: int
+    metrics_port: int
+
+
+def served_ports(builds: Path) -> list[ServedPorts]:
+    """Of the servers that run in the folders below one."""
+    found = []
+    for path in sorted(builds.glob(f"*/{_FILE}")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if _is_held(path):
+                told = json.loads(path.read_text(encoding="utf-8"))
+                found.append(ServedPorts(int(told["grpc_port"]), int(told["metrics_port"])))
+    return found
+
+
+def _is_held(path: Path) -> bool:
+    """Raises: FileNotFoundError: there is no such lock."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(number)
+    return False
+
+
+def _take(path: Path) -> int | None:
+    """The locked file; None: another process has it."""
+    while True:
+        number = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(number)
+            return None
+        if _is_still(path, number):
+            return number
+        os.close(number)  # its holder has just removed it
+
+
+def _is_still(path: Path, number: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(number), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _holder(path: Path) -> str:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return f"process {told['pid']} (gRPC on {told['host']}:{told['grpc_port']})"
+    except (OSError, ValueError, KeyError):  # it has not written it yet
+        return "another process"

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One model of a deployment, as typed data: its releases, and what Triton is told of it."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from ensemble_configs.render.model_names import CANARY, GRAPH, MODELS, STEPS, STEPS_OF_GRAPH
+from ensemble_configs.spec.base import Boolean, Name, NotNegative, Positive, Spec
+from ensemble_configs.spec.release_spec import ReleaseSpec
+
+ResourceName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
+
+
+class ResourceNeed(Spec):
+    """What an instance of a model takes of a resource of Triton's rate limiter while its `execute()` runs."""
+
+    name: ResourceName
+    count: Positive = 1
+    is_global: Boolean = Field(default=False, description="of one pool for all devices, not of each device's own")
+
+
+class RateLimiterSpec(Spec):
+    """A model's part in Triton's rate limiter (docs/rate_limiting.md says what that binds and what not)."""
+
+    resources: tuple[ResourceNeed, ...] = ()
+    priority: Positive = Field(default=1, description="a weight: of two that contend, 2 is run half as often as 1")
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "RateLimiterSpec":
+        names = [need.name for need in self.resources]
+        if len(set(names)) < len(names):
+            raise ValueError(f"resources must have different names, got {', '.join(names)}")
+        return self
+
+
+class InstancesSpec(Spec):
+    """How many of each step Triton runs, each in a process of its own."""
+
+    preprocessing: Positive = Field(default=1, le=64, description="tokenizers")
+    tensorrt_llm: Positive = 1
+    postprocessing: Positive = 1
+    ensemble: Positive = 1
+    tensorrt_llm_bls: Positive = 1
+
+    @model_validator(mode="after")
+    def _states_have_one_owner(self) -> "InstancesSpec":
+        reasons = {
+            "tensorrt_llm": "it owns the engine and batches in flight",
+            "postprocessing": "it keeps the text of every stream",
+            "ensemble": "it keeps the text of every stream",
+            "tensorrt_llm_bls": "it keeps the text of every stream",
+        }
+        for step, reason in reasons.items():
+            if getattr(self, step) > 1:
+                raise ValueError(
+                    f"{step} must be 1, for {reason}; got {getattr(self, step)}; raise engine.max_num_seqs"
+                )
+        return self
+
+
+class TritonQueueSpec(Spec):
+    """Triton's own queue before each step that may have one; requests say `priority` and `timeout` to it."""
+
+    priority_levels: Positive = Field(default=3, le=100, description="1 is the first")
+    default_priority_level: Positive = 2
+    max_queue_size: NotNegative = Field(default=0, description="more are refused by Triton; 0: no bound")
+
+    @model_validator(mode="after")
+    def _default_is_a_level(self) -> "TritonQueueSpec":
+        if self.default_priority_level > self.priority_levels:
+            raise ValueError(
+                f"default_priority_level must be at most priority_levels ({self.priority_levels}), "
+                f"got {self.default_priority_level}"
+            )
+        return self
+
+
+class ModelSpec(ReleaseSpec):
+    """A language model: the release that is served, those beside it, and Triton's settings for all of them."""
+
+    name: Name = "model"
+    prefix: str | None = Field(
+        default=None,
+        pattern=r"^([a-z][a-z0-9_]*)?$",
+        description="before the names of Triton's models; none: the model's name and '_'; '': upstream's bare names",
+    )
+    release: Positive = 1
+    other_releases: tuple[ReleaseSpec, ...] = Field(
+        default=(), description="loaded beside it; asked for by version, or by the request parameter `release`"
+    )
+    canary: Positive | None = Field(
+        default=None, description="of other_releases, the candidate: `ensemble_canary` serves it (`trireme rollout`)"
+    )
+    on_trial: tuple[Positive, ...] = Field(
+        default=(), description="of other_releases, what an A/B test tries out: without it the server goes on"
+    )
+    endpoints: tuple[Literal["ensemble", "tensorrt_llm_bls", "ensemble_graph"], ...] = Field(
+        default=("ensemble", "tensorrt_llm_bls", "ensemble_graph"),
+        description="the ways from text to text that are served; each is a process or two; tensorrt_llm always is",
+    )
+    decoupled: Boolean = Field(
+        default=True,
+        description="upstream's name: requests may stream; false: each gets one response, by ModelInfer and /infer too",
+    )
+    rate_limiter: RateLimiterSpec | None = None
+    instances: InstancesSpec = InstancesSpec()
+    triton_queue: TritonQueueSpec | None = None
+
+    @property
+    def triton_prefix(self) -> str:
+        """What stands before upstream's model names."""
+        return f"{self.name}_" if self.prefix is None else self.prefix
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Upstream's names of the Triton models that there are."""
+        wanted = {"tensorrt_llm", *self.endpoints, *(STEPS_OF_GRAPH if GRAPH in self.endpoints else ())}
+        wanted |= {CANARY} if self.canary is not None else set()
+        return tuple(step for step in STEPS if step in wanted)
+
+    @property
+    def triton_names(self) -> tuple[str, ...]:
+        """Of the Triton models that there are."""
+        return tuple(self.triton_prefix + step for step in self.steps)
+
+    @property
+    def releases(self) -> tuple[ReleaseSpec, ...]:
+        """All of them; the first is the one that is served to whoever names none."""
+        return (as_release(self), *self.other_releases)
+
+    @property
+    def trials(self) -> tuple[int, ...]:
+        """Releases that the server can lose, and serve on."""
+        return tuple({number: None for number in (self.canary, *self.on_trial) if number not in (None, self.release)})
+
+    @model_validator(mode="after")
+    def _each_once(self) -> "ModelSpec":
+        if len(set(self.endpoints)) < len(self.endpoints):
+            raise ValueError(f"endpoints must differ, got {', '.join(self.endpoints)}")
+        numbers = [self.release, *(other.release for other in self.other_releases)]
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(f"releases must have different numbers, got {', '.join(map(str, numbers))}")
+        return self
+
+    @model_validator(mode="after")
+    def _trials_can_be_served(self) -> "ModelSpec":
+        others = [other.release for other in self.other_releases]
+        there = f"one of other_releases ({', '.join(map(str, others))})" if others else "one of other_releases"
+        if self.canary is not None and self.canary not in (self.release, *others):
+            raise ValueError(f"canary must be {there}, got {self.canary}")
+        for number in self.on_trial:
+            if number not in (self.release, *others):
+                raise ValueError(f"on_trial must be of other_releases, each {there}, got {number}")
+        if self.on_trial and "tensorrt_llm_bls" not in self.endpoints:
+            raise ValueError("on_trial needs tensorrt_llm_bls among the endpoints, which serves who names a release")
+        if self.canary is not None and "ensemble" not in self.endpoints:
+            raise ValueError("canary needs ensemble among the endpoints, for it is served beside it; add it there")
+        return self
+
+    @model_validator(mode="after")
+    def _instances_are_of_steps(self) -> "ModelSpec":
+        for step in MODELS:
+            if getattr(self.instances, step, 1) > 1 and step not in self.steps:
+                raise ValueError(
+                    f"instances.{step} is {getattr(self.instances, step)}, but endpoints ({', '.join(self.endpoints)}) "
+                    f"need no {step}; leave it out"
+                )
+        return self
+
+
+class ExtraModelSpec(Spec):
+    """A Triton model of the user's own, such as one for embeddings, taken into the repository as it is."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=128)]
+    dir: Path = Field(description="holds config.pbtxt and the version folders")
+    rate_limiter: RateLimiterSpec | None = Field(
+        default=None, description="then its config.pbtxt has no instance_group; it is written here"
+    )
+    instances: Positive = Field(default=1, le=64, description="with rate_limiter")
+    kind: Literal["KIND_CPU", "KIND_GPU", "KIND_MODEL"] = Field(default="KIND_CPU", description="with rate_limiter")
+
+
+def as_release(model: ReleaseSpec) -> ReleaseSpec:
+    """Only what one release is made of."""
+    return ReleaseSpec.model_construct(**{name: getattr(model, name) for name in ReleaseSpec.model_fields})

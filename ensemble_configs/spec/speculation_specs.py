@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How TensorRT-LLM drafts tokens, as typed data: a spec for each method, built into an engine or beside it."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from ensemble_configs.spec.base import Boolean, Integer, Number, Positive, Spec
+
+
+class LookaheadSpec(Spec):
+    """Lookahead decoding: n-grams guessed by the model itself; an engine built for it."""
+
+    method: Literal["lookahead"]
+    window_size: Positive
+    ngram_size: Positive
+    verification_set_size: Positive
+
+    @property
+    def max_draft_len(self) -> int:
+        """Tokens that one step may verify, the real one left out."""
+        return lookahead_drafts(self.window_size, self.ngram_size, self.verification_set_size)
+
+
+def lookahead_drafts(window_size: int, ngram_size: int, verification_set_size: int) -> int:
+    """Return the tokens that one step of lookahead decoding may verify, the real one left out.
+
+    Source: TensorRT-LLM's example of lookahead: (n - 2) + (w - 1 + v)(n - 1), for an n-gram of at least 2.
+    """
+    return max(ngram_size - 2, 0) + (window_size - 1 + verification_set_size) * (ngram_size - 1)
+
+
+class MedusaSpec(Spec):
+    """Medusa heads in the engine."""
+
+    method: Literal["medusa"]
+    max_draft_len: Positive
+    num_heads: Positive
+    choices: tuple[tuple[Integer, ...], ...] | None = Field(
+        default=None, description="tree of drafts; none: the engine's"
+    )
+
+
+class EagleSpec(Spec):
+    """EAGLE-1 or -2, built into the engine."""
+
+    method: Literal["eagle"]
+    max_draft_len: Positive
+    num_layers: Positive | None = None
+    choices: tuple[tuple[Integer, ...], ...] | None = Field(
+        default=None, description="tree of drafts; none: the engine's"
+    )
+    is_greedy_sampling: Boolean = True
+    posterior_threshold: Number | None = Field(default=None, ge=0, le=1)
+    is_dynamic_tree: Boolean = False
+    dynamic_tree_max_top_k: Positive | None = None
+
+
+class NGramSpec(Spec):
+    """Drafts looked up in the prompt and the output so far."""
+
+    method: Literal["ngram"]
+    max_draft_len: Positive
+    max_matching_ngram_size: Positive
+    is_keeping_all: Boolean = Field(default=True, description="keep every match of an n-gram, not one")
+    is_using_oldest: Boolean = Field(default=True, description="take the oldest match first")
+    is_public_pool: Boolean = Field(default=True, description="requests share their n-grams")
+
+
+class MtpSpec(Spec):
+    """Multi-token prediction layers of the model itself (DeepSeek)."""
+
+    method: Literal["mtp"]
+    num_nextn_predict_layers: Positive = 1
+    is_vanilla: Boolean = False
+    is_relaxed_for_thinking: Boolean = Field(default=False, description="accept near misses while the model thinks")
+    relaxed_top_k: Positive = 1
+    relaxed_delta: Number = Field(default=0.0, ge=0, le=1, description="of probability")
+
+
+class Eagle3Spec(Spec):
+    """EAGLE-3 with a draft checkpoint."""
+
+    method: Literal["eagle3"]
+    dir: Path = Field(description="folder of the draft checkpoint")
+    max_draft_len: Positive
+    is_one_model: Boolean = Field(default=True, description="draft and target run as one model")
+
+
+class DraftTargetSpec(Spec):
+    """A smaller model drafts."""
+
+    method: Literal["draft_target"]
+    dir: Path = Field(description="folder of the draft checkpoint")
+    max_draft_len: Positive
+
+
+def accepted_at_once(
+    speculation: LookaheadSpec | MedusaSpec | EagleSpec | NGramSpec | MtpSpec | Eagle3Spec | DraftTargetSpec | None,
+) -> int:
+    """Tokens that a step may add to a sequence, with all drafts accepted."""
+    match speculation:
+        case None:
+            return 1
+        case LookaheadSpec():
+            return speculation.ngram_size
+        case MtpSpec():
+            return 1 + speculation.num_nextn_predict_layers
+        case _:
+            return 1 + speculation.max_draft_len
