@@ -5,7 +5,7 @@
 
 Both are given the same batch, from our footprint. Errors are of the cells that both can do; what each covers is counted
 too. Writes benchmarks/results/planner_estimators_<date>.json, and what `trireme plan` says of the two
-(build_engines/planner/estimator_errors.yaml).
+(build_engines/planner/estimators/estimator_errors.yaml).
 """
 
 import json
@@ -15,14 +15,14 @@ from pathlib import Path
 
 import yaml
 
-from build_engines.known_models import known_models
-from build_engines.planner.aisimulate_estimator import AiSimulate
-from build_engines.planner.aisimulate_process import PYTHON, AiSimulateProcess, model_folder
-from build_engines.planner.efficiencies import TABLE as EFFICIENCIES
-from build_engines.planner.efficiencies import fitted
-from build_engines.planner.estimator_choice import TABLE
-from build_engines.planner.estimators import Load
-from build_engines.planner.published import (
+from build_engines.checkpoint.known_models import known_models
+from build_engines.planner.estimators.aisimulate_estimator import AiSimulate
+from build_engines.planner.estimators.aisimulate_process import PYTHON, AiSimulateProcess, model_folder
+from build_engines.planner.estimators.efficiencies import TABLE as EFFICIENCIES
+from build_engines.planner.estimators.efficiencies import fitted
+from build_engines.planner.estimators.estimator import Load
+from build_engines.planner.estimators.estimator_choice import TABLE
+from build_engines.planner.estimators.published import (
     Errors,
     Measurement,
     candidate_of,

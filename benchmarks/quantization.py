@@ -17,13 +17,13 @@ import typer
 from rich.console import Console
 
 from benchmarks.report import environment, median_with_interval, write_result
-from build_engines.checkpoint_folder import CheckpointFiles
+from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
 from build_engines.evaluation.contestant import Contestant, KvPrecision, load_contestant
 from build_engines.evaluation.evaluation import evaluate
 from build_engines.evaluation.tasks import Item, Kind, hash_items, load_items
-from build_engines.openvino_formats import linear_bytes, openvino_bytes
-from build_engines.recipe import OpenVinoRecipe
-from build_engines.recipe_parts import QualitySpec
+from build_engines.openvino.openvino_formats import linear_bytes, openvino_bytes
+from build_engines.recipes.recipe import OpenVinoRecipe
+from build_engines.recipes.recipe_parts import QualitySpec
 from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
 

@@ -96,7 +96,7 @@ def _sizes(rows: list[Document]) -> Iterator[str]:
     yield _text(
         """The file is `openvino_model.bin`; the last two columns say how many times smaller it is, and the
         matrices in its layers by themselves, than of the first row. Predicted by
-        `build_engines.openvino_formats`. The embedding, which is the head too, has a fifth of this model's
+        `build_engines.openvino.openvino_formats`. The embedding, which is the head too, has a fifth of this model's
         parameters and stays in int8 where the layers are int4."""
     )
 

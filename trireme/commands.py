@@ -33,7 +33,7 @@ COMMANDS = {
     "serve": Command(
         "serving.supervisor.serve_command", "serve", "Serve a deployment on Triton, and drain it when it stops"
     ),
-    "render": Command("build_engines.render_command", "render", "Write the model repository of a deployment"),
+    "render": Command("ensemble_configs.render.render_command", "render", "Write the model repository of a deployment"),
     "group": Command(
         "serving.multi_node.group_command",
         "",
@@ -47,18 +47,22 @@ COMMANDS = {
         "build_engines.cost.cost_command", "cost", "Say what serving costs, and what would make it cheaper"
     ),
     "doctor": Command("serving.doctor.doctor_command", "doctor", "Check that a built release can be served here"),
-    "build": Command("build_engines.build_command", "build", "Build a release from a checkpoint and a recipe"),
-    "pull": Command("build_engines.pull_command", "pull", "Copy built releases to a local disk, whole or not at all"),
+    "build": Command("build_engines.stages.build_command", "build", "Build a release from a checkpoint and a recipe"),
+    "pull": Command(
+        "build_engines.cache.pull_command", "pull", "Copy built releases to a local disk, whole or not at all"
+    ),
     "prove": Command(
         "build_engines.prove.prove_command", "prove", "Try everything on this machine's GPU, and write what came of it"
     ),
     "import": Command(
-        "build_engines.migration.command",
+        "build_engines.migration.import_command",
         "import_repository",
         "Turn an inflight_batcher_llm repository into a deployment",
     ),
     "evaluate": Command(
-        "build_engines.evaluation.command", "evaluate_release", "Compare a release with the one that it was made from"
+        "build_engines.evaluation.evaluate_command",
+        "evaluate_release",
+        "Compare a release with the one that it was made from",
     ),
     "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
     "adapters": Command(

@@ -35,7 +35,7 @@ def write_gguf(checkpoint: Path, path: Path, *, kind: str) -> None:
 def write_openvino_bf16(checkpoint: Path, folder: Path) -> None:
     """By the exporter of `trireme build`."""
     partial = folder.with_suffix(".partial")
-    module = [sys.executable, "-m", "build_engines.openvino_export"]
+    module = [sys.executable, "-m", "build_engines.openvino.openvino_export"]
     options = ["--checkpoint", checkpoint, "--out", partial, "--dtype", "bf16", "--kv", "auto"]
     subprocess.run([str(part) for part in (*module, *options)], check=True, cwd=ROOT)
     partial.rename(folder)

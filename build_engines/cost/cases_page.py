@@ -6,7 +6,9 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from build_engines.checkpoint_config import read_model_shape
+from build_engines.checkpoint.checkpoint_config import read_model_shape
+from build_engines.checkpoint.known_models import config_of
+from build_engines.checkpoint.weight_table import num_active_parameters
 from build_engines.cost.bill import HOURS_PER_MONTH, Bill, bill, scaled, scenario_of
 from build_engines.cost.cost_spec import CostSpec, PlannedEngine, Traffic, load_cost_spec
 from build_engines.cost.findings import find
@@ -15,13 +17,11 @@ from build_engines.cost.long_context import Crowd, Seating, seat
 from build_engines.cost.managed_prices import load_managed_prices
 from build_engines.cost.report_formats import markdown
 from build_engines.cost.report_tables import TextTable, levers_table, price, tables, usd
-from build_engines.known_models import config_of
-from build_engines.planner.efficiencies import fitted
+from build_engines.planner.estimators.efficiencies import fitted
+from build_engines.planner.estimators.published import Measurement, predicted, scored
 from build_engines.planner.footprint import kv_bytes_per_token
-from build_engines.planner.plan import Targets
-from build_engines.planner.published import Measurement, predicted, scored
+from build_engines.planner.ranking import Targets
 from build_engines.planner.steady_state import Workload
-from build_engines.weight_table import num_active_parameters
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "cost_cases.md"
@@ -170,7 +170,7 @@ def _published() -> Iterator[str]:
     headers = ("in, out", "GPUs", "published tokens/s", "planned", "ratio", "published: $/M out", "planned: $/M out")
     note = _text(
         f"""Llama-3.1-70B in FP8 on H100, TensorRT-LLM 0.17, all requests queued at once, no latency target: output
-        tokens/s of one replica (sources in `build_engines/planner/published_measurements.json`; these figures are among
+        tokens/s of one replica (sources in `build_engines/planner/estimators/published_measurements.json`; these figures are among
         those that the planner was fitted to, and planner.md says how far off it is without them). Dollars are
         {usd_per_hour:g} $ an hour and GPU over all of it, prompts too, always busy: what popular tables call the price
         of a token. Fleets above are dearer for their target latency, their 70 % and their spares."""

@@ -8,16 +8,16 @@ What a token costs follows from its share of that, so input and output are told 
 from dataclasses import dataclass
 from functools import lru_cache
 
-from build_engines.checkpoint_config import read_model_shape
+from build_engines.checkpoint.checkpoint_config import read_model_shape
+from build_engines.checkpoint.gpus import gpu_named
+from build_engines.checkpoint.known_models import config_of
+from build_engines.checkpoint.weight_formats import KV_FORMATS, WEIGHT_FORMATS
 from build_engines.cost.cost_spec import MeasuredEngine, PlannedEngine, RatedEngine, Traffic
-from build_engines.gpus import gpu_named
-from build_engines.known_models import config_of
 from build_engines.planner.candidates import Machines, Wanted
-from build_engines.planner.efficiencies import fitted
-from build_engines.planner.estimators import Roofline
-from build_engines.planner.plan import Option, Question, Targets, make_plan
+from build_engines.planner.estimators.efficiencies import fitted
+from build_engines.planner.estimators.estimator import Roofline
+from build_engines.planner.ranking import Option, Question, Targets, make_plan
 from build_engines.planner.steady_state import Limits, Workload, prompt_share
-from build_engines.weight_formats import KV_FORMATS, WEIGHT_FORMATS
 from trireme.errors import SpecError
 
 

@@ -14,7 +14,7 @@ from build_engines.evaluation.contestant import Contestant
 from build_engines.evaluation.observations import Observation, metrics_of, observe_answer, observe_text
 from build_engines.evaluation.tasks import Item, Kind
 from build_engines.evaluation.verdict import Figure, figures_of, refuse_unmeasured, verdict_of, worst_of
-from build_engines.recipe_parts import QualitySpec
+from build_engines.recipes.recipe_parts import QualitySpec
 from trireme.errors import SpecError
 
 SEED = 2026

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from build_engines.cache.linked_files import link_or_copy
 from build_engines.evaluation.evaluation import Evaluation
 from build_engines.evaluation.verdict import METRICS
-from build_engines.linked_files import link_or_copy
 from ensemble_configs.releases.release_lock import held_alone, lock_file
 from ensemble_configs.releases.release_manifest import (
     PROVENANCE_FILE,

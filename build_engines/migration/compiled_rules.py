@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from build_engines.migration.compiled_engine import CompiledEngine, int_of
-from build_engines.migration.report import Entry, Verdict, carried, implied, lost
+from build_engines.migration.import_report import Entry, Verdict, carried, implied, lost
 
 _LAST = (1, 2)  # 1.2.1 is the last release with compiled engines
 _COMPILED_IN = "compiled into the engine"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_engines.migration.compiled_engine import CompiledEngine
-from build_engines.migration.report import Verdict, carried, implied, lost
+from build_engines.migration.import_report import Verdict, carried, implied, lost
 from build_engines.migration.values import Value
 
 

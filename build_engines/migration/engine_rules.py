@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 
 from build_engines.migration.compiled_engine import int_of
 from build_engines.migration.context import NO_PAUSE_BESIDE_GUIDES, UNREADABLE, Context, Rule, always, carry, only
+from build_engines.migration.import_report import Verdict, carried, implied, lost
 from build_engines.migration.pipeline_rules import STREAMING
-from build_engines.migration.report import Verdict, carried, implied, lost
 from build_engines.migration.speculation_rules import LOOKAHEAD, choices, decoding_mode, fast_logits, lookahead_size
 from build_engines.migration.values import Value, absolute, boolean, fraction, integer, integers, one_of
 

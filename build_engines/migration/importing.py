@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from build_engines.migration.compiled_engine import CompiledEngine, load_compiled_engine
 from build_engines.migration.compiled_rules import engine_entries
 from build_engines.migration.context import Context
+from build_engines.migration.import_report import Entry, Report, carried, lost, nested
 from build_engines.migration.llmapi import is_llmapi, llmapi_entries
 from build_engines.migration.old_repository import load_models, repository_entries
 from build_engines.migration.old_tokenizer import tokenizer_entries
-from build_engines.migration.report import Entry, Report, carried, lost, nested
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.validation import validate
 from trireme.errors import SpecError

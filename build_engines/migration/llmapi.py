@@ -8,6 +8,7 @@ import yaml
 
 from build_engines.migration.context import NO_PAUSE_BESIDE_GUIDES, Context
 from build_engines.migration.filled_config import FilledConfig
+from build_engines.migration.import_report import Entry, Verdict, carried, implied, lost
 from build_engines.migration.llmapi_arguments import (
     CARRIED,
     DEFAULTS,
@@ -19,7 +20,6 @@ from build_engines.migration.llmapi_arguments import (
 )
 from build_engines.migration.llmapi_tensors import llmapi_tensor_entries
 from build_engines.migration.pipeline_rules import EVERY_MODEL, STREAMING
-from build_engines.migration.report import Entry, Verdict, carried, implied, lost
 from build_engines.migration.values import Value, absolute
 from ensemble_configs.spec.trtllm_facts import known_facts
 from trireme.errors import SpecError

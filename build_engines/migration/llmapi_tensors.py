@@ -4,7 +4,7 @@
 from collections.abc import Iterator, Mapping
 
 from build_engines.migration.filled_config import FilledConfig
-from build_engines.migration.report import Entry, lost
+from build_engines.migration.import_report import Entry, lost
 
 # llmapi's name: the contract's at `ensemble`; "" where the contract has none.
 INPUTS: Mapping[str, str] = {

@@ -7,8 +7,8 @@ from pathlib import Path
 from build_engines.migration.context import Context, Rule
 from build_engines.migration.engine_rules import TENSORRT_LLM
 from build_engines.migration.filled_config import FilledConfig, load_config
+from build_engines.migration.import_report import Entry, implied, lost
 from build_engines.migration.pipeline_rules import BLS, EVERY_MODEL, POSTPROCESSING, PREPROCESSING
-from build_engines.migration.report import Entry, implied, lost
 from build_engines.migration.tensor_contract import tensor_entries
 from trireme.errors import SpecError
 

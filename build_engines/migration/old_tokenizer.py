@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from build_engines.migration.compiled_engine import CompiledEngine, int_of
-from build_engines.migration.report import Entry, Verdict, carried, implied, lost
+from build_engines.migration.import_report import Entry, Verdict, carried, implied, lost
 
 _FILES = ("tokenizer_config.json", "special_tokens_map.json")
 

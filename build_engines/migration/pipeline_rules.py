@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 
 from build_engines.migration.context import Context, Rule, always, carry, only
-from build_engines.migration.report import Verdict, carried, implied, lost
+from build_engines.migration.import_report import Verdict, carried, implied, lost
 from build_engines.migration.values import Value, absolute, boolean, integer
 
 _PICTURES = "the models served here read text alone; serve a model that sees with another server"

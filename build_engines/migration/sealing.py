@@ -7,10 +7,10 @@ from pathlib import Path
 import yaml
 from pydantic import JsonValue
 
-from build_engines.linked_files import link_or_copy
+from build_engines.cache.linked_files import link_or_copy
 from build_engines.migration.compiled_engine import CompiledEngine, int_of, kv_bytes_per_token
+from build_engines.migration.import_report import Entry, Verdict, carried, implied, lost
 from build_engines.migration.importing import Import, to_text
-from build_engines.migration.report import Entry, Verdict, carried, implied, lost
 from ensemble_configs.releases.file_hashes import hash_file, hash_files, hash_listing
 from ensemble_configs.releases.release_manifest import ReleaseManifest, hash_recipe, seal
 from ensemble_configs.releases.release_parts import ModelIdentity, ReleaseLimits

@@ -3,7 +3,7 @@
 
 from build_engines.migration.compiled_engine import int_of
 from build_engines.migration.context import Context, Rule
-from build_engines.migration.report import Verdict, carried, implied, lost
+from build_engines.migration.import_report import Verdict, carried, implied, lost
 from build_engines.migration.values import Value, integer, tree
 
 _PREFIX = "tensorrt_llm.parameters."

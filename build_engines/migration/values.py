@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from build_engines.migration.report import UNFILLED
+from build_engines.migration.import_report import UNFILLED
 
 T = TypeVar("T")
 

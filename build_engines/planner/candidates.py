@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from build_engines.gpus import Gpu
-from build_engines.model_shape import ModelShape
-from build_engines.parallel_sizes import ParallelSizes
+from build_engines.checkpoint.gpus import Gpu
+from build_engines.checkpoint.model_shape import ModelShape
+from build_engines.checkpoint.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
 from build_engines.planner.footprint import Footprint, footprint_of
 from build_engines.planner.legality import (
     why_format_is_illegal,
@@ -17,7 +17,7 @@ from build_engines.planner.legality import (
 )
 from build_engines.planner.model_costs import ModelCosts
 from build_engines.planner.step_time import Engine
-from build_engines.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
+from build_engines.sharding.parallel_sizes import ParallelSizes
 from trireme.errors import SpecError
 
 # In the order in which a candidate meets them.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much memory the devices of a deployment have: as asked, as its `machine` says, or as it is here."""
 
-from build_engines.gpus import gpu_named
+from build_engines.checkpoint.gpus import gpu_named
 from build_engines.planner.deployment_plan import HOST
 from ensemble_configs.releases.machine import Machine
 from ensemble_configs.spec.deployment import DeploymentSpec

@@ -4,13 +4,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_engines.checkpoint_config import read_model_shape
-from build_engines.config_values import load_config
+from build_engines.checkpoint.checkpoint_config import read_model_shape
+from build_engines.checkpoint.config_values import load_config
 from build_engines.migration.compiled_engine import int_of, load_compiled_engine
 from build_engines.migration.compiled_engine import kv_bytes_per_token as compiled_kv_bytes_per_token
-from build_engines.openvino_formats import cpu_kv_bytes_per_token
-from build_engines.parallel_sizes import ParallelSizes
+from build_engines.openvino.openvino_formats import cpu_kv_bytes_per_token
 from build_engines.planner.footprint import kv_bytes_per_token, workspace_bytes
+from build_engines.sharding.parallel_sizes import ParallelSizes
 from ensemble_configs.releases.kept_logits import kept_logits_bytes
 from ensemble_configs.releases.release_manifest import ReleaseManifest, find_release, load_manifest
 from ensemble_configs.spec.engine_specs import (

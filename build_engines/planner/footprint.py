@@ -3,12 +3,12 @@
 
 from dataclasses import dataclass
 
-from build_engines.gpus import Gpu
-from build_engines.model_shape import ModelShape
-from build_engines.parallel_sizes import ParallelSizes
+from build_engines.checkpoint.gpus import Gpu
+from build_engines.checkpoint.model_shape import ModelShape
+from build_engines.checkpoint.weight_formats import FormatPlan
 from build_engines.planner.model_costs import ModelCosts
-from build_engines.sharding import ShardPlan
-from build_engines.weight_formats import FormatPlan
+from build_engines.sharding.parallel_sizes import ParallelSizes
+from build_engines.sharding.shard_plan import ShardPlan
 
 _GIB = 2**30
 ONE_GPU = ParallelSizes()

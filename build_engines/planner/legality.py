@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which layouts and formats are legal on a GPU, with the reason where one is not."""
 
-from build_engines.gpus import Gpu
-from build_engines.model_shape import ModelShape
-from build_engines.parallel_sizes import ParallelSizes, check_sizes
-from build_engines.sharding import ShardPlan
-from build_engines.trtllm_versions import ENGINE_FORMATS, ENGINE_KV_FORMATS, PYTORCH_FORMATS, PYTORCH_KV_FORMATS
-from build_engines.weight_formats import KV_FORMAT_SMS, FormatPlan
+from build_engines.checkpoint.gpus import Gpu
+from build_engines.checkpoint.model_shape import ModelShape
+from build_engines.checkpoint.weight_formats import KV_FORMAT_SMS, FormatPlan
+from build_engines.sharding.parallel_sizes import ParallelSizes, check_sizes
+from build_engines.sharding.shard_plan import ShardPlan
+from build_engines.tensorrt_llm.trtllm_versions import (
+    ENGINE_FORMATS,
+    ENGINE_KV_FORMATS,
+    PYTORCH_FORMATS,
+    PYTORCH_KV_FORMATS,
+)
 from ensemble_configs.spec.context_attention import why_not_on_pytorch, why_not_paged
 from trireme.errors import SpecError
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
 
-from build_engines.model_shape import Attention, DenseMlp, ExpertMlp, ModelShape
-from build_engines.weight_formats import FormatPlan
-from build_engines.weight_table import Role, Weight, weights_of
+from build_engines.checkpoint.model_shape import Attention, DenseMlp, ExpertMlp, ModelShape
+from build_engines.checkpoint.weight_formats import FormatPlan
+from build_engines.checkpoint.weight_table import Role, Weight, weights_of
 
 _MLP_ROLES = frozenset({Role.GATE, Role.UP, Role.GATE_UP, Role.DOWN})
 _OUTER_ROLES = frozenset({Role.EMBEDDING, Role.HEAD})

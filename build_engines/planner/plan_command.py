@@ -9,20 +9,20 @@ from typing import Annotated
 
 import typer
 
-from build_engines.checkpoint_config import read_model_shape
-from build_engines.config_values import load_config
-from build_engines.gpus import gpu_named
-from build_engines.known_models import config_of
+from build_engines.checkpoint.checkpoint_config import read_model_shape
+from build_engines.checkpoint.config_values import load_config
+from build_engines.checkpoint.gpus import gpu_named
+from build_engines.checkpoint.known_models import config_of
+from build_engines.checkpoint.weight_formats import KV_FORMATS, WEIGHT_FORMATS
 from build_engines.planner.candidates import Machines, Wanted
 from build_engines.planner.deployment_report import report_deployment
-from build_engines.planner.estimator_choice import Wish, chosen
-from build_engines.planner.estimators import Load
-from build_engines.planner.plan import Plan, Question, Targets, make_plan
+from build_engines.planner.estimators.estimator import Load
+from build_engines.planner.estimators.estimator_choice import Wish, chosen
 from build_engines.planner.plan_report import plan_as_data, print_plan
 from build_engines.planner.quantized_checkpoint import quantized_as
+from build_engines.planner.ranking import Plan, Question, Targets, make_plan
 from build_engines.planner.serving_limit import MEASURED_RESPONSES_PER_S, ServingLimit
 from build_engines.planner.steady_state import Workload
-from build_engines.weight_formats import KV_FORMATS, WEIGHT_FORMATS
 from trireme.errors import SpecError
 from trireme.extras import how_to_install
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from build_engines.planner.plan import Option, Plan
+from build_engines.planner.ranking import Option, Plan
 from build_engines.planner.serving_limit import ServingLimit
 from trireme.errors import SpecError
 

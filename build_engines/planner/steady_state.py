@@ -8,7 +8,7 @@ once in `osl` steps, and in that time B prompts are prefilled beside it, in chun
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from build_engines.planner.efficiencies import Efficiencies
+from build_engines.planner.estimators.efficiencies import Efficiencies
 from build_engines.planner.step_time import Engine, StepLoad, StepTime, step_time
 
 

@@ -4,18 +4,18 @@
 A step holds decoding sequences (one token each) and prompt tokens. Its matrices take the time of their operations and
 of reading their weights, blended (a kernel overlaps them, never wholly); attention reads the KV cache; each layer
 costs two all-reduces across a tensor-parallel group. What share of a datasheet's peak each reaches is measured, not
-assumed: `build_engines.planner.efficiencies`.
+assumed: `build_engines.planner.estimators.efficiencies`.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from build_engines.gpus import Gpu
-from build_engines.parallel_sizes import ParallelSizes
-from build_engines.planner.efficiencies import Efficiencies
+from build_engines.checkpoint.gpus import Gpu
+from build_engines.checkpoint.weight_formats import KV_FORMATS, FormatPlan
+from build_engines.planner.estimators.efficiencies import Efficiencies
 from build_engines.planner.model_costs import FormatBytes, ModelCosts
-from build_engines.weight_formats import KV_FORMATS, FormatPlan
+from build_engines.sharding.parallel_sizes import ParallelSizes
 
 
 @dataclass(frozen=True, eq=False)

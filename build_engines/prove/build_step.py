@@ -7,15 +7,15 @@ from pathlib import Path
 
 import yaml
 
-from build_engines.checkpoint_folder import CheckpointFiles
-from build_engines.gpus import Gpu
+from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
+from build_engines.checkpoint.gpus import Gpu
 from build_engines.prove.child_process import run_child
 from build_engines.prove.proof import Built
 from build_engines.prove.proof_model import describe_model, format_of
 from build_engines.prove.step import LeftOut, StepFailed
-from build_engines.recipe import TensorRtRecipe, load_recipe, recipe_document
-from build_engines.stage_process import last_lines
-from build_engines.trtllm_versions import FIRST_WITHOUT_ENGINES, LAST_WITH_ENGINES, VERSIONS, numbers
+from build_engines.recipes.recipe import TensorRtRecipe, load_recipe, recipe_document
+from build_engines.stages.stage_process import last_lines
+from build_engines.tensorrt_llm.trtllm_versions import FIRST_WITHOUT_ENGINES, LAST_WITH_ENGINES, VERSIONS, numbers
 from ensemble_configs.releases.release_manifest import address
 from trireme.project_files import CODE_ROOT
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from build_engines.prove.step import StepFailed
-from build_engines.stage_process import last_lines
+from build_engines.stages.stage_process import last_lines
 
 
 def run_child(argv: Sequence[object], *, cwd: Path, log: Path, timeout_s: float) -> int:

@@ -11,7 +11,7 @@ import msgspec
 from build_engines.prove.child_process import run_child
 from build_engines.prove.proof import Conformance, FailedCase
 from build_engines.prove.step import LeftOut, StepFailed
-from build_engines.stage_process import last_lines
+from build_engines.stages.stage_process import last_lines
 from trireme.project_files import CODE_ROOT
 
 SUITE = Path("tests/unit/test_engine_conformance.py")

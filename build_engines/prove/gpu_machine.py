@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from build_engines.gpus import Gpu, gpu_named, gpu_of_driver
+from build_engines.checkpoint.gpus import Gpu, gpu_named, gpu_of_driver
 from build_engines.prove.proof import GpuState, ProofMachine
 from ensemble_configs.releases.machine import Machine
 from serving.process.this_machine import read_machine
@@ -68,7 +68,7 @@ def gpu_row(wanted: str, machine: ProofMachine) -> Gpu:
     if gpu.sm != first.sm:
         raise SpecError(
             f"gpu {gpu.name} is SM {gpu.sm}, but {first.name} here is SM {first.sm}; name another row of "
-            "build_engines/gpus.yaml with --gpu, or add one",
+            "build_engines/checkpoint/gpus.yaml with --gpu, or add one",
             field="gpu",
             value=gpu.name,
         )

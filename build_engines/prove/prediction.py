@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `trireme plan` says of the very engine that is measured, and how far that is off."""
 
-from build_engines.gpus import Gpu
-from build_engines.model_shape import ModelShape
+from build_engines.checkpoint.gpus import Gpu
+from build_engines.checkpoint.model_shape import ModelShape
 from build_engines.planner.candidates import Machines, Wanted, candidates
-from build_engines.planner.estimators import Load, Roofline
+from build_engines.planner.estimators.estimator import Load, Roofline
 from build_engines.planner.serving_limit import ServingLimit
 from build_engines.planner.steady_state import Limits, Workload
 from build_engines.prove.closed_loop import SteadyLoad

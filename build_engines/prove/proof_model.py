@@ -3,9 +3,9 @@
 
 from pathlib import Path
 
-from build_engines.checkpoint_folder import CheckpointFiles
+from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
+from build_engines.checkpoint.weight_table import num_parameters
 from build_engines.prove.proof import ProofModel
-from build_engines.weight_table import num_parameters
 from trireme.errors import SpecError
 from trireme.project_files import project_file
 

@@ -16,14 +16,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from build_engines.build_job import Tools
-from build_engines.build_progress import duration
 from build_engines.prove.build_step import longest_sequence
 from build_engines.prove.gpu_machine import NoGpuError, gpu_row, read_proof_machine
 from build_engines.prove.proof import Proof, proof_text, write_proof
 from build_engines.prove.proof_model import DEFAULT, describe_model, find_checkpoint
 from build_engines.prove.proving import STEPS, Proving, describe_steps
 from build_engines.prove.step import Step, run_step
+from build_engines.stages.build_job import Tools
+from build_engines.stages.build_progress import duration
 from trireme.errors import SpecError
 from trireme.project_files import CODE_ROOT
 

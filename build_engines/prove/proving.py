@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from build_engines.checkpoint_folder import CheckpointFiles
-from build_engines.gpus import Gpu
+from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
+from build_engines.checkpoint.gpus import Gpu
 from build_engines.planner.serving_limit import ServingLimit
 from build_engines.planner.steady_state import Limits
 from build_engines.prove.build_step import (
@@ -31,7 +31,7 @@ from build_engines.prove.prediction import predict, ratio
 from build_engines.prove.proof import BenchRow, Proof
 from build_engines.prove.server_bench import bench_server
 from build_engines.prove.step import LeftOut, Step, StepFailed
-from build_engines.stage_process import last_lines
+from build_engines.stages.stage_process import last_lines
 from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.doctor.tensorrt_llm_causes import where_it_is
 from serving.supervisor.installation import find_triton

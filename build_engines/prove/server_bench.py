@@ -15,7 +15,7 @@ import yaml
 from build_engines.prove.child_process import end_group
 from build_engines.prove.closed_loop import ClosedLoop, Measured, SteadyLoad
 from build_engines.prove.step import StepFailed
-from build_engines.stage_process import last_lines
+from build_engines.stages.stage_process import last_lines
 from clients.exact_prompts import PromptMaker
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.spec.deployment import DeploymentSpec

@@ -19,7 +19,7 @@ def why_not_paged(weight_format: str, kv_format: str, sm: int) -> str | None:
     Source: `build` in tensorrt_llm/builder.py, versions of 2025 and 1.2.
 
     Args:
-        weight_format: a name of `build_engines.weight_formats`.
+        weight_format: a name of `build_engines.checkpoint.weight_formats`.
         kv_format: the same, of the KV cache; `auto` is 16 bits.
         sm: compute capability of the GPU that builds, 90 for 9.0.
     """

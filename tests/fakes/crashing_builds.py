@@ -17,12 +17,12 @@ from pathlib import Path
 
 from demo_release import DEMO_MODEL
 
-from build_engines import build_job
-from build_engines.build import build
-from build_engines.build_job import BuildJob
-from build_engines.checkpoint_folder import CheckpointFiles
-from build_engines.recipe import load_recipe
-from build_engines.stages import Stage
+from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
+from build_engines.recipes.recipe import load_recipe
+from build_engines.stages import build_job
+from build_engines.stages.build import build
+from build_engines.stages.build_job import BuildJob
+from build_engines.stages.stage_list import Stage
 from ensemble_configs.releases.machine import Machine
 from ensemble_configs.releases.release_manifest import PROVENANCE_FILE, verify
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from demo_release import DEMO_MODEL, demo_manifest
 
-from build_engines.build_job import BuildJob, BuildPlan
-from build_engines.recipe import hash_recipe, recipe_document
-from build_engines.stages import Stage
+from build_engines.recipes.recipe import hash_recipe, recipe_document
+from build_engines.stages.build_job import BuildJob, BuildPlan
+from build_engines.stages.stage_list import Stage
 from ensemble_configs.releases.finding import Finding
 
 

@@ -13,7 +13,7 @@ from demo_release import DEMO_MODEL, alter_a_byte, write_demo_release
 from running_server import RunningServer, deployment_text
 
 from benchmarks.free_ports import free_ports
-from build_engines.release_cache import ReleaseCache
+from build_engines.cache.release_cache import ReleaseCache
 from clients.server_control import ServerControl
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.releases.release_lock import lock_file, locked

@@ -13,19 +13,19 @@ import pytest
 from aisimulate_recorded import __file__ as recorded_worker
 from aisimulate_recorded import recording
 
-from build_engines.checkpoint_config import read_model_shape
-from build_engines.gpus import gpu_named
-from build_engines.known_models import known_models
-from build_engines.planner import estimator_choice
-from build_engines.planner.aisimulate_estimator import AiSimulate
-from build_engines.planner.aisimulate_process import AiSimulateProcess, model_folder
+from build_engines.checkpoint.checkpoint_config import read_model_shape
+from build_engines.checkpoint.gpus import gpu_named
+from build_engines.checkpoint.known_models import known_models
 from build_engines.planner.candidates import Candidate, Machines, Wanted, candidates
-from build_engines.planner.estimator_choice import TABLE, Wish, chosen, stated_errors
-from build_engines.planner.estimators import Load, Roofline
-from build_engines.planner.plan import Question, make_plan
+from build_engines.planner.estimators import estimator_choice
+from build_engines.planner.estimators.aisimulate_estimator import AiSimulate
+from build_engines.planner.estimators.aisimulate_process import AiSimulateProcess, model_folder
+from build_engines.planner.estimators.estimator import Load, Roofline
+from build_engines.planner.estimators.estimator_choice import TABLE, Wish, chosen, stated_errors
+from build_engines.planner.estimators.uncertainty import factor_of
 from build_engines.planner.plan_report import plan_as_data, print_plan
+from build_engines.planner.ranking import Question, make_plan
 from build_engines.planner.steady_state import Estimate, Limits, Workload
-from build_engines.planner.uncertainty import factor_of
 from trireme.commands import run_command
 from trireme.errors import ServerError, SpecError
 

@@ -10,8 +10,14 @@ import msgspec
 import pytest
 from aisimulate_recorded import RECORDING, recording
 
-from build_engines.known_models import known_models
-from build_engines.planner.aisimulate_process import NOT_INSTALLED, AiSimulateProcess, Point, Question, model_folder
+from build_engines.checkpoint.known_models import known_models
+from build_engines.planner.estimators.aisimulate_process import (
+    NOT_INSTALLED,
+    AiSimulateProcess,
+    Point,
+    Question,
+    model_folder,
+)
 
 pytestmark = pytest.mark.soak
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from build_engines.known_models import known_models
-from build_engines.pytorch_build import launch_settings
-from build_engines.recipe import PyTorchRecipe, load_recipe, recipe_names
+from build_engines.checkpoint.known_models import known_models
+from build_engines.recipes.recipe import PyTorchRecipe, load_recipe, recipe_names
+from build_engines.tensorrt_llm.pytorch_build import launch_settings
 from ensemble_configs.spec.engine_specs import PyTorchEngineSpec
 from trireme.commands import run_command
 

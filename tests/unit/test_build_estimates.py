@@ -3,7 +3,10 @@
 
 import pytest
 
-from build_engines.build_estimates import (
+from build_engines.checkpoint.checkpoint_config import read_model_shape
+from build_engines.checkpoint.known_models import known_models
+from build_engines.recipes.recipe import TensorRtRecipe, load_recipe
+from build_engines.stages.build_estimates import (
     calibration_estimate,
     compile_bytes,
     compile_estimate,
@@ -11,10 +14,7 @@ from build_engines.build_estimates import (
     num_at_once,
     rank_sizes,
 )
-from build_engines.build_progress import duration
-from build_engines.checkpoint_config import read_model_shape
-from build_engines.known_models import known_models
-from build_engines.recipe import TensorRtRecipe, load_recipe
+from build_engines.stages.build_progress import duration
 from ensemble_configs.releases.machine import Gpu, Machine
 
 GIB = 1 << 30

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from build_engines.build_progress import BuildProgress
-from build_engines.stages import Command, Stage
+from build_engines.stages.build_progress import BuildProgress
+from build_engines.stages.stage_list import Command, Stage
 
 STAGE = Stage("engine", "trtllm-build: 2 ranks", Command(("trtllm-build",)), key={})
 

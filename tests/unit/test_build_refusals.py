@@ -11,10 +11,10 @@ import pytest
 from build_runs import DEMO, ROOT, SAMPLES, TRIREME, build, write_recipe
 from trtllm_tools import FakeTools, write_fake_tools
 
-from build_engines.build import plan_job
-from build_engines.build_job import BuildJob
-from build_engines.checkpoint_folder import CheckpointFiles
-from build_engines.recipe import load_recipe
+from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
+from build_engines.recipes.recipe import load_recipe
+from build_engines.stages.build import plan_job
+from build_engines.stages.build_job import BuildJob
 from ensemble_configs.releases.machine import Machine
 from trireme.errors import BuildError
 

@@ -22,17 +22,17 @@ from trtllm_builder import engine_config
 from trtllm_loader import RuntimeOptions, load, load_checkpoint
 from trtllm_tools import write_fake_tools
 
-from build_engines.checkpoint_config import read_model_shape
-from build_engines.engine_differences import engine_differences
-from build_engines.gpus import gpus
-from build_engines.known_models import known_models
+from build_engines.checkpoint.checkpoint_config import read_model_shape
+from build_engines.checkpoint.gpus import gpus
+from build_engines.checkpoint.known_models import known_models
 from build_engines.migration.compiled_engine import CompiledEngine
-from build_engines.pytorch_build import launch_settings
-from build_engines.recipe import GpuRecipe, PyTorchRecipe, TensorRtRecipe, load_recipe
-from build_engines.recipe_checks import check_recipe
-from build_engines.recipe_parts import LookaheadRecipe, MedusaRecipe
-from build_engines.trtllm_commands import hf_ptq_argv, trtllm_build_argv
-from build_engines.trtllm_versions import (
+from build_engines.recipes.recipe import GpuRecipe, PyTorchRecipe, TensorRtRecipe, load_recipe
+from build_engines.recipes.recipe_checks import check_recipe
+from build_engines.recipes.recipe_parts import LookaheadRecipe, MedusaRecipe
+from build_engines.tensorrt_llm.engine_differences import engine_differences
+from build_engines.tensorrt_llm.pytorch_build import launch_settings
+from build_engines.tensorrt_llm.trtllm_commands import hf_ptq_argv, trtllm_build_argv
+from build_engines.tensorrt_llm.trtllm_versions import (
     ENGINE_FORMATS,
     HF_PTQ_FORMATS,
     KV_QUANT_ALGOS,

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pytest
 from tiny_checkpoints import TINY, Config, random_tensors, safetensors_bytes, write_checkpoint
 
-from build_engines import finite_weights
-from build_engines.checkpoint_check import check_checkpoint
-from build_engines.checkpoint_files import stored_tensors
-from build_engines.finite_weights import check_finite
+from build_engines.checkpoint import finite_weights
+from build_engines.checkpoint.checkpoint_check import check_checkpoint
+from build_engines.checkpoint.checkpoint_files import stored_tensors
+from build_engines.checkpoint.finite_weights import check_finite
 from ensemble_configs.releases.safetensors_file import read_header
 from trireme.errors import SpecError
 

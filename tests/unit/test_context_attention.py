@@ -10,9 +10,9 @@ import trtllm_builder
 from trtllm_builder import BuildRefused, engine_config
 from trtllm_tools import flags_of, parser_of
 
-from build_engines.gpus import gpus
-from build_engines.trtllm_versions import KV_QUANT_ALGOS, QUANT_ALGOS
-from build_engines.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
+from build_engines.checkpoint.gpus import gpus
+from build_engines.checkpoint.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
+from build_engines.tensorrt_llm.trtllm_versions import KV_QUANT_ALGOS, QUANT_ALGOS
 from ensemble_configs.spec.context_attention import longest_prompt, why_not_on_pytorch, why_not_paged
 
 SMS = sorted({gpu.sm for gpu in gpus().values()})

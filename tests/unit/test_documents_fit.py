@@ -10,11 +10,11 @@ import pytest
 import yaml
 from test_trtllm_commands import model_of
 
-from build_engines.checkpoint_config import read_model_shape
-from build_engines.gpus import gpus
-from build_engines.known_models import known_models
-from build_engines.recipe import OpenVinoRecipe, load_recipe, recipe_names
-from build_engines.recipe_checks import check_recipe
+from build_engines.checkpoint.checkpoint_config import read_model_shape
+from build_engines.checkpoint.gpus import gpus
+from build_engines.checkpoint.known_models import known_models
+from build_engines.recipes.recipe import OpenVinoRecipe, load_recipe, recipe_names
+from build_engines.recipes.recipe_checks import check_recipe
 from ensemble_configs.releases.engine_fit import fit_findings
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
 from ensemble_configs.spec.model_spec import ModelSpec

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from demo_release import alter_a_byte, write_demo_release
 
+from build_engines.cache.release_cache import ReleaseCache
 from build_engines.evaluation import recording
 from build_engines.evaluation.evaluation import Evaluation
 from build_engines.evaluation.recording import record, refuse_unwritable
 from build_engines.evaluation.verdict import Figure
-from build_engines.release_cache import ReleaseCache
 from ensemble_configs.releases.promotion import check_evaluation
 from ensemble_configs.releases.release_lock import in_use, lock_file, locked
 from ensemble_configs.releases.release_manifest import ReleaseManifest, address, load_manifest, seal, verify

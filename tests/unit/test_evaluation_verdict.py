@@ -17,7 +17,7 @@ from build_engines.evaluation.observations import (
 )
 from build_engines.evaluation.tasks import Item, Kind
 from build_engines.evaluation.verdict import Figure, figures_of, verdict_of, worst_of
-from build_engines.recipe_parts import QualitySpec
+from build_engines.recipes.recipe_parts import QualitySpec
 from trireme.errors import SpecError
 
 SEED = 7

@@ -10,8 +10,8 @@ import yaml
 from old_repositories import write_engine_config, write_old_repository
 from test_migration import TOKENIZER
 
+from build_engines.migration.import_report import Outcome
 from build_engines.migration.importing import plan_import
-from build_engines.migration.report import Outcome
 from ensemble_configs.releases.release_manifest import address
 from ensemble_configs.spec.deployment import load_deployment
 from trireme.__main__ import main

@@ -26,8 +26,8 @@ from old_repositories import (
 )
 from tritonclient.grpc import model_config_pb2
 
+from build_engines.migration.import_report import Entry, Outcome
 from build_engines.migration.importing import Import, name_of, plan_import
-from build_engines.migration.report import Entry, Outcome
 from build_engines.migration.tensor_contract import PICTURES
 from ensemble_configs.releases.built_engine import engine_mismatches, load_built_engine
 from ensemble_configs.render.model_configs import render_configs

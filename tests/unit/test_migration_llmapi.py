@@ -13,9 +13,9 @@ from test_migration import TOKENIZER, entry, lost
 from trtllm_generator import load_facts
 
 from build_engines.migration import llmapi_arguments
+from build_engines.migration.import_report import Outcome
 from build_engines.migration.importing import Import, plan_import
 from build_engines.migration.llmapi_tensors import INPUTS, OUTPUTS
-from build_engines.migration.report import Outcome
 from ensemble_configs.render.tensors import inputs_of, outputs_of
 from ensemble_configs.spec import llm_argument_rows
 from ensemble_configs.spec.engine_specs import PyTorchEngineSpec

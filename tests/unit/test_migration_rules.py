@@ -12,8 +12,8 @@ from old_repositories import write_engine_config, write_old_repository
 from test_migration import TOKENIZER, entry, imported, lost
 
 from build_engines.migration.compiled_engine import CompiledEngine, load_compiled_engine
+from build_engines.migration.import_report import Outcome
 from build_engines.migration.importing import Import, plan_import
-from build_engines.migration.report import Outcome
 from ensemble_configs.releases.engine_fit import fit_findings
 from ensemble_configs.spec.engine_specs import TensorRtEngineSpec
 from trireme.errors import SpecError

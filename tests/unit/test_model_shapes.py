@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from build_engines.checkpoint_config import load_model_shape, read_model_shape
-from build_engines.gpus import gpu_named, gpus
-from build_engines.known_models import known_models
-from build_engines.model_shape import ExpertMlp
-from build_engines.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
-from build_engines.weight_table import Role, num_active_parameters, num_parameters, weights_of
+from build_engines.checkpoint.checkpoint_config import load_model_shape, read_model_shape
+from build_engines.checkpoint.gpus import gpu_named, gpus
+from build_engines.checkpoint.known_models import known_models
+from build_engines.checkpoint.model_shape import ExpertMlp
+from build_engines.checkpoint.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
+from build_engines.checkpoint.weight_table import Role, num_active_parameters, num_parameters, weights_of
 from trireme.errors import SpecError
 
 DEMO = Path(__file__).parents[2] / "examples/demo_model/target"

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from demo_release import DEMO_MODEL
 
-from build_engines.build_job import BuildJob, BuildPlan
-from build_engines.checkpoint_folder import CheckpointFiles
-from build_engines.openvino_build import check, plan
-from build_engines.openvino_environment import BUILD_PYTHON
-from build_engines.openvino_formats import linear_bytes, openvino_bytes
-from build_engines.recipe import OpenVinoRecipe, load_recipe
-from build_engines.stages import Command
+from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
+from build_engines.openvino.openvino_build import check, plan
+from build_engines.openvino.openvino_environment import BUILD_PYTHON
+from build_engines.openvino.openvino_formats import linear_bytes, openvino_bytes
+from build_engines.recipes.recipe import OpenVinoRecipe, load_recipe
+from build_engines.stages.build_job import BuildJob, BuildPlan
+from build_engines.stages.stage_list import Command
 from ensemble_configs.releases.machine import Machine
 from ensemble_configs.releases.release_manifest import address, load_manifest, verify
 from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
@@ -48,8 +48,8 @@ def commands(planned: BuildPlan) -> dict[str, str]:
 def test_sixteen_bits_are_an_export_and_a_tokenizer() -> None:
     planned = plan(job(base="demo-fp16"))
     assert commands(planned) == {
-        "export": "build_engines.openvino_export --checkpoint source --out export.partial --dtype bf16 --kv auto",
-        "tokenizer": "build_engines.openvino_tokenizer --checkpoint source --out tokenizer.partial",
+        "export": "build_engines.openvino.openvino_export --checkpoint source --out export.partial --dtype bf16 --kv auto",
+        "tokenizer": "build_engines.openvino.openvino_tokenizer --checkpoint source --out tokenizer.partial",
     }
     assert planned.parts == {"export": "engine", "tokenizer": "engine", "tokenizer_files": "tokenizer"}
     assert planned.links == {"source": TARGET}
@@ -60,7 +60,7 @@ def test_fewer_bits_are_one_stage_more() -> None:
     found = commands(planned)
     assert found["export"].endswith("--kv int8")
     assert found["compress"] == (
-        "build_engines.openvino_compress --model export --out compress.partial --linear int4 --embedding int8 "
+        "build_engines.openvino.openvino_compress --model export --out compress.partial --linear int4 --embedding int8 "
         "--head int8 --symmetric --group-size 128"
     )
     assert planned.parts["compress"] == "engine"
@@ -127,7 +127,7 @@ def test_what_stands_in_the_way_is_all_told(tmp_path: Path) -> None:
 
 
 def test_an_environment_without_nncf_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("build_engines.openvino_environment.BUILD_PYTHON", tmp_path / "python")
+    monkeypatch.setattr("build_engines.openvino.openvino_environment.BUILD_PYTHON", tmp_path / "python")
     wanted = BuildJob(load_recipe("demo-fp16"), CheckpointFiles(TARGET), Machine(free_host_bytes=1))
     (line,) = problems(wanted)
     assert line.endswith("python3 scripts/bootstrap.py --only build-cpu")

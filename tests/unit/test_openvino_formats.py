@@ -3,10 +3,16 @@ from pathlib import Path
 
 import pytest
 
-from build_engines.checkpoint_config import load_model_shape, read_model_shape
-from build_engines.model_shape import ModelShape
-from build_engines.openvino_formats import group_of, ir_formats, kv_bytes_per_token, linear_bytes, openvino_bytes
-from build_engines.recipe import OpenVinoRecipe
+from build_engines.checkpoint.checkpoint_config import load_model_shape, read_model_shape
+from build_engines.checkpoint.model_shape import ModelShape
+from build_engines.openvino.openvino_formats import (
+    group_of,
+    ir_formats,
+    kv_bytes_per_token,
+    linear_bytes,
+    openvino_bytes,
+)
+from build_engines.recipes.recipe import OpenVinoRecipe
 from trireme.errors import SpecError
 
 DEMO_MODEL = Path(__file__).resolve().parent.parent.parent / "examples" / "demo_model"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from build_engines.known_models import known_models
+from build_engines.checkpoint.known_models import known_models
 from trireme.commands import run_command
 
 DEMO = Path(__file__).parents[2] / "examples/demo_model/target"

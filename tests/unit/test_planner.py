@@ -11,21 +11,22 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from build_engines.checkpoint_config import read_model_shape
-from build_engines.gpus import gpu_named
-from build_engines.known_models import known_models
-from build_engines.model_shape import ModelShape
-from build_engines.parallel_sizes import ParallelSizes
+from build_engines.checkpoint.checkpoint_config import read_model_shape
+from build_engines.checkpoint.gpus import gpu_named
+from build_engines.checkpoint.known_models import known_models
+from build_engines.checkpoint.model_shape import ModelShape
+from build_engines.checkpoint.weight_formats import WEIGHT_FORMATS, FormatPlan
 from build_engines.planner.candidates import Machines, Wanted, candidates
-from build_engines.planner.efficiencies import TABLE, fitted
-from build_engines.planner.estimators import Load, Roofline
+from build_engines.planner.estimators.efficiencies import TABLE, fitted
+from build_engines.planner.estimators.estimator import Load, Roofline
+from build_engines.planner.estimators.published import Measurement, errors_of, log_errors, measurements, scored
+from build_engines.planner.estimators.uncertainty import factor_of
 from build_engines.planner.footprint import Footprint, footprint_of, kv_bytes_per_token
 from build_engines.planner.legality import why_format_is_illegal, why_layout_is_illegal, why_prompts_are_not_chunked
 from build_engines.planner.model_costs import ModelCosts
-from build_engines.planner.plan import Option, Plan, Question, Targets, make_plan
 from build_engines.planner.plan_plot import alike, label_of, line_of
 from build_engines.planner.plan_report import plan_as_data
-from build_engines.planner.published import Measurement, errors_of, log_errors, measurements, scored
+from build_engines.planner.ranking import Option, Plan, Question, Targets, make_plan
 from build_engines.planner.serving_limit import ServingLimit
 from build_engines.planner.steady_state import (
     Estimate,
@@ -38,8 +39,7 @@ from build_engines.planner.steady_state import (
     saturated,
 )
 from build_engines.planner.step_time import Engine, StepLoad, StepTime, step_time
-from build_engines.planner.uncertainty import factor_of
-from build_engines.weight_formats import WEIGHT_FORMATS, FormatPlan
+from build_engines.sharding.parallel_sizes import ParallelSizes
 from trireme.errors import SpecError
 
 GIB = 2**30

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from gpu_container import GpuContainer, write_gpu_container
 
-from build_engines.gpus import gpu_named, gpu_of_driver, gpus
+from build_engines.checkpoint.gpus import gpu_named, gpu_of_driver, gpus
 from build_engines.planner.serving_limit import ServingLimit
 from build_engines.planner.steady_state import Limits
 from build_engines.prove import proving

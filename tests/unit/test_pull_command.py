@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from demo_release import write_demo_release
 
-from build_engines.pull_command import parse_bytes, release_folder
-from build_engines.release_cache import ReleaseCache
+from build_engines.cache.pull_command import parse_bytes, release_folder
+from build_engines.cache.release_cache import ReleaseCache
 from ensemble_configs.releases.release_manifest import address, load_manifest, seal, verify
 from trireme.errors import SpecError
 

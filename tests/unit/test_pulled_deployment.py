@@ -10,7 +10,7 @@ import pytest
 import yaml
 from demo_release import write_demo_release
 
-from build_engines.moved_deployment import moved_deployment, release_dirs
+from build_engines.cache.moved_deployment import moved_deployment, release_dirs
 from ensemble_configs.releases.release_manifest import address, verify
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from build_engines.checkpoint_config import read_model_shape
-from build_engines.gpus import gpu_named
-from build_engines.known_models import known_models
-from build_engines.recipe import GpuRecipe, OpenVinoRecipe, PyTorchRecipe, TensorRtRecipe
-from build_engines.recipe_checks import check_recipe
+from build_engines.checkpoint.checkpoint_config import read_model_shape
+from build_engines.checkpoint.gpus import gpu_named
+from build_engines.checkpoint.known_models import known_models
+from build_engines.recipes.recipe import GpuRecipe, OpenVinoRecipe, PyTorchRecipe, TensorRtRecipe
+from build_engines.recipes.recipe_checks import check_recipe
 from ensemble_configs.releases.finding import Finding
 
 CALIBRATION = {"dataset": "cnn_dailymail", "num_samples": 32}

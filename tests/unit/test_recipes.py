@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from build_engines.gpus import gpus
-from build_engines.recipe import (
+from build_engines.checkpoint.gpus import gpus
+from build_engines.checkpoint.weight_formats import WEIGHT_FORMATS
+from build_engines.recipes.recipe import (
     RECIPES,
     OpenVinoRecipe,
     PyTorchRecipe,
@@ -19,7 +20,6 @@ from build_engines.recipe import (
     recipe_document,
     recipe_names,
 )
-from build_engines.weight_formats import WEIGHT_FORMATS
 from trireme.errors import SpecError
 
 MINIMAL = {"name": "x", "model": "m", "backend": "tensorrt", "gpu": "h100", "format": "fp8"}

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from demo_release import alter_a_byte, write_demo_release, write_gpu_release
 
-from build_engines.file_copies import FileCopy, copy_files
-from build_engines.release_cache import Pulled, ReleaseCache
+from build_engines.cache.file_copies import FileCopy, copy_files
+from build_engines.cache.release_cache import Pulled, ReleaseCache
 from ensemble_configs.releases.file_hashes import hash_file
 from ensemble_configs.releases.release_lock import in_use, lock_file, locked
 from ensemble_configs.releases.release_manifest import address, load_manifest, seal, verify

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from simulated_release import TOKENIZER
 
-from build_engines.render_command import render
 from ensemble_configs.render.model_names import MODELS, PYTHON_MODELS
+from ensemble_configs.render.render_command import render
 from ensemble_configs.render.repository import (
     DEFAULT_DEPLOYMENT,
     DEFAULT_REPOSITORY,

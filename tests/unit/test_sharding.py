@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from build_engines.checkpoint_config import read_model_shape
-from build_engines.known_models import known_models
-from build_engines.model_shape import (
+from build_engines.checkpoint.checkpoint_config import read_model_shape
+from build_engines.checkpoint.known_models import known_models
+from build_engines.checkpoint.model_shape import (
     DenseMlp,
     ExpertMlp,
     GroupedAttention,
@@ -22,12 +22,12 @@ from build_engines.model_shape import (
     LayerShape,
     ModelShape,
 )
-from build_engines.parallel_sizes import EmbeddingSharding, ParallelSizes, can_divide
-from build_engines.shard_coverage import Copies, check_coverage
-from build_engines.sharding import ShardPlan, plan_shards
-from build_engines.tensor_pieces import Cut, Piece
-from build_engines.weight_formats import WEIGHT_FORMATS, FormatPlan
-from build_engines.weight_table import Role, num_parameters, weights_of
+from build_engines.checkpoint.weight_formats import WEIGHT_FORMATS, FormatPlan
+from build_engines.checkpoint.weight_table import Role, num_parameters, weights_of
+from build_engines.sharding.parallel_sizes import EmbeddingSharding, ParallelSizes, can_divide
+from build_engines.sharding.shard_coverage import Copies, check_coverage
+from build_engines.sharding.shard_plan import ShardPlan, plan_shards
+from build_engines.sharding.tensor_pieces import Cut, Piece
 from trireme.errors import SpecError
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from build_engines.stage_process import last_lines
-from build_engines.stages import Command, Estimate, Stage, run_stages
-from build_engines.work_folder import WorkFolder
+from build_engines.stages.stage_list import Command, Estimate, Stage, run_stages
+from build_engines.stages.stage_process import last_lines
+from build_engines.stages.work_folder import WorkFolder
 from trireme.errors import BuildError
 
 
@@ -262,8 +262,8 @@ def test_an_interrupt_while_a_stage_begins_leaves_nothing_of_it(
 def test_a_killed_build_takes_its_tool_with_it_and_is_waited_for(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
-from build_engines.stages import Command, Stage, run_stages
-from build_engines.work_folder import WorkFolder
+from build_engines.stages.stage_list import Command, Stage, run_stages
+from build_engines.stages.work_folder import WorkFolder
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_stages import Recorder, SLEEPER, python

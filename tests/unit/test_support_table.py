@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from build_engines.checkpoint.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
 from build_engines.prove.proof import GpuState, Proof, ProofMachine, ProofModel, StepRecord, load_proofs, write_proof
 from build_engines.support_table import (
     DOCUMENT,
@@ -17,9 +18,8 @@ from build_engines.support_table import (
     with_gpu_row,
     with_tables,
 )
+from build_engines.tensorrt_llm.trtllm_versions import VERSIONS
 from build_engines.triton_differences import differences
-from build_engines.trtllm_versions import VERSIONS
-from build_engines.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
 from ensemble_configs.releases.containers import containers
 
 

@@ -12,14 +12,15 @@ import yaml
 from pydantic import BaseModel
 from trtllm_tools import FACTS, PROGRAMS, flags_of, parser_of, write_fake_tools
 
-from build_engines import trtllm_versions
-from build_engines.checkpoint_config import read_model_shape
-from build_engines.gpus import gpu_named
-from build_engines.known_models import known_models
-from build_engines.recipe import PyTorchRecipe, Recipe, TensorRtRecipe, load_recipe, recipe_names
-from build_engines.recipe_checks import check_recipe
-from build_engines.recipe_parts import BuilderSpec, LoraRecipe, MedusaRecipe, Plugins, SmoothQuantSpec
-from build_engines.trtllm_commands import (
+from build_engines.checkpoint.checkpoint_config import read_model_shape
+from build_engines.checkpoint.gpus import gpu_named
+from build_engines.checkpoint.known_models import known_models
+from build_engines.checkpoint.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
+from build_engines.recipes.recipe import PyTorchRecipe, Recipe, TensorRtRecipe, load_recipe, recipe_names
+from build_engines.recipes.recipe_checks import check_recipe
+from build_engines.recipes.recipe_parts import BuilderSpec, LoraRecipe, MedusaRecipe, Plugins, SmoothQuantSpec
+from build_engines.tensorrt_llm import trtllm_versions
+from build_engines.tensorrt_llm.trtllm_commands import (
     convert_argv,
     hf_ptq_argv,
     needs_calibration,
@@ -28,7 +29,6 @@ from build_engines.trtllm_commands import (
     trtllm_build_argv,
     without_machine_flags,
 )
-from build_engines.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
 
 EXAMPLES = Path("/app/examples")
 MODELS = {

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from build_engines.checkpoint_config import read_model_shape
-from build_engines.weight_table import Role, Weight, weights_of
+from build_engines.checkpoint.checkpoint_config import read_model_shape
+from build_engines.checkpoint.weight_table import Role, Weight, weights_of
 
 Config = dict[str, object]
 

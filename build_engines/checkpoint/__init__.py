@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model is, from the files of its checkpoint."""

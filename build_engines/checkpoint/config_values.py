@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Hugging Face `config.json` as a file and as values, each checked for what it can be; what they mean for a model is
+`build_engines.checkpoint.checkpoint_config`'s.
+"""
+
+import json
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from trireme.errors import SpecError
+
+_MOST_BYTES = 16 * 2**20  # published ones have some KiB
+
+# Of these a list is made here, and a config may come from anywhere.
+_LISTED = frozenset({"num_hidden_layers", "n_layer", "num_experts", "num_local_experts", "n_routed_experts"})
+_MOST_LISTED = 10_000
+_MOST = 10**12  # of all others: far above any model's, and products of them are still within a float
+
+
+def load_config(checkpoint: Path) -> dict[str, object]:
+    """The `config.json` of a checkpoint folder, or that file itself.
+
+    Raises:
+        SpecError: it is no plain file of at most 16 MiB, cannot be read or does not hold an object.
+    """
+    path = checkpoint / "config.json" if checkpoint.is_dir() else checkpoint
+    try:
+        config = json.loads(_read_plain_file(path))
+    except OSError as exc:
+        raise SpecError(
+            f"cannot read {path}: {exc.strerror}; name a checkpoint's folder or its config.json", file=path
+        ) from exc
+    except (ValueError, RecursionError) as exc:
+        raise SpecError(f"{path} is not JSON: {exc}", file=path) from exc
+    if not isinstance(config, dict):
+        raise SpecError(f"{path} holds no object of keys and values", file=path)
+    return config
+
+
+def _read_plain_file(path: Path) -> bytes:
+    """Refuses a pipe, which would be waited for, and a device, which may never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise SpecError(f"{path} is not a plain file; name a checkpoint's folder or its config.json", file=path)
+    with path.open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise SpecError(
+            f"{path} is larger than {_MOST_BYTES // 2**20} MiB, which no config.json is; name a checkpoint's folder or "
+            "its config.json",
+            file=path,
+        )
+    return content
+
+
+class ConfigValues:
+    """Values of a `config.json` by name, each of the type that it should have."""
+
+    def __init__(self, values: Mapping[str, object], source: str) -> None:
+        self._values = values
+        self._source = source
+
+    def count(self, *names: str) -> int:
+        """A whole number above 0 that must be there, by one of its names."""
+        value = self.count_if_given(*names)
+        if value is None:
+            raise SpecError(f"{self._source}: {names[0]} is missing", file=self._source, field=names[0])
+        return value
+
+    def count_if_given(self, *names: str) -> int | None:
+        """A whole number above 0, or None where no name is there or the value is null."""
+        value = self.optional_count(*names)
+        for name in names:
+            if value is None and self._values.get(name) is not None:
+                raise self._wrong(name, 0, "a whole number, at least 1")
+        return value
+
+    def optional_count(self, *names: str) -> int | None:
+        """The same, or None where no name is there or the value is null or 0."""
+        for name in names:
+            value = self._values.get(name)
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise self._wrong(name, value, "a whole number, at least 0")
+            most = _MOST_LISTED if name in _LISTED else _MOST
+            if value > most:
+                raise self._wrong(name, value, f"at most {most:,}")
+            return value or None
+        return None
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """True or false."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._wrong(name, value, "true or false")
+        return value
+
+    def text(self, name: str) -> str | None:
+        """A string, if there is one."""
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, str):
+            raise self._wrong(name, value, "a string")
+        return value
+
+    def layer_types(self, num_layers: int) -> list[str] | None:
+        """For each layer `full_attention` or `sliding_attention`, where the config says so."""
+        value = self._values.get("layer_types")
+        if value is None:
+            return None
+        known = ("full_attention", "sliding_attention")
+        if not isinstance(value, list) or len(value) != num_layers or any(kind not in known for kind in value):
+            raise self._wrong("layer_types", value, f"{num_layers} of {' or '.join(known)}")
+        return value
+
+    def divide(self, numerator: int, denominator: int, names: str) -> int:
+        """A quotient that must be whole."""
+        if numerator % denominator:
+            raise SpecError(
+                f"{self._source}: {names} ({numerator} / {denominator}) is not a whole number", file=self._source
+            )
+        return numerator // denominator
+
+    def _wrong(self, name: str, value: object, allowed: str) -> SpecError:
+        return SpecError(
+            f"{self._source}: {name} must be {allowed}; got {value!r}", file=self._source, field=name, value=value
+        )

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs by their datasheets (`gpus.yaml`)."""
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import Field
+
+from ensemble_configs.spec.base import Positive, Spec
+from ensemble_configs.spec.validation import validate
+from trireme.errors import SpecError
+
+_TABLE = Path(__file__).with_name("gpus.yaml")
+
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+class Tflops(Spec):
+    """Dense peaks, TFLOP/s, by what is multiplied; None: the GPU cannot."""
+
+    fp16: PositiveFloat
+    int8: PositiveFloat
+    fp8: PositiveFloat | None = None
+    fp4: PositiveFloat | None = None
+
+    def __getitem__(self, compute: str) -> float:
+        """By name. Raises: KeyError: the GPU cannot."""
+        peak: float | None = getattr(self, compute, None)
+        if peak is None:
+            raise KeyError(compute)
+        return peak
+
+
+class Gpu(Spec):
+    """One kind of GPU; what the fields mean is written in the table."""
+
+    name: str
+    title: str
+    sm: Positive
+    memory_gib: PositiveFloat
+    bandwidth_gbs: PositiveFloat
+    tflops: Tflops
+    nvlink_gbs: Annotated[float, Field(ge=0)]
+    nvlink_domain: Positive
+    pcie_gbs: PositiveFloat
+    is_verified: bool
+    driver_names: tuple[str, ...] = ()
+
+    @property
+    def memory_bytes(self) -> int:
+        """What a program sees of its memory."""
+        return int(self.memory_gib * 2**30)
+
+    @property
+    def link_gbs(self) -> float:
+        """To the next GPU of the node, one direction, GB/s."""
+        return self.nvlink_gbs or self.pcie_gbs
+
+
+@cache
+def gpus() -> dict[str, Gpu]:
+    """By name, in the table's order."""
+    rows = yaml.safe_load(_TABLE.read_text(encoding="utf-8"))
+    return {gpu.name: gpu for gpu in (validate(Gpu, row, source=_TABLE) for row in rows)}
+
+
+def gpu_named(name: str) -> Gpu:
+    """The GPU of a name or a title, in any case.
+
+    Raises:
+        SpecError: it is not in the table.
+    """
+    wanted = name.lower()
+    for gpu in gpus().values():
+        if wanted in {gpu.name, gpu.title.lower()}:
+            return gpu
+    raise SpecError(f"gpu {name!r} is not known here; there are {', '.join(gpus())}", field="gpu", value=name)
+
+
+def gpu_of_driver(name: str) -> Gpu:
+    """The GPU that `nvidia-smi` calls so.
+
+    Raises:
+        SpecError: no row has that name; it says what a row needs.
+    """
+    for gpu in gpus().values():
+        if name in gpu.driver_names:
+            return gpu
+    raise SpecError(
+        f"the driver calls this GPU {name!r}, and no row of build_engines/checkpoint/gpus.yaml has that among its driver_names; "
+        "add the name to the row of this GPU, or a new row with its datasheet's figures: name, title, sm, memory_gib, "
+        "bandwidth_gbs, tflops, nvlink_gbs, nvlink_domain, pcie_gbs, is_verified. Where a row is close enough, name it "
+        "with --gpu",
+        field="gpu",
+        value=name,
+    )

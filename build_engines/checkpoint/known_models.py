@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that are known by name: their `config.json` written by hand from what their publishers state."""
+
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from build_engines.checkpoint.config_values import load_config
+from trireme.errors import SpecError
+
+_TABLE = Path(__file__).with_name("known_models.yaml")
+
+
+class KnownModel(NamedTuple):
+    """One model; `num_parameters` is what its publisher's files hold."""
+
+    config: dict[str, object]
+    num_parameters: int
+
+
+@cache
+def known_models() -> dict[str, KnownModel]:
+    """By name."""
+    table = yaml.safe_load(_TABLE.read_text(encoding="utf-8"))
+    return {name: KnownModel(**facts) for name, facts in table.items()}
+
+
+def config_of(name: str) -> dict[str, object]:
+    """The `config.json` of a checkpoint's folder, that file itself, or that of a known name in any case.
+
+    Raises:
+        SpecError: it is none of these, or cannot be read.
+    """
+    path = Path(name)
+    if path.exists():
+        return load_config(path)
+    known = known_models()
+    if name.lower() in known:
+        return known[name.lower()].config
+    raise SpecError(
+        f"model {name!r} is neither a folder or config.json here nor a known name; names are {', '.join(known)}",
+        field="model",
+        value=name,
+    )

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model is made of, in numbers: layers, heads, experts and widths, whatever its checkpoint calls them.
+
+How a `config.json` is read into these is `build_engines.checkpoint.checkpoint_config`; what each tensor is called and how large it
+is, `build_engines.checkpoint.weight_table`.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class GroupedAttention:
+    """Each head has its queries, a group of heads shares keys and values: GQA; with one group MQA, with all MHA."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    has_qkv_bias: bool = False
+    has_output_bias: bool = False
+    has_qk_norm: bool = False  # one norm of head_dim for queries and one for keys
+    has_sinks: bool = False  # a learned logit a head, beside those of the keys
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Numbers that one token leaves in one layer's KV cache: K and V."""
+        return 2 * self.num_kv_heads * self.head_dim
+
+    @property
+    def prefill_flops_per_pair(self) -> int:
+        """Floating point operations of one query meeting one key and its value: two products, 2 operations a number."""
+        return 4 * self.num_heads * self.head_dim
+
+    @property
+    def decode_flops_per_pair(self) -> int:
+        """The same."""
+        return self.prefill_flops_per_pair
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Keys and values are kept as one low-rank vector a token, shared by all heads (MLA)."""
+
+    num_heads: int
+    q_lora_rank: int | None  # None: queries come straight from the hidden state
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Numbers that one token leaves in one layer's KV cache: the latent vector and the rotary part of the key."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def prefill_flops_per_pair(self) -> int:
+        """With keys and values unfolded for each head: scores over nope + rope, values over their own width."""
+        return 2 * self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim + self.v_head_dim)
+
+    @property
+    def decode_flops_per_pair(self) -> int:
+        """With the up-projections absorbed into the queries: scores over latent + rotary, values over the latent."""
+        return 2 * self.num_heads * (2 * self.kv_lora_rank + self.qk_rope_head_dim)
+
+
+Attention = GroupedAttention | LatentAttention
+
+
+@dataclass(frozen=True)
+class DenseMlp:
+    """One feed-forward network for every token."""
+
+    intermediate_size: int
+    is_gated: bool = True
+    has_bias: bool = False
+
+
+@dataclass(frozen=True)
+class ExpertMlp:
+    """Many feed-forward networks, of which a router picks a few for each token."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    shared_intermediate_size: int = 0  # of the experts that see every token, together
+    has_shared_gate: bool = False
+    has_router_bias: bool = False
+    has_bias: bool = False
+
+    def experts_met(self, num_tokens: int) -> float:
+        """How many experts a batch is expected to use, each token choosing evenly: E (1 - (1 - k/E)^n)."""
+        return self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** num_tokens)
+
+
+Mlp = DenseMlp | ExpertMlp
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """One layer."""
+
+    attention: Attention
+    mlp: Mlp
+    sliding_window: int | None = None  # tokens that it looks back to; None: all
+
+    def kept_tokens(self, num_tokens: int) -> int:
+        """Of a sequence of so many tokens, those whose keys and values this layer reads."""
+        return num_tokens if self.sliding_window is None else min(num_tokens, self.sliding_window)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder."""
+
+    architecture: str  # as in config.json: LlamaForCausalLM
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerShape, ...]
+    is_tied: bool  # the head is the embedding
+    max_position_embeddings: int
+    dtype: str = "bfloat16"  # of the checkpoint
+    norms_per_layer: int = 2
+    has_norm_bias: bool = False
+    has_head_bias: bool = False
+    is_parallel_block: bool = False  # attention and MLP of a layer read the same input: one all-reduce a layer
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers."""
+        return len(self.layers)
+
+    @property
+    def attention(self) -> Attention:
+        """Of the first layer; all have the same but for their windows."""
+        return self.layers[0].attention
+
+    @property
+    def num_kv_heads(self) -> int:
+        """What the KV cache is split by: heads of keys and values; 1 with latent attention."""
+        return self.attention.num_kv_heads if isinstance(self.attention, GroupedAttention) else 1
+
+    @cached_property
+    def expert_layers(self) -> tuple[ExpertMlp, ...]:
+        """The mixtures among the layers' feed-forward networks."""
+        return tuple(layer.mlp for layer in self.layers if isinstance(layer.mlp, ExpertMlp))
+
+    @cached_property
+    def layer_kinds(self) -> tuple[tuple[Attention, Mlp], ...]:
+        """The different layers that it has, windows aside."""
+        return tuple(dict.fromkeys((layer.attention, layer.mlp) for layer in self.layers))
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether it has experts."""
+        return bool(self.expert_layers)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who says how fast a candidate is: one interface, our roofline behind it, and others where they are installed."""
+
+from typing import NamedTuple, Protocol
+
+from build_engines.planner.candidates import Candidate
+from build_engines.planner.estimators.efficiencies import Efficiencies, fitted
+from build_engines.planner.steady_state import Estimate, Limits, Workload, at_concurrency, at_rate, at_users, saturated
+
+
+class Load(NamedTuple):
+    """What comes to one replica: at most one is set; none: as much as it can take."""
+
+    concurrency: float | None = None  # clients that each wait for their answer
+    requests_per_s: float | None = None
+    users: float | None = None  # who think for so long between an answer and the next question
+    think_time_s: float = 0.0
+
+    def shared(self, num_replicas: int) -> "Load":
+        """What one of so many replicas gets."""
+        concurrency, requests_per_s, users = (None if all_of is None else all_of / num_replicas for all_of in self[:3])
+        return Load(concurrency, requests_per_s, users, self.think_time_s)
+
+
+class Estimator(Protocol):
+    """Predicts what users see of one replica."""
+
+    name: str
+
+    def why_not(self, candidate: Candidate, workload: Workload, limits: Limits) -> str | None:
+        """Why it cannot say anything of this one, or None: `estimate` may be asked."""
+
+    def estimate(self, candidate: Candidate, workload: Workload, load: Load, limits: Limits) -> Estimate | None:
+        """None: not one request fits, or the rate cannot be kept up with."""
+
+
+class Roofline:
+    """Ours: a step's time from datasheets and few fitted efficiencies; covers every candidate."""
+
+    name = "roofline"
+
+    def __init__(self, efficiencies: Efficiencies | None = None) -> None:
+        self._eff = efficiencies or fitted()
+
+    def why_not(self, candidate: Candidate, workload: Workload, limits: Limits) -> str | None:  # noqa: ARG002
+        """Covers all."""
+        return None
+
+    def estimate(self, candidate: Candidate, workload: Workload, load: Load, limits: Limits) -> Estimate | None:
+        """See `build_engines.planner.steady_state`."""
+        if load.requests_per_s is not None:
+            return at_rate(candidate.engine, self._eff, workload, limits, load.requests_per_s)
+        if load.users is not None:
+            return at_users(candidate.engine, self._eff, workload, limits, load.users, load.think_time_s)
+        if load.concurrency is not None:
+            return at_concurrency(candidate.engine, self._eff, workload, limits, load.concurrency)
+        return saturated(candidate.engine, self._eff, workload, limits)

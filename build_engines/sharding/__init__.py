@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rank holds which part of which tensor."""

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a back end is given to plan a build, and what it answers with; `BACKENDS` is the table of them.
+
+A back end is a module with two functions: ``check(job) -> list[Finding]`` says all that stands in the way, before any
+work, and ``plan(job) -> BuildPlan`` gives the stages.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, cast
+
+from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
+from build_engines.recipes.recipe import Recipe
+from build_engines.stages.stage_list import Stage
+from ensemble_configs.releases.finding import Finding
+from ensemble_configs.releases.machine import Machine
+from ensemble_configs.releases.release_manifest import ReleaseManifest
+
+# Where the checkpoint is in the work folder. Upstream's scripts look for parts of words ("mpt", "vila") in the path of
+# a model and load it in another way if they find them, so paths of this machine are kept from them.
+SOURCE = "source"
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Where upstream's scripts lie that no wheel brings."""
+
+    trtllm_examples: Path = Path("/app/examples")
+    modelopt_examples: Path = Path("/app/modelopt/examples")
+
+
+@dataclass(frozen=True)
+class BuildJob:
+    """What is to be built, from what, where.
+
+    Attributes:
+        is_dry_run: nothing is going to run: no file is hashed, and the machine need not be the one that will build.
+    """
+
+    recipe: Recipe
+    checkpoint: CheckpointFiles
+    machine: Machine
+    tools: Tools = Tools()
+    is_dry_run: bool = False
+
+    @property
+    def checkpoint_sha256(self) -> str:
+        """For the stages' keys; of a dry run, which has no use for it, empty."""
+        return "" if self.is_dry_run else self.checkpoint.sha256
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """How a back end is going to build.
+
+    Attributes:
+        stages: in order.
+        parts: by stage, the folder of the release that gets its outputs; "." is the release itself.
+        describe: the manifest, for the folder of the release with all files in it.
+        links: files and folders of this machine by the names that they have in the work folder.
+        notes: what the dry run should say beside the commands.
+    """
+
+    stages: tuple[Stage, ...]
+    parts: Mapping[str, str]
+    describe: Callable[[Path], ReleaseManifest]
+    links: Mapping[str, Path] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class Backend(Protocol):
+    """A module that builds for one provider."""
+
+    def check(self, job: BuildJob) -> list[Finding]:
+        """All that stands in the way; empty: nothing that can be known before."""
+
+    def plan(self, job: BuildJob) -> BuildPlan:
+        """The stages."""
+
+
+BACKENDS = {
+    "tensorrt": "build_engines.tensorrt_llm.compiled_build",
+    "pytorch": "build_engines.tensorrt_llm.pytorch_build",
+    "openvino": "build_engines.openvino.openvino_build",
+}
+
+
+def backend_of(recipe: Recipe) -> Backend:
+    """The back end of a recipe, imported now."""
+    return cast("Backend", importlib.import_module(BACKENDS[recipe.backend]))
