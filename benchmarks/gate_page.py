@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import RESULTS, markdown_table, with_tables
-from clients.rollout.gate.gate_spec import GateSpec
-from clients.rollout.gate.metrics import METRICS, alpha_of
+from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.metrics import METRICS, alpha_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "rollout_gate.md"
 _POWER = 0.95  # that was asked for, within 2,000 requests

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.latency_models import LatencyModel
-from clients.rollout.gate.evidence import MIN_SLOW_REFERENCE
-from clients.rollout.gate.fading import Differences, Times, differences_of, own_variance
-from clients.rollout.gate.findings import Counts, Level, Sample, Scores
-from clients.rollout.gate.gate_spec import GateSpec
-from clients.rollout.gate.mean_test import Floats
-from clients.rollout.gate.score_test import gains
-from clients.rollout.outcome import Outcome
+from clients.rollout.routing.outcome import Outcome
+from clients.rollout_gate.evidence import MIN_SLOW_REFERENCE
+from clients.rollout_gate.fading import Differences, Times, differences_of, own_variance
+from clients.rollout_gate.findings import Counts, Level, Sample, Scores
+from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.mean_test import Floats
+from clients.rollout_gate.score_test import gains
 
 PER_LOOK = 20  # requests of each arm
 LOOK_S = 10.0
@@ -143,7 +143,7 @@ def outcomes_of(traffic: Traffic, rollout: int, look: int) -> list[Outcome]:
 def sample_of(traffic: Traffic, spec: GateSpec) -> Sample:
     """The gate's sums after each look: leading dimensions [rollouts, looks].
 
-    As `clients.rollout.gate.evidence` makes them of outcomes, which a test compares; what differs is only that all
+    As `clients.rollout_gate.evidence` makes them of outcomes, which a test compares; what differs is only that all
     looks are made at once. A look is a block.
     """
     answered = ~traffic.is_error
@@ -213,7 +213,7 @@ def _levels(cells: _Cells) -> tuple[Level, Level]:
 
 
 def _differences(cells: _Cells) -> Differences:
-    """After each look, as `clients.rollout.gate.blocks` has it of blocks of one look."""
+    """After each look, as `clients.rollout_gate.blocks` has it of blocks of one look."""
     shared = cells.num[:, 0] * cells.num[:, 1] / np.maximum(cells.num.sum(axis=1), 1)
     weight = shared.sum(axis=2)
     total = (shared * (cells.mean[:, 0] - cells.mean[:, 1])).sum(axis=2)

@@ -26,8 +26,8 @@ from benchmarks.gate_comparators import COMPARATORS
 from benchmarks.gate_traffic import LOOK_S, PER_LOOK, Regression, Traffic, outcomes_of, sample_of, traffic_of
 from benchmarks.latency_models import LatencyModel, load_models
 from benchmarks.report import environment, write_result
-from clients.rollout.gate.gate_spec import GateSpec
-from clients.rollout.gate.verdict import Look, look_at
+from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.verdict import Look, look_at
 
 SPEC = GateSpec(ttft_target_ms=500)
 SEED = 6

@@ -15,7 +15,7 @@ from clients.access import Access
 from clients.access_options import with_access
 from clients.infer_messages import PINNING_MODEL
 from clients.latency import Arrival, MetricUndefined, RequestRecord, e2e_ms, tpot_ms, ttft_ms
-from clients.rollout.routed_client import generate_routed
+from clients.rollout.routing.routed_client import generate_routed
 from clients.streaming import GenerateChunk, GenerateRequest, TritonClient
 from trireme.errors import RequestError, ServingError
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes `ensemble_configs/spec/trtllm_facts.json`: the names in `tests/fakes/trtllm_facts`, for a check without upstream.
+"""Writes `ensemble_configs/spec/trtllm_facts.json`: names of `tests/fakes/trtllm_facts`, for a check without upstream.
 
 Run by `make docs`; a test compares.
 """

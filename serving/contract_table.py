@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The conformance table of `docs/contract.md`: every tensor of the contract on every provider, works or refused.
 
-Generated from what makes the server refuse: the rows of `ensemble_configs.render.tensors` and each provider's `CAPABILITIES`.
-Run by `make docs`.
+Generated from what makes the server refuse: the rows of `ensemble_configs.render.tensors` and each provider's
+`CAPABILITIES`. Run by `make docs`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -73,22 +73,25 @@ COMMANDS = {
     ),
     "drain": Command("clients.drain_command", "drain", "Have a running server finish its streams before it is ended"),
     "observe": Command(
-        "observability.command",
+        "observability.observe_commands",
         "",
         "Watch a server with Prometheus; write rules and dashboards",
         ("run", "files", "bandwidth"),
     ),
     "rollout": Command(
-        "clients.rollout.command",
+        "clients.rollout.rollout_commands",
         "",
         "Try a release out beside the one that is served; promote it, or roll it back",
         verbs=("start", "status", "report", "pause", "resume", "promote", "abort", "history", "run", "export"),
     ),
     "batch": Command(
-        "clients.batch.command", "", "Answer a file of requests beside everybody else's, resumable", verbs=("run",)
+        "clients.batch.batch_command",
+        "",
+        "Answer a file of requests beside everybody else's, resumable",
+        verbs=("run",),
     ),
     "bench": Command(
-        "clients.load.command",
+        "clients.load.bench_commands",
         "",
         "Put a load on a running server, and report what it did",
         verbs=("run", "perf_analyzer", "genai_perf", "aiperf", "locust", "capacity", "report"),

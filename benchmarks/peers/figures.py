@@ -9,9 +9,9 @@ import msgspec
 
 from benchmarks.peers.peer import Answered
 from benchmarks.report import median_with_interval
-from clients.load.figures.run_figures import figures_of
 from clients.load.load_options import Load
 from clients.load.run_folder import Run, RunInfo
+from clients.load_report.run_figures import figures_of
 from trireme.errors import ServerError
 
 

@@ -9,10 +9,10 @@ from typing import Literal, Protocol
 import msgspec
 
 from clients.infer_messages import GenerateRequest
-from clients.load.asking import connect
 from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
 from clients.load.processes import run_processes
+from clients.load.send import connect
 from clients.load.worker import CpuSample
 from trireme.errors import ServerError, ServingError
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses a checkpoint that cannot become a release, before any work is done on it.
 
-It is untrusted: no code of it runs, nothing is unpickled, every length is checked (`build_engines.checkpoint.checkpoint_files`,
-`ensemble_configs.releases.safetensors_file`). What it should hold follows from its `config.json` (`build_engines.checkpoint.weight_table`).
+It is untrusted: no code of it runs, nothing is unpickled, every length is checked
+(`build_engines.checkpoint.checkpoint_files`, `ensemble_configs.releases.safetensors_file`). What it should hold follows
+from its `config.json` (`build_engines.checkpoint.weight_table`).
 """
 
 from collections.abc import Iterable, Mapping

@@ -89,7 +89,8 @@ def gpu_of_driver(name: str) -> Gpu:
         if name in gpu.driver_names:
             return gpu
     raise SpecError(
-        f"the driver calls this GPU {name!r}, and no row of build_engines/checkpoint/gpus.yaml has that among its driver_names; "
+        f"the driver calls this GPU {name!r}, and no row of build_engines/checkpoint/gpus.yaml has that among its "
+        "driver_names; "
         "add the name to the row of this GPU, or a new row with its datasheet's figures: name, title, sm, memory_gib, "
         "bandwidth_gbs, tflops, nvlink_gbs, nvlink_domain, pcie_gbs, is_verified. Where a row is close enough, name it "
         "with --gpu",

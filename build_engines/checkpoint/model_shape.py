@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model is made of, in numbers: layers, heads, experts and widths, whatever its checkpoint calls them.
 
-How a `config.json` is read into these is `build_engines.checkpoint.checkpoint_config`; what each tensor is called and how large it
-is, `build_engines.checkpoint.weight_table`.
+How a `config.json` is read into these is `build_engines.checkpoint.checkpoint_config`; what each tensor is called and
+how large it is, `build_engines.checkpoint.weight_table`.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every tensor of a checkpoint by its name there, with its shape and what it is for.
 
-From it follow the exact number of parameters, the bytes of each format (`build_engines.checkpoint.weight_formats`), what goes to
-which rank (`build_engines.sharding.shard_plan`) and what a checkpoint must hold. Shapes are as in the safetensors files: a linear
-layer is ``[out_features, in_features]``.
+From it follow the exact number of parameters, the bytes of each format (`build_engines.checkpoint.weight_formats`),
+what goes to which rank (`build_engines.sharding.shard_plan`) and what a checkpoint must hold. Shapes are as in the
+safetensors files: a linear layer is ``[out_features, in_features]``.
 """
 
 import math

@@ -170,10 +170,10 @@ def _published() -> Iterator[str]:
     headers = ("in, out", "GPUs", "published tokens/s", "planned", "ratio", "published: $/M out", "planned: $/M out")
     note = _text(
         f"""Llama-3.1-70B in FP8 on H100, TensorRT-LLM 0.17, all requests queued at once, no latency target: output
-        tokens/s of one replica (sources in `build_engines/planner/estimators/published_measurements.json`; these figures are among
-        those that the planner was fitted to, and planner.md says how far off it is without them). Dollars are
-        {usd_per_hour:g} $ an hour and GPU over all of it, prompts too, always busy: what popular tables call the price
-        of a token. Fleets above are dearer for their target latency, their 70 % and their spares."""
+        tokens/s of one replica (sources in `build_engines/planner/estimators/published_measurements.json`; these
+        figures are among those that the planner was fitted to, and planner.md says how far off it is without them).
+        Dollars are {usd_per_hour:g} $ an hour and GPU over all of it, prompts too, always busy: what popular tables
+        call the price of a token. Fleets above are dearer for their target latency, their 70 % and their spares."""
     )
     yield markdown(TextTable("Against published throughput", headers, rows, (note,)), level=3)
 

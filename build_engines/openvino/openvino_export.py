@@ -3,8 +3,8 @@
 
     python -m build_engines.openvino.openvino_export --checkpoint DIR --out DIR --dtype bf16 --kv auto
 
-What is quantized afterwards is `build_engines.openvino.openvino_compress`; the tokenizer, `build_engines.openvino.openvino_tokenizer`.
-The same checkpoint gives the same bytes.
+What is quantized afterwards is `build_engines.openvino.openvino_compress`; the tokenizer,
+`build_engines.openvino.openvino_tokenizer`. The same checkpoint gives the same bytes.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe against the model, the GPU and the versions: all that cannot work, before any work, every finding named.
 
-What can be known from the recipe alone is refused when it is read (`build_engines.recipes.recipe`). The tables behind the rules
-are `build_engines.checkpoint.weight_formats` and `build_engines.tensorrt_llm.trtllm_versions`.
+What can be known from the recipe alone is refused when it is read (`build_engines.recipes.recipe`). The tables behind
+the rules are `build_engines.checkpoint.weight_formats` and `build_engines.tensorrt_llm.trtllm_versions`.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a recipe (`build_engines.recipes.recipe`): calibration, plugins, speculation, adapters, the quality asked for."""
+"""Parts of a recipe (`build_engines.recipes.recipe`): calibration, plugins, speculation, adapters, the quality asked
+for.
+"""
 
 from pathlib import Path
 from typing import Annotated, Literal

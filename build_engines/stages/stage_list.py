@@ -2,8 +2,8 @@
 """A build as a list of stages, each run once: what is finished is kept and found again by the hash of what made it.
 
 A stage reads what stages before it have left, in ``<work folder>/<stage>/``, and writes to ``<stage>.partial/``, which
-gets its name when it is whole (`build_engines.stages.work_folder`). Commands run in the work folder and name files from there,
-so that nothing of where a build ran gets into what it made.
+gets its name when it is whole (`build_engines.stages.work_folder`). Commands run in the work folder and name files from
+there, so that nothing of where a build ran gets into what it made.
 """
 
 import errno

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recipe for a compiled engine must keep to, besides what `build_engines.recipes.recipe_checks` asks of every recipe."""
+"""What a recipe for a compiled engine must keep to, besides what `build_engines.recipes.recipe_checks` asks of every
+recipe.
+"""
 
 from build_engines.checkpoint.gpus import Gpu
 from build_engines.checkpoint.model_shape import ModelShape

@@ -15,7 +15,7 @@ from clients.batch.line_error import LineError
 from clients.batch.openai_answers import Usage, answer_line, body_of, error_line, num_shortened
 from clients.batch.openai_bodies import Asked
 from clients.batch.results_file import ResultsFile
-from clients.batch.setbacks import Pauses, Setback, line_error, setback_of
+from clients.batch.retry_policy import Pauses, Setback, line_error, setback_of
 from clients.batch.window import Window
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.streaming import AsyncTritonClient

@@ -4,7 +4,7 @@
 import asyncio
 import time
 
-from clients.batch.setbacks import Setback, setback_of
+from clients.batch.retry_policy import Setback, setback_of
 from clients.infer_messages import GenerateRequest
 from clients.streaming import AsyncTritonClient
 from trireme.errors import AccessDenied, RequestError, ServingError

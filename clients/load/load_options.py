@@ -12,8 +12,8 @@ import msgspec
 
 from clients.access import NO_ACCESS, Access, with_scheme
 from clients.load.arrivals import arrivals_s
-from clients.load.openai_stream import completions_url, is_openai_url, refuse_unknown
-from clients.load.plan import Session, sessions
+from clients.load.load_plan import Session, sessions
+from clients.load.openai.openai_stream import completions_url, is_openai_url, refuse_unknown
 from clients.load.prompts import ExactWriter, ProportionalWriter, Writer
 from clients.load.workload_spec import WORKLOAD, Workload
 from trireme.errors import RequestError

@@ -34,8 +34,8 @@ from clients.load.processes import Outcome, run_processes
 from clients.load.run_folder import Run, RunFiles, RunInfo, package_version, refuse_used
 from clients.load.run_origin import Origin
 from clients.load.server_samples import ServerSample, ServerWatch
-from clients.load.summary import print_summary
 from clients.load.worker import GIVE_UP_S
+from clients.load_report.summary import print_summary
 from trireme.errors import ServerError
 
 _WARMUP = 8

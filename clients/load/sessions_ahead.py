@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
-from clients.load.plan import Session
+from clients.load.load_plan import Session
 
 
 class SessionsAhead:

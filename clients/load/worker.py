@@ -21,12 +21,12 @@ from pathlib import Path
 
 import msgspec
 
-from clients.load.asking import Asker, connect
+from clients.load.arrival_process import closed_loop, open_loop
 from clients.load.load_options import Load
+from clients.load.load_plan import Session
 from clients.load.load_record import LoadRecord
-from clients.load.loops import closed_loop, open_loop
-from clients.load.openai_client import not_ready
-from clients.load.plan import Session
+from clients.load.openai.openai_client import not_ready
+from clients.load.send import Asker, connect
 from clients.load.sessions_ahead import SessionsAhead
 from trireme.errors import ServerError, ServingError
 

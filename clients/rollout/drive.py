@@ -9,10 +9,10 @@ from pathlib import Path
 import typer
 
 from clients.rollout.controller import Controller, Server
-from clients.rollout.front import RolloutFront
-from clients.rollout.judges import judge_of
+from clients.rollout.judging.judges import judge_of
 from clients.rollout.local_server import LocalServer
-from clients.rollout.plan import Plan, read_plan
+from clients.rollout.rollout_api import RolloutFront
+from clients.rollout.rollout_plan import Plan, read_plan
 from clients.rollout.state import Phase, Rollout
 from clients.rollout.store import Store
 from clients.rollout.two_servers import TwoServers

@@ -7,8 +7,8 @@ from typing import Any
 
 from clients.access import Access
 from clients.infer_messages import PINNING_MODEL
-from clients.rollout.held_out import HeldOut, prompts_of
-from clients.rollout.replay import PromptScores, Target, replay
+from clients.rollout.judging.held_out import HeldOut, prompts_of
+from clients.rollout.judging.replay import PromptScores, Target, replay
 from clients.server_control import ServerControl
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.render.model_names import CANARY

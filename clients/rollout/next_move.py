@@ -3,9 +3,9 @@
 
 from typing import NamedTuple
 
-from clients.rollout.gate.gate import Judgement
-from clients.rollout.plan import Mode, Plan
+from clients.rollout.rollout_plan import Mode, Plan
 from clients.rollout.state import Phase, Rollout
+from clients.rollout_gate.gate import Judgement
 
 
 class Move(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from clients.rollout.gate.gate_spec import GateSpec
-from clients.rollout.plan import Mode
+from clients.rollout.rollout_plan import Mode
+from clients.rollout_gate.gate_spec import GateSpec
 from ensemble_configs.changes.release_changes import candidate_from, release_of
 from ensemble_configs.spec.model_spec import ModelSpec
 from ensemble_configs.spec.strict_yaml import load_yaml

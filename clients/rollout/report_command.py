@@ -10,12 +10,12 @@ import msgspec
 import typer
 
 from clients.rollout.choice import JsonOption, NumberOption, StoreOption, any_rollout, existing_store
-from clients.rollout.gate.report_text import markdown, metric_table
-from clients.rollout.judges import judge_of
-from clients.rollout.plan import Mode, Plan, read_plan
-from clients.rollout.sample_ratio import mismatch
+from clients.rollout.judging.judges import judge_of
+from clients.rollout.judging.sample_ratio import mismatch
+from clients.rollout.rollout_plan import Mode, Plan, read_plan
 from clients.rollout.state import Assignment
 from clients.rollout.store import Store
+from clients.rollout_gate.report_text import markdown, metric_table
 from clients.server_folder import ServerOption
 from trireme.errors import RequestError, SpecError
 

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from clients.rollout.apart import check_second, plan_apart, refuse_without_room, why_apart
 from clients.rollout.choice import StoreOption, WhyOption, alone_on, open_rollout, store_of
 from clients.rollout.drive import check_port, drive, local_server, tell
-from clients.rollout.held_out import held_out_in
-from clients.rollout.plan import Mode, Plan, check_plan, read_plan, read_shares, read_steps
+from clients.rollout.judging.held_out import held_out_in
 from clients.rollout.planning import candidates, gate_settings, gpus_per_seat
-from clients.rollout.salt import best_salt, new_salt, read_keys
+from clients.rollout.rollout_plan import Mode, Plan, check_plan, read_plan, read_shares, read_steps
+from clients.rollout.routing.hash_seed import best_salt, new_salt, read_keys
+from clients.rollout.second_server import check_second, plan_apart, refuse_without_room, why_apart
 from clients.rollout.store import Store
 from clients.server_folder import ServerOption, server_folder
 from trireme.errors import RequestError, SpecError
@@ -108,7 +108,7 @@ def start(
     """Try a release out beside the one that is served, and promote it or roll it back by what its requests show.
 
     It runs until the rollout is over; killed, `trireme rollout run` goes on where it was. Clients that ask
-    `http://HOST:PORT/split` (`clients.rollout.routed_client`, `trireme generate --split-url`) are sent by it.
+    `http://HOST:PORT/split` (`clients.rollout.routing.routed_client`, `trireme generate --split-url`) are sent by it.
 
     \b
     Examples:

@@ -40,7 +40,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """One rollout as it stands.
 
     Attributes:
-        plan: what it was started with (`clients.rollout.plan.Plan`), as JSON.
+        plan: what it was started with (`clients.rollout.rollout_plan.Plan`), as JSON.
         step: the number of the share that holds now, from 0.
         chosen: the release that is promoted, where a person named one.
         phase_since: seconds since 1970.
@@ -89,7 +89,7 @@ class Assignment(msgspec.Struct, frozen=True):
     """One line of the assignment log.
 
     Attributes:
-        unit: stands for a key (`clients.rollout.split.unit_of`); "": requests without one.
+        unit: stands for a key (`clients.rollout.routing.split.unit_of`); "": requests without one.
         requests: of it, that ended.
     """
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from clients.rollout.held_out import HeldOut, prompts_of
+from clients.rollout.judging.held_out import HeldOut, prompts_of
+from clients.rollout.judging.replay import PromptScores, replay
 from clients.rollout.local_server import LocalServer
-from clients.rollout.replay import PromptScores, replay
 from trireme.errors import ServingError, Unavailable
 
 _LOOK_S = 0.5

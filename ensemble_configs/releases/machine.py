@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine has that a release may need, as data; `serving.process.this_machine` reads that of the one we run on."""
+"""What a machine has that a release may need, as data; `serving.process.this_machine` reads that of this machine."""
 
 from pydantic import Field
 

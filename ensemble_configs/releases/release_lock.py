@@ -2,9 +2,9 @@
 """Who uses a built release: what is served is not moved, sealed again or evicted.
 
 RELEASE itself is locked, wherever it lies: shared by everybody who serves or reads it, and held alone by whoever writes
-into it. In a cache (`build_engines.cache.release_cache`) there is a lock file, too: `CACHE/.locks/NAME` is shared in the same
-way, and held alone by whoever copies or evicts `CACHE/NAME`. Its time is that of the last use. The kernel gives a lock
-back when its holder ends, however that happens. Holders on another machine are not seen.
+into it. In a cache (`build_engines.cache.release_cache`) there is a lock file, too: `CACHE/.locks/NAME` is shared in
+the same way, and held alone by whoever copies or evicts `CACHE/NAME`. Its time is that of the last use. The kernel
+gives a lock back when its holder ends, however that happens. Holders on another machine are not seen.
 """
 
 import contextlib

@@ -7,8 +7,8 @@
     RELEASE/provenance.json  who built it, when, where and how long; outside the content
     RELEASE/release.sig      a detached signature of the address, where somebody signed it; outside the content
 
-Not to be confused with `<version>/release.json` of a model repository (`ensemble_configs.render.release_file`), which says what
-Triton's models of one version serve, and by its `engine.dir` points at `RELEASE/engine`.
+Not to be confused with `<version>/release.json` of a model repository (`ensemble_configs.render.release_file`), which
+says what Triton's models of one version serve, and by its `engine.dir` points at `RELEASE/engine`.
 """
 
 import errno

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the manifest of a built release is made of (`ensemble_configs.releases.release_manifest`), and what lies beside it."""
+"""What the manifest of a built release is made of (`ensemble_configs.releases.release_manifest`), and what lies beside
+it.
+"""
 
 from pathlib import PurePosixPath
 from typing import Annotated

@@ -25,7 +25,8 @@ def helm_values(spec: DeploymentSpec) -> dict[str, object]:
     million.
 
     Raises:
-        SpecError: it holds only on one machine (`ensemble_configs.render.workloads`), or two servers would have one name.
+        SpecError: it holds only on one machine (`ensemble_configs.render.workloads`), or two servers would have one
+        name.
     """
     spec = override_triton(spec, host="0.0.0.0")
     servers: dict[str, object] = {}

@@ -3,7 +3,8 @@
 
 The names, types and dims are those of NVIDIA's `inflight_batcher_llm`, both generations of names; rows marked "ours"
 are additions that a client of upstream never sees. `config.pbtxt` files are rendered from these rows, the adapters
-decode by them, and a tensor whose `field` the provider does not honour is refused by name (`serving.requests.engine_request`).
+decode by them, and a tensor whose `field` the provider does not honour is refused by name
+(`serving.requests.engine_request`).
 
 A new sampling parameter is one row here with a `field`, and that field on `serving.engines.base.SamplingParams`.
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one deployment serves, as typed data: the YAML file, the defaults and the cross-checks.
 
-Everything that Triton reads is rendered from a `DeploymentSpec` (`ensemble_configs.render.repository`); nothing downstream
-has a default of its own.
+Everything that Triton reads is rendered from a `DeploymentSpec` (`ensemble_configs.render.repository`); nothing
+downstream has a default of its own.
 """
 
 from pathlib import Path

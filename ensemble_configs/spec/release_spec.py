@@ -122,8 +122,8 @@ class OnDemandSpec(Spec):
 class ReleaseSpec(Spec):
     """What may differ between two releases that one server holds: `<version>/release.json` of the model repository.
 
-    With `release_dir`, a built release (`ensemble_configs.releases.release_manifest`), `engine.dir` and `tokenizer.dir` need not
-    be named: they are its subfolders `engine` and `tokenizer`.
+    With `release_dir`, a built release (`ensemble_configs.releases.release_manifest`), `engine.dir` and `tokenizer.dir`
+    need not be named: they are its subfolders `engine` and `tokenizer`.
     """
 
     release: Positive

@@ -2,9 +2,9 @@
 """The engine's own process, started by `serving.engine_process.engine_sources` with a socket to it.
 
 One thread, one loop: take what has arrived, step, send what was made. With admission a second thread takes what arrives
-(`serving.engine_process.ingress`), so that who is refused need not wait for the end of a step. The process ends when the adapter that
-started it hangs up; an engine with processes of its own has a while to end them. One that breaks, or has work and gets
-no further, says so to all its callers first.
+(`serving.engine_process.ingress`), so that who is refused need not wait for the end of a step. The process ends when
+the adapter that started it hangs up; an engine with processes of its own has a while to end them. One that breaks, or
+has work and gets no further, says so to all its callers first.
 """
 
 import argparse

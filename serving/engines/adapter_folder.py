@@ -3,7 +3,8 @@
 
 A request finds its adapter by the folder's name. Adding an adapter is a folder more, taking one out a folder less; what
 runs goes on. `trireme adapters` does both so that no half-copied folder is ever seen; its folders are links, and what
-they name stays a while (`serving.supervisor.adapters_command`), for upstream reads the files of a request after we have looked.
+they name stays a while (`serving.supervisor.adapters_command`), for upstream reads the files of a request after we have
+looked.
 """
 
 import hashlib

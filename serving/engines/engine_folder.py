@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled engine's folder, checked against the spec that wants to serve it (`ensemble_configs.releases.built_engine`)."""
+"""A compiled engine's folder, checked against the spec that wants to serve it
+(`ensemble_configs.releases.built_engine`).
+"""
 
 from pathlib import Path
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine step of the ensemble, without Triton: requests in, replies out, each request owned here from start to end.
 
-Only its lane replies to a running request (`serving.pipeline.response_workers`), so a reply can never overtake another or follow the
-last one. Whoever wants a request to end asks the engine, and the engine's answer ends it; a dead engine has none, then
-the reader of the engine's steps fails what is left.
+Only its lane replies to a running request (`serving.pipeline.response_workers`), so a reply can never overtake another
+or follow the last one. Whoever wants a request to end asks the engine, and the engine's answer ends it; a dead engine
+has none, then the reader of the engine's steps fails what is left.
 """
 
 import contextlib

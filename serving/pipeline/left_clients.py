@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who has left: requests whose client has gone are found here, and ended.
 
-The server's frontends tell of clients that leave (`serving.pipeline.left_streams`). Where there are none, or they are late, a
-sink knows its own client. In Triton's ensemble it does not: only the step behind the engine sees that a chunk's
+The server's frontends tell of clients that leave (`serving.pipeline.left_streams`). Where there are none, or they are
+late, a sink knows its own client. In Triton's ensemble it does not: only the step behind the engine sees that a chunk's
 client has gone, so that one is asked by a census.
 """
 

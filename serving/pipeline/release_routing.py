@@ -2,7 +2,8 @@
 """The releases that `tensorrt_llm_bls` serves: its own, and by request any other that the server holds.
 
 A request's parameter `release` names the one whose tokenizer, engine and text it gets. Release N is version N of every
-model and never changes. The first request for one makes this stub a guest of its engine (`serving.pipeline.late_pipeline`).
+model and never changes. The first request for one makes this stub a guest of its engine
+(`serving.pipeline.late_pipeline`).
 """
 
 import threading

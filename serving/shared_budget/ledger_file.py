@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file of a shared ledger: its words in memory, and the locks by which its members know each other to be alive.
 
-What `serving.shared_budget.shared_ledger` decides is written here. Nothing in the file can be left in a state that hurts, whenever a
-member is killed:
+What `serving.shared_budget.shared_ledger` decides is written here. Nothing in the file can be left in a state that
+hurts, whenever a member is killed:
 
 - A member writes into its own slot, and into words of the header of which each is right by itself, before a change and
   behind it. A machine word is written at once. Counts over all members are not kept but added up anew.

@@ -2,10 +2,10 @@
 """Token ids to exact text, stream by stream: the joined deltas are what `Tokenizer.decode` makes of all ids at once.
 
 What each token adds comes from the `tokenizers` library's decoder, tabulated when it is loaded
-(`serving.text.token_pieces`); a stream keeps the bytes of one incomplete character. The library's own incremental decoder,
-`DecodeStream`, is not used: it decodes again all that it holds back, never gives out at the end what it holds, and
-fails ("Invalid prefix") where a valid byte token is followed by an invalid one. Million tokens/s on one core, one token
-at a time / in chunks of 16:
+(`serving.text.token_pieces`); a stream keeps the bytes of one incomplete character. The library's own incremental
+decoder, `DecodeStream`, is not used: it decodes again all that it holds back, never gives out at the end what it holds,
+and fails ("Invalid prefix") where a valid byte token is followed by an invalid one. Million tokens/s on one core, one
+token at a time / in chunks of 16:
 
                                               here          DecodeStream
     byte-level, English                       2.0 / 14.0    1.4 / 3.1
@@ -189,7 +189,8 @@ class TextDecoder:
         token_ids = list(self._pieces if isinstance(self._pieces, BytePieces) else self._pieces.later)
         if self.decode(token_ids) != tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens):
             raise SpecError(
-                "the tokenizers library decodes this tokenizer.json in another way than serving.text.token_pieces expects; "
+                "the tokenizers library decodes this tokenizer.json in another way than serving.text.token_pieces "
+                "expects; "
                 "use the version of tokenizers that the lock file names, or report it",
                 field="tokenizer.dir",
             )

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Self
 
 from clients.access import NO_ACCESS, Access
-from clients.rollout.routed_client import RoutedClient
+from clients.rollout.routing.routed_client import RoutedClient
 from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest, TritonClient
 from trireme.errors import ServingError
 

@@ -7,9 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from clients.load.figures.run_figures import RunFigures
 from clients.load.load_record import DONE, LoadRecord
 from clients.load.run_folder import Run, RunInfo
+from clients.load_report.run_figures import RunFigures
 
 MS = 1_000_000
 

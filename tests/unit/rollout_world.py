@@ -5,14 +5,14 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 from clients.rollout.controller import Controller
-from clients.rollout.gate.gate import Judgement
-from clients.rollout.gate.verdict import Verdict
-from clients.rollout.held_out import HeldOut
-from clients.rollout.outcome import Outcome
-from clients.rollout.plan import Plan
-from clients.rollout.replay import PromptScores
+from clients.rollout.judging.held_out import HeldOut
+from clients.rollout.judging.replay import PromptScores
+from clients.rollout.rollout_plan import Plan
+from clients.rollout.routing.outcome import Outcome
 from clients.rollout.state import Rollout
 from clients.rollout.store import Store
+from clients.rollout_gate.gate import Judgement
+from clients.rollout_gate.verdict import Verdict
 from trireme.errors import ServerError, Unavailable
 
 

@@ -18,7 +18,7 @@ from certificates import Authority
 from clients.access import Access, grpc_endpoint, is_grpc_url, redacted
 from clients.access_errors import refused_call, refused_connection
 from clients.access_options import with_access
-from clients.load.perf_analyzer import tls_options
+from clients.load.tools.perf_analyzer import tls_options
 from clients.streaming import _why_unwritten
 from clients.tls_context import check_access, http_call
 from trireme.errors import AccessDenied, RequestError, SpecError
@@ -172,7 +172,7 @@ def test_a_command_gets_the_options_in_the_place_of_its_access(tmp_path: Path) -
 
 
 def test_a_refusal_is_no_request_error_and_is_not_tried_again() -> None:
-    from clients.batch.setbacks import Setback, setback_of  # noqa: PLC0415
+    from clients.batch.retry_policy import Setback, setback_of  # noqa: PLC0415
 
     assert setback_of(AccessDenied("no", reason="key")) is Setback.UNFIT
 

@@ -20,9 +20,9 @@ from test_routed_client import Rollout
 from benchmarks.free_ports import free_ports
 from clients.access import Access
 from clients.load.load_options import Load
-from clients.load.openai_client import AsyncOpenAIClient
+from clients.load.openai.openai_client import AsyncOpenAIClient
 from clients.load.run_command import put_on
-from clients.rollout.routed_client import RoutedClient
+from clients.rollout.routing.routed_client import RoutedClient
 from clients.rollout.state import Phase
 from clients.streaming import GenerateRequest
 from trireme.errors import AccessDenied

@@ -12,9 +12,9 @@ from prometheus_here import FILES, ROOT, needs_prometheus, run
 
 from ensemble_configs.spec.admission_spec import SloSpec
 from observability.alerts import alert_groups
-from observability.command import generated_files
 from observability.files import ALERT_RULES, ALERT_TESTS, RECORDING_RULES, rule_files
 from observability.objectives import Objectives, objectives_of
+from observability.observe_commands import generated_files
 from observability.rules import Alert
 from observability.shortened import shortened
 from scripts.check_links import anchors

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from clients.batch.gate import Gate
-from clients.batch.setbacks import Pauses, Setback, line_error, setback_of
+from clients.batch.retry_policy import Pauses, Setback, line_error, setback_of
 from clients.batch.window import FIRST, Window
 from trireme.errors import (
     QueueFull,

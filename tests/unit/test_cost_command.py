@@ -23,12 +23,12 @@ from build_engines.cost.managed_prices import EXAMPLE as MANAGED
 from build_engines.cost.managed_prices import load_managed_prices
 from build_engines.cost.report_tables import count
 from build_engines.cost.usage_records import Usage, UsageRecord, load_usage, tenant_shares
-from clients.load.figures.intervals import Spread
-from clients.load.figures.rates import Rate
-from clients.load.figures.run_figures import ClientFigures, RunFigures
-from clients.load.figures.server_figures import ServerFigures
-from clients.load.figures.steady_state import Window
-from clients.load.report.document import Document, RunPart
+from clients.load_report.document import Document, RunPart
+from clients.load_report.intervals import Spread
+from clients.load_report.rates import Rate
+from clients.load_report.run_figures import ClientFigures, RunFigures
+from clients.load_report.server_figures import ServerFigures
+from clients.load_report.steady_state import Window
 from trireme.commands import run_command
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "cost"

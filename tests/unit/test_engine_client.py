@@ -396,7 +396,8 @@ def test_an_engine_outlives_nobody(tmp_path: Path) -> None:
     release = write_release(tmp_path, SLOW)
     script = (
         "import sys, time; from pathlib import Path\n"
-        "from serving.engine_process.engine_client import EngineClient; from serving.engine_process.engine_sources import OwnedEngine\n"
+        "from serving.engine_process.engine_client import EngineClient\n"
+        "from serving.engine_process.engine_sources import OwnedEngine\n"
         "client = EngineClient(OwnedEngine(Path(sys.argv[1])), on_steps=print, on_death=print); client.start()\n"
         "print(client.pid, flush=True); time.sleep(60)"
     )

@@ -10,7 +10,7 @@ import yaml
 
 from clients.rollout.choice import alone
 from clients.rollout.export.definition import share_outside
-from clients.rollout.plan import Mode, Plan
+from clients.rollout.rollout_plan import Mode, Plan
 from clients.rollout.state import Phase
 from clients.rollout.store import Store
 from ensemble_configs.render.helm_values import helm_values

@@ -4,8 +4,8 @@
 import numpy as np
 import pytest
 
-from clients.rollout.gate.blocks import BLOCK_REQUESTS, Blocks, Timeline
-from clients.rollout.gate.fading import differences_of, own_variance
+from clients.rollout_gate.blocks import BLOCK_REQUESTS, Blocks, Timeline
+from clients.rollout_gate.fading import differences_of, own_variance
 
 
 def closed(*blocks: tuple[float, float]) -> Blocks:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.rollout.held_out import MAX_FILE_BYTES, MAX_PROMPTS, Prompt, held_out_in, parse_prompts, prompts_of
+from clients.rollout.judging.held_out import MAX_FILE_BYTES, MAX_PROMPTS, Prompt, held_out_in, parse_prompts, prompts_of
 from trireme.errors import SpecError
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from completions_server import DONE, CompletionsServer, event
 
-from clients.load.aiperf_records import records_of
 from clients.load.load_options import Load
+from clients.load.tools.aiperf_records import records_of
 from trireme.commands import run_command
 from trireme.errors import ServerError
 

@@ -13,16 +13,25 @@ import pytest
 from kserve_server import KServeServer, Step, response
 from load_records import record, run, steady
 
-from clients.load import capacity, capacity_trials
-from clients.load.capacity import MAX_TRIALS, Trial, best_of_three, highest, judge, refuse_failing, search
-from clients.load.capacity_found import Capacity, Degradation, doubts_of
-from clients.load.capacity_trials import Bench
-from clients.load.figures.run_figures import figures_of
-from clients.load.figures.slo import parse_targets
+from clients.load.capacity import capacity_search as capacity
+from clients.load.capacity import capacity_trials
+from clients.load.capacity.capacity_found import Capacity, Degradation, doubts_of
+from clients.load.capacity.capacity_search import (
+    MAX_TRIALS,
+    Trial,
+    best_of_three,
+    highest,
+    judge,
+    refuse_failing,
+    search,
+)
+from clients.load.capacity.capacity_trials import Bench
 from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
 from clients.load.run_command import ServerGone
 from clients.load.run_folder import Run, RunInfo, write_run
+from clients.load_report.run_figures import figures_of
+from clients.load_report.slo import parse_targets
 from trireme.commands import run_command
 from trireme.errors import RequestError, ServerError, Unavailable
 

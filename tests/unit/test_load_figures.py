@@ -8,21 +8,21 @@ import pytest
 from load_records import record, run, steady
 from scipy.stats import t
 
-from clients.load.figures import rates
-from clients.load.figures.comparison import Ratio, compare
-from clients.load.figures.intervals import Interval, spread_of
-from clients.load.figures.knee import knee_of
-from clients.load.figures.rates import rate_of
-from clients.load.figures.run_figures import figures_of
-from clients.load.figures.server_figures import engine_model, server_figures
-from clients.load.figures.slo import Target, is_met, parse_targets
-from clients.load.figures.steady_state import Window, steady_window
 from clients.load.load_record import Unended
-from clients.load.report.document import document_of
 from clients.load.run_folder import Run
 from clients.load.server_samples import ServerSample
-from clients.load.summary import summary_lines
 from clients.load.worker import CpuSample
+from clients.load_report import rates
+from clients.load_report.comparison import Ratio, compare
+from clients.load_report.document import document_of
+from clients.load_report.intervals import Interval, spread_of
+from clients.load_report.knee import knee_of
+from clients.load_report.rates import rate_of
+from clients.load_report.run_figures import figures_of
+from clients.load_report.server_figures import engine_model, server_figures
+from clients.load_report.slo import Target, is_met, parse_targets
+from clients.load_report.steady_state import Window, steady_window
+from clients.load_report.summary import summary_lines
 from trireme.errors import RequestError, SpecError
 
 

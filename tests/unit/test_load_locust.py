@@ -107,7 +107,7 @@ def test_ctrl_c_keeps_what_has_ended(tmp_path: Path) -> None:
 def test_workers_that_know_only_the_master_share_its_load(tmp_path: Path) -> None:
     [port] = free_ports(1)
     master = ["--master", "--expect-workers", "2", "--master-bind-host", "127.0.0.1", "--master-bind-port", port]
-    worker = ["-f", str(ROOT / "clients/load/locustfile.py"), "--worker", "--master-host", "127.0.0.1"]
+    worker = ["-f", str(ROOT / "clients/load/tools/locustfile.py"), "--worker", "--master-host", "127.0.0.1"]
     with contextlib.ExitStack() as held:
         server = held.enter_context(
             CompletionsServer(event("one"), 0.02, event(" two"), event(None, usage=(7, 2)), DONE)

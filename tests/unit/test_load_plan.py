@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from clients.exact_prompts import PromptMaker
 from clients.load.arrivals import SHAPES, arrivals_s
 from clients.load.load_options import Load
-from clients.load.plan import Session, draw, sessions
+from clients.load.load_plan import Session, draw, sessions
 from clients.load.prompts import ExactWriter, ProportionalWriter
 from clients.load.trace_file import read_trace
 from clients.load.workload_spec import WORKLOAD, Lengths, TraceWorkload, read_workload

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clients.load.tool_run import run_tool
+from clients.load.tools.tool_run import run_tool
 from trireme.errors import ServerError
 
 _START_S = 60.0  # on a busy machine
@@ -29,7 +29,7 @@ os.rename("pids.part", "pids")
 _CALLER = """
 import signal, sys
 from pathlib import Path
-from clients.load.tool_run import run_tool
+from clients.load.tools.tool_run import run_tool
 for number in (signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_DFL)  # nohup ignores one
 try:

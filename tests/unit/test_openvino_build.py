@@ -48,7 +48,9 @@ def commands(planned: BuildPlan) -> dict[str, str]:
 def test_sixteen_bits_are_an_export_and_a_tokenizer() -> None:
     planned = plan(job(base="demo-fp16"))
     assert commands(planned) == {
-        "export": "build_engines.openvino.openvino_export --checkpoint source --out export.partial --dtype bf16 --kv auto",
+        "export": (
+            "build_engines.openvino.openvino_export --checkpoint source --out export.partial --dtype bf16 --kv auto"
+        ),
         "tokenizer": "build_engines.openvino.openvino_tokenizer --checkpoint source --out tokenizer.partial",
     }
     assert planned.parts == {"export": "engine", "tokenizer": "engine", "tokenizer_files": "tokenizer"}

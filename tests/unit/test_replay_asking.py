@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from kserve_server import HANG, KServeServer, Step, response
 
-from clients.rollout import replay as asking
-from clients.rollout.held_out import Prompt
-from clients.rollout.replay import PromptScores, Target, replay
+from clients.rollout.judging import replay as asking
+from clients.rollout.judging.held_out import Prompt
+from clients.rollout.judging.replay import PromptScores, Target, replay
 from trireme.errors import QueueFull, ServerError, Unavailable
 
 PROMPTS = tuple(Prompt(name=f"p{number}", text=f"What is {number}?", max_tokens=5) for number in range(6))

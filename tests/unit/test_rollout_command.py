@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from clients.rollout.apart import check_second
 from clients.rollout.choice import alone, alone_on, is_free
 from clients.rollout.drive import check_port
-from clients.rollout.plan import Mode, Plan
+from clients.rollout.operator_commands import phase_after
+from clients.rollout.rollout_plan import Mode, Plan
+from clients.rollout.second_server import check_second
 from clients.rollout.state import Phase, Wish
 from clients.rollout.store import Store
-from clients.rollout.wishes import phase_after
 from serving.supervisor.triton_process import reachable
 from trireme.commands import run_command
 from trireme.errors import RequestError, SpecError

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from rollout_world import Killed, World
 
-from clients.rollout.held_out import HeldOut
-from clients.rollout.plan import Mode, Plan, read_shares
-from clients.rollout.split import BASELINE, STABLE, slice_at
+from clients.rollout.judging.held_out import HeldOut
+from clients.rollout.rollout_plan import Mode, Plan, read_shares
+from clients.rollout.routing.split import BASELINE, STABLE, slice_at
+from clients.rollout.routing.traffic import mirror_now, slices_now
 from clients.rollout.state import Phase, Rollout, Wish
 from clients.rollout.store import Store
-from clients.rollout.traffic import mirror_now, slices_now
 from trireme.errors import RequestError
 
 AB = {

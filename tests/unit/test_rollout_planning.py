@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from clients.rollout.apart import plan_apart, refuse_without_room, why_apart
-from clients.rollout.plan import Mode, read_steps
 from clients.rollout.planning import candidates, gpus_per_seat
+from clients.rollout.rollout_plan import Mode, read_steps
+from clients.rollout.second_server import plan_apart, refuse_without_room, why_apart
 from clients.rollout.two_servers import TwoServers
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.model_spec import as_release

@@ -18,10 +18,10 @@ import pytest
 from kept_outcomes import merge
 from kserve_server import KServeServer, response, story
 
-from clients.rollout.front import RolloutFront
-from clients.rollout.plan import Plan
-from clients.rollout.routed_client import RoutedClient, Ticket
-from clients.rollout.split import place_of
+from clients.rollout.rollout_api import RolloutFront
+from clients.rollout.rollout_plan import Plan
+from clients.rollout.routing.routed_client import RoutedClient, Ticket
+from clients.rollout.routing.split import place_of
 from clients.rollout.state import Phase
 from clients.rollout.store import Store
 from clients.streaming import GenerateRequest

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from clients.rollout.sample_ratio import log_evidence, mismatch
+from clients.rollout.judging.sample_ratio import log_evidence, mismatch
 
 SHARES = {"a": 0.5, "b": 0.25, "c": 0.25}
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.rollout.arms import ArmsJudge
-from clients.rollout.gate.gate_spec import GateSpec
-from clients.rollout.judges import judge_of
-from clients.rollout.outcome import Outcome
-from clients.rollout.plan import Mode, Plan
+from clients.rollout.judging.arms import ArmsJudge
+from clients.rollout.judging.judges import judge_of
+from clients.rollout.judging.shadow import ShadowJudge, agreement
 from clients.rollout.report_command import page
-from clients.rollout.shadow import ShadowJudge, agreement
+from clients.rollout.rollout_plan import Mode, Plan
+from clients.rollout.routing.outcome import Outcome
 from clients.rollout.store import Store
+from clients.rollout_gate.gate_spec import GateSpec
 
 
 def outcome(arm: str, **more: object) -> Outcome:

@@ -13,9 +13,9 @@ import pytest
 from kept_outcomes import merge
 from kserve_server import HANG, KServeServer, response, story
 
-from clients.rollout.front import RecentClients, RolloutFront
-from clients.rollout.plan import Mode, Plan
-from clients.rollout.routed_client import RoutedClient
+from clients.rollout.rollout_api import RecentClients, RolloutFront
+from clients.rollout.rollout_plan import Mode, Plan
+from clients.rollout.routing.routed_client import RoutedClient
 from clients.rollout.state import Phase
 from clients.rollout.store import Store
 from clients.streaming import GenerateRequest

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.rollout.salt import best_salt, read_keys
-from clients.rollout.split import BASELINE, CANDIDATE, STABLE, Places, Slice, place_of, slice_at, stratum_of
-from clients.rollout.traffic import canary_slices
+from clients.rollout.routing.hash_seed import best_salt, read_keys
+from clients.rollout.routing.split import BASELINE, CANDIDATE, STABLE, Places, Slice, place_of, slice_at, stratum_of
+from clients.rollout.routing.traffic import canary_slices
 from trireme.errors import SpecError
 
 KEYS = [f"user-{number}" for number in range(100_000)]

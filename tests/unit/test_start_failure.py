@@ -14,7 +14,10 @@ ENGINE = (
     "ServerError: [INTERNAL] the engine could not be loaded: [INVALID_SPEC field=engine.dir] OpenVINO cannot load "
     "/models/x: Opset opset1 doesn't contain the operation with type: Bogus; status 0; its log says why"
 )
-PLACES = r"\n\nAt:\n  /x/serving/engine_process/engine_start_up.py(40): wait_until_loaded\n  /x/serving/engine_process/engine_sources.py(162): connect\n"
+PLACES = (
+    r"\n\nAt:\n  /x/serving/engine_process/engine_start_up.py(40): wait_until_loaded\n"
+    r"  /x/serving/engine_process/engine_sources.py(162): connect\n"
+)
 NOT_LOADED = 'model_lifecycle.cc:642] "failed to load'
 GUEST = "ServerError: [INTERNAL] the engine that tensorrt_llm loads ended while loading; its log says why"
 NO_GPU = [

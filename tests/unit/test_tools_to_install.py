@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.load import aiperf, genai_perf, locust_command, perf_analyzer, tool_run
+from clients.load.tools import aiperf, genai_perf, locust_command, perf_analyzer, tool_run
 from scripts.bootstrap import PROGRAMS
 from scripts.environments import ENVIRONMENTS
 from trireme.errors import SpecError

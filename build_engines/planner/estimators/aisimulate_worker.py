@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs inside `.tools/aisimulate`: asks NVIDIA's AISimulate what `build_engines.planner.estimators.aisimulate_process` wants.
+"""Runs inside `.tools/aisimulate`: asks NVIDIA's AISimulate what `aisimulate_process`, beside it, wants.
 
 A line of JSON in, a line of JSON out, until the input ends. Nothing of this project is installed there, so this imports
 nothing of it. `cli_estimate`, the function behind its command line, lists all tables again for each figure, which takes

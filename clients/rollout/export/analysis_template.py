@@ -19,7 +19,7 @@ from trireme.errors import RequestError
 
 METRIC = "trireme-gate"
 STEP, URL = "step", "url"
-LONGEST_INTERVAL_S = 30  # the front answers for a minute after the end (`clients.rollout.front`)
+LONGEST_INTERVAL_S = 30  # the front answers for a minute after the end (`clients.rollout.rollout_api`)
 _ERRORS = 4
 _TIMEOUT_S = 5
 _GOOD = (Phase.PROMOTING, Phase.SETTLING, Phase.PROMOTED)

@@ -2,7 +2,7 @@
 """Envoy's routes between a stable and a candidate endpoint: by weight, by key, or as a header asks.
 
 A key's place is Envoy's own hash of it, salted by the rollout, modulo the weights' sum; the candidate takes the lowest
-places, so as its share grows keys only move into it. The places are not those of `clients.rollout.split`.
+places, so as its share grows keys only move into it. The places are not those of `clients.rollout.routing.split`.
 """
 
 import re

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file that says a rollout's share for as long as it goes on.
 
-It is to a router what `clients.rollout.routed_client` is to a client: it has a lease. Where nobody drives the rollout
-for so long the candidate gets nothing, until somebody does again.
+It is to a router what `clients.rollout.routing.routed_client` is to a client: it has a lease. Where nobody drives the
+rollout for so long the candidate gets nothing, until somebody does again.
 """
 
 import math
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from clients.rollout.choice import is_free
 from clients.rollout.export.definition import share_outside
-from clients.rollout.plan import Plan, read_plan
+from clients.rollout.rollout_plan import Plan, read_plan
 from clients.rollout.state import Phase, Rollout
 from clients.rollout.store import Store
 from trireme.errors import RequestError

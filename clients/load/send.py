@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request of a load, from when it is sent to its end, as a record."""
+
+import asyncio
+import contextlib
+import time
+
+from clients.access import NO_ACCESS, Access
+from clients.infer_messages import GenerateChunk, GenerateRequest
+from clients.load.load_plan import Session
+from clients.load.load_record import DONE, UNANSWERED, LoadRecord, reason_of
+from clients.load.openai.openai_client import AsyncOpenAIClient
+from clients.load.openai.openai_stream import is_openai_url
+from clients.load.server_down import Outage
+from clients.streaming import AsyncTritonClient
+from trireme.errors import ServingError, Unavailable
+
+_ERROR_LENGTH = 200  # characters of an error's text that are kept
+
+Client = AsyncTritonClient | AsyncOpenAIClient
+
+
+def connect(url: str, access: Access = NO_ACCESS) -> Client:
+    """A client of the server there, Triton's gRPC endpoint or an OpenAI-compatible one.
+
+    Raises:
+        RequestError: the url is of neither.
+        SpecError: a file of `access` cannot be read.
+    """
+    return (AsyncOpenAIClient if is_openai_url(url) else AsyncTritonClient)(url, access=access)
+
+
+class Asker:
+    """Sends requests and notes what becomes of them.
+
+    Args:
+        start_ns: of the run, on the monotonic clock; what is noted counts from there.
+        timeout_s: of an attempt.
+        num_retries: of a request that is refused before its first token, after the time that the server names.
+
+    Attributes:
+        outage: of the server. stop: once it is set nothing is sent any more.
+        unended_ns: when requests were due that we ended ourselves.
+    """
+
+    def __init__(self, client: Client, *, model: str, start_ns: int, timeout_s: float | None, num_retries: int) -> None:
+        self._client = client
+        self._model = model
+        self._start_ns = start_ns
+        self._timeout_s = timeout_s
+        self._num_retries = num_retries
+        self.outage = Outage()
+        self.stop = asyncio.Event()
+        self.unended_ns: list[int] = []
+
+    async def ask(self, session: Session, turn: int, history: str, *, due_ns: int | None) -> tuple[LoadRecord, str]:
+        """A request and its answer. Args: `due_ns`: None: now."""
+        now_ns = self._now_ns()
+        record = LoadRecord(
+            session=session.index,
+            turn=turn,
+            due_ns=now_ns if due_ns is None else due_ns,
+            sent_ns=now_ns,
+            max_tokens=session.turns[turn].max_tokens,
+            priority=session.priority,
+            tenant=session.tenant,
+            times_ns=[],
+            tokens=[],
+        )
+        try:
+            return record, await self._answer(session.request(turn, history), record)
+        except asyncio.CancelledError:
+            self.note_unended(record)
+            raise
+
+    async def _answer(self, request: GenerateRequest, record: LoadRecord) -> str:
+        """Its text, whatever its end; the record says that."""
+        answer = ""
+        while True:
+            record.sent_ns = self._now_ns()
+            try:
+                async for chunk in self._client.generate(request, model=self._model, timeout_s=self._timeout_s):
+                    self._note(record, chunk)
+                    answer += chunk.text
+                record.end, record.reason = DONE, None
+                self.outage.note_answer()
+            except ServingError as exc:
+                self._note_failure(exc, record)
+                if await self._may_retry(exc, record):
+                    continue
+                record.end, record.error = exc.code, exc.message[:_ERROR_LENGTH]
+            record.end_ns = self._now_ns()
+            return answer
+
+    def note_unended(self, record: LoadRecord) -> None:
+        """The load was stopped while this one ran; what its record says is not the server's doing."""
+        self.unended_ns.append(record.due_ns)
+
+    async def is_stopped_within(self, seconds: float) -> bool:
+        """Wait so long, or until `stop` is set."""
+        if seconds > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.stop.wait(), seconds)
+        return self.stop.is_set()
+
+    def _note(self, record: LoadRecord, chunk: GenerateChunk) -> None:
+        self.outage.note_answer()
+        record.times_ns.append(chunk.received_ns - self._start_ns)
+        record.tokens.append(chunk.num_output_tokens or 0)
+        if record.input_tokens is None:
+            record.input_tokens = chunk.num_input_tokens
+        record.finish_reason = chunk.finish_reason or record.finish_reason
+
+    def _note_failure(self, exc: ServingError, record: LoadRecord) -> None:
+        record.reason = reason_of(exc)
+        if record.reason in UNANSWERED:
+            self.outage.note_loss(time.monotonic_ns())
+        else:
+            self.outage.note_answer()
+
+    async def _may_retry(self, exc: ServingError, record: LoadRecord) -> bool:
+        if not isinstance(exc, Unavailable) or record.times_ns or record.num_attempts > self._num_retries:
+            return False
+        retry_after_ms = exc.facts.get("retry_after_ms")
+        if await self.is_stopped_within(retry_after_ms / 1000 if isinstance(retry_after_ms, int | float) else 0.1):
+            return False
+        record.num_attempts += 1
+        return True
+
+    def _now_ns(self) -> int:
+        return time.monotonic_ns() - self._start_ns

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locust's users, who ask the sessions of a load; started by `trireme bench locust`, and on workers by `locust -f`.
+
+The process that `trireme bench locust` starts has the load in a file, and sends it to its workers. Locust shows TTFT,
+TPOT and E2E as requests of their own; every request's record goes to the master with Locust's own reports, so that
+workers may run on other machines.
+"""
+
+# ruff: noqa: E402
+import grpc.experimental.gevent as grpc_gevent
+
+grpc_gevent.init_gevent()  # before the first channel
+
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gevent
+import msgspec
+from locust import User, constant, events, task
+from locust.env import Environment
+from locust.exception import StopUser
+from locust.runners import STATE_RUNNING, STATE_STOPPED, STATE_STOPPING, MasterRunner, WorkerRunner
+
+from clients.latency import MetricUndefined, e2e_ms, tpot_ms, ttft_ms
+from clients.load.load_plan import Session
+from clients.load.load_record import DONE, LoadRecord, reason_of
+from clients.load.tools.locust_messages import LOAD_VARIABLE, RECORDS_VARIABLE, LocustFound, LocustLoad, LocustShare
+from clients.load.tools.locust_streams import OpenAIStreams, TritonStreams, open_streams
+from clients.load.worker import CpuSample
+from trireme.errors import ServingError
+
+_METRICS = {"TTFT": ttft_ms, "TPOT": tpot_ms, "E2E": e2e_ms}
+_SHARE = "trireme_share"  # the message from the master to a worker
+_REPORT_PATIENCE_S = 15.0  # reports come every 3 s
+
+
+class _Shared:
+    """Of one process of Locust's. Times are of the wall clock, since workers may be on other machines."""
+
+    def __init__(self) -> None:
+        self.share: LocustShare | None = None  # of a worker: none before the master sent it
+        self.epoch_ns = time.time_ns() - time.monotonic_ns()
+        self.records: list[LoadRecord] = []  # on a worker: since its last report
+        self.cpu: dict[str, list[CpuSample]] = {}  # of each process that asks
+        self.num_reports: Counter[str] = Counter()  # of each worker
+        self.plan: Iterator[Session] = iter(())
+        self.failure = ""
+
+    def told(self) -> LocustLoad:
+        """What is to be asked."""
+        assert self.share is not None, "no session is asked without it"
+        return self.share.told
+
+    def now_ns(self) -> int:
+        """The wall clock's time, without its jumps."""
+        return time.monotonic_ns() + self.epoch_ns
+
+    def note(self, environment: Environment, record: LoadRecord) -> None:
+        """Keep a request's record, and show it to Locust."""
+        record.end_ns = self.now_ns()
+        self.records.append(record)
+        exception = None if record.is_done else ServingError(f"{record.end}: {record.error}")
+        for name, metric in _METRICS.items():
+            try:
+                value_ms = metric(record.latencies())
+            except MetricUndefined:
+                if exception is None or name != "E2E":
+                    continue
+                value_ms = (record.end_ns - record.due_ns) / 1e6
+            environment.events.request.fire(
+                request_type="stream", name=name, response_time=value_ms, response_length=record.output_tokens,
+                exception=exception if name == "E2E" else None, context={},
+            )  # fmt: skip
+
+
+shared = _Shared()
+
+
+class LoadUser(User):
+    """Asks the sessions of the plan, one after the other, and waits for each answer."""
+
+    wait_time = constant(0)
+    _streams: TritonStreams | OpenAIStreams | None = None
+
+    def on_stop(self) -> None:
+        """Disconnect."""
+        if self._streams is not None:
+            self._streams.close()
+
+    @task
+    def converse(self) -> None:
+        """One session."""
+        try:
+            session = next(shared.plan, None)
+        except ServingError as exc:  # nothing can be asked: by itself Locust would try for ever
+            shared.failure = exc.message
+            session = None
+        if session is None:
+            raise StopUser
+        history = ""
+        for number, turn in enumerate(session.turns):
+            time.sleep(turn.think_s)  # gevent's
+            record = _begin(session, number)
+            try:
+                history += turn.text + self._ask(session, number, history, record)
+                record.end = DONE
+            except ServingError as exc:
+                record.end, record.error, record.reason = exc.code, exc.message, reason_of(exc)
+            shared.note(self.environment, record)
+            if not record.is_done:
+                return
+
+    def _ask(self, session: Session, turn: int, history: str, record: LoadRecord) -> str:
+        """Returns: the answer. Raises: ServingError: it ended badly."""
+        if self._streams is None:
+            self._streams = open_streams(shared.told(), shared.now_ns)
+        answer = ""
+        for chunk in self._streams.generate(session.request(turn, history)):
+            record.times_ns.append(chunk.received_ns)
+            record.tokens.append(chunk.num_output_tokens or 0)
+            record.input_tokens = record.input_tokens or chunk.num_input_tokens
+            record.finish_reason = chunk.finish_reason or record.finish_reason
+            answer += chunk.text
+        return answer
+
+
+def _begin(session: Session, turn: int) -> LoadRecord:
+    now_ns = shared.now_ns()
+    return LoadRecord(
+        session=session.index, turn=turn, due_ns=now_ns, sent_ns=now_ns, max_tokens=session.turns[turn].max_tokens,
+        priority=session.priority, tenant=session.tenant, times_ns=[], tokens=[],
+    )  # fmt: skip
+
+
+@events.init.add_listener
+def _listen(environment: Environment, **_: Any) -> None:
+    if isinstance(environment.runner, WorkerRunner):
+        environment.runner.register_message(_SHARE, _take_share)
+
+
+def _take_share(environment: Environment, msg: Any, **_: Any) -> None:
+    del environment
+    shared.share = msgspec.json.decode(msg.data, type=LocustShare)
+
+
+@events.test_start.add_listener
+def _start(environment: Environment, **_: Any) -> None:
+    """On the master and on each worker; Locust's message to start follows the master's to each worker."""
+    runner: Any = environment.runner
+    if isinstance(runner, WorkerRunner):
+        _plan(number=max(0, runner.worker_index))
+        return
+    path = os.environ.get(LOAD_VARIABLE)
+    if not path:
+        raise SystemExit(f"{LOAD_VARIABLE} names no file; start this with `trireme bench locust`, or as its --worker")
+    told = msgspec.json.decode(Path(path).read_bytes(), type=LocustLoad)
+    shared.records, shared.cpu = [], {}  # of an earlier start, on Locust's page
+    if isinstance(runner, MasterRunner):  # which asks nobody
+        runner.send_message(_SHARE, msgspec.json.encode(LocustShare(told, runner.worker_count)))
+    else:
+        shared.share = LocustShare(told, 1)
+        _plan(number=0)
+    gevent.spawn(_quit_when_all_is_asked, runner)
+
+
+def _plan(*, number: int) -> None:
+    """What this process asks: each worker its part of the sessions, by turns."""
+    if shared.share is None or number >= shared.share.num_workers:
+        shared.failure = "a worker of Locust's came after the load had begun; start all workers first"
+        shared.plan = iter(())
+        return
+    shared.plan = itertools.islice(shared.told().load.plan(), number, None, shared.share.num_workers)
+    _note_cpu()
+
+
+def _quit_when_all_is_asked(runner: Any) -> None:
+    """Locust by itself goes on without a user until its time is over."""
+    while runner.state != STATE_RUNNING or runner.user_count:  # running: all have been started
+        if runner.state in (STATE_STOPPING, STATE_STOPPED):
+            return
+        gevent.sleep(0.1)
+    if isinstance(runner, MasterRunner):
+        _await_reports(runner)
+    runner.quit()
+
+
+def _await_reports(master: MasterRunner) -> None:
+    """One more of each worker: users may end before the first, and Locust itself waits half a second for the last."""
+    before = shared.num_reports.copy()
+    deadline_s = time.monotonic() + _REPORT_PATIENCE_S
+    while time.monotonic() < deadline_s and any(
+        shared.num_reports[worker.id] == before[worker.id] for worker in master.clients.all
+    ):
+        gevent.sleep(0.1)
+
+
+def _note_cpu() -> None:
+    shared.cpu.setdefault("this process", []).append(CpuSample(shared.now_ns(), time.process_time()))
+
+
+@events.report_to_master.add_listener
+def _report(client_id: str, data: dict[str, Any], **_: Any) -> None:
+    if shared.cpu:  # it has begun
+        _note_cpu()
+    left = LocustFound(shared.records, [*shared.cpu.values()], shared.failure)
+    data["trireme"] = msgspec.json.encode(left)
+    shared.records = []
+    del client_id
+
+
+@events.worker_report.add_listener
+def _collect(client_id: str, data: dict[str, Any], **_: Any) -> None:
+    left = msgspec.json.decode(data.pop("trireme"), type=LocustFound)
+    shared.records += left.records
+    shared.num_reports[client_id] += 1
+    shared.failure = left.failure or shared.failure
+    for samples in left.cpu:  # all since it began
+        shared.cpu[client_id] = samples
+
+
+@events.quitting.add_listener
+def _write(environment: Environment, **_: Any) -> None:
+    path = os.environ.get(RECORDS_VARIABLE)
+    if not path or isinstance(environment.runner, WorkerRunner):
+        return
+    if not isinstance(environment.runner, MasterRunner):
+        _note_cpu()
+    Path(path).write_bytes(msgspec.json.encode(LocustFound(shared.records, list(shared.cpu.values()), shared.failure)))

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run against another, as ratios with their intervals: above 1 is more, whether that is good or bad."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from clients.load.run_folder import Run
+from clients.load_report.intervals import MIN_REQUESTS, NAMES, Blocks, Interval, Values, bounds
+from clients.load_report.run_figures import LATENCIES, RunFigures, values_of
+
+_SHOWN = ("50", "99")
+
+
+class Ratio(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure of a run over the same figure of the first run.
+
+    Attributes:
+        interval: None: too few requests for one.
+    """
+
+    figure: str
+    value: float
+    interval: Interval | None
+
+    @property
+    def is_different(self) -> bool:
+        """Whether 1 lies outside the interval."""
+        return self.interval is not None and not self.interval.low <= 1 <= self.interval.high
+
+
+def compare(run: Run, figures: RunFigures, base: Run, base_figures: RunFigures) -> list[Ratio]:
+    """Throughput and latencies of `run` over those of `base`, each over its own window."""
+    ratios = [
+        Ratio(figure=name, value=one.per_s / other.per_s, interval=_of_rates(one.interval, other.interval))
+        for name, one, other in (
+            ("requests/s", figures.requests, base_figures.requests),
+            ("output tokens/s", figures.output_tokens, base_figures.output_tokens),
+        )
+        if other.per_s
+    ]
+    for name, metric in LATENCIES.items():
+        over, under = (
+            values_of([r for r in each.records if r.is_done and of.window.holds(r.due_ns)], metric)
+            for each, of in ((run, figures), (base, base_figures))
+        )
+        if over and under:
+            ratios += _of_latencies(name, over, under)
+    return ratios
+
+
+def _of_latencies(name: str, over: Sequence[Sequence[float]], under: Sequence[Sequence[float]]) -> list[Ratio]:
+    one, other = Blocks(over), Blocks(under)
+    values, base = (each.figures(np.ones(each.count, dtype=np.int64)) for each in (one, other))
+    is_enough = min(len(over), len(under)) >= MIN_REQUESTS
+    drawn = (one.resampled(0), other.resampled(1)) if is_enough else None
+    return [
+        Ratio(
+            figure=f"{name.upper()} p{percentile}",
+            value=float(values[column] / base[column]),
+            interval=_of_draws(drawn[0][:, column], drawn[1][:, column]) if drawn is not None else None,
+        )
+        for percentile in _SHOWN
+        for column in [NAMES.index(percentile)]
+        if base[column]  # chunks that came in one TCP segment have one stamp: half of the gaps may be 0
+    ]
+
+
+def _of_draws(over: Values, under: Values) -> Interval | None:
+    if not under.all():
+        return None
+    low, high = bounds((over / under)[:, np.newaxis])
+    return Interval(float(low[0]), float(high[0]))
+
+
+def _of_rates(one: Interval | None, other: Interval | None) -> Interval | None:
+    """Both ends at once: wider than it need be, for the two are independent."""
+    if one is None or other is None or not other.low:
+        return None
+    return Interval(one.low / other.high, one.high / other.low)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme rollout export`: a rollout's definition for Argo Rollouts, the Gateway API, Envoy or the Helm chart."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from clients.rollout.choice import any_rollout, existing_store
+from clients.rollout.export.analysis_template import LONGEST_INTERVAL_S
+from clients.rollout.export.definition import Definition, definition_of
+from clients.rollout.export.follow import Follower
+from clients.rollout.export.formats import Format, Options, check_options, check_yaml_name, text_of
+from clients.rollout.planning import read_gate
+from clients.rollout.rollout_plan import read_steps
+from clients.rollout.store import Store
+from trireme.durable_files import write_atomically
+from trireme.errors import RequestError
+
+
+def export(
+    *,
+    format: Annotated[Format, typer.Option(help="What to write.")],  # noqa: A002 - the option's name
+    number: Annotated[
+        int | None, typer.Option("--rollout", help="Its number; none: the one that goes on, or was the last.")
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="In place of a rollout: percentages, as `start` takes them.")
+    ] = None,
+    gate: Annotated[
+        Path | None, typer.Option(help="With --steps: settings of the gate, as `start` takes them.")
+    ] = None,
+    share: Annotated[
+        float | None, typer.Option(min=0, max=100, help="Percentage of the candidate; none: what holds now.")
+    ] = None,
+    salt: Annotated[
+        str | None, typer.Option(help="Of keys' places, in place of the rollout's; Envoy, the chart.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A file, replaced in one step; none: standard output.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Write --out again as the share changes, until the rollout is over.")
+    ] = False,
+    name: Annotated[str | None, typer.Option(help="In Kubernetes.", show_default="the model's, or trireme")] = None,
+    namespace: Annotated[str | None, typer.Option(help="In Kubernetes.")] = None,
+    url: Annotated[str | None, typer.Option(help="Of the rollout's front, as Argo's controller reaches it.")] = None,
+    interval_s: Annotated[
+        int | None,
+        typer.Option(min=1, max=LONGEST_INTERVAL_S, help="Between Argo's measurements.", show_default="10"),
+    ] = None,
+    max_wait_s: Annotated[
+        int | None, typer.Option(min=1, help="For a step, until Argo pauses undecided.", show_default="14400")
+    ] = None,
+    with_gateway_api: Annotated[
+        bool, typer.Option("--with-gateway-api", help="Argo sets the weights of the routes of `gateway-api`.")
+    ] = False,
+    gateway: Annotated[str | None, typer.Option(help="The Gateway that the routes belong to.")] = None,
+    stable_service: Annotated[
+        str | None, typer.Option(help="A Service; of helm-values, a server.", show_default="NAME-stable; the model")
+    ] = None,
+    candidate_service: Annotated[
+        str | None, typer.Option(help="As --stable-service.", show_default="NAME-candidate; MODEL-RELEASE")
+    ] = None,
+    http_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Of both Services.", show_default="8000")
+    ] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Of both Services.", show_default="8001")
+    ] = None,
+    stable_url: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="gRPC, for envoy.")] = None,
+    candidate_url: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="gRPC, for envoy.")] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where Envoy does.", show_default="127.0.0.1:8011")
+    ] = None,
+    admin: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Envoy's admin interface; none: there is none.")
+    ] = None,
+    routes_file: Annotated[
+        Path | None, typer.Option(help="From which Envoy reads the routes: --format envoy-routes --follow writes it.")
+    ] = None,
+    server: Annotated[Path | None, typer.Option(help="The server's folder; none: the only one here.")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Where rollouts are kept; none: rollouts.sqlite beside it.")
+    ] = None,
+) -> None:
+    """Write a rollout down for whatever splits the traffic: Argo Rollouts, the Gateway API, Envoy or the Helm chart.
+
+    \b
+    Examples:
+      trireme rollout export --format analysis-template --url http://rollout.models.svc:8010
+      trireme rollout export --format argo-rollout --steps 5,25,50,100 --name chat --with-gateway-api
+      trireme rollout export --format gateway-api --gateway models | kubectl apply -f -
+      trireme rollout export --format helm-values --out traffic.yaml
+      trireme rollout export --format envoy --stable-url a:8001 --candidate-url b:8001 --routes-file routes.yaml
+      trireme rollout export --format envoy-routes --out routes.yaml --follow
+    """
+    options: dict[str, Any] = dict(locals())
+    check_options(format, options)
+    if out is not None and format in (Format.ENVOY, Format.ENVOY_ROUTES):
+        check_yaml_name(out, "out")
+    if follow:
+        _follow(options)
+        return
+    text = text_of(format, _definition(options), options)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        _write(out, text)
+
+
+def _write(out: Path, text: str) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, text)
+
+
+def _definition(options: Options) -> Definition:
+    share = None if options["share"] is None else options["share"] / 100
+    number, steps, gate, salt = options["number"], options["steps"], options["gate"], options["salt"]
+    if steps is not None and number is not None:
+        raise RequestError("--steps and --rollout say the same twice; leave one out", field="steps", value=steps)
+    if gate is not None and steps is None:
+        raise RequestError("--gate goes with --steps: a rollout has its own; leave it out", field="gate", value=gate)
+    if steps is not None:
+        found = Definition(
+            source=f"--steps {steps}", shares=read_steps(steps), share=share, gate=read_gate(gate) if gate else {}
+        )
+    elif number is None and options["store"] is None and (share is not None or options["routes_file"] is not None):
+        found = Definition(source="the command line", share=share)  # which says all that there is to say
+    else:
+        with Store(_store(options)) as kept:
+            found = definition_of(any_rollout(kept, number), share=share)
+    return found if salt is None else msgspec.structs.replace(found, salt=salt)
+
+
+def _follow(options: Options) -> None:
+    for name in ("share", "steps"):
+        if options[name] is not None:
+            raise RequestError(
+                f"--follow writes what the rollout's share is, and --{name} says another; leave one out", field=name
+            )
+    if options["out"] is None:
+        raise RequestError("--follow needs a file to write again; name it with --out", field="out")
+    path = _store(options)
+    with Store(path) as kept:
+        number = any_rollout(kept, options["number"]).id
+    definition = _definition({**options, "number": number})
+
+    def render(share: float) -> str:
+        return text_of(options["format"], msgspec.structs.replace(definition, share=share), options)
+
+    def write(share: float, why: str) -> None:
+        _write(options["out"], render(share))
+        typer.echo(f"{options['out']}: {100 * share:g} % to the candidate ({why})", err=True)
+
+    Follower(path, number, check=render, write=write).run()
+
+
+def _store(options: Options) -> Path:
+    return existing_store(options["server"], options["store"])

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics that judge a candidate beside the stable release; nothing of rollouts."""

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between which bounds the true change of a metric lies, at one look: what the tests in `findings` do not exclude."""
+
+import math
+
+import numpy as np
+
+from clients.rollout_gate.count_test import excess_bound
+from clients.rollout_gate.fading import allowed
+from clients.rollout_gate.findings import Sample, alike_of, alpha_of_side, chance_of_more, effective
+from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.metrics import METRICS, effect_of
+
+_LARGEST = 64.0  # as a logarithm: nothing is as many times as large
+_BISECTIONS = 40
+
+
+def bounds_of(name: str, sample: Sample, spec: GateSpec) -> tuple[float | None, float | None]:
+    """Lower at the metric's part of alpha, upper at `pass_alpha`; None: there is none.
+
+    Args:
+        sample: without leading dimensions.
+    """
+    effect = effect_of(name, spec)
+    if METRICS[name].kind == "log_mean":
+        estimate = float(sample.differences[name].estimate)
+        below, above = (_slack(name, sample, spec, alpha) for alpha in (alpha_of_side(name, spec), spec.pass_alpha))
+        return (None if below is None else estimate - below, None if above is None else estimate + above)
+    if name in sample.counts:
+        told = effective(name, sample, spec)
+        upper = float(excess_bound(told.events, told.num, effect, spec.pass_alpha))
+        return None, upper if math.isfinite(upper) else None
+    return None, None
+
+
+def _slack(name: str, sample: Sample, spec: GateSpec, alpha: float) -> float | None:
+    # By how much an estimate must exceed a true difference so that chance does not explain it.
+    differences, effect = sample.differences[name], effect_of(name, spec)
+    alike = alike_of(name, sample, spec)
+    limit = float(allowed(alpha, sample.times, spec.fade_s))
+
+    def is_excluded(by: float) -> bool:
+        return float(chance_of_more(np.array(by), differences.information, alike, effect, alpha)) < limit
+
+    if not is_excluded(_LARGEST):
+        return None
+    inside, outside = 0.0, _LARGEST
+    for _ in range(_BISECTIONS):
+        middle = (inside + outside) / 2
+        inside, outside = (inside, middle) if is_excluded(middle) else (middle, outside)
+    return outside

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What requests of one arm have in common for a while, such as its own queue: how likely how much of it is.
+
+All arrays have any leading dimensions. The model: beside each request's own chance, a block's difference of the arms
+has a fluctuation that fades as e^-(t / fade_s) (Ornstein and Uhlenbeck). Its size is the excess: by how many times the
+long-run variance of the mean exceeds that of independent requests, less one. The data tell little of it: in a time of
+a dozen fades, an excess of one or two is hardly seen, and one of twenty is. So no single estimate is taken; each size
+on a grid has the posterior weight that `clients.rollout_gate.blocks` gives it, and evidence is averaged over them, as
+Student's t averages over what the variance may be.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from clients.rollout_gate.mean_test import Floats
+
+EXCESSES: Floats = np.concatenate([[0.0], 5.0 * 4.0 ** np.arange(7)])
+# Prior weight of no excess at all; a smaller one would take more requests to prove anything, chosen in simulations (see
+# docs/rollout_gate.md). Of rare events that a queue only makes likelier it is larger, as the chance of each is its own.
+NONE_OF_MEANS, NONE_OF_SHARES = 0.96, 0.99
+BLOCKS_PER_FADE = 8
+FADES = 9  # until as much may be concluded as `alpha` allows
+_LATE_POWER, _EVENLY = 6.0, 0.05
+MIN_BLOCKS = 8  # with fewer, the grid's weights are its prior's
+
+
+class Times(NamedTuple):
+    """[...] seconds since the first request, and how many blocks were closed."""
+
+    elapsed_s: Floats
+    num_blocks: Floats
+
+
+class Differences(NamedTuple):
+    """Of one metric, from its blocks.
+
+    Attributes:
+        estimate: [...] candidate less baseline; 0 where no block tells of both.
+        information: [...] reciprocal of its variance if requests were independent; 0: nothing is known.
+        num_pairs: [..., scales] of neighbouring blocks.
+        squares: [..., scales] sum of the squares of what they differ by, over what it is for independent requests.
+    """
+
+    estimate: Floats
+    information: Floats
+    num_pairs: Floats
+    squares: Floats
+
+
+def own_variance(freedom: Floats, m2: Floats, weight: Floats) -> Floats:
+    """Of the weighted sum of differences if requests were independent; [..., strata, 2 arms] each to [...].
+
+    The variance of an arm in a stratum is what is seen there and one value more, of the variance over all.
+    """
+    pooled = _over(m2.sum(axis=(-2, -1)), freedom.sum(axis=(-2, -1)))[..., np.newaxis, np.newaxis]
+    return np.asarray((weight * (m2 + pooled) / (freedom + 1)).sum(axis=(-2, -1)))
+
+
+def differences_of(total: Floats, weight: Floats, own: Floats, *, num_pairs: Floats, squares: Floats) -> Differences:
+    """From sums over blocks.
+
+    Args:
+        total: [...] weighted sum of differences.
+        weight: [...] sum of weights.
+        own: [...] variance of `total` (`own_variance`).
+        num_pairs: [..., scales].
+        squares: [..., scales] as `clients.rollout_gate.blocks.Scale` has them.
+    """
+    # Values that are alike to the last bit are no proof that all are: a floor keeps the information finite.
+    own = np.maximum(own, 1e-12 * weight**2)
+    return Differences(
+        _over(total, weight), _over(weight**2, own), num_pairs, squares * _over(weight, own)[..., np.newaxis]
+    )
+
+
+def _over(numerator: Floats, denominator: Floats) -> Floats:
+    return np.asarray(np.where(denominator > 0, numerator / np.where(denominator > 0, denominator, 1.0), 0.0))
+
+
+def sizes(differences: Differences, times: Times, fade_s: float, none: float) -> Floats:
+    """Posterior weight of each of `EXCESSES`: [..., excesses].
+
+    The squares at each scale are taken for sums of those of normal variables that are independent of each other.
+
+    Args:
+        none: prior weight of no excess; the others share the rest.
+    """
+    expected = squares_expected(times, fade_s, differences.squares.shape[-1])
+    others = EXCESSES.size - 1
+    prior = np.concatenate([[none], np.full(others, (1 - none) / others)])
+    found = np.log(prior) - 0.5 * (
+        np.einsum("...j,...jk->...k", differences.squares, 1 / expected)
+        + np.einsum("...j,...jk->...k", differences.num_pairs, np.log(expected))
+    )
+    found = np.exp(found - found.max(axis=-1, keepdims=True))
+    return np.asarray(found / found.sum(axis=-1, keepdims=True))
+
+
+def squares_expected(times: Times, fade_s: float, num_scales: int) -> Floats:
+    """What the square of a scale is for each of `EXCESSES`, over that of independent requests: [..., scales, excesses].
+
+    1 + excess x (g(x) - g(2 x)), x the length of its blocks in fades, g the variance of a fluctuation's mean over it.
+    """
+    length = (_block_s(times, fade_s) / fade_s)[..., np.newaxis] * np.exp2(np.arange(num_scales, dtype=np.float64))
+    grown = length * (_mean_variance(length) - _mean_variance(2 * length))
+    return np.asarray(1 + grown[..., np.newaxis] * EXCESSES)
+
+
+def inflations(times: Times, fade_s: float) -> Floats:
+    """How many times as large the variance of the mean over all blocks is, for each of `EXCESSES`: [..., excesses].
+
+    1 + excess x g(x) / 2, x the whole time in fades; of a long one 1 + excess.
+    """
+    length = times.num_blocks * _block_s(times, fade_s) / fade_s
+    return np.asarray(1 + (length * _mean_variance(length) / 2)[..., np.newaxis] * EXCESSES)
+
+
+def _block_s(times: Times, fade_s: float) -> Floats:
+    is_known = (times.num_blocks > 1) & (times.elapsed_s > 0)
+    found = times.elapsed_s / np.maximum(times.num_blocks - 1, 1)
+    return np.where(is_known, found, fade_s / BLOCKS_PER_FADE)
+
+
+def _mean_variance(length: Floats) -> Floats:
+    """Of the mean over `length` fades of a fluctuation of variance 1: 2 (x - 1 + e^-x) / x^2."""
+    safe = np.maximum(length, 1e-3)
+    return np.asarray(2 * (safe + np.expm1(-safe)) / safe**2)
+
+
+def chance(weights: Floats, log_evidence: Floats) -> Floats:
+    """That chance explains it: the mean over sizes of 1 / evidence, at most 1 of each. [..., excesses] to [...].
+
+    Each 1 / evidence is a p-value that holds at all times for its size; their mean over the posterior is the posterior
+    predictive p-value of Meng, Annals of Statistics 22(3), 1994.
+    """
+    return np.asarray((weights * np.exp(-np.maximum(log_evidence, 0.0))).sum(axis=-1))
+
+
+def allowed(alpha: float, times: Times, fade_s: float) -> Floats:
+    """[...] what `chance` may be: all of `alpha` after 9 fades, before that less.
+
+    In a time of a few fades, one fluctuation and a regression look the same. So most is spent late, by the sixth power
+    of the share of the time that has passed; a twentieth is spent evenly, for what is many times as slow. Source of
+    spending over time: Lan and DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70(3), 1983.
+    """
+    passed = np.minimum(1.0, times.elapsed_s / (FADES * fade_s))
+    return np.asarray(alpha * (_EVENLY * passed + (1 - _EVENLY) * passed**_LATE_POWER))

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is found of each metric at one look: estimate, bounds, whether it is worse, whether it is fine.
+
+Arrays have any leading dimensions: one rollout, or all looks of ten thousand simulated ones.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clients.rollout_gate.count_test import excess_bound, log_evidence_over
+from clients.rollout_gate.fading import (
+    MIN_BLOCKS,
+    NONE_OF_MEANS,
+    NONE_OF_SHARES,
+    Differences,
+    Times,
+    allowed,
+    chance,
+    inflations,
+    sizes,
+)
+from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.mean_test import Floats, tuning
+from clients.rollout_gate.mean_test import log_evidence as log_evidence_of_mean
+from clients.rollout_gate.metrics import METRICS, alpha_of, effect_of
+from clients.rollout_gate.score_test import log_evidence
+
+Truths = NDArray[np.bool_]
+
+
+class Level(NamedTuple):
+    """Of one arm: [...] how many values of a `log_mean` were seen, and their mean."""
+
+    num: Floats
+    mean: Floats
+
+
+class Counts(NamedTuple):
+    """[..., 2] of the candidate and the baseline: events, and requests that could have been one."""
+
+    events: Floats
+    num: Floats
+
+
+class Scores(NamedTuple):
+    """Pairs, [...] how many, the sum of their differences and of their squares; [..., bets] what was won by bets."""
+
+    num: Floats
+    total: Floats
+    squares: Floats
+    against_no_worse: Floats
+    against_worse: Floats
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sums over all requests so far, by metric; a metric that is in none of the tables has no data.
+
+    Attributes:
+        num_requests: [..., 2] of the candidate and the baseline.
+        times: how long it has been.
+        levels: of each arm, of `log_mean`.
+        differences: of metrics that are looked at in blocks of time.
+    """
+
+    num_requests: Floats
+    times: Times
+    levels: Mapping[str, tuple[Level, Level]] = field(default_factory=dict)
+    differences: Mapping[str, Differences] = field(default_factory=dict)
+    counts: Mapping[str, Counts] = field(default_factory=dict)
+    scores: Mapping[str, Scores] = field(default_factory=dict)
+
+
+class Finding(NamedTuple):
+    """Of one metric; its bounds are in `clients.rollout_gate.bounds`.
+
+    Attributes:
+        estimate: [...] candidate less baseline, positive is more; of `log_mean` in logarithms.
+        is_worse: [...] proven, and by at least half the effect size.
+        is_fine: [...] proven to be worse by less than the effect size.
+        has_data: [...] of both arms.
+    """
+
+    estimate: Floats
+    is_worse: Truths
+    is_fine: Truths
+    has_data: Truths
+
+
+class Alike(NamedTuple):
+    """How alike requests near in time may be in a metric; both are [..., excesses].
+
+    Attributes:
+        weights: of each of `clients.rollout_gate.fading.EXCESSES`.
+        inflations: of the variance.
+    """
+
+    weights: Floats
+    inflations: Floats
+
+
+def alike_of(name: str, sample: Sample, spec: GateSpec) -> Alike:
+    """As the blocks so far tell."""
+    none = NONE_OF_MEANS if METRICS[name].kind == "log_mean" else NONE_OF_SHARES
+    weights = sizes(sample.differences[name], sample.times, spec.fade_s, none)
+    return Alike(weights, inflations(sample.times, spec.fade_s))
+
+
+def findings_of(sample: Sample, spec: GateSpec) -> dict[str, Finding]:
+    """One for each metric that the sample has."""
+    is_enough = is_enough_of(sample, spec)
+    found = {}
+    for name, metric in METRICS.items():
+        if metric.kind == "log_mean" and name in sample.differences:
+            found[name] = of_difference(name, sample, is_enough, spec)
+        elif name in sample.counts:
+            found[name] = of_counts(name, sample, is_enough, spec)
+        elif name in sample.scores:
+            found[name] = of_scores(name, sample.scores[name], spec)
+    return found
+
+
+def is_enough_of(sample: Sample, spec: GateSpec) -> Truths:
+    """[...] for a test that is one for large samples."""
+    is_many = sample.num_requests.min(axis=-1) >= spec.min_requests
+    return np.asarray(is_many & (sample.times.num_blocks >= MIN_BLOCKS))
+
+
+def alpha_of_side(name: str, spec: GateSpec) -> float:
+    """Of one side of the metric's test, if it has two."""
+    return alpha_of(name, spec) / (2 if METRICS[name].is_two_sided else 1)
+
+
+def chance_of_more(estimate: Floats, information: Floats, alike: Alike, effect: float, alpha: float) -> Floats:
+    """[...] that chance explains an estimate so far over zero; the boundary is tuned to `effect` and `alpha`.
+
+    Args:
+        information: [...] for independent requests.
+    """
+    known = information[..., np.newaxis] / alike.inflations
+    return chance(alike.weights, log_evidence_of_mean(estimate[..., np.newaxis], known, tuning(effect, alpha)))
+
+
+def of_difference(name: str, sample: Sample, is_enough: Truths, spec: GateSpec) -> Finding:
+    """Of a `log_mean`; without `min_requests` and `MIN_BLOCKS` it is neither worse nor fine."""
+    alike = alike_of(name, sample, spec)
+    estimate, information = sample.differences[name].estimate, sample.differences[name].information
+    effect, alpha = effect_of(name, spec), alpha_of_side(name, spec)
+    fails = allowed(alpha, sample.times, spec.fade_s)
+    passes = allowed(spec.pass_alpha, sample.times, spec.fade_s)
+    is_worse = (chance_of_more(estimate, information, alike, effect, alpha) < fails) & (estimate >= effect / 2)
+    is_fine = chance_of_more(effect - estimate, information, alike, effect, spec.pass_alpha) < passes
+    if METRICS[name].is_two_sided:
+        is_less = chance_of_more(-estimate, information, alike, effect, alpha) < fails
+        is_worse |= is_less & (estimate <= -effect / 2)
+        is_fine &= chance_of_more(effect + estimate, information, alike, effect, spec.pass_alpha) < passes
+    return Finding(estimate, is_worse & is_enough, is_fine & is_enough, information > 0)
+
+
+def of_counts(name: str, sample: Sample, is_enough: Truths, spec: GateSpec) -> Finding:
+    """Of a `share`; one whose events are independent can be worse after any number of requests: its test is exact."""
+    counts, effect = sample.counts[name], effect_of(name, spec)
+    events, num = counts
+    has_data = num.min(axis=-1) > 0
+    share = num[..., 0] / np.maximum(num.sum(axis=-1), 1.0)
+    rates = events / np.maximum(num, 1.0)
+    estimate = np.where(has_data, rates[..., 0] - rates[..., 1], 0.0)
+    more = log_evidence_over(events[..., 0], events[..., 1], share)
+    is_worse = is_proof(name, more, sample, spec) & (estimate >= effect / 2)
+    told = effective(name, sample, spec)
+    is_fine = has_data & (excess_bound(told.events, told.num, effect, spec.pass_alpha) < effect)
+    if METRICS[name].is_two_sided:
+        fewer = log_evidence_over(events[..., 1], events[..., 0], 1 - share)
+        is_worse |= is_proof(name, fewer, sample, spec) & (estimate <= -effect / 2)
+        turned = excess_bound(told.events[..., ::-1], told.num[..., ::-1], effect, spec.pass_alpha)
+        is_fine &= turned < effect
+    return Finding(estimate, is_worse & has_data, is_fine & is_enough, has_data)
+
+
+def is_proof(name: str, log_evidence: Floats, sample: Sample, spec: GateSpec) -> Truths:
+    """[...] of a `share`: evidence for independent events is enough, even where they may not be independent."""
+    alpha = alpha_of_side(name, spec)
+    if name not in sample.differences:
+        return np.asarray(log_evidence >= math.log(1 / alpha))
+    alike = alike_of(name, sample, spec)
+    found = chance(alike.weights, log_evidence[..., np.newaxis] / alike.inflations)
+    return np.asarray(found < allowed(alpha, sample.times, spec.fade_s))
+
+
+def effective(name: str, sample: Sample, spec: GateSpec) -> Counts:
+    """Independent requests that would tell as much: all counts over the mean inflation of the variance.
+
+    Source: Rao and Scott, "A simple method for the analysis of clustered binary data", Biometrics 48(2), 1992.
+    """
+    counts = sample.counts[name]
+    if name not in sample.differences:
+        return counts
+    alike = alike_of(name, sample, spec)
+    inflation = (alike.weights * alike.inflations).sum(axis=-1)[..., np.newaxis]
+    return Counts(counts.events / inflation, counts.num / inflation)
+
+
+def of_scores(name: str, scores: Scores, spec: GateSpec) -> Finding:
+    """Of a `score`, where less is worse; the estimate is turned round, so that positive is worse here too."""
+    effect = effect_of(name, spec)
+    estimate = -scores.total / np.maximum(scores.num, 1.0)
+    is_worse = log_evidence(scores.against_no_worse) >= math.log(1 / alpha_of(name, spec))
+    is_fine = log_evidence(scores.against_worse) >= math.log(1 / spec.pass_alpha)
+    return Finding(estimate, is_worse & (estimate >= effect / 2), is_fine, scores.num > 0)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many requests a verdict takes at the spread that is seen: the gate's own tests, asked about samples to come.
+
+Of each metric two figures, of a typical rollout (half take fewer): until a candidate that is worse by just the effect
+size fails, and until one that is no worse passes.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from clients.rollout_gate.count_test import excess_bound, log_evidence_over
+from clients.rollout_gate.fading import MIN_BLOCKS, Differences, Times, allowed, chance, squares_expected
+from clients.rollout_gate.findings import Alike, Sample, Truths, alike_of, alpha_of_side, chance_of_more
+from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.mean_test import Floats
+from clients.rollout_gate.metrics import METRICS, alpha_of, effect_of
+from clients.rollout_gate.score_test import BETS
+
+_SIZES: Floats = np.unique(np.round(np.geomspace(10, 1e7, 600)))
+_SCALES = 24  # doublings of the time: 5 years of blocks of 10 s
+
+
+class Needed(NamedTuple):
+    """Requests of the candidate's arm (pairs, of a score); None: more than ten million, or too little is known."""
+
+    until_fail: int | None
+    until_pass: int | None
+
+
+def needed(name: str, sample: Sample, spec: GateSpec) -> Needed:
+    """Of one metric of a sample without leading dimensions, at the split of the traffic that it has."""
+    if METRICS[name].kind == "log_mean":
+        return _of_means(name, sample, spec)
+    if name in sample.counts:
+        return _of_counts(name, sample, spec)
+    return _of_scores(name, sample, spec)
+
+
+def _of_means(name: str, sample: Sample, spec: GateSpec) -> Needed:
+    differences, num = sample.differences[name], float(sample.levels[name][0].num)
+    if float(differences.information) == 0:
+        return Needed(None, None)
+    alike, times = _future(name, sample, spec, _SIZES / num)
+    known, effect, alpha = _SIZES / num * differences.information, effect_of(name, spec), alpha_of_side(name, spec)
+    is_enough = (spec.min_requests <= _SIZES) & (times.num_blocks >= MIN_BLOCKS)
+    estimate = np.full_like(_SIZES, effect)
+    fails = chance_of_more(estimate, known, alike, effect, alpha) < allowed(alpha, times, spec.fade_s)
+    passes = chance_of_more(estimate, known, alike, effect, spec.pass_alpha) < allowed(
+        spec.pass_alpha, times, spec.fade_s
+    )
+    return Needed(_first(fails & is_enough), _first(passes & is_enough))
+
+
+def _future(name: str, sample: Sample, spec: GateSpec, growth: Floats) -> tuple[Alike, Times]:
+    """What blocks would tell after `growth` times the time, if the likeliest excess by now is the true one."""
+    times = Times(growth * sample.times.elapsed_s, growth * sample.times.num_blocks)
+    likeliest = int(alike_of(name, sample, spec).weights.argmax())
+    num_pairs = np.floor(times.num_blocks[:, np.newaxis] / 2.0 ** (np.arange(_SCALES) + 1))
+    squares = num_pairs * squares_expected(times, spec.fade_s, _SCALES)[..., likeliest]
+    unknown = np.zeros_like(growth)
+    future = Differences(unknown, unknown, num_pairs, squares)
+    return alike_of(name, Sample(sample.num_requests, times, differences={name: future}), spec), times
+
+
+def _of_counts(name: str, sample: Sample, spec: GateSpec) -> Needed:
+    counts, effect = sample.counts[name], effect_of(name, spec)
+    if counts.num.min() == 0:
+        return Needed(None, None)
+    rate = float(counts.events[1] / counts.num[1])
+    alpha = alpha_of_side(name, spec)
+    num = np.stack([_SIZES, _SIZES * counts.num[1] / counts.num[0]], axis=-1)
+    share = np.full_like(_SIZES, counts.num[0] / counts.num.sum())
+    evidence = log_evidence_over(min(1.0, rate + effect) * num[..., 0], rate * num[..., 1], share)
+    is_enough, is_worse, told = spec.min_requests <= _SIZES, evidence >= math.log(1 / alpha), num
+    if name in sample.differences:
+        alike, times = _future(name, sample, spec, _SIZES / counts.num[0])
+        is_enough &= times.num_blocks >= MIN_BLOCKS
+        is_worse = chance(alike.weights, evidence[:, np.newaxis] / alike.inflations) < allowed(
+            alpha, times, spec.fade_s
+        )
+        told = num / (alike.weights * alike.inflations).sum(axis=-1)[:, np.newaxis]
+    is_fine = excess_bound(rate * told, told, effect, spec.pass_alpha) < effect
+    return Needed(_first(is_worse), _first(is_fine & is_enough))
+
+
+def _of_scores(name: str, sample: Sample, spec: GateSpec) -> Needed:
+    scores, effect = sample.scores[name], effect_of(name, spec)
+    if scores.num < 2:
+        return Needed(None, None)
+    # log(1 + x) is about x - x^2 / 2: what the best bet wins on a pair, with a drop of the effect size, or with none.
+    variance = max(0.0, float(scores.squares / scores.num - (scores.total / scores.num) ** 2))
+    won = float((BETS * effect - BETS**2 * (variance + effect**2) / 2).max())
+    pairs = [(math.log(1 / alpha) + math.log(BETS.size)) / won for alpha in (alpha_of(name, spec), spec.pass_alpha)]
+    return Needed(math.ceil(pairs[0]), math.ceil(pairs[1]))
+
+
+def _first(decides: Truths) -> int | None:
+    # From where on it does so for good: of few requests, a bound may hold by the rounding of counts.
+    if not decides[-1]:
+        return None
+    undecided = np.flatnonzero(~decides)
+    return int(_SIZES[undecided[-1] + 1 if undecided.size else 0])

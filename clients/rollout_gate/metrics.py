@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of metrics, one row each: what is read from an outcome, how it is tested, its part of the error budget.
+
+A new metric is a row here, a field of `clients.rollout_gate.gate_spec.EffectSizes` and a test.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from clients.rollout.routing.outcome import Outcome
+from clients.rollout_gate.gate_spec import GateSpec
+
+# log_mean: of a positive figure's logarithm, within strata; share: of requests to which something happened; score: of
+# prompts that both arms answered, in pairs.
+Kind = Literal["log_mean", "share", "score"]
+
+
+class Reference(NamedTuple):
+    """What an outcome is held against, known before it came.
+
+    Attributes:
+        ttft_target_ms: the deployment's; None: it has none.
+        slow_ttft_ms: by stratum, from which TTFT on a request is slow; of strata where the baseline is known.
+    """
+
+    ttft_target_ms: float | None
+    slow_ttft_ms: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row.
+
+    Attributes:
+        title: as a report names it.
+        of: the figure of one outcome, for `share` 0 or 1; None: the outcome says nothing about it.
+        weight: of `GateSpec.alpha`, beside the other rows'.
+        is_two_sided: less is as bad as more.
+        is_optional: not every rollout has it; it can fail one, and no pass waits for it.
+        is_of_queue: of a `share`, its events come together while an arm's queue is long.
+    """
+
+    title: str
+    kind: Kind
+    of: Callable[[Outcome, Reference], float | None]
+    weight: float = 1.0
+    is_two_sided: bool = False
+    is_optional: bool = False
+    is_of_queue: bool = False
+
+    @property
+    def is_in_blocks(self) -> bool:
+        """Requests near in time may be alike in it, which is looked for."""
+        return self.kind == "log_mean" or self.is_of_queue
+
+
+def _log(value: float | None) -> float | None:
+    return math.log(value) if value is not None and value > 0 else None
+
+
+def _e2e_per_token(outcome: Outcome, _: Reference) -> float | None:
+    if outcome.error or outcome.e2e_ms is None or outcome.num_tokens < 1:
+        return None
+    return _log(outcome.e2e_ms / outcome.num_tokens)
+
+
+def _output_tokens(outcome: Outcome, _: Reference) -> float | None:
+    return None if outcome.error else _log(outcome.num_tokens)
+
+
+def _over_target(outcome: Outcome, reference: Reference) -> float | None:
+    if outcome.ttft_ms is None or reference.ttft_target_ms is None:
+        return None
+    return float(outcome.ttft_ms > reference.ttft_target_ms)
+
+
+def _slow(outcome: Outcome, reference: Reference) -> float | None:
+    limit_ms = reference.slow_ttft_ms.get(outcome.stratum)
+    return None if outcome.ttft_ms is None or limit_ms is None else float(outcome.ttft_ms > limit_ms)
+
+
+def _cut(outcome: Outcome, _: Reference) -> float | None:
+    return None if outcome.error or not outcome.finish_reason else float(outcome.finish_reason == "length")
+
+
+METRICS: dict[str, Metric] = {
+    "ttft": Metric("TTFT", "log_mean", lambda outcome, _: _log(outcome.ttft_ms), weight=5),
+    "tpot": Metric("TPOT", "log_mean", lambda outcome, _: _log(outcome.tpot_ms), weight=6),
+    "e2e_per_token": Metric("end-to-end time per token", "log_mean", _e2e_per_token),
+    "output_tokens": Metric("output length", "log_mean", _output_tokens, is_two_sided=True),
+    "ttft_over_target": Metric(
+        "requests over the TTFT target", "share", _over_target, is_optional=True, is_of_queue=True
+    ),
+    "slow": Metric("requests far slower than the baseline's", "share", _slow, weight=2, is_of_queue=True),
+    "errors": Metric("errors", "share", lambda outcome, _: float(outcome.error != ""), weight=5),
+    "empty": Metric("answers without text", "share", lambda o, _: None if o.error else float(o.is_empty)),
+    "looping": Metric("answers that loop", "share", lambda o, _: None if o.error else float(o.is_looping)),
+    "cut": Metric("answers cut by their length", "share", _cut, is_two_sided=True),
+    "disliked": Metric(
+        "disliked answers",
+        "share",
+        lambda outcome, _: None if outcome.is_disliked is None else float(outcome.is_disliked),
+        is_optional=True,
+    ),
+    "quality": Metric("score of the held-out prompts", "score", lambda o, _: o.score, is_optional=True),
+}
+
+# Shares of the candidate alone that are bounded whatever the baseline does, and each one's part of the error budget.
+GUARDED = ("errors", "empty", "looping")
+_GUARD_WEIGHT = 0.2
+_TOTAL_WEIGHT = sum(metric.weight for metric in METRICS.values()) + _GUARD_WEIGHT * len(GUARDED)
+
+
+def alpha_of(name: str, spec: GateSpec) -> float:
+    """A metric's part of the chance of a false alarm; all parts and the guards' add up to `spec.alpha` (Bonferroni)."""
+    return spec.alpha * METRICS[name].weight / _TOTAL_WEIGHT
+
+
+def guard_alpha(spec: GateSpec) -> float:
+    """The part of each guard."""
+    return spec.alpha * _GUARD_WEIGHT / _TOTAL_WEIGHT
+
+
+def effect_of(name: str, spec: GateSpec) -> float:
+    """From where on a metric is too much worse: of `log_mean` as a logarithm, else as it is in the spec."""
+    effect = float(getattr(spec.effects, name))
+    return math.log1p(effect) if METRICS[name].kind == "log_mean" else effect
