@@ -3,6 +3,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ LONG = (
     "test_observability_on_triton",
     "test_fuzzed_deployments",
 )
+
+
+# What tests of one room use of another's, and of tests/unit/support: pytest itself has only the folders that it has read.
+sys.path[:0] = sorted({str(file.parent) for file in Path(__file__).parent.joinpath("unit").rglob("*.py")})
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

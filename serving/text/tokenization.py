@@ -16,7 +16,7 @@ from trireme.errors import RequestError
 
 _FIELD = "text_input"
 # `Tokenizer.encode` holds the GIL: up to this, 10 ms. `encode_batch_fast` frees it, and runs one text on its caller's
-# thread; `tests/unit/test_long_texts.py` shows both.
+# thread; `tests/unit/serving/text/test_long_texts.py` shows both.
 LONG_TEXT_BYTES = 16_384
 # Of a text that may have too many tokens the beginning is tokenized first, so many bytes for each token that it may
 # have (most languages have 3 to 5), and then 4 times as much, until it is too much or all.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stands for `build_engines/planner/estimators/aisimulate_worker.py`: answers what was recorded of it, nothing else.
 
-As a program: `python aisimulate_recorded.py`. `tests/unit/test_aisimulate_real.py` compares the recording
-with the real one (`make soak`).
+As a program: `python aisimulate_recorded.py`. `tests/unit/build_engines/planner/estimators/test_aisimulate_real.py`
+compares the recording with the real one (`make soak`).
 """
 
 import json

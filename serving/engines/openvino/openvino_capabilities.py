@@ -2,7 +2,7 @@
 """What OpenVINO GenAI 2026.4 can do of the contract, and for everything else the part of its API that it ends at.
 
 Its words for a request are `GenerationConfig`; a request is a tensor of token ids and one of these, for
-`ContinuousBatchingPipeline.add_request`. `tests/unit/test_openvino_api.py` looks for each missing thing.
+`ContinuousBatchingPipeline.add_request`. `tests/unit/examples/test_openvino_api.py` looks for each missing thing.
 """
 
 from serving.engines.capabilities import (

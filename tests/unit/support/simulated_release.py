@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A release with the demo's tokenizer and a simulated engine, as `trireme render` writes it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from ensemble_configs.render.release_file import RELEASE_FILE
+from ensemble_configs.render.repository import write_repository
+from ensemble_configs.spec.admission_spec import AdmissionSpec
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.release_spec import BlsSpec, ResponseSpec, TokenizerSpec
+from trireme.project_files import CODE_ROOT
+
+TOKENIZER = CODE_ROOT / "examples" / "demo_model" / "target"
+
+
+def write_release(
+    root: Path,
+    engine: Mapping[str, object] = MappingProxyType({}),
+    *,
+    release: int = 1,
+    is_accumulating: bool = False,
+    decoupled: bool = True,
+    is_warmed_up: bool = True,
+    admission: AdmissionSpec | None = None,
+    **responses: object,
+) -> Path:
+    """Write a model repository; returns its `tensorrt_llm/1`. A step takes no time unless `engine` says so."""
+    settings = {"step_ms": 0.0, "prefill_us_per_token": 0.0, "decode_us_per_seq": 0.0, **engine}
+    spec = DeploymentSpec.of_one(
+        name="test",
+        release=release,
+        decoupled=decoupled,
+        is_warmed_up=is_warmed_up,
+        bls=BlsSpec(accumulate_tokens=is_accumulating),
+        tokenizer=TokenizerSpec(dir=TOKENIZER),
+        engine=SimulatedEngineSpec.model_validate({"provider": "simulated"} | settings),
+        admission=admission,
+        responses=ResponseSpec.model_validate(responses),
+    )
+    write_repository(spec, root=root, source="test.yaml")
+    return root / "tensorrt_llm" / str(release)
+
+
+def write_broken_release(root: Path) -> Path:
+    """The same with an engine that cannot be loaded: somebody has written a vocabulary into it that is too small."""
+    folder = write_release(root)
+    file = folder / RELEASE_FILE
+    file.write_text(file.read_text().replace('"vocab_size": 4096', '"vocab_size": 16'))
+    return folder
