@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pyproject.toml cannot say: the wheel has files of other folders in trireme/data, for `trireme.project_files`."""
+"""The files of other folders that the wheel has in trireme/data, for `trireme.base.project_files`."""
 
 import shutil
 from pathlib import Path

@@ -17,10 +17,10 @@ from benchmarks.report import write_result
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
-from serving.engines.base import Engine, GenerationRequest, SamplingParams
-from serving.engines.clock import VirtualClock
+from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
+from serving.engines.seam.clock import VirtualClock
+from serving.engines.seam.scheduling import Scheduling
 from serving.engines.simulated.simulated_engine import SimulatedEngine
-from serving.requests.scheduling import Scheduling
 
 ENGINE = SimulatedEngineSpec(provider="simulated", max_num_seqs=64, num_kv_blocks=4096, max_num_batched_tokens=2048)
 SPEC = AdmissionSpec.model_validate({"queue": {"max_requests": 100_000, "max_tokens": 100_000_000}})

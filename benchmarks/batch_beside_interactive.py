@@ -32,7 +32,7 @@ from clients.streaming import AsyncTritonClient
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.admission_spec import AdmissionSpec
 from ensemble_configs.spec.deployment import load_deployment
-from serving.requests.scheduling import Priority
+from serving.engines.seam.scheduling import Priority
 from serving.text.tokenization import PromptTokenizer
 
 WARM_UP_S, MEASURED_S = 8.0, 20.0

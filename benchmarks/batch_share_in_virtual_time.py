@@ -21,10 +21,10 @@ from benchmarks.report import write_result
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
-from serving.engines.base import GenerationRequest, SamplingParams
-from serving.engines.clock import VirtualClock
+from serving.engines.seam.base import GenerationRequest, SamplingParams
+from serving.engines.seam.clock import VirtualClock
+from serving.engines.seam.scheduling import Priority, Scheduling
 from serving.engines.simulated.simulated_engine import SimulatedEngine
-from serving.requests.scheduling import Priority, Scheduling
 
 SHARES = (0.6, 0.75, 0.8, 0.85, 0.95, 1.0)
 INTERACTIVE_LOAD = 0.5

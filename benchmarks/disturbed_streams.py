@@ -12,7 +12,7 @@ import msgspec
 
 from benchmarks.workload import exact_stream
 from clients.streaming import AsyncTritonClient, GenerateRequest
-from serving.engines.base import Engine, GenerationRequest, SamplingParams
+from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
 
 _KEYS = itertools.count(1)
 

@@ -22,7 +22,7 @@ from benchmarks.peers.simulated import SimulatedEnsemble
 from benchmarks.report import environment, result_path, write_result
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment
-from trireme.errors import ServingError
+from trireme.base.errors import ServingError
 
 _NAME = "dynamo_mocker"
 _COLUMNS = ("step ms", "users", "side", "tokens/s", "TTFT p50 / p99 ms", "TPOT p50 ms", "client")

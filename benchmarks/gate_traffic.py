@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.latency_models import LatencyModel
-from clients.rollout.routing.outcome import Outcome
 from clients.rollout_gate.evidence import MIN_SLOW_REFERENCE
 from clients.rollout_gate.fading import Differences, Times, differences_of, own_variance
 from clients.rollout_gate.findings import Counts, Level, Sample, Scores
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.mean_test import Floats
+from clients.rollout_gate.outcome import Outcome
 from clients.rollout_gate.score_test import gains
 
 PER_LOOK = 20  # requests of each arm

@@ -20,8 +20,8 @@ import msgspec
 from benchmarks.workload import Ask
 from clients.load.load_record import DONE, LoadRecord
 from ensemble_configs.spec.deployment import load_deployment
-from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
+from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
 from serving.text.detokenization import StreamText, TextDecoder
 from serving.text.tokenization import PromptTokenizer
 

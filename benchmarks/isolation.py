@@ -29,7 +29,7 @@ from clients.load.arrivals import arrivals_s
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment
-from serving.requests.scheduling import Priority
+from serving.engines.seam.scheduling import Priority
 from serving.text.tokenization import PromptTokenizer
 
 _FLOOD = "flood"

@@ -30,9 +30,9 @@ from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
 from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
-from serving.requests.scheduling import Priority
+from serving.engines.seam.scheduling import Priority
 from serving.text.tokenization import PromptTokenizer
-from trireme.errors import ServingError, Unavailable
+from trireme.base.errors import ServingError, Unavailable
 
 ENGINE = SimulatedEngineSpec(
     provider="simulated", max_num_seqs=64, num_kv_blocks=2048, max_num_batched_tokens=2048, step_ms=40.0

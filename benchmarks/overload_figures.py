@@ -17,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.report import RESULTS
 from ensemble_configs.spec.admission_spec import SloSpec
-from serving.requests.scheduling import Priority
+from serving.engines.seam.scheduling import Priority
 
 _WARM_UP_SHARE = 0.1  # of a load's time, at its beginning
 _RESAMPLES = 1_000

@@ -22,10 +22,10 @@ from clients.load.arrivals import SHAPES, arrivals_s
 from ensemble_configs.spec.admission_spec import AdmissionSpec, QueueSpec, SloSpec
 from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
-from serving.engines.base import Engine, GenerationRequest, SamplingParams
-from serving.engines.clock import VirtualClock
+from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
+from serving.engines.seam.clock import VirtualClock
+from serving.engines.seam.scheduling import Priority, Scheduling
 from serving.engines.simulated.simulated_engine import SimulatedEngine
-from serving.requests.scheduling import Priority, Scheduling
 
 ENGINE = SimulatedEngineSpec(
     provider="simulated", max_num_seqs=64, num_kv_blocks=2048, max_num_batched_tokens=2048, step_ms=10.0

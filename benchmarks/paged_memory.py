@@ -21,8 +21,8 @@ from benchmarks.report import environment, median_with_interval, write_result
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment
 from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
-from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
+from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
 
 
 class Moment(NamedTuple):

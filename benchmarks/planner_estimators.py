@@ -18,8 +18,6 @@ import yaml
 from build_engines.checkpoint.known_models import known_models
 from build_engines.planner.estimators.aisimulate_estimator import AiSimulate
 from build_engines.planner.estimators.aisimulate_process import PYTHON, AiSimulateProcess, model_folder
-from build_engines.planner.estimators.efficiencies import TABLE as EFFICIENCIES
-from build_engines.planner.estimators.efficiencies import fitted
 from build_engines.planner.estimators.estimator import Load
 from build_engines.planner.estimators.estimator_choice import TABLE
 from build_engines.planner.estimators.published import (
@@ -32,7 +30,9 @@ from build_engines.planner.estimators.published import (
     predicted,
     scored,
 )
-from build_engines.planner.steady_state import Workload
+from build_engines.planner.roofline.efficiencies import TABLE as EFFICIENCIES
+from build_engines.planner.roofline.efficiencies import fitted
+from build_engines.planner.roofline.steady_state import Workload
 
 RESULTS = Path(__file__).with_name("results")
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import yaml
 from scipy.optimize import least_squares
 
-from build_engines.planner.estimators.efficiencies import TABLE, Efficiencies
 from build_engines.planner.estimators.published import Errors, Measurement, errors_of, log_errors, predicted, scored
+from build_engines.planner.roofline.efficiencies import TABLE, Efficiencies
 
 Logs = npt.NDArray[np.float64]
 

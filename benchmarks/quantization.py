@@ -24,8 +24,8 @@ from build_engines.evaluation.tasks import Item, Kind, hash_items, load_items
 from build_engines.openvino.openvino_formats import linear_bytes, openvino_bytes
 from build_engines.recipes.recipe import OpenVinoRecipe
 from build_engines.recipes.recipe_parts import QualitySpec
-from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
+from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
 
 _DEMO = Path(__file__).resolve().parent.parent / "examples" / "demo_model"
 _NUM_TOKENS = 64

@@ -27,7 +27,7 @@ from benchmarks.through_ensemble import ThroughEnsemble
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.shared_budget.shared_ledger import LEDGER_FILE, SharedLedger
-from trireme.errors import Unavailable
+from trireme.base.errors import Unavailable
 
 MODELS = ("small", "large")
 NUM_STREAMS = 8  # of both models together

@@ -27,8 +27,8 @@ from clients.load.load_plan import draw
 from clients.load.workload_spec import Lengths
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment
-from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
+from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
 
 OSL = Lengths(mean=64, stddev=48, distribution="lognormal", min=4, max=256)
 _PROMPT_TOKENS = 32

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from serving.admission.admitting_engine import AdmittingEngine
-from serving.engines.base import Engine, GenerationRequest, TokenChunk
-from serving.engines.clock import VirtualClock
-from trireme.errors import Unavailable
+from serving.engines.seam.base import Engine, GenerationRequest, TokenChunk
+from serving.engines.seam.clock import VirtualClock
+from trireme.base.errors import Unavailable
 
 
 @dataclass(slots=True)

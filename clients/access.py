@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from trireme.errors import RequestError, SpecError
+from trireme.base.errors import RequestError, SpecError
 
 AUTHORIZATION = "authorization"
 _GRPC_SCHEMES = {"grpc": False, "grpcs": True}

@@ -13,7 +13,7 @@ from http import HTTPStatus
 
 from clients.access import Access, redacted
 from clients.tls_context import bare_context, tls_context
-from trireme.errors import AccessDenied, SpecError
+from trireme.base.errors import AccessDenied, SpecError
 
 _PATIENCE_S = 3.0  # of the handshake that is tried
 _KEY_STATUSES = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}

@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from clients.infer_messages import GenerateChunk
-from trireme.errors import RequestError, ServingError
+from trireme.base.errors import RequestError, ServingError
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer

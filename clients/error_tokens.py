@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one parser of error texts: what came over the wire, as a typed exception of `trireme.errors`.
+"""The one parser of error texts: what came over the wire, as a typed exception of `trireme.base.errors`.
 
-Our own errors carry a token (`trireme.errors.format_token`); Triton's and gRPC's are told by their words.
+Our own errors carry a token (`trireme.base.errors.format_token`); Triton's and gRPC's are told by their words.
 """
 
 import json
@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 from clients.access import redacted
-from trireme.errors import (
+from trireme.base.errors import (
     AccessDenied,
     BuildError,
     QueueFull,

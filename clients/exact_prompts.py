@@ -5,7 +5,7 @@ import random
 from collections.abc import Sized
 from typing import Protocol
 
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _MOST_DRAWS = 1000  # where one word alone of all has the length that is asked for, one draw in twenty hits
 WORDS = (

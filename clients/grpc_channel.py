@@ -12,7 +12,7 @@ import grpc.aio
 from tritonclient.grpc import service_pb2_grpc
 
 from clients.access import Access, grpc_endpoint
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 Options = Sequence[tuple[str, Any]]
 Channel = Any  # grpc has no types

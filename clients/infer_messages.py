@@ -12,7 +12,7 @@ import msgspec
 from tritonclient.grpc import service_pb2
 
 from ensemble_configs.render.tensors import BOOL, FP32, INT32, INT64, STRING, UINT64, Tensor, inputs_of, outputs_of
-from trireme.errors import RequestError, ServerError
+from trireme.base.errors import RequestError, ServerError
 
 # tritonclient's generated messages: `Any` ends here and in the two functions that are given one.
 InferRequest = Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The caller's end of the control socket of `trireme serve` (`serving.supervisor.control`)."""
+"""The caller's end of the control socket of `trireme serve` (`serving.triton.control`)."""
 
 import json
 import socket
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from clients.error_tokens import parse_error
-from trireme.errors import Unavailable
-from trireme.unix_socket import connect_socket
+from trireme.base.errors import Unavailable
+from trireme.base.unix_socket import connect_socket
 
 _CONNECT_S = 5.0
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from trireme.errors import SpecError
-from trireme.unix_socket import CONTROL_SOCKET
+from trireme.base.errors import SpecError
+from trireme.base.unix_socket import CONTROL_SOCKET
 
 ServerOption = Annotated[
     Path | None,

@@ -33,7 +33,7 @@ from clients.infer_messages import (
 )
 from clients.silence_watch import SilenceWatch
 from clients.tls_context import check_access
-from trireme.errors import AccessDenied, RequestCancelled, ServingError, Unavailable
+from trireme.base.errors import AccessDenied, RequestCancelled, ServingError, Unavailable
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer

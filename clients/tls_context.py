@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from clients.access import Access
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 class NamedContext(ssl.SSLContext):

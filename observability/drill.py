@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from observability.local_prometheus import LocalPrometheus
-from trireme.errors import Unavailable
+from trireme.base.errors import Unavailable
 
 ALERT = "TriremeEngineDead"
 _PATIENCE_S = 60.0

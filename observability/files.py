@@ -4,13 +4,13 @@
 import dataclasses
 from pathlib import Path
 
-from observability.alert_cases import is_default, promtool_tests
-from observability.alerts import alert_groups
-from observability.objectives import Objectives
-from observability.platform_cases import PLATFORM_CASES
-from observability.recording import recording_groups
-from observability.rules import RUNBOOKS, Alert, Group, rule_file, yaml_text
-from observability.service_cases import SERVICE_CASES
+from observability.rules.alert_cases import is_default, promtool_tests
+from observability.rules.alerts import alert_groups
+from observability.rules.objectives import Objectives
+from observability.rules.platform_cases import PLATFORM_CASES
+from observability.rules.recording import recording_groups
+from observability.rules.rule_files import RUNBOOKS, Alert, Group, rule_file, yaml_text
+from observability.rules.service_cases import SERVICE_CASES
 
 RECORDING_RULES = "prometheus/recording_rules.yml"
 ALERT_RULES = "prometheus/alert_rules.yml"

@@ -17,10 +17,10 @@ from typing import Any, Self
 
 import yaml
 
-from observability.shortened import INTERVAL_MS, shortened
-from trireme.durable_files import write_atomically
-from trireme.errors import SpecError, Unavailable
-from trireme.project_files import CODE_ROOT, project_file
+from observability.rules.shortened import INTERVAL_MS, shortened
+from trireme.base.durable_files import write_atomically
+from trireme.base.errors import SpecError, Unavailable
+from trireme.base.project_files import CODE_ROOT, project_file
 
 FILES = project_file("helm/trireme/files")
 _UNPACKED = CODE_ROOT / ".tools" / "prometheus" / "usr"  # by scripts/prometheus.py
@@ -53,7 +53,7 @@ class LocalPrometheus:
         folder: for configuration, data and logs.
         targets: `host:port` of what is scraped, by the job's name in prometheus.yml; other jobs are left out.
         ports: of Prometheus and of Alertmanager.
-        is_fast: minutes of the rules are seconds (`observability.shortened`).
+        is_fast: minutes of the rules are seconds (`observability.rules.shortened`).
     """
 
     def __init__(

@@ -12,13 +12,13 @@ import typer
 from ensemble_configs.spec.deployment import load_deployment
 from observability.drill import drill
 from observability.local_prometheus import FILES, LocalPrometheus
-from observability.objectives import Objectives, objectives_of
-from observability.rules import RUNBOOKS
+from observability.rules.objectives import Objectives, objectives_of
+from observability.rules.rule_files import RUNBOOKS
 from serving.telemetry.cpu_bandwidth import keep_bandwidth, measure_bandwidth
-from trireme.durable_files import write_atomically
-from trireme.errors import SpecError
-from trireme.extras import how_to_install
-from trireme.path_checks import check_folder_to_write
+from trireme.base.durable_files import write_atomically
+from trireme.base.errors import SpecError
+from trireme.base.extras import how_to_install
+from trireme.base.path_checks import check_folder_to_write
 
 
 def run(

@@ -8,10 +8,10 @@ Generated from what makes the server refuse: the rows of `ensemble_configs.rende
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from ensemble_configs.render.model_names import PYTHON_MODELS
 from ensemble_configs.render.tensors import Tensor, inputs_of, outputs_of
-from serving.engines.capabilities import Capabilities
+from ensemble_configs.spec.model_names import PYTHON_MODELS
 from serving.engines.openvino import openvino_capabilities
+from serving.engines.seam.capabilities import Capabilities
 from serving.engines.simulated import simulated_engine as simulated
 from serving.engines.tensorrt_llm import trtllm_capabilities
 from serving.requests.engine_request import CONDITIONS

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serving.engines.signal_stack import drop_signal_stack
+from serving.engines.seam.signal_stack import drop_signal_stack
 
 # Files of a minute and more begin: of files side by side the one that begins last would run alone at the end.
 LONG = (
@@ -31,7 +31,7 @@ LONG = (
 )
 
 
-# What tests of one room use of another's, and of tests/unit/support: pytest itself has only the folders that it has read.
+# Tests use helpers of other rooms, and of tests/unit/support; pytest itself has only the folders that it has read.
 sys.path[:0] = sorted({str(file.parent) for file in Path(__file__).parent.joinpath("unit").rglob("*.py")})
 
 

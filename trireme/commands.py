@@ -11,7 +11,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 import typer
 
-from trireme.errors import AccessDenied, BuildError, RequestError, ServingError, SpecError, Unavailable
+from trireme.base.errors import AccessDenied, BuildError, RequestError, ServingError, SpecError, Unavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,7 +33,7 @@ COMMANDS = {
     "serve": Command(
         "serving.supervisor.serve_command", "serve", "Serve a deployment on Triton, and drain it when it stops"
     ),
-    "render": Command("ensemble_configs.render.render_command", "render", "Write the model repository of a deployment"),
+    "render": Command("ensemble_configs.render_command", "render", "Write the model repository of a deployment"),
     "group": Command(
         "serving.multi_node.group_command",
         "",
@@ -64,14 +64,18 @@ COMMANDS = {
         "evaluate_release",
         "Compare a release with the one that it was made from",
     ),
-    "generate": Command("clients.generate", "generate", "Ask a running server for text, shown as it is made"),
+    "generate": Command(
+        "clients.commands.generate_command", "generate", "Ask a running server for text, shown as it is made"
+    ),
     "adapters": Command(
         "serving.supervisor.adapters_command",
         "",
         "Add LoRA adapters to a running deployment, and take them out",
         verbs=("load", "unload", "status"),
     ),
-    "drain": Command("clients.drain_command", "drain", "Have a running server finish its streams before it is ended"),
+    "drain": Command(
+        "clients.commands.drain_command", "drain", "Have a running server finish its streams before it is ended"
+    ),
     "observe": Command(
         "observability.observe_commands",
         "",
@@ -79,7 +83,7 @@ COMMANDS = {
         ("run", "files", "bandwidth"),
     ),
     "rollout": Command(
-        "clients.rollout.rollout_commands",
+        "clients.rollout.commands.rollout_commands",
         "",
         "Try a release out beside the one that is served; promote it, or roll it back",
         verbs=("start", "status", "report", "pause", "resume", "promote", "abort", "history", "run", "export"),
@@ -91,7 +95,7 @@ COMMANDS = {
         verbs=("run",),
     ),
     "bench": Command(
-        "clients.load.bench_commands",
+        "clients.commands.bench_commands",
         "",
         "Put a load on a running server, and report what it did",
         verbs=("run", "perf_analyzer", "genai_perf", "aiperf", "locust", "capacity", "report"),

@@ -1,102 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one tree of errors, and the text form in which they cross Triton.
+"""The errors that `trireme.client` raises and the commands print; each has a message, and facts by name."""
 
-    ServingError                    INTERNAL      (exit 1)
-    ├── SpecError                   INVALID_SPEC  a deployment or file is wrong (exit 2)
-    ├── BuildError                  BUILD         an engine could not be built (exit 2)
-    ├── RequestError                INVALID_ARG   this request is wrong; the next may be right
-    ├── AccessDenied                ACCESS_DENIED certificates or a key are not accepted (exit 2)
-    └── ServerError                 INTERNAL
-        ├── Unavailable             UNAVAILABLE   try again, or elsewhere
-        │   └── QueueFull           UNAVAILABLE   with retry_after_ms
-        ├── RequestTimeout          DEADLINE      the deadline passed
-        └── RequestCancelled        CANCELLED     somebody stopped it
+from trireme.base.errors import (
+    AccessDenied,
+    BuildError,
+    QueueFull,
+    RequestCancelled,
+    RequestError,
+    RequestTimeout,
+    ServerError,
+    ServingError,
+    SpecError,
+    Unavailable,
+)
 
-Triton carries only text with an error of a stream, and an ensemble puts its own words in front of it. So the text of
-every error holds one machine-readable token, ``[CODE key=value ...]``, wherever it stands in the text.
-`clients.error_tokens` is the one parser of it.
-"""
-
-import json
-import re
-
-_PLAIN_VALUE = re.compile(r"[^\s\[\]\"=]+")
-
-
-class ServingError(Exception):
-    """An error with a code, facts for a machine and a sentence for a person.
-
-    Args:
-        message: what is wrong, what is allowed and the next step.
-        facts: what a program needs to react, e.g. ``field="top_p", value=1.5``; None values are left out.
-    """
-
-    code = "INTERNAL"
-
-    def __init__(self, message: str, **facts: object) -> None:
-        self.message = message
-        self.facts = {key: value for key, value in facts.items() if value is not None}
-        super().__init__(f"{format_token(self.code, self.facts)} {message}")
-
-
-class SpecError(ServingError):
-    """A deployment, a model folder or the machine is not what it should be; nothing was started."""
-
-    code = "INVALID_SPEC"
-
-
-class BuildError(ServingError):
-    """An engine could not be built."""
-
-    code = "BUILD"
-
-
-class RequestError(ServingError):
-    """A request asks for what is not allowed; it fails alone."""
-
-    code = "INVALID_ARG"
-
-
-class AccessDenied(ServingError):
-    """A connection whose certificates or key are not accepted, by the one side or the other; facts hold `reason`.
-
-    Nothing but other certificates, another key or another address helps: what is asked again is refused again.
-    """
-
-    code = "ACCESS_DENIED"
-
-
-class ServerError(ServingError):
-    """The server could not do what a correct request asked for."""
-
-
-class Unavailable(ServerError):
-    """The server takes no such request now; facts hold `reason` and, where known, `retry_after_ms`."""
-
-    code = "UNAVAILABLE"
-
-
-class QueueFull(Unavailable):
-    """More waits than may wait."""
-
-
-class RequestTimeout(ServerError):
-    """The deadline of the request passed before it was done."""
-
-    code = "DEADLINE"
-
-
-class RequestCancelled(ServerError):
-    """The request was stopped before it was done."""
-
-    code = "CANCELLED"
-
-
-def format_token(code: str, facts: dict[str, object]) -> str:
-    """``[CODE key=value ...]``; a value with white space, brackets, quotes or ``=`` is written as a JSON string."""
-    return "[" + " ".join([code, *(f"{key}={_format_value(value)}" for key, value in facts.items())]) + "]"
-
-
-def _format_value(value: object) -> str:
-    text = str(value)
-    return text if _PLAIN_VALUE.fullmatch(text) else json.dumps(text)
+__all__ = [
+    "AccessDenied",
+    "BuildError",
+    "QueueFull",
+    "RequestCancelled",
+    "RequestError",
+    "RequestTimeout",
+    "ServerError",
+    "ServingError",
+    "SpecError",
+    "Unavailable",
+]

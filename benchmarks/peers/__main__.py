@@ -16,7 +16,7 @@ from benchmarks.peers.rounds import Plan, measure
 from benchmarks.peers.shown import described, draw, rows, table, wide_console
 from benchmarks.peers.vllm_cpu import VllmCpu
 from benchmarks.report import environment, result_path, write_result
-from trireme.errors import ServingError
+from trireme.base.errors import ServingError
 
 _OURS: tuple[Peer, ...] = (Ensemble(8), Ensemble(16))
 _OTHERS: tuple[Peer, ...] = (

@@ -14,7 +14,7 @@ from typing import IO
 
 import psutil
 
-from trireme.errors import ServerError
+from trireme.base.errors import ServerError
 
 READY_S = 300.0  # vLLM compiles for one or two minutes when it is started for the first time
 _STOP_S = 20.0

@@ -12,7 +12,7 @@ from benchmarks.report import median_with_interval
 from clients.load.load_options import Load
 from clients.load.run_folder import Run, RunInfo
 from clients.load_report.run_figures import figures_of
-from trireme.errors import ServerError
+from trireme.base.errors import ServerError
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from clients.load.load_record import LoadRecord
 from clients.load.processes import run_processes
 from clients.load.send import connect
 from clients.load.worker import CpuSample
-from trireme.errors import ServerError, ServingError
+from trireme.base.errors import ServerError, ServingError
 
 Bits = Literal[8, 16]  # of a weight
 

@@ -13,7 +13,7 @@ from benchmarks.peers.peer import Peer, Started
 from clients.load.load_arguments import workload_data
 from clients.load.load_options import Load
 from clients.load.workload_spec import SyntheticWorkload, constant
-from trireme.errors import ServerError
+from trireme.base.errors import ServerError
 
 # Of more and fewer tokens than words, with what tokenizers are known to split apart.
 _TEXTS = (

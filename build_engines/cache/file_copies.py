@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from ensemble_configs.releases.file_hashes import hash_files
-from trireme.durable_files import sync
-from trireme.errors import SpecError
+from trireme.base.durable_files import sync
+from trireme.base.errors import SpecError
 
 _BLOCK_BYTES = 4 << 20
 _IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

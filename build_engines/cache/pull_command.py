@@ -21,9 +21,9 @@ from build_engines.cache.release_cache import Pulled, ReleaseCache
 from ensemble_configs.releases.release_lock import in_use
 from ensemble_configs.releases.release_manifest import MANIFEST_FILE, load_manifest
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
-from trireme.durable_files import write_atomically
-from trireme.errors import SpecError
-from trireme.path_checks import check_file_to_write, check_folder_to_write
+from trireme.base.durable_files import write_atomically
+from trireme.base.errors import SpecError
+from trireme.base.path_checks import check_file_to_write, check_folder_to_write
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _LINE_S = 10.0  # between two lines of progress where there is no terminal

@@ -29,8 +29,8 @@ from ensemble_configs.releases.release_manifest import (
     load_manifest,
     verify,
 )
-from trireme.durable_files import sync
-from trireme.errors import SpecError
+from trireme.base.durable_files import sync
+from trireme.base.errors import SpecError
 
 _STAGING, _TRASH, _EVICTION = ".staging", ".trash", ".eviction"
 _BESIDE = (PROVENANCE_FILE, SIGNATURE_FILE)

@@ -17,7 +17,7 @@ from build_engines.checkpoint.finite_weights import Progress, check_finite
 from build_engines.checkpoint.model_shape import ModelShape
 from build_engines.checkpoint.weight_table import LINEAR_ROLES, Weight, tensor_names, weights_of
 from ensemble_configs.releases.safetensors_file import StoredTensor
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from build_engines.checkpoint.model_shape import (
     LayerShape,
     ModelShape,
 )
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 def load_model_shape(checkpoint: Path) -> ModelShape:

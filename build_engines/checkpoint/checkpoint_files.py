@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from ensemble_configs.releases.safetensors_file import StoredTensor, read_header
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"

@@ -9,7 +9,7 @@ from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.config_values import load_config
 from build_engines.checkpoint.model_shape import ModelShape
 from ensemble_configs.releases.file_hashes import HashMemory, hash_files, hash_listing
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "added_tokens.json",

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _MOST_BYTES = 16 * 2**20  # published ones have some KiB
 

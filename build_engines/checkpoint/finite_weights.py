@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from ensemble_configs.releases.safetensors_file import StoredTensor
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 CHUNK_BYTES = 16 * 2**20
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ensemble_configs.spec.base import Positive, Spec
 from ensemble_configs.spec.validation import validate
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _TABLE = Path(__file__).with_name("gpus.yaml")
 

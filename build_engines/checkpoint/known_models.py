@@ -8,7 +8,7 @@ from typing import NamedTuple
 import yaml
 
 from build_engines.checkpoint.config_values import load_config
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _TABLE = Path(__file__).with_name("known_models.yaml")
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _TAKEN_FOR_SATURATION = "taken for all that a replica can do: too little where its load was limited"
 

@@ -17,11 +17,11 @@ from build_engines.cost.long_context import Crowd, Seating, seat
 from build_engines.cost.managed_prices import load_managed_prices
 from build_engines.cost.report_formats import markdown
 from build_engines.cost.report_tables import TextTable, levers_table, price, tables, usd
-from build_engines.planner.estimators.efficiencies import fitted
 from build_engines.planner.estimators.published import Measurement, predicted, scored
-from build_engines.planner.footprint import kv_bytes_per_token
 from build_engines.planner.ranking import Targets
-from build_engines.planner.steady_state import Workload
+from build_engines.planner.roofline.efficiencies import fitted
+from build_engines.planner.roofline.footprint import kv_bytes_per_token
+from build_engines.planner.roofline.steady_state import Workload
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "cost_cases.md"

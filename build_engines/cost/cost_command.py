@@ -15,9 +15,9 @@ from build_engines.cost.quick_spec import Quick, quick_spec, with_changes
 from build_engines.cost.report_formats import html_page, markdown, print_tables
 from build_engines.cost.report_tables import tables
 from build_engines.cost.usage_records import Usage, load_usage
-from trireme.errors import SpecError
-from trireme.extras import how_to_install
-from trireme.project_files import here_or_ours
+from trireme.base.errors import SpecError
+from trireme.base.extras import how_to_install
+from trireme.base.project_files import here_or_ours
 
 
 def cost(

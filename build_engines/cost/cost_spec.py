@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from ensemble_configs.spec.base import Boolean, NotNegative, Number, Positive, Spec
 from ensemble_configs.spec.strict_yaml import load_yaml
 from ensemble_configs.spec.validation import validate
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 Usd = Annotated[Number, Field(ge=0, le=1e9)]
 Amount = Annotated[Number, Field(ge=0, le=1e15)]

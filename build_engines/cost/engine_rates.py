@@ -13,12 +13,12 @@ from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.known_models import config_of
 from build_engines.checkpoint.weight_formats import KV_FORMATS, WEIGHT_FORMATS
 from build_engines.cost.cost_spec import MeasuredEngine, PlannedEngine, RatedEngine, Traffic
-from build_engines.planner.candidates import Machines, Wanted
-from build_engines.planner.estimators.efficiencies import fitted
 from build_engines.planner.estimators.estimator import Roofline
 from build_engines.planner.ranking import Option, Question, Targets, make_plan
-from build_engines.planner.steady_state import Limits, Workload, prompt_share
-from trireme.errors import SpecError
+from build_engines.planner.roofline.candidates import Machines, Wanted
+from build_engines.planner.roofline.efficiencies import fitted
+from build_engines.planner.roofline.steady_state import Limits, Workload, prompt_share
+from trireme.base.errors import SpecError
 
 
 @dataclass(frozen=True)

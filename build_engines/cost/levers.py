@@ -26,7 +26,7 @@ from build_engines.cost.cost_spec import (
     Spot,
     Tier,
 )
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 Change = Callable[[CostSpec], CostSpec]
 

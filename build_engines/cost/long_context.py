@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.known_models import config_of
-from build_engines.planner.candidates import Machines, Wanted
 from build_engines.planner.estimators.estimator import Load, Roofline
 from build_engines.planner.ranking import Option, Question, Targets, make_plan
-from build_engines.planner.steady_state import Workload
+from build_engines.planner.roofline.candidates import Machines, Wanted
+from build_engines.planner.roofline.steady_state import Workload
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from build_engines.cost.cost_spec import CostSpec
 from build_engines.cost.engine_rates import rates_of
 from ensemble_configs.spec.strict_yaml import load_yaml
 from ensemble_configs.spec.validation import validate
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _COMMAND_LINE = Path("the command line")
 _TOKENS = 1000.0  # of a prompt and of an answer, where nothing is said; as trireme plan

@@ -13,7 +13,7 @@ import msgspec
 
 from build_engines.cost.bill import Bill, Tokens
 from build_engines.cost.cost_spec import Traffic
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _HOUR_S = 3600.0
 _LEAST_SEEN = 0.5  # of an hour: one request in its last second is no peak of 3,600

@@ -13,10 +13,10 @@ from build_engines.evaluation.observations import log_softmax
 from ensemble_configs.releases.release_manifest import ReleaseManifest, address, verify
 from ensemble_configs.spec.deployment import load_deployment
 from ensemble_configs.spec.engine_specs import EngineSpec, OpenVinoEngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
-from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
+from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
 from serving.text.tokenizer_files import load_tokenizer
-from trireme.errors import ServerError, SpecError
+from trireme.base.errors import ServerError, SpecError
 
 KvPrecision = Literal["auto", "u8", "u4", "f16", "bf16"]
 LogProbs = Callable[[NDArray[np.int64]], NDArray[np.float32]]

@@ -21,8 +21,8 @@ from build_engines.recipes.recipe_parts import QualitySpec
 from ensemble_configs.releases.release_lock import in_use
 from ensemble_configs.releases.release_parts import Override
 from ensemble_configs.spec.validation import validate
-from trireme.errors import SpecError
-from trireme.project_files import project_file
+from trireme.base.errors import SpecError
+from trireme.base.project_files import project_file
 
 _WIDTH_OF_ALL = 160
 DEMO_MODEL = project_file("examples/demo_model")

@@ -15,7 +15,7 @@ from build_engines.evaluation.observations import Observation, metrics_of, obser
 from build_engines.evaluation.tasks import Item, Kind
 from build_engines.evaluation.verdict import Figure, figures_of, refuse_unmeasured, verdict_of, worst_of
 from build_engines.recipes.recipe_parts import QualitySpec
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 SEED = 2026
 MAX_OPEN_TOKENS = 128

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from build_engines.evaluation.observations import log_softmax
 from serving.engines.openvino.openvino_pipeline import last_line
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _PIECE = 16  # tokens
 

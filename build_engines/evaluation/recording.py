@@ -26,7 +26,7 @@ from ensemble_configs.releases.release_manifest import (
     verify,
 )
 from ensemble_configs.releases.release_parts import EvaluationBase, EvaluationResult, Override
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 def refuse_unwritable(folder: Path) -> None:

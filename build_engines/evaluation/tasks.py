@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 class Kind(enum.StrEnum):

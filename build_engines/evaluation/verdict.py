@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from build_engines.evaluation.intervals import bootstrap_interval, ratio_of_sums, unseen_share
 from build_engines.evaluation.observations import Observation
 from build_engines.recipes.recipe_parts import QualitySpec
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 Floats = NDArray[np.float64]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from ensemble_configs.releases.built_engine import speculation_name
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 Json = dict[str, object]
 

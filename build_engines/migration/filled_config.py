@@ -16,7 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from tritonclient.grpc import model_config_pb2
 
 from build_engines.migration.values import Value
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 # A comment, a string, or a placeholder outside of both, with the key before it.
 _TOKEN = re.compile(r"#[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|(?:(\w+)\s*:\s*\[?\s*)?(\$\{\w+\})")

@@ -9,8 +9,8 @@ import typer
 from build_engines.migration.import_report import Outcome
 from build_engines.migration.importing import plan_import
 from build_engines.migration.sealing import seal_import
-from trireme.errors import SpecError
-from trireme.path_checks import check_file_to_write
+from trireme.base.errors import SpecError
+from trireme.base.path_checks import check_file_to_write
 
 
 def import_repository(

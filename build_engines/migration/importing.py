@@ -19,7 +19,7 @@ from build_engines.migration.old_repository import load_models, repository_entri
 from build_engines.migration.old_tokenizer import tokenizer_entries
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.validation import validate
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _HEADER = "# Written by `trireme import`. What is not here has Trireme's default.\n"
 _KEPT = "is not on this machine; kept as it is, for the import may run on another one than the server"

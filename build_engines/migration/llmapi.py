@@ -22,7 +22,7 @@ from build_engines.migration.llmapi_tensors import llmapi_tensor_entries
 from build_engines.migration.pipeline_rules import EVERY_MODEL, STREAMING
 from build_engines.migration.values import Value, absolute
 from ensemble_configs.spec.trtllm_facts import known_facts
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _DECOUPLED = STREAMING["model_transaction_policy.decoupled"]
 _TRITON_CONFIG = {

@@ -10,7 +10,7 @@ from build_engines.migration.filled_config import FilledConfig, load_config
 from build_engines.migration.import_report import Entry, implied, lost
 from build_engines.migration.pipeline_rules import BLS, EVERY_MODEL, POSTPROCESSING, PREPROCESSING
 from build_engines.migration.tensor_contract import tensor_entries
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 DECOUPLED = "model_transaction_policy.decoupled"
 RULES: Mapping[str, Mapping[str, Rule]] = {

@@ -16,8 +16,8 @@ from ensemble_configs.releases.release_manifest import ReleaseManifest, hash_rec
 from ensemble_configs.releases.release_parts import ModelIdentity, ReleaseLimits
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.validation import validate
-from trireme.errors import SpecError
-from trireme.path_checks import check_folder_to_write
+from trireme.base.errors import SpecError
+from trireme.base.path_checks import check_folder_to_write
 
 _ENGINE_FILES = ("config.json", "generation_config.json", "rank*.engine")
 # A tokenizer's folder is often that of the whole model; the weights do not belong to an engine's release.

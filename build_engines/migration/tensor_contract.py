@@ -10,8 +10,8 @@ from build_engines.migration.context import Context
 from build_engines.migration.filled_config import FilledConfig
 from build_engines.migration.import_report import Entry, Verdict, implied, lost
 from build_engines.migration.values import Value
-from ensemble_configs.render.model_names import PYTHON_MODELS
 from ensemble_configs.render.tensors import inputs_of, outputs_of
+from ensemble_configs.spec.model_names import PYTHON_MODELS
 
 # What `preprocessing` has for pictures and videos alone.
 PICTURES = frozenset(

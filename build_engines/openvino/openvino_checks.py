@@ -10,8 +10,8 @@ from build_engines.recipes.recipe_parts import DraftModelSpec
 from build_engines.stages.build_job import BuildJob
 from build_engines.tensorrt_llm.gpu_build import check_calibration_file
 from ensemble_configs.releases.file_hashes import hash_file
-from ensemble_configs.releases.finding import Finding
-from trireme.errors import SpecError
+from ensemble_configs.spec.finding import Finding
+from trireme.base.errors import SpecError
 
 
 def check(job: BuildJob) -> list[Finding]:

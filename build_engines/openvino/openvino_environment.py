@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from build_engines.stages.stage_list import Command
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 BUILD_PYTHON = CODE_ROOT / ".tools" / "build-cpu" / "bin" / "python"
 PACKAGES = ("openvino", "openvino_genai", "openvino_tokenizers", "nncf", "optimum_intel", "torch", "transformers")

@@ -13,7 +13,7 @@ from build_engines.checkpoint.weight_table import LINEAR_ROLES, Role, Weight, we
 from build_engines.recipes.recipe import OpenVinoRecipe
 from build_engines.recipes.recipe_parts import DraftModelSpec
 from serving.engines.openvino.openvino_costs import kv_bytes_of_layer
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 GROUP_SIZES = (32, 64, 128)  # those that the CPU has kernels for
 _NORM_BYTES = 4

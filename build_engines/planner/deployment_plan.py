@@ -14,7 +14,7 @@ from ensemble_configs.releases.kv_capacity import WholeSequence
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.engine_specs import EngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 HOST = "host"
 _MIB = 2**20

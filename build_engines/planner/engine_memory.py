@@ -9,7 +9,7 @@ from build_engines.checkpoint.config_values import load_config
 from build_engines.migration.compiled_engine import int_of, load_compiled_engine
 from build_engines.migration.compiled_engine import kv_bytes_per_token as compiled_kv_bytes_per_token
 from build_engines.openvino.openvino_formats import cpu_kv_bytes_per_token
-from build_engines.planner.footprint import kv_bytes_per_token, workspace_bytes
+from build_engines.planner.roofline.footprint import kv_bytes_per_token, workspace_bytes
 from build_engines.sharding.parallel_sizes import ParallelSizes
 from ensemble_configs.releases.kept_logits import kept_logits_bytes
 from ensemble_configs.releases.release_manifest import ReleaseManifest, find_release, load_manifest
@@ -20,7 +20,7 @@ from ensemble_configs.spec.engine_specs import (
     SimulatedEngineSpec,
     TensorRtEngineSpec,
 )
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _OPENVINO_BLOCK_TOKENS = 32
 _MAX_RANK_SHARE = 1.05  # of a checkpoint that is divided: the fullest rank has a little more than the mean

@@ -14,17 +14,17 @@ from build_engines.checkpoint.config_values import load_config
 from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.known_models import config_of
 from build_engines.checkpoint.weight_formats import KV_FORMATS, WEIGHT_FORMATS
-from build_engines.planner.candidates import Machines, Wanted
 from build_engines.planner.deployment_report import report_deployment
 from build_engines.planner.estimators.estimator import Load
 from build_engines.planner.estimators.estimator_choice import Wish, chosen
 from build_engines.planner.plan_report import plan_as_data, print_plan
-from build_engines.planner.quantized_checkpoint import quantized_as
 from build_engines.planner.ranking import Plan, Question, Targets, make_plan
-from build_engines.planner.serving_limit import MEASURED_RESPONSES_PER_S, ServingLimit
-from build_engines.planner.steady_state import Workload
-from trireme.errors import SpecError
-from trireme.extras import how_to_install
+from build_engines.planner.roofline.candidates import Machines, Wanted
+from build_engines.planner.roofline.quantized_checkpoint import quantized_as
+from build_engines.planner.roofline.serving_limit import MEASURED_RESPONSES_PER_S, ServingLimit
+from build_engines.planner.roofline.steady_state import Workload
+from trireme.base.errors import SpecError
+from trireme.base.extras import how_to_install
 
 _THINK_TIME_S = 30.0
 

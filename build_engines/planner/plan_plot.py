@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from build_engines.planner.ranking import Option, Plan
-from build_engines.planner.serving_limit import ServingLimit
-from trireme.errors import SpecError
+from build_engines.planner.roofline.serving_limit import ServingLimit
+from trireme.base.errors import SpecError
 
 _SAME = 0.02  # curves that are nowhere further apart are one line with one label
 

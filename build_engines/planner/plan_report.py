@@ -10,13 +10,13 @@ from rich.table import Table
 
 from build_engines.checkpoint.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
 from build_engines.checkpoint.weight_table import num_active_parameters, num_parameters
-from build_engines.planner.estimators.efficiencies import fitted
 from build_engines.planner.estimators.estimator import Load
 from build_engines.planner.estimators.estimator_choice import stated_errors
-from build_engines.planner.footprint import kv_bytes_per_token
-from build_engines.planner.model_costs import ModelCosts
 from build_engines.planner.ranking import Option, Plan, Question
-from build_engines.planner.steady_state import Estimate
+from build_engines.planner.roofline.efficiencies import fitted
+from build_engines.planner.roofline.footprint import kv_bytes_per_token
+from build_engines.planner.roofline.model_costs import ModelCosts
+from build_engines.planner.roofline.steady_state import Estimate
 
 _GIB = 2**30
 

@@ -4,13 +4,13 @@
 from dataclasses import dataclass, field, replace
 
 from build_engines.checkpoint.model_shape import ModelShape
-from build_engines.planner.candidates import STOPS, Candidate, Machines, Rejected, Wanted, candidates
 from build_engines.planner.estimators.estimator import Estimator, Load
 from build_engines.planner.estimators.uncertainty import factor_of
-from build_engines.planner.quantized_checkpoint import Quantized
-from build_engines.planner.serving_limit import ServingLimit
-from build_engines.planner.steady_state import Estimate, Limits, Workload
-from trireme.errors import SpecError
+from build_engines.planner.roofline.candidates import STOPS, Candidate, Machines, Rejected, Wanted, candidates
+from build_engines.planner.roofline.quantized_checkpoint import Quantized
+from build_engines.planner.roofline.serving_limit import ServingLimit
+from build_engines.planner.roofline.steady_state import Estimate, Limits, Workload
+from trireme.base.errors import SpecError
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from build_engines.prove.proof import Built
 from build_engines.prove.proof_model import describe_model, format_of
 from build_engines.prove.step import LeftOut, StepFailed
 from build_engines.recipes.recipe import TensorRtRecipe, load_recipe, recipe_document
+from build_engines.recipes.trtllm_versions import FIRST_WITHOUT_ENGINES, LAST_WITH_ENGINES, VERSIONS, numbers
 from build_engines.stages.stage_process import last_lines
-from build_engines.tensorrt_llm.trtllm_versions import FIRST_WITHOUT_ENGINES, LAST_WITH_ENGINES, VERSIONS, numbers
 from ensemble_configs.releases.release_manifest import address
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 MAX_BATCH_SIZE, MAX_NUM_TOKENS, MAX_SEQ_LEN, MAX_BEAM_WIDTH = 64, 8192, 2048, 4
 

@@ -12,7 +12,7 @@ from build_engines.prove.child_process import run_child
 from build_engines.prove.proof import Conformance, FailedCase
 from build_engines.prove.step import LeftOut, StepFailed
 from build_engines.stages.stage_process import last_lines
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 SUITE = Path("tests/unit/serving/engines/seam/test_engine_conformance.py")
 _MAX_MESSAGE = 2000  # characters

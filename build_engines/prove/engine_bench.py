@@ -15,9 +15,9 @@ from pydantic import TypeAdapter
 
 from build_engines.prove.closed_loop import ClosedLoop, Measured, SteadyLoad, random_prompts
 from ensemble_configs.spec.engine_specs import EngineSpec
-from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
-from trireme.errors import ServerError
+from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
+from trireme.base.errors import ServerError
 
 
 class EngineQuestion(msgspec.Struct, frozen=True, kw_only=True):

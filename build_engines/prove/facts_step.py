@@ -10,7 +10,7 @@ from build_engines.prove.child_process import run_child
 from build_engines.prove.proof import Drift
 from build_engines.prove.step import LeftOut, StepFailed
 from build_engines.stages.stage_process import last_lines
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 SCRIPT = Path("scripts/trtllm_facts.py")
 _TIMEOUT_S = 600.0

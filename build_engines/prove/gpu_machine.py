@@ -13,7 +13,7 @@ from build_engines.checkpoint.gpus import Gpu, gpu_named, gpu_of_driver
 from build_engines.prove.proof import GpuState, ProofMachine
 from ensemble_configs.releases.machine import Machine
 from serving.process.this_machine import read_machine
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _PACKAGES = (
     "tensorrt_llm", "tensorrt", "torch", "transformers", "nvidia_modelopt", "mpi4py", "tritonclient", "numpy",

@@ -3,10 +3,10 @@
 
 from build_engines.checkpoint.gpus import Gpu
 from build_engines.checkpoint.model_shape import ModelShape
-from build_engines.planner.candidates import Machines, Wanted, candidates
 from build_engines.planner.estimators.estimator import Load, Roofline
-from build_engines.planner.serving_limit import ServingLimit
-from build_engines.planner.steady_state import Limits, Workload
+from build_engines.planner.roofline.candidates import Machines, Wanted, candidates
+from build_engines.planner.roofline.serving_limit import ServingLimit
+from build_engines.planner.roofline.steady_state import Limits, Workload
 from build_engines.prove.closed_loop import SteadyLoad
 from build_engines.prove.proof import Figures
 

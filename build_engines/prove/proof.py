@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from trireme.durable_files import write_atomically
-from trireme.errors import SpecError
+from trireme.base.durable_files import write_atomically
+from trireme.base.errors import SpecError
 
 FORMAT = 1
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
 from build_engines.checkpoint.weight_table import num_parameters
 from build_engines.prove.proof import ProofModel
-from trireme.errors import SpecError
-from trireme.project_files import project_file
+from trireme.base.errors import SpecError
+from trireme.base.project_files import project_file
 
 _OURS = {"demo": "examples/demo_model/target", "demo-draft": "examples/demo_model/draft"}
 DEFAULT = "demo"

@@ -24,8 +24,8 @@ from build_engines.prove.proving import STEPS, Proving, describe_steps
 from build_engines.prove.step import Step, run_step
 from build_engines.stages.build_job import Tools
 from build_engines.stages.build_progress import duration
-from trireme.errors import SpecError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import SpecError
+from trireme.base.project_files import CODE_ROOT
 
 EXIT_NOT_PROVED, EXIT_NO_GPU = 1, 2
 

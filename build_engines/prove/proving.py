@@ -11,8 +11,8 @@ import msgspec
 
 from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
 from build_engines.checkpoint.gpus import Gpu
-from build_engines.planner.serving_limit import ServingLimit
-from build_engines.planner.steady_state import Limits
+from build_engines.planner.roofline.serving_limit import ServingLimit
+from build_engines.planner.roofline.steady_state import Limits
 from build_engines.prove.build_step import (
     MAX_BATCH_SIZE,
     MAX_NUM_TOKENS,
@@ -33,10 +33,10 @@ from build_engines.prove.server_bench import bench_server
 from build_engines.prove.step import LeftOut, Step, StepFailed
 from build_engines.stages.stage_process import last_lines
 from ensemble_configs.spec.deployment import DeploymentSpec
-from serving.doctor.tensorrt_llm_causes import where_it_is
-from serving.supervisor.installation import find_triton
-from trireme.errors import SpecError
-from trireme.project_files import CODE_ROOT
+from serving.engines.tensorrt_llm.tensorrt_llm_causes import where_it_is
+from serving.process.installation import find_triton
+from trireme.base.errors import SpecError
+from trireme.base.project_files import CODE_ROOT
 
 PROVIDERS = ("tensorrt", "pytorch")
 STEPS = {

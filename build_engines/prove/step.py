@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from build_engines.prove.proof import StepRecord
-from trireme.errors import ServingError
+from trireme.base.errors import ServingError
 
 
 class StepFailed(Exception):

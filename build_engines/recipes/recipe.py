@@ -14,6 +14,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, Field, JsonValue, model_validator
 
 from build_engines.checkpoint.gpus import gpus
+from build_engines.recipes.extra_build_args import ExtraBuildArgs, check_extra_build_args
 from build_engines.recipes.recipe_parts import (
     BuilderSpec,
     Calibration,
@@ -26,12 +27,11 @@ from build_engines.recipes.recipe_parts import (
     Speculation,
 )
 from build_engines.sharding.parallel_sizes import EmbeddingSharding
-from build_engines.tensorrt_llm.extra_build_args import ExtraBuildArgs, check_extra_build_args
 from ensemble_configs.releases.release_manifest import hash_recipe as hash_document
 from ensemble_configs.spec.base import Positive, Spec
 from ensemble_configs.spec.batch_limits import UPSTREAM_SEQS, UPSTREAM_TOKENS, step_limits
 from ensemble_configs.spec.validation import validate
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 RECIPES = Path(__file__).parent
 

@@ -2,7 +2,7 @@
 """A recipe against the model, the GPU and the versions: all that cannot work, before any work, every finding named.
 
 What can be known from the recipe alone is refused when it is read (`build_engines.recipes.recipe`). The tables behind
-the rules are `build_engines.checkpoint.weight_formats` and `build_engines.tensorrt_llm.trtllm_versions`.
+the rules are `build_engines.checkpoint.weight_formats` and `build_engines.recipes.trtllm_versions`.
 """
 
 from collections.abc import Mapping
@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from build_engines.checkpoint.gpus import Gpu
 from build_engines.checkpoint.model_shape import ModelShape
 from build_engines.checkpoint.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS, FormatPlan
+from build_engines.recipes.engine_checks import check_engine_recipe
 from build_engines.recipes.recipe import GpuRecipe, OpenVinoRecipe, PyTorchRecipe, Recipe, TensorRtRecipe
 from build_engines.recipes.recipe_findings import Findings, ability, finding, fixed, one_of
-from build_engines.sharding.shard_plan import ShardPlan, plan_shards
-from build_engines.tensorrt_llm.engine_checks import check_engine_recipe
-from build_engines.tensorrt_llm.trtllm_versions import (
+from build_engines.recipes.trtllm_versions import (
     FIRST_WITHOUT_ENGINES,
     HF_PTQ_FORMATS,
     LAST_WITH_ENGINES,
@@ -24,9 +23,10 @@ from build_engines.tensorrt_llm.trtllm_versions import (
     VERSIONS,
     numbers,
 )
-from ensemble_configs.releases.finding import Finding
-from ensemble_configs.spec.context_attention import why_not_on_pytorch
-from trireme.errors import SpecError
+from build_engines.sharding.shard_plan import ShardPlan, plan_shards
+from ensemble_configs.releases.context_attention import why_not_on_pytorch
+from ensemble_configs.spec.finding import Finding
+from trireme.base.errors import SpecError
 
 _GIB = 1 << 30
 _GROUPED_FORMATS = ("int4_awq", "w4a8_awq", "int4_gptq")

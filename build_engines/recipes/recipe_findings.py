@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Iterator
 
 from build_engines.recipes.recipe_parts import Calibration
-from ensemble_configs.releases.finding import Finding
+from ensemble_configs.spec.finding import Finding
 
 Findings = Iterator[Finding]
 

@@ -11,7 +11,7 @@ from itertools import pairwise, product
 from typing import Any, Literal
 
 from build_engines.checkpoint.model_shape import DenseMlp, ExpertMlp, GroupedAttention, ModelShape
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 # TensorRT-LLM's embedding_parallel_mode NONE, SHARDING_ALONG_VOCAB, SHARDING_ALONG_HIDDEN; of convert_checkpoint.py
 # `--use_parallel_embedding` absent, and with `--embedding_sharding_dim` 0 and 1. The LLM API's default is vocab.

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from build_engines.checkpoint.model_shape import ExpertMlp, GroupedAttention, LatentAttention
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 Array = npt.NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from build_engines.checkpoint.weight_formats import KV_FORMATS, FormatPlan
 from build_engines.checkpoint.weight_table import Role, Weight, layer_weights, outer_weights
 from build_engines.sharding.parallel_sizes import EmbeddingSharding, ParallelSizes, RankPlace, check_sizes
 from build_engines.sharding.tensor_pieces import Piece, layer_cuts, vocabulary_piece
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from build_engines.sharding.reference_numerics import Array, Numerics
 from build_engines.sharding.shard_plan import ShardPlan
 from build_engines.sharding.tensor_pieces import Piece
 from ensemble_configs.releases.safetensors_file import StoredTensor, as_floats, open_tensor, read_header
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 ARCHITECTURES = (
     "DeepseekV3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM",

@@ -16,8 +16,8 @@ from build_engines.stages.build_job import BuildJob, BuildPlan, backend_of
 from build_engines.stages.release_assembly import BuiltRelease, assemble
 from build_engines.stages.stage_list import Command, Estimate, Stage, StageWatcher, run_stages
 from build_engines.stages.work_folder import WorkFolder
-from ensemble_configs.releases.finding import Finding
-from trireme.errors import BuildError
+from ensemble_configs.spec.finding import Finding
+from trireme.base.errors import BuildError
 
 LOGS = ".logs"
 _LOOK_BYTES_PER_S = 1e9  # assumed

@@ -21,8 +21,8 @@ from build_engines.stages.dry_run import plan_document, plan_text
 from ensemble_configs.releases.machine import Machine
 from ensemble_configs.releases.release_manifest import load_manifest
 from serving.process.this_machine import read_machine
-from trireme.errors import SpecError
-from trireme.path_checks import check_folder_to_write
+from trireme.base.errors import SpecError
+from trireme.base.path_checks import check_folder_to_write
 
 # Whose versions may change what is built.
 _PACKAGES = (

@@ -14,9 +14,9 @@ from typing import Protocol, cast
 from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
 from build_engines.recipes.recipe import Recipe
 from build_engines.stages.stage_list import Stage
-from ensemble_configs.releases.finding import Finding
 from ensemble_configs.releases.machine import Machine
 from ensemble_configs.releases.release_manifest import ReleaseManifest
+from ensemble_configs.spec.finding import Finding
 
 # Where the checkpoint is in the work folder. Upstream's scripts look for parts of words ("mpt", "vila") in the path of
 # a model and load it in another way if they find them, so paths of this machine are kept from them.

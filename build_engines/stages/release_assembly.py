@@ -16,8 +16,8 @@ from build_engines.stages.build_job import BuildPlan
 from build_engines.stages.work_folder import Stamp, WorkFolder, partial_of
 from ensemble_configs.releases.release_manifest import PROVENANCE_FILE, address, seal, verify
 from ensemble_configs.releases.release_parts import Provenance
-from trireme.durable_files import sync, write_atomically
-from trireme.errors import BuildError, SpecError
+from trireme.base.durable_files import sync, write_atomically
+from trireme.base.errors import BuildError, SpecError
 
 _NAME = "release"
 

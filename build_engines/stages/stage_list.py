@@ -20,7 +20,7 @@ from pydantic import JsonValue
 
 from build_engines.stages.stage_process import CommandFailed, run_command
 from build_engines.stages.work_folder import Stamp, WorkFolder, partial_of
-from trireme.errors import BuildError
+from trireme.base.errors import BuildError
 
 _GIB = 1 << 30
 # Below this a disk counts as full when a stage has failed.

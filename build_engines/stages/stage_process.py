@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from build_engines.stages.stage_guard import EXIT_SIGNAL
-from trireme.errors import BuildError
+from trireme.base.errors import BuildError
 
 _GUARD = Path(__file__).with_name("stage_guard.py")
 _NUM_LINES = 20

@@ -23,8 +23,8 @@ from typing import Self
 import msgspec
 
 from ensemble_configs.releases.file_hashes import HashMemory, hash_files, hash_listing
-from trireme.durable_files import sync, write_atomically
-from trireme.errors import BuildError
+from trireme.base.durable_files import sync, write_atomically
+from trireme.base.errors import BuildError
 
 _PREFIX = ".building-"
 _REMOVING = ".removing-"

@@ -10,8 +10,10 @@ from pydantic import JsonValue
 
 from build_engines.checkpoint.checkpoint_folder import folder_sha256
 from build_engines.migration.compiled_engine import CompiledEngine
+from build_engines.recipes.build_route import needs_calibration, route
 from build_engines.recipes.recipe import TensorRtRecipe
 from build_engines.recipes.recipe_parts import MedusaRecipe
+from build_engines.recipes.trtllm_versions import KV_QUANT_ALGOS, LLAMA_SCRIPT, QUANT_ALGOS, QUANTIZE_SCRIPT
 from build_engines.stages.build_estimates import (
     RankSizes,
     calibration_estimate,
@@ -40,16 +42,13 @@ from build_engines.tensorrt_llm.trtllm_commands import (
     GPTQ_FILE,
     MEDUSA,
     convert_argv,
-    needs_calibration,
     quantize_argv,
-    route,
     trtllm_build_argv,
     without_machine_flags,
 )
-from build_engines.tensorrt_llm.trtllm_versions import KV_QUANT_ALGOS, LLAMA_SCRIPT, QUANT_ALGOS, QUANTIZE_SCRIPT
-from ensemble_configs.releases.finding import Finding
 from ensemble_configs.releases.release_manifest import ReleaseManifest
-from trireme.errors import BuildError
+from ensemble_configs.spec.finding import Finding
+from trireme.base.errors import BuildError
 
 
 def check(job: BuildJob) -> list[Finding]:

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from build_engines.migration.compiled_engine import CompiledEngine, int_of
+from build_engines.recipes.build_route import max_draft_len
 from build_engines.recipes.recipe import TensorRtRecipe
 from build_engines.recipes.recipe_parts import Plugins
-from build_engines.tensorrt_llm.trtllm_commands import SPECULATION_MODES, max_draft_len
-from build_engines.tensorrt_llm.trtllm_versions import KV_QUANT_ALGOS, QUANT_ALGOS, numbers
+from build_engines.recipes.trtllm_versions import KV_QUANT_ALGOS, QUANT_ALGOS, numbers
+from build_engines.tensorrt_llm.trtllm_commands import SPECULATION_MODES
 from ensemble_configs.releases.release_parts import EngineDifference
 
 _LIMITS = ("max_batch_size", "max_num_tokens", "max_input_len", "max_beam_width")

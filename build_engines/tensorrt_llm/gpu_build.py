@@ -13,16 +13,16 @@ from build_engines.checkpoint.weight_table import num_parameters
 from build_engines.recipes.recipe import GpuRecipe, TensorRtRecipe, hash_recipe, recipe_document
 from build_engines.recipes.recipe_checks import check_recipe
 from build_engines.recipes.recipe_parts import Calibration
+from build_engines.recipes.trtllm_versions import VERSIONS
 from build_engines.stages.build_estimates import RankSizes, workspace_bytes
 from build_engines.stages.build_job import BuildJob
 from build_engines.stages.stage_list import Stage
 from build_engines.stages.step_costs import step_costs
-from build_engines.tensorrt_llm.trtllm_versions import VERSIONS
 from ensemble_configs.releases.file_hashes import hash_file
-from ensemble_configs.releases.finding import Finding
 from ensemble_configs.releases.release_manifest import ReleaseManifest
 from ensemble_configs.releases.release_parts import ModelIdentity, ReleaseLimits
-from trireme.errors import BuildError, SpecError
+from ensemble_configs.spec.finding import Finding
+from trireme.base.errors import BuildError, SpecError
 
 TEXTS = "texts"  # the stage of tokenizer and generation config
 _GENERATION_CONFIG = "generation_config.json"

@@ -16,17 +16,17 @@ from build_engines.checkpoint.checkpoint_folder import CheckpointFiles, folder_s
 from build_engines.recipes.recipe import PyTorchRecipe
 from build_engines.recipes.recipe_checks import shard_plan
 from build_engines.recipes.recipe_parts import DraftTargetRecipe, Eagle3Recipe
+from build_engines.recipes.trtllm_versions import HF_PTQ_FORMATS, KV_QUANT_ALGOS, QUANT_ALGOS
 from build_engines.sharding.shard_plan import ShardPlan
 from build_engines.stages.build_estimates import RankSizes, calibration_estimate, copy_estimate, rank_sizes
 from build_engines.stages.build_job import SOURCE, BuildJob, BuildPlan
 from build_engines.stages.stage_list import Command, Stage
 from build_engines.tensorrt_llm.gpu_build import TEXTS, check_gpu_job, check_readable, describe, texts_stage
 from build_engines.tensorrt_llm.trtllm_commands import CHECKPOINT, hf_ptq_argv, without_machine_flags
-from build_engines.tensorrt_llm.trtllm_versions import HF_PTQ_FORMATS, KV_QUANT_ALGOS, QUANT_ALGOS
-from ensemble_configs.releases.finding import Finding
+from ensemble_configs.releases.context_attention import why_not_on_pytorch
 from ensemble_configs.releases.pytorch_checkpoint import checkpoint_algos
-from ensemble_configs.spec.context_attention import why_not_on_pytorch
-from trireme.errors import BuildError, SpecError
+from ensemble_configs.spec.finding import Finding
+from trireme.base.errors import BuildError, SpecError
 
 DRAFT, LAUNCH = "draft", "launch"
 

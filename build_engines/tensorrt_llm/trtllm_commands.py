@@ -8,8 +8,8 @@ calibrates it; `convert_checkpoint.py` only rewrites weights (and calibrates for
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
+from build_engines.recipes.build_route import max_draft_len, needs_calibration
 from build_engines.recipes.recipe import PyTorchRecipe, TensorRtRecipe
 from build_engines.recipes.recipe_parts import (
     Calibration,
@@ -21,17 +21,14 @@ from build_engines.recipes.recipe_parts import (
     Plugins,
     SmoothQuantSpec,
 )
-from build_engines.stages.build_job import SOURCE
-from build_engines.stages.stage_list import partial_of
-from build_engines.tensorrt_llm.trtllm_versions import (
+from build_engines.recipes.trtllm_versions import (
     HF_PTQ_FORMATS,
-    LLAMA_FAMILY,
     LLAMA_SCRIPT,
     QUANTIZE_FORMATS,
     QUANTIZE_SCRIPT,
 )
-
-Route = Literal["quantize", "convert", "prepared"]
+from build_engines.stages.build_job import SOURCE
+from build_engines.stages.stage_list import partial_of
 
 # Names in the work folder; the stages' outputs are named like the stages.
 CALIBRATION, CHECKPOINT, ENGINE = "calibration", "checkpoint", "engine"
@@ -49,28 +46,6 @@ SPECULATION_MODES = {
 }
 # They say how the machine is used or what is printed, and do not change what is made.
 MACHINE_FLAGS = frozenset({"--workers", "--log_level", "--device_map", "--output_timing_cache"})
-
-
-def route(recipe: TensorRtRecipe, architecture: str) -> Route:
-    """Which of upstream's scripts makes the checkpoint; `prepared`: one has already."""
-    if recipe.checkpoint_form == "tensorrt_llm":
-        return "prepared"
-    if architecture not in LLAMA_FAMILY or isinstance(recipe.speculation, MedusaRecipe):
-        return "quantize"
-    is_calibrated = recipe.format in ("fp8", "int4_awq", "w4a8_awq", "nvfp4")
-    return "quantize" if is_calibrated else "convert"
-
-
-def needs_calibration(recipe: TensorRtRecipe, architecture: str) -> bool:
-    """Whether the script runs the model on text."""
-    match route(recipe, architecture):
-        case "prepared":
-            return False
-        case "convert":
-            return recipe.format == "smoothquant" or recipe.kv_format == "int8"
-        case "quantize":
-            is_quantized = QUANTIZE_FORMATS.get(recipe.format) not in ("full_prec", "int8_wo", "int4_wo")
-            return is_quantized or recipe.kv_format in ("int8", "fp8")
 
 
 def quantize_argv(recipe: TensorRtRecipe, examples: Path) -> list[str]:
@@ -258,11 +233,6 @@ def _speculation_flags(recipe: TensorRtRecipe) -> list[str]:
         if isinstance(recipe.speculation, kind):
             return _flags(speculative_decoding_mode=mode, max_draft_len=max_draft_len(recipe))
     return []
-
-
-def max_draft_len(recipe: TensorRtRecipe) -> int:
-    """Drafted tokens that a step of the engine verifies; 0 without speculation."""
-    return int(getattr(recipe.speculation, "max_draft_len", 0))
 
 
 def _lora_flags(recipe: TensorRtRecipe) -> list[str]:

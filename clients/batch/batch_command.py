@@ -23,7 +23,7 @@ from clients.batch.results_file import ResultsFile
 from clients.batch.server_probe import check_server
 from clients.infer_messages import GenerateRequest
 from clients.streaming import AsyncTritonClient
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 BATCH = 3  # Triton's number of the class
 # A server with admission refuses what would wait longer. Well below `admission.queue.ageing_s` (30 s by default), from

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from clients.batch.line_error import LineError
 from ensemble_configs.chat.chat_template import load_chat_template
-from trireme.errors import RequestError, SpecError
+from trireme.base.errors import RequestError, SpecError
 
 
 def chat_renderer(path: Path) -> Callable[[list[dict[str, object]]], str]:

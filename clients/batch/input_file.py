@@ -16,7 +16,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 MAX_LINE_BYTES = 8 << 20
 _SKIP_BYTES = 1 << 20

@@ -19,7 +19,7 @@ from clients.batch.retry_policy import Pauses, Setback, line_error, setback_of
 from clients.batch.window import Window
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.streaming import AsyncTritonClient
-from trireme.errors import ServingError, Unavailable
+from trireme.base.errors import ServingError, Unavailable
 
 MAX_ATTEMPTS = 5  # of a line that was lost; refusals do not count
 _SYNC_S = 1.0

@@ -9,7 +9,7 @@ from clients.batch.batch_line import CHAT, BatchLine
 from clients.batch.line_error import LineError
 from clients.batch.openai_bodies import Asked
 from clients.infer_messages import GenerateChunk
-from trireme.errors import ServerError
+from trireme.base.errors import ServerError
 
 _REASONS = {"stop_string": "stop"}  # OpenAI does not tell them apart
 

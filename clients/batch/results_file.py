@@ -16,8 +16,8 @@ from typing import Self
 
 import msgspec
 
-from trireme.errors import SpecError
-from trireme.path_checks import check_file_to_write
+from trireme.base.errors import SpecError
+from trireme.base.path_checks import check_file_to_write
 
 _HASH_CHARS = 24
 

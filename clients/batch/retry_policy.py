@@ -5,7 +5,7 @@ import enum
 import random
 
 from clients.batch.line_error import LineError
-from trireme.errors import AccessDenied, QueueFull, RequestError, RequestTimeout, ServingError, Unavailable
+from trireme.base.errors import AccessDenied, QueueFull, RequestError, RequestTimeout, ServingError, Unavailable
 
 SCHEDULING = ("priority", "tenant", "queue_timeout_ms")  # what the job says of itself and not a line
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0

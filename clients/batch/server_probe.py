@@ -7,7 +7,7 @@ import time
 from clients.batch.retry_policy import Setback, setback_of
 from clients.infer_messages import GenerateRequest
 from clients.streaming import AsyncTritonClient
-from trireme.errors import AccessDenied, RequestError, ServingError
+from trireme.base.errors import AccessDenied, RequestError, ServingError
 
 _READY_S = 30.0  # an engine that is just being restarted
 _PAUSE_S = 0.5

@@ -5,7 +5,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 SHAPES = ("constant", "poisson", "gamma", "bursty", "diurnal")
 _BURST_S = 1.0  # a bursty second has four times the rate of the three that follow

@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from trireme.errors import ServingError, SpecError
+from trireme.base.errors import ServingError, SpecError
 
 T = TypeVar("T")
 

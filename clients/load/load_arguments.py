@@ -16,7 +16,7 @@ from clients.load.prompts import ProportionalWriter
 from clients.load.server_samples import read_metrics
 from clients.load.workload_spec import WORKLOAD, FixedWorkload, SyntheticWorkload, Workload, constant, read_workload
 from ensemble_configs.render.server_lock import served_ports
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 _OPTION_OF = {"server_name": "--tls-server-name"}
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")

@@ -16,7 +16,7 @@ from clients.load.load_plan import Session, sessions
 from clients.load.openai.openai_stream import completions_url, is_openai_url, refuse_unknown
 from clients.load.prompts import ExactWriter, ProportionalWriter, Writer
 from clients.load.workload_spec import WORKLOAD, Workload
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 MOST_PLANNED = 10_000_000
 

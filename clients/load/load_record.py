@@ -6,7 +6,7 @@ from itertools import pairwise
 import msgspec
 
 from clients.latency import Arrival, RequestRecord
-from trireme.errors import ServingError
+from trireme.base.errors import ServingError
 
 DONE = "done"
 REFUSED = "UNAVAILABLE"  # the code of a refusal, and of what follows

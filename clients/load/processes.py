@@ -27,7 +27,7 @@ from clients.load.worker import (
     Ready,
     work,
 )
-from trireme.errors import ServerError
+from trireme.base.errors import ServerError
 
 _LEAD_S = 0.2  # from the word to the start, that all have heard it
 _END_S = 10.0  # for a process that is done to end

@@ -9,7 +9,7 @@ from clients.access import Access
 from clients.exact_prompts import WORDS, PromptMaker, least_tokens
 from clients.infer_messages import GenerateRequest
 from clients.streaming import TritonClient
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _PROBE_WORDS = 64
 

@@ -20,7 +20,7 @@ from clients.load.json_lines import Lines, LinesFile, cannot_write, read_lines
 from clients.load.load_record import LoadRecord, Unended, check_record
 from clients.load.server_samples import ServerSample
 from clients.load.worker import CpuSample
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _INFO, _RECORDS, _SAMPLES = "run.json", "requests.jsonl", "server.jsonl"
 _PACKAGES = ("trireme", "tritonclient", "grpcio", "msgspec", "numpy")

@@ -13,7 +13,7 @@ from clients.load.openai.openai_client import AsyncOpenAIClient
 from clients.load.openai.openai_stream import is_openai_url
 from clients.load.server_down import Outage
 from clients.streaming import AsyncTritonClient
-from trireme.errors import ServingError, Unavailable
+from trireme.base.errors import ServingError, Unavailable
 
 _ERROR_LENGTH = 200  # characters of an error's text that are kept
 

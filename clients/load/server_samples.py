@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from clients.access import NO_ACCESS, Access
 from clients.access_errors import refused_connection, refused_status
 from clients.tls_context import http_call
-from trireme.errors import ServingError
+from trireme.base.errors import ServingError
 
 _PREFIXES = ("trireme_", "nv_trt_llm_", "nv_gpu_", "nv_inference_pending", "nv_llm_")
 _LEFT_OUT = ("_bucket", "_created")  # a report has every request itself

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from clients.load.workload_spec import MAX_TOKENS, TraceWorkload
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 

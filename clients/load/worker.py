@@ -28,7 +28,7 @@ from clients.load.load_record import LoadRecord
 from clients.load.openai.openai_client import not_ready
 from clients.load.send import Asker, connect
 from clients.load.sessions_ahead import SessionsAhead
-from trireme.errors import ServerError, ServingError
+from trireme.base.errors import ServerError, ServingError
 
 _PREPARE_S = 5.0  # of a closed loop without an end, so long; the rest is written while it runs
 _AHEAD_OF_USER = 2  # sessions: users who go in waves want a new one all at once
@@ -62,7 +62,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """A worker could not begin, or go on. `error`: with its token (`trireme.errors`)."""
+    """A worker could not begin, or go on. `error`: with its token (`trireme.base.errors`)."""
 
     error: str
 

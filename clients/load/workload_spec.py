@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter, model_validator
 from ensemble_configs.spec.base import Boolean, NotNegative, Number, Positive, Spec
 from ensemble_configs.spec.strict_yaml import load_yaml
 from ensemble_configs.spec.validation import validate
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 NonNegativeNumber = Annotated[Number, Field(ge=0)]
 PositiveNumber = Annotated[Number, Field(gt=0)]

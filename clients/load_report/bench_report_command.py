@@ -11,7 +11,7 @@ from clients.load.run_folder import Run, read_run
 from clients.load_report.document import document_of
 from clients.load_report.page import html_page, markdown_page
 from clients.load_report.slo import parse_targets
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 _FORMS = (".html", ".md", ".json")
 

@@ -11,8 +11,8 @@ from clients.load_report.document import Document
 from clients.load_report.labels import place
 from clients.load_report.run_figures import LATENCIES, RunFigures, values_of
 from clients.load_report.server_figures import Timeline
-from trireme.errors import SpecError
-from trireme.extras import how_to_install
+from trireme.base.errors import SpecError
+from trireme.base.extras import how_to_install
 
 _TITLES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 _BINS = 40

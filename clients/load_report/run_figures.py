@@ -16,7 +16,7 @@ from clients.load_report.rates import Rate, rate_of
 from clients.load_report.server_figures import ServerFigures, server_figures
 from clients.load_report.slo import Target, is_met
 from clients.load_report.steady_state import Window, steady_window
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 CLIENT_BOUND_SHARE = 0.7  # of one core, of the busiest process of the client
 LATE_MS = 10.0  # requests that go out later than this after they were due are not the load that was asked for

@@ -8,7 +8,7 @@ import msgspec
 
 from clients.latency import MetricUndefined, e2e_ms, tpot_ms, ttft_ms
 from clients.load.load_record import LoadRecord
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 METRICS: dict[str, Callable[..., float]] = {"ttft": ttft_ms, "tpot": tpot_ms, "e2e": e2e_ms}
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"

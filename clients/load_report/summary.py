@@ -9,7 +9,7 @@ from rich.table import Table
 from clients.load.run_folder import Run
 from clients.load_report.intervals import Spread
 from clients.load_report.run_figures import RunFigures, figures_of
-from trireme.errors import ServerError
+from trireme.base.errors import ServerError
 
 _COLUMNS = ("mean", "50", "90", "95", "99")
 TITLES = {"ttft": "TTFT ms", "itl": "ITL ms", "tpot": "TPOT ms", "e2e": "E2E ms"}

@@ -11,10 +11,10 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from clients.rollout.state import Rollout
-from clients.rollout.store import Store
+from clients.rollout.records.state import Rollout
+from clients.rollout.records.store import Store
 from clients.server_folder import server_folder
-from trireme.errors import RequestError, SpecError
+from trireme.base.errors import RequestError, SpecError
 
 _STORE = "rollouts.sqlite"
 _GLANCE_S = 0.5

@@ -13,18 +13,18 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Protocol
 
-from clients.rollout.judging.held_out import HeldOut
 from clients.rollout.judging.judges import Judge
 from clients.rollout.judging.replay import PromptScores
 from clients.rollout.judging.sample_ratio import mismatch
 from clients.rollout.judging.trial import Trial
 from clients.rollout.next_move import next_move, share_text
 from clients.rollout.operator_commands import phase_after
-from clients.rollout.rollout_plan import Mode, Plan, gate_spec_of, num_prompts_needed, read_plan
-from clients.rollout.state import Phase, Rollout
-from clients.rollout.store import Store
+from clients.rollout.records.held_out import HeldOut
+from clients.rollout.records.rollout_plan import Mode, Plan, gate_spec_of, num_prompts_needed, read_plan
+from clients.rollout.records.state import Phase, Rollout
+from clients.rollout.records.store import Store
 from clients.rollout_gate.gate import Gate
-from trireme.errors import RequestError, ServingError, Unavailable
+from trireme.base.errors import RequestError, ServingError, Unavailable
 
 _COUNT_PERIOD_S = 10.0
 

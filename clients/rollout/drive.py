@@ -11,14 +11,14 @@ import typer
 from clients.rollout.controller import Controller, Server
 from clients.rollout.judging.judges import judge_of
 from clients.rollout.local_server import LocalServer
+from clients.rollout.records.rollout_plan import Plan, read_plan
+from clients.rollout.records.state import Phase, Rollout
+from clients.rollout.records.store import Store
 from clients.rollout.rollout_api import RolloutFront
-from clients.rollout.rollout_plan import Plan, read_plan
-from clients.rollout.state import Phase, Rollout
-from clients.rollout.store import Store
 from clients.rollout.two_servers import TwoServers
 from clients.server_control import ServerControl
-from trireme.errors import SpecError, Unavailable
-from trireme.unix_socket import CONTROL_SOCKET
+from trireme.base.errors import SpecError, Unavailable
+from trireme.base.unix_socket import CONTROL_SOCKET
 
 _TICK_S = 0.5
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from clients.access import Access
 from clients.infer_messages import PINNING_MODEL
-from clients.rollout.judging.held_out import HeldOut, prompts_of
 from clients.rollout.judging.replay import PromptScores, Target, replay
+from clients.rollout.records.held_out import HeldOut, prompts_of
 from clients.server_control import ServerControl
 from clients.streaming import AsyncTritonClient, GenerateRequest
-from ensemble_configs.render.model_names import CANARY
-from trireme.errors import ServerError, ServingError, Unavailable
+from ensemble_configs.spec.model_names import CANARY
+from trireme.base.errors import ServerError, ServingError, Unavailable
 
 _MAX_TRIED = 64
 _OF_THE_SERVER = ("grpc", "grpc_access", "grpc_names", "deployment", "pid")

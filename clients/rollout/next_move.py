@@ -3,8 +3,8 @@
 
 from typing import NamedTuple
 
-from clients.rollout.rollout_plan import Mode, Plan
-from clients.rollout.state import Phase, Rollout
+from clients.rollout.records.rollout_plan import Mode, Plan
+from clients.rollout.records.state import Phase, Rollout
 from clients.rollout_gate.gate import Judgement
 
 

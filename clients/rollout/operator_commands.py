@@ -3,9 +3,9 @@
 
 from collections.abc import Mapping
 
-from clients.rollout.rollout_plan import Plan
-from clients.rollout.state import Phase, Wish
-from trireme.errors import RequestError
+from clients.rollout.records.rollout_plan import Plan
+from clients.rollout.records.state import Phase, Wish
+from trireme.base.errors import RequestError
 
 _TRYING = (Phase.RUNNING, Phase.PAUSED, Phase.HELD)
 _PHASES: Mapping[tuple[Phase, Wish], Phase] = {

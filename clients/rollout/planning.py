@@ -7,13 +7,13 @@ from typing import Any
 
 import yaml
 
-from clients.rollout.rollout_plan import Mode
+from clients.rollout.records.rollout_plan import Mode
 from clients.rollout_gate.gate_spec import GateSpec
 from ensemble_configs.changes.release_changes import candidate_from, release_of
 from ensemble_configs.spec.model_spec import ModelSpec
 from ensemble_configs.spec.strict_yaml import load_yaml
 from ensemble_configs.spec.validation import validate
-from trireme.errors import RequestError, SpecError
+from trireme.base.errors import RequestError, SpecError
 
 Fields = dict[str, Any]
 _MAX_CANDIDATES = 8

@@ -27,14 +27,14 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from clients.rollout.judging.judges import judge_of
-from clients.rollout.rollout_plan import Mode, read_plan
-from clients.rollout.routing.outcome import Outcome
+from clients.rollout.records.rollout_plan import Mode, read_plan
+from clients.rollout.records.state import Rollout
+from clients.rollout.records.store import Store
 from clients.rollout.routing.schema import JudgementAnswer, Mirror, OutcomeBatch, SplitAnswer
 from clients.rollout.routing.split import BASELINE, CANDIDATE
-from clients.rollout.routing.traffic import mirror_now, share_now, slices_now
-from clients.rollout.state import Rollout
-from clients.rollout.store import Store
-from trireme.errors import RequestError, ServingError
+from clients.rollout.traffic import mirror_now, share_now, slices_now
+from clients.rollout_gate.outcome import Outcome
+from trireme.base.errors import RequestError, ServingError
 
 _MAX_BODY_BYTES = 16 << 20
 _MAX_NAME_CHARS = 64

@@ -7,8 +7,8 @@ from typing import Any
 
 from clients.rollout.local_server import LocalServer
 from clients.rollout.planning import Fields, candidates
-from clients.rollout.rollout_plan import Mode
-from trireme.errors import RequestError
+from clients.rollout.records.rollout_plan import Mode
+from trireme.base.errors import RequestError
 
 
 def why_apart(first: LocalServer, candidate: Fields, *, is_forced: bool) -> str:

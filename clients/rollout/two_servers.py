@@ -10,10 +10,10 @@ import time
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from clients.rollout.judging.held_out import HeldOut, prompts_of
 from clients.rollout.judging.replay import PromptScores, replay
 from clients.rollout.local_server import LocalServer
-from trireme.errors import ServingError, Unavailable
+from clients.rollout.records.held_out import HeldOut, prompts_of
+from trireme.base.errors import ServingError, Unavailable
 
 _LOOK_S = 0.5
 

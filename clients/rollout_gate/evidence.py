@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from clients.rollout.routing.outcome import Outcome
 from clients.rollout_gate.blocks import Blocks, Sums, Timeline
 from clients.rollout_gate.fading import BLOCKS_PER_FADE, Differences, Times, differences_of, own_variance
 from clients.rollout_gate.findings import Counts, Level, Sample, Scores
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.mean_test import Floats
 from clients.rollout_gate.metrics import METRICS, Reference
+from clients.rollout_gate.outcome import Outcome
 from clients.rollout_gate.score_test import BETS, gains
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _WITHIN = ("freedom", "m2", "weight")
 MIN_SLOW_REFERENCE = 30  # requests of the baseline in a stratum, before its mean says what is slow there

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from clients.rollout.routing.outcome import Outcome
 from clients.rollout_gate.evidence import add, read, sample_of, written
 from clients.rollout_gate.gate_report import reason_of, report_of
 from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.outcome import Outcome
 from clients.rollout_gate.verdict import Verdict, is_at_end, look_at, verdict_of
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 
 class Judgement(msgspec.Struct, frozen=True):

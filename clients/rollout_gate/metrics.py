@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from clients.rollout.routing.outcome import Outcome
 from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.outcome import Outcome
 
 # log_mean: of a positive figure's logarithm, within strata; share: of requests to which something happened; score: of
 # prompts that both arms answered, in pairs.

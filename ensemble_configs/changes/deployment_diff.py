@@ -15,9 +15,9 @@ from pathlib import Path
 
 from ensemble_configs.render.launch_flags import launch_flags
 from ensemble_configs.render.model_configs import GENERATED, Message, model_messages
-from ensemble_configs.render.model_names import GRAPH, STEPS
 from ensemble_configs.render.repository import render_repository
 from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.model_names import GRAPH, STEPS
 from ensemble_configs.spec.model_spec import ModelSpec, as_release
 from ensemble_configs.spec.release_spec import ReleaseSpec
 

@@ -15,7 +15,7 @@ from ensemble_configs.spec.model_spec import ModelSpec, as_release
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from ensemble_configs.spec.strict_yaml import load_yaml
 from ensemble_configs.spec.validation import validate
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 def model_named(spec: DeploymentSpec, name: str | None) -> ModelSpec:

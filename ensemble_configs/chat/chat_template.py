@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trireme.errors import RequestError, SpecError
+from trireme.base.errors import RequestError, SpecError
 
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 FIELD = "messages"

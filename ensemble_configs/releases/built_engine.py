@@ -13,11 +13,11 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ensemble_configs.releases.context_attention import longest_prompt
 from ensemble_configs.releases.kv_capacity import WholeSequence
 from ensemble_configs.spec.batch_limits import is_default
-from ensemble_configs.spec.context_attention import longest_prompt
 from ensemble_configs.spec.engine_specs import TensorRtEngineSpec
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 

@@ -7,11 +7,11 @@
 from collections.abc import Sequence
 
 from ensemble_configs.releases.built_engine import Mismatch, engine_mismatches, load_built_engine, whole_sequence
-from ensemble_configs.releases.finding import Finding
 from ensemble_configs.releases.kv_capacity import WholeSequence
 from ensemble_configs.releases.pytorch_checkpoint import checkpoint_mismatches
 from ensemble_configs.spec.engine_specs import EngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
-from trireme.errors import SpecError
+from ensemble_configs.spec.finding import Finding
+from trireme.base.errors import SpecError
 
 
 def fit_findings(engine: EngineSpec) -> list[Finding]:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much memory a release takes on one rank when it is served, and whether a machine has it."""
 
-from ensemble_configs.releases.finding import Finding
 from ensemble_configs.releases.kept_logits import kept_logits_bytes
 from ensemble_configs.releases.kv_capacity import blocks_of_sequence
 from ensemble_configs.releases.machine import Machine
 from ensemble_configs.releases.release_manifest import ReleaseManifest
 from ensemble_configs.spec.engine_specs import PyTorchEngineSpec
+from ensemble_configs.spec.finding import Finding
 from ensemble_configs.spec.release_spec import ReleaseSpec
 
 _GIB = 1 << 30

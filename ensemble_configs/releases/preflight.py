@@ -11,7 +11,6 @@ from pathlib import Path
 from ensemble_configs.chat.chat_template import load_chat_template
 from ensemble_configs.releases.engine_fit import fit_findings
 from ensemble_configs.releases.file_hashes import HashMemory, hash_file
-from ensemble_configs.releases.finding import Finding
 from ensemble_configs.releases.machine import Machine
 from ensemble_configs.releases.memory_need import check_memory
 from ensemble_configs.releases.promotion import check_evaluation
@@ -26,9 +25,10 @@ from ensemble_configs.releases.release_signature import check_signature
 from ensemble_configs.spec.batch_limits import is_default
 from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.spec.extra_llm_args import FIELD, argument_meant
+from ensemble_configs.spec.finding import Finding
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from ensemble_configs.spec.trtllm_facts import facts_of, leading_numbers
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 def check_release(

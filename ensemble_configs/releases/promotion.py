@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A release that failed its evaluation is not served, unless somebody has taken that upon himself by name."""
 
-from ensemble_configs.releases.finding import Finding
 from ensemble_configs.releases.release_manifest import ReleaseManifest
+from ensemble_configs.spec.finding import Finding
 
 
 def check_evaluation(manifest: ReleaseManifest) -> list[Finding]:

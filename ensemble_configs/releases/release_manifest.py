@@ -21,7 +21,6 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, model_validator
 
 from ensemble_configs.releases.file_hashes import HashMemory, hash_file, hash_files, hash_listing
-from ensemble_configs.releases.finding import Finding, refuse
 from ensemble_configs.releases.release_parts import (
     Bytes,
     DraftModel,
@@ -38,9 +37,10 @@ from ensemble_configs.releases.release_parts import (
     StepCosts,
 )
 from ensemble_configs.spec.base import Positive, PositiveSize, Spec
+from ensemble_configs.spec.finding import Finding, refuse
 from ensemble_configs.spec.validation import validate
-from trireme.durable_files import draft_of, sync, write_atomically
-from trireme.errors import SpecError
+from trireme.base.durable_files import draft_of, sync, write_atomically
+from trireme.base.errors import SpecError
 
 MANIFEST_FILE = "release.json"
 PROVENANCE_FILE = "provenance.json"

@@ -7,10 +7,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from ensemble_configs.releases.finding import Finding
 from ensemble_configs.releases.release_manifest import SIGNATURE_FILE
-from trireme.errors import SpecError
-from trireme.extras import how_to_install
+from ensemble_configs.spec.finding import Finding
+from trireme.base.errors import SpecError
+from trireme.base.extras import how_to_install
 
 
 def check_signature(folder: Path, address: str, public_key: Path) -> list[Finding]:

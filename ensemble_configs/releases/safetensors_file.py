@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit
 _LENGTH_BYTES = 8

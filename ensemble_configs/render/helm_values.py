@@ -11,8 +11,8 @@ from ensemble_configs.render.workloads import Workload, workloads
 from ensemble_configs.spec.deployment import DeploymentSpec, MachineSpec, override_triton
 from ensemble_configs.spec.end_times import server_end_s
 from ensemble_configs.spec.model_spec import ModelSpec
-from trireme.errors import SpecError
-from trireme.project_files import FILES_ROOT
+from trireme.base.errors import SpecError
+from trireme.base.project_files import FILES_ROOT
 
 IMAGE_ROOT = Path("/opt/trireme")  # where the Dockerfile puts this project
 _TTFT_MS, _TPOT_MS = 30_000.0, 100.0  # of a deployment that has no target

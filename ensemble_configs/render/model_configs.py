@@ -7,7 +7,6 @@ Types and shapes are upstream's; what is ours (execution policy, internal tensor
 from collections import Counter
 from collections.abc import Mapping
 
-from ensemble_configs.render.model_names import CANARY, GRAPH, STEPS_OF_GRAPH, role_of
 from ensemble_configs.render.pbtxt import Symbol, to_pbtxt
 from ensemble_configs.render.tensors import (
     CLIENT_INPUTS,
@@ -20,6 +19,7 @@ from ensemble_configs.render.tensors import (
     named_at,
     outputs_of,
 )
+from ensemble_configs.spec.model_names import CANARY, GRAPH, STEPS_OF_GRAPH, role_of
 from ensemble_configs.spec.model_spec import ExtraModelSpec, ModelSpec, RateLimiterSpec
 from ensemble_configs.spec.triton_spec import TritonSpec
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from ensemble_configs.spec.validation import validate
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 RELEASE_FILE = "release.json"
 

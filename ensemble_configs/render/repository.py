@@ -11,14 +11,14 @@ import shutil
 from pathlib import Path
 
 from ensemble_configs.render.model_configs import GENERATED, render_configs, render_extra_config
-from ensemble_configs.render.model_names import CANARY, GRAPH, role_of
 from ensemble_configs.render.release_file import RELEASE_FILE, render_release
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.deployment_checks import unbounded_caches
+from ensemble_configs.spec.model_names import CANARY, GRAPH, role_of
 from ensemble_configs.spec.model_spec import ExtraModelSpec, ModelSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
-from trireme.errors import SpecError
-from trireme.project_files import project_file
+from trireme.base.errors import SpecError
+from trireme.base.project_files import project_file
 
 # The repository that is committed: the default deployment, release 1.
 DEFAULT_REPOSITORY = project_file("model_repository")

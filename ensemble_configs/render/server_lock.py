@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ensemble_configs.spec.deployment import DeploymentSpec
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _FILE = "server.lock"
 

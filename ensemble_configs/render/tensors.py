@@ -6,7 +6,7 @@ are additions that a client of upstream never sees. `config.pbtxt` files are ren
 decode by them, and a tensor whose `field` the provider does not honour is refused by name
 (`serving.requests.engine_request`).
 
-A new sampling parameter is one row here with a `field`, and that field on `serving.engines.base.SamplingParams`.
+A new sampling parameter is one row here with a `field`, and that field on `serving.engines.seam.base.SamplingParams`.
 
 Dims exclude the batch dimension: clients send ``[1, *dims]``.
 """

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.model_spec import ExtraModelSpec, ModelSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 class Workload(NamedTuple):

@@ -19,7 +19,7 @@ from ensemble_configs.spec.release_spec import ReleaseSpec
 from ensemble_configs.spec.strict_yaml import load_yaml
 from ensemble_configs.spec.triton_spec import TritonSpec
 from ensemble_configs.spec.validation import validate
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 class MachineSpec(Spec):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field, model_validator
 
-from ensemble_configs.releases.finding import Finding
 from ensemble_configs.spec.base import Spec
+from ensemble_configs.spec.finding import Finding
 
 if TYPE_CHECKING:
     from cryptography import x509

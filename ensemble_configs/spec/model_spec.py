@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ensemble_configs.render.model_names import CANARY, GRAPH, MODELS, STEPS, STEPS_OF_GRAPH
 from ensemble_configs.spec.base import Boolean, Name, NotNegative, Positive, Spec
+from ensemble_configs.spec.model_names import CANARY, GRAPH, MODELS, STEPS, STEPS_OF_GRAPH
 from ensemble_configs.spec.release_spec import ReleaseSpec
 
 ResourceName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from ensemble_configs.spec.base import Location, Spec
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 Model = TypeVar("Model", bound=BaseModel)
 

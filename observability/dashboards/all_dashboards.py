@@ -6,7 +6,7 @@ from observability.dashboards.gpu import gpu_dashboard
 from observability.dashboards.panels import Dashboard
 from observability.dashboards.rollout import rollout_dashboard
 from observability.dashboards.serving import serving_dashboard
-from observability.objectives import Objectives
+from observability.rules.objectives import Objectives
 
 
 def dashboards(objectives: Objectives) -> dict[str, Dashboard]:

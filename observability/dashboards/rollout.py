@@ -2,8 +2,8 @@
 """The dashboard of a rollout: the canary beside the stable release. The verdict is the gate's, not a graph's."""
 
 from observability.dashboards.panels import RATE, Dashboard, Panel, panel
-from observability.promql import CANARY, STABLE
-from observability.recording import TPOT, TTFT
+from observability.rules.promql import CANARY, STABLE
+from observability.rules.recording import TPOT, TTFT
 
 # The ways that clients take to a release; the graph and the steps behind them have versions, too.
 _ROUTES = 'model=~".*ensemble(_canary)?|.*tensorrt_llm_bls"'

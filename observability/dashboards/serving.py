@@ -2,8 +2,8 @@
 """The dashboard of whoever is on call: what users get, who waits, what the engines do."""
 
 from observability.dashboards.panels import MODEL, RATE, Dashboard, Panel, panel
-from observability.objectives import Objectives
-from observability.recording import TPOT, TTFT
+from observability.rules.objectives import Objectives
+from observability.rules.recording import TPOT, TTFT
 
 _ITL = "trireme_inter_token_latency_seconds"
 _E2E = "trireme_e2e_request_latency_seconds"

@@ -16,12 +16,12 @@ from serving.admission.queue import WaitingLine, late_error
 from serving.admission.queued_request import Ticket
 from serving.admission.tenant_reserve import EXPECTED_S, TenantReserve
 from serving.admission.tpot_estimate import Pace
-from serving.engines.base import AdmissionStats, Engine, EngineStats, GenerationRequest, PerfMetrics, TokenChunk
-from serving.engines.clock import Clock
-from serving.engines.request_limits import refuse_unservable
-from serving.requests.scheduling import Priority
+from serving.engines.seam.base import AdmissionStats, Engine, EngineStats, GenerationRequest, PerfMetrics, TokenChunk
+from serving.engines.seam.clock import Clock
+from serving.engines.seam.request_limits import refuse_unservable
+from serving.engines.seam.scheduling import Priority
 from serving.shared_budget.shared_room import POLL_S, NothingShared, SharedRoom
-from trireme.errors import RequestError, ServingError, Unavailable
+from trireme.base.errors import RequestError, ServingError, Unavailable
 
 
 class AdmittingEngine(Engine):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much prefill the batch class may begin beside requests of the classes above, which share its steps."""
 
-from serving.requests.scheduling import Priority
+from serving.engines.seam.scheduling import Priority
 
 _PAID_PER_STEP = 1 / 30  # so a prompt of twice the share is followed by thirty steps without such a one
 _PATIENCE_STEPS = 8

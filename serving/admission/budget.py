@@ -7,7 +7,7 @@ import msgspec
 
 from serving.admission.kv_budget import Room
 from serving.admission.tenant_reserve import TenantReserve
-from serving.requests.scheduling import Priority
+from serving.engines.seam.scheduling import Priority
 
 
 class _Promise(msgspec.Struct, frozen=True, gc=False):

@@ -17,11 +17,11 @@ from serving.admission.queued_request import Ticket
 from serving.admission.resumption import is_resumable, resumed
 from serving.admission.tenant_reserve import TenantReserve
 from serving.admission.wait_estimate import WaitEstimate
-from serving.engine_process.speculation import joined_perf
-from serving.engines.base import Engine, FinishReason, GenerationRequest, PerfMetrics, TokenChunk
-from serving.requests.scheduling import Priority
+from serving.engines.seam.base import Engine, FinishReason, GenerationRequest, PerfMetrics, TokenChunk
+from serving.engines.seam.scheduling import Priority
+from serving.engines.seam.speculation import joined_perf
 from serving.shared_budget.shared_room import SharedRoom
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 # Of requests that were preempted and go on under another key: above all that callers' requests have, and below those of
 # the rounds of `serving.engine_process.speculating_engine`.

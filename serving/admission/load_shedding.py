@@ -8,9 +8,9 @@ import msgspec
 
 from ensemble_configs.spec.admission_spec import CapStepSpec, LadderSpec, RefuseStepSpec
 from serving.admission.offered_load import OfferedLoad
-from serving.engines.base import GenerationRequest
-from serving.requests.scheduling import Priority
-from trireme.errors import Unavailable
+from serving.engines.seam.base import GenerationRequest
+from serving.engines.seam.scheduling import Priority
+from trireme.base.errors import Unavailable
 
 _BUSY_FROM = 0.75
 _GOLDEN = 0.618034  # its multiples, without their whole part, are spread evenly however many there are

@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 
-from serving.engines.base import GenerationRequest
+from serving.engines.seam.base import GenerationRequest
 
 _BUCKETS_PER_OCTAVE = 4  # so an estimate is at most 19 % above what was seen
 _NUM_BUCKETS = 24 * _BUCKETS_PER_OCTAVE  # up to 16 million tokens

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ensemble_configs.spec.admission_spec import QueueSpec
 from serving.admission.fair_shares import Backlog, FairShares
 from serving.admission.queued_request import Ticket
-from serving.requests.scheduling import Priority
+from serving.engines.seam.scheduling import Priority
 
 _IsOverShare = Callable[[str], bool]  # of a tenant
 _MayBegin = Callable[[Ticket], bool]

@@ -10,8 +10,8 @@ from serving.admission.kv_budget import Room
 from serving.admission.policies import POLICIES
 from serving.admission.queued_request import Ticket
 from serving.admission.wait_estimate import WaitEstimate, retry_after_ms
-from serving.requests.scheduling import Priority
-from trireme.errors import QueueFull, RequestTimeout, ServingError, Unavailable
+from serving.engines.seam.scheduling import Priority
+from trireme.base.errors import QueueFull, RequestTimeout, ServingError, Unavailable
 
 _TENANT_SHARE = 4.0
 

@@ -4,8 +4,8 @@
 import math
 from dataclasses import dataclass, field
 
-from serving.engines.base import GenerationRequest, PerfMetrics
-from serving.requests.scheduling import Priority
+from serving.engines.seam.base import GenerationRequest, PerfMetrics
+from serving.engines.seam.scheduling import Priority
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

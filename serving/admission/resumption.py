@@ -4,7 +4,7 @@
 import msgspec
 
 from serving.admission.queued_request import Ticket
-from serving.engines.base import GenerationRequest, SamplingParams
+from serving.engines.seam.base import GenerationRequest, SamplingParams
 
 _DEFAULTS = {
     field.name: field.default

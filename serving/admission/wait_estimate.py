@@ -10,7 +10,7 @@ from serving.admission.fair_shares import Backlog
 from serving.admission.kv_budget import Room
 from serving.admission.policies import STARTS_FOR_AGED
 from serving.admission.queued_request import Ticket
-from serving.requests.scheduling import Priority
+from serving.engines.seam.scheduling import Priority
 
 _FORGET = 0.98  # of each sample's weight with every one that follows: the last fifty count
 _STARTS_FADE_S = 5.0

@@ -12,19 +12,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ensemble_configs.releases.finding import Finding
 from ensemble_configs.releases.memory_need import memory_need_bytes
 from ensemble_configs.releases.release_manifest import ReleaseManifest, address, load_manifest
 from ensemble_configs.spec.deployment import load_deployment
+from ensemble_configs.spec.finding import Finding
 from ensemble_configs.spec.grpc_tls import GrpcTlsSpec, certificate_of, grpc_tls_findings
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from ensemble_configs.spec.trtllm_facts import facts_note, facts_of
 from serving.doctor.release_check import findings_here, launcher_findings, releases_of
 from serving.doctor.server_features import consequences
 from serving.doctor.server_probe import ask_server
-from serving.doctor.tensorrt_llm_findings import findings_of_tensorrt_llm, installed_version
-from serving.supervisor.installation import find_triton
-from trireme.errors import SpecError
+from serving.engines.tensorrt_llm.tensorrt_llm_findings import findings_of_tensorrt_llm, installed_version
+from serving.process.installation import find_triton
+from trireme.base.errors import SpecError
 
 
 def doctor(

@@ -17,12 +17,12 @@ from ensemble_configs.spec.grpc_tls import grpc_tls_findings
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.doctor.release_check import refuse_unfit_releases
-from serving.engines.model_folder import check_max_seq_len, load_model_folder
 from serving.engines.providers import check_installed, start_of_release
+from serving.engines.seam.model_folder import check_max_seq_len, load_model_folder
 from serving.engines.tensorrt_llm.trtllm_start import refuse_second_llm
 from serving.process.placement import check_cpus
 from serving.process.this_machine import read_machine
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _GIB = 1 << 30
 NO_ROOM_FIELDS = ("models", "engine.num_kv_blocks")  # that `check_room` names where memory is missing

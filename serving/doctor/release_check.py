@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ensemble_configs.releases.file_hashes import HashMemory
-from ensemble_configs.releases.finding import Finding, refuse
 from ensemble_configs.releases.preflight import check_release
 from ensemble_configs.releases.release_lock import in_use
 from ensemble_configs.releases.release_manifest import BINDING_PACKAGES, find_release, load_manifest
+from ensemble_configs.spec.finding import Finding, refuse
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engines.providers import start_of_release
 from serving.process.this_machine import read_machine
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _PLACES = ("dir", "draft_dir", "lora_file")  # fields of engines
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from ensemble_configs.render.launch_flags import CLIENT_SHM_FLAG
 from ensemble_configs.spec.triton_spec import TritonSpec
-from serving.supervisor.installation import TritonInstallation
-from trireme.errors import ServerError, SpecError
+from serving.process.installation import TritonInstallation
+from trireme.base.errors import ServerError, SpecError
 
 _HTTP_SIZE_FLAG = "http-max-input-size"
 _HELP_TIMEOUT_S = 30

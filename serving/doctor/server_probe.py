@@ -26,9 +26,9 @@ from serving.doctor.server_features import (
     refuse_broken_tensors,
     refuse_missing_flags,
 )
-from serving.supervisor.installation import TritonInstallation
-from serving.supervisor.shared_memory import RegionOwner
-from trireme.errors import ServerError
+from serving.process.installation import TritonInstallation
+from serving.process.shared_memory import RegionOwner
+from trireme.base.errors import ServerError
 
 _START_S = 60.0
 _CALL_S = 20.0

@@ -4,7 +4,7 @@
 import socket
 from pathlib import Path
 
-from trireme.unix_socket import connect_socket
+from trireme.base.unix_socket import connect_socket
 
 _TIMEOUT_S = 30.0
 

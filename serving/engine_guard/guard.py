@@ -23,7 +23,7 @@ from serving.engine_guard.process_tree import (
     processes_below,
     reap_orphans,
 )
-from trireme.unix_socket import bind_socket
+from trireme.base.unix_socket import bind_socket
 
 _POLL_S = 0.1
 _LOOK_S = 0.3  # between two searches for new ranks while the engine loads

@@ -18,7 +18,7 @@ import psutil
 
 from serving.engine_guard import guard_messages as messages
 from serving.engine_guard.failure_causes import describe_failure
-from serving.engines.engine_start import EngineStart
+from serving.engines.seam.engine_start import EngineStart
 
 # The guard terminates, kills, and waits for the kernel (`process_tree`); then it is killed itself.
 _GUARD_ENDS_S = 20.0

@@ -23,7 +23,7 @@ from serving.engine_process.engine_messages import (
     Stop,
     Submit,
 )
-from serving.engines.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
+from serving.engines.seam.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
 
 HEARTBEAT_S = 1.0  # the owner hears at least so often from an engine that is well
 STATS_S = 0.05  # and while it works, of what it holds

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from serving.engine_process.engine_messages import Broken, Cancel, Channel, ChannelClosed, Command, Step, Stop, Submit
 from serving.engine_process.engine_sources import EngineSource
-from serving.engines.base import EngineInfo, GenerationRequest
-from trireme.errors import Unavailable
+from serving.engines.seam.base import EngineInfo, GenerationRequest
+from trireme.base.errors import Unavailable
 
 _log = logging.getLogger("trireme.engine_client")
 

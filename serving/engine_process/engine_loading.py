@@ -11,13 +11,13 @@ from serving.admission.admitting_engine import AdmittingEngine
 from serving.doctor.release_check import refuse_unfit_releases, unverified_places
 from serving.engine_process.engine_sources import OwnedEngine
 from serving.engine_process.engine_warm_up import warm_up
+from serving.engine_process.on_demand_engine import OnDemandEngine
+from serving.engine_process.residency import Residency
 from serving.engine_process.speculating_engine import SpeculatingEngine
 from serving.engine_process.stopping_engine import StoppingEngine
-from serving.engines.base import Engine
-from serving.engines.clock import WallClock
 from serving.engines.providers import create_engine
-from serving.on_demand.on_demand_engine import OnDemandEngine
-from serving.on_demand.residency import Residency
+from serving.engines.seam.base import Engine
+from serving.engines.seam.clock import WallClock
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from serving.shared_budget.ledger_file import MAX_NAME_BYTES
 from serving.shared_budget.shared_ledger import LEDGER_FILE, SharedLedger

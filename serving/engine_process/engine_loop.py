@@ -27,11 +27,11 @@ from serving.engine_process.engine_loading import load_engine
 from serving.engine_process.engine_messages import Broken, Channel, ChannelClosed, Command
 from serving.engine_process.ingress import Intake, begin, stop
 from serving.engine_process.progress_watch import ProgressWatch
-from serving.engines.base import Engine, GenerationRequest, TokenChunk
-from serving.engines.clock import WallClock
+from serving.engines.seam.base import Engine, GenerationRequest, TokenChunk
+from serving.engines.seam.clock import WallClock
 from serving.process.placement import take_place
 from serving.process.server_log import set_up_log
-from trireme.errors import ServerError, ServingError
+from trireme.base.errors import ServerError, ServingError
 
 _log = logging.getLogger("trireme.engine")
 

@@ -12,7 +12,7 @@ import struct
 
 import msgspec
 
-from serving.engines.base import EngineInfo, EngineStats, GenerationRequest, TokenChunk
+from serving.engines.seam.base import EngineInfo, EngineStats, GenerationRequest, TokenChunk
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):

@@ -27,13 +27,13 @@ from serving.engine_guard.gpu_memory import GpuMemory
 from serving.engine_guard.guarded_process import EngineProcess, GuardedProcess, PlainProcess
 from serving.engine_process.engine_messages import Channel, ChannelClosed, Report
 from serving.engine_process.engine_start_up import read_info, wait_until_loaded
-from serving.engines.base import EngineInfo
-from serving.engines.engine_start import EngineStart
 from serving.engines.providers import start_of_release
+from serving.engines.seam.base import EngineInfo
+from serving.engines.seam.engine_start import EngineStart
 from serving.process.run_dir import run_dir
 from serving.process.server_log import log_format
-from trireme.errors import ServerError, Unavailable
-from trireme.unix_socket import bind_socket, connect_socket
+from trireme.base.errors import ServerError, Unavailable
+from trireme.base.unix_socket import bind_socket, connect_socket
 
 _log = logging.getLogger("trireme.engine_sources")
 

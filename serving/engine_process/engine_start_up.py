@@ -3,8 +3,8 @@
 
 from serving.engine_guard.guarded_process import EngineProcess
 from serving.engine_process.engine_messages import Broken, Channel, ChannelClosed, Ready
-from serving.engines.base import EngineInfo
-from trireme.errors import ServerError
+from serving.engines.seam.base import EngineInfo
+from trireme.base.errors import ServerError
 
 _ENDS_S = 20.0  # for what is known to end to be gone
 

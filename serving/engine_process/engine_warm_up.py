@@ -11,8 +11,8 @@ import time
 
 import msgspec
 
-from serving.engines.base import FIRST_WARM_UP_KEY, Engine, EngineInfo, GenerationRequest
-from trireme.errors import RequestError, ServerError
+from serving.engines.seam.base import FIRST_WARM_UP_KEY, Engine, EngineInfo, GenerationRequest
+from trireme.base.errors import RequestError, ServerError
 
 _log = logging.getLogger("trireme.engine")
 

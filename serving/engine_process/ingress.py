@@ -10,8 +10,8 @@ from types import TracebackType
 
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engine_process.connections import HEARTBEAT_S, Switchboard
-from serving.engines.base import Engine, FinishReason, GenerationRequest, TokenChunk
-from trireme.errors import RequestError, Unavailable
+from serving.engines.seam.base import Engine, FinishReason, GenerationRequest, TokenChunk
+from trireme.base.errors import RequestError, Unavailable
 
 _ENDS_S = 5.0
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A watch over an engine that batches by itself: work that gets no further for too long is a hang."""
 
-from serving.engines.base import Engine
-from serving.engines.clock import Clock
-from trireme.errors import ServerError
+from serving.engines.seam.base import Engine
+from serving.engines.seam.clock import Clock
+from trireme.base.errors import ServerError
 
 
 class ProgressWatch:

@@ -17,8 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from serving.engine_process.speculation import Speculation
-from serving.engines.base import (
+from serving.engines.seam.base import (
     Engine,
     EngineInfo,
     EngineStats,
@@ -27,9 +26,10 @@ from serving.engines.base import (
     SamplingParams,
     TokenChunk,
 )
-from serving.engines.capabilities import DISAGGREGATION_FIELDS, DRAFT_FIELDS
-from serving.engines.request_limits import refuse_unservable
-from trireme.errors import RequestError, SpecError
+from serving.engines.seam.capabilities import DISAGGREGATION_FIELDS, DRAFT_FIELDS
+from serving.engines.seam.request_limits import refuse_unservable
+from serving.engines.seam.speculation import Speculation
+from trireme.base.errors import RequestError, SpecError
 
 # Far above the keys of the requests themselves.
 _FIRST_ROUND_KEY = 1 << 62

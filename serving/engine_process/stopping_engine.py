@@ -5,7 +5,15 @@ Engines match token ids, and a stop string can be tokenized in many ways. So the
 process, where a match stops the very next step. `postprocessing` follows the same text and cuts it at the same place.
 """
 
-from serving.engines.base import Beam, Engine, EngineStats, FinishReason, GenerationRequest, PerfMetrics, TokenChunk
+from serving.engines.seam.base import (
+    Beam,
+    Engine,
+    EngineStats,
+    FinishReason,
+    GenerationRequest,
+    PerfMetrics,
+    TokenChunk,
+)
 from serving.requests.extra_outputs import cut, cut_beam
 from serving.text.detokenization import StopStringWatch, TextDecoder
 

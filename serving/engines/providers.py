@@ -17,13 +17,13 @@ from ensemble_configs.spec.engine_specs import (
     TensorRtEngineSpec,
 )
 from ensemble_configs.spec.release_spec import ReleaseSpec
-from serving.doctor.tensorrt_llm_causes import explain, known_cause, where_it_is
-from serving.engines.base import Engine
-from serving.engines.clock import Clock, WallClock
-from serving.engines.engine_start import EngineStart
-from serving.engines.model_folder import load_model_folder
-from trireme.errors import ServerError, SpecError
-from trireme.extras import how_to_install
+from serving.engines.seam.base import Engine
+from serving.engines.seam.clock import Clock, WallClock
+from serving.engines.seam.engine_start import EngineStart
+from serving.engines.seam.model_folder import load_model_folder
+from serving.engines.tensorrt_llm.tensorrt_llm_causes import explain, known_cause, where_it_is
+from trireme.base.errors import ServerError, SpecError
+from trireme.base.extras import how_to_install
 
 # The extra of pyproject.toml that brings a module which only this provider imports.
 _EXTRAS = {"openvino_genai": "", "tensorrt_llm": "build-trtllm"}

@@ -17,11 +17,11 @@ from typing import Protocol
 
 import msgspec
 
-from serving.frontend.byte_budget import ByteBudget
-from serving.frontend.departures import Departures
-from serving.frontend.told import Down, Ping, Refuse, Setting, Told, Upstream
+from serving.frontend.common.byte_budget import ByteBudget
+from serving.frontend.common.departures import Departures
+from serving.frontend.common.messages import Down, Ping, Refuse, Setting, Told, Upstream
 from serving.process.server_log import set_up_log
-from trireme.errors import Unavailable
+from trireme.base.errors import Unavailable
 
 _log = logging.getLogger("trireme.frontend")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.validation import validate
-from trireme.durable_files import write_atomically
-from trireme.errors import SpecError
+from trireme.base.durable_files import write_atomically
+from trireme.base.errors import SpecError
 
 
 class KeptDeployment:

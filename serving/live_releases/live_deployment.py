@@ -29,8 +29,8 @@ from serving.live_releases.model_moves import (
     wait_loaded,
 )
 from serving.live_releases.stuck_unload import forget, wait_unloaded
-from serving.supervisor.triton_process import TritonProcess, reachable
-from trireme.errors import ServerError, ServingError, SpecError, Unavailable
+from serving.triton.triton_process import TritonProcess, reachable
+from trireme.base.errors import ServerError, ServingError, SpecError, Unavailable
 
 
 class LiveDeployment:

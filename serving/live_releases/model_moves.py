@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from ensemble_configs.changes.deployment_diff import DeploymentDiff, Kind, ModelChange
-from ensemble_configs.render.model_names import GRAPH
+from ensemble_configs.spec.model_names import GRAPH
 from serving.process.control_channel import ask_all
-from serving.supervisor.triton_process import TritonProcess
-from trireme.errors import ServerError, SpecError, Unavailable
+from serving.triton.triton_process import TritonProcess
+from trireme.base.errors import ServerError, SpecError, Unavailable
 
 Say = Callable[[str], None]
 

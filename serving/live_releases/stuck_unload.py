@@ -19,8 +19,8 @@ from pathlib import Path
 
 from ensemble_configs.render.model_configs import GENERATED
 from serving.process.control_channel import Pulse, feel_pulse
-from serving.supervisor.triton_process import TritonProcess
-from trireme.errors import ServerError, Unavailable
+from serving.triton.triton_process import TritonProcess
+from trireme.base.errors import ServerError, Unavailable
 
 Version = tuple[str, int]  # of a Triton model
 

@@ -28,8 +28,8 @@ from serving.multi_node.node_group import (
     sshd_config,
 )
 from serving.supervisor.stop_signal import StopSignal
-from trireme.durable_files import write_atomically
-from trireme.errors import SpecError
+from trireme.base.durable_files import write_atomically
+from trireme.base.errors import SpecError
 
 _RUN_DIR = Path("/tmp/trireme_group")
 _SshDir = Annotated[Path, typer.Option(help="Folder with the group's key, ssh-privatekey: a mounted Secret.")]

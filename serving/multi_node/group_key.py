@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 
 from serving.multi_node.node_group import HOST_ALIAS
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 KEY_FILE = "ssh-privatekey"
 _WAIT_S = 30

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ensemble_configs.spec.end_times import GROUP_KILL_S, GROUP_STOP_S
 from serving.multi_node.group_record import GroupRecord
 from serving.supervisor.stop_signal import StopSignal
-from trireme.errors import ServerError
+from trireme.base.errors import ServerError
 
 Tell = Callable[[str], object]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from trireme.durable_files import write_atomically
-from trireme.errors import SpecError
+from trireme.base.durable_files import write_atomically
+from trireme.base.errors import SpecError
 
 
 class GroupRecord:

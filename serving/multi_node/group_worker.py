@@ -14,7 +14,7 @@ import psutil
 from serving.multi_node.group_key import program
 from serving.multi_node.node_group import SEEN_FILE
 from serving.supervisor.stop_signal import StopSignal
-from trireme.errors import ServerError, SpecError
+from trireme.base.errors import ServerError, SpecError
 
 _CHECK_S = 30.0
 _POLL_S = 0.2

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 HOST_ALIAS = "trireme-group"  # all workers have one host key, whatever they are called
 SEEN_FILE = "seen"  # its time is that of the last session at a worker

@@ -4,8 +4,8 @@
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from serving.pipeline.stream_state import Census, keys_decoder, pack
-from trireme.errors import ServerError
+from serving.requests.stream_state import Census, keys_decoder, pack
+from trireme.base.errors import ServerError
 
 
 def take_census(census: Census, *, model: str, version: str) -> list[int]:

@@ -18,22 +18,22 @@ from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engine_process.engine_client import EngineClient
 from serving.engine_process.engine_messages import Step
 from serving.engine_process.engine_sources import EngineSource
-from serving.engines.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
+from serving.engines.seam.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
 from serving.pipeline.left_clients import LeftClients
-from serving.pipeline.left_streams import LEFT_STREAMS
+from serving.pipeline.request_sequences import Generation, Prompt, RequestSequences
+from serving.pipeline.response_checks import check_response
 from serving.pipeline.response_workers import ReplyLanes
 from serving.pipeline.running_request import Reply, ReplySink, RunningRequest
 from serving.pipeline.sequence_group import SequenceGroup
-from serving.pipeline.stream_state import Census, StreamContext
-from serving.pipeline.stub_warm_up import import_for_first_request
+from serving.process.left_streams import LEFT_STREAMS
+from serving.process.stub_warm_up import import_for_first_request
 from serving.requests.request_parameters import with_timeout
-from serving.requests.request_sequences import Generation, Prompt, RequestSequences
-from serving.requests.response_checks import check_response
+from serving.requests.stream_state import Census, StreamContext
 from serving.telemetry.request_metrics import RequestMetrics
 from serving.telemetry.request_trace import RequestTrace
 from serving.telemetry.trace_context import read_context
 from serving.text.detokenization import TextDecoder
-from trireme.errors import RequestError, ServerError, ServingError, Unavailable
+from trireme.base.errors import RequestError, ServerError, ServingError, Unavailable
 
 _log = logging.getLogger("trireme.generation")
 

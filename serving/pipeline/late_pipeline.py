@@ -8,11 +8,11 @@ import logging
 import threading
 from collections.abc import Callable
 
+from serving.pipeline.late_refusal import fail_quietly, refuse_late
 from serving.pipeline.text_pipeline import TextPipeline
-from serving.requests.late_refusal import fail_quietly, refuse_late
 from serving.requests.tensor_sink import Tensors, TensorSink
 from serving.telemetry.request_trace import RequestTrace
-from trireme.errors import ServerError, ServingError
+from trireme.base.errors import ServerError, ServingError
 
 _log = logging.getLogger("trireme.late_pipeline")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who has left: requests whose client has gone are found here, and ended.
 
-The server's frontends tell of clients that leave (`serving.pipeline.left_streams`). Where there are none, or they are
+The server's frontends tell of clients that leave (`serving.process.left_streams`). Where there are none, or they are
 late, a sink knows its own client. In Triton's ensemble it does not: only the step behind the engine sees that a chunk's
 client has gone, so that one is asked by a census.
 """
@@ -9,10 +9,10 @@ client has gone, so that one is asked by a census.
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from serving.pipeline.left_streams import LEFT_STREAMS
 from serving.pipeline.running_request import RunningRequest
-from serving.pipeline.stream_state import Census
-from trireme.errors import RequestCancelled
+from serving.process.left_streams import LEFT_STREAMS
+from serving.requests.stream_state import Census
+from trireme.base.errors import RequestCancelled
 
 _log = logging.getLogger("trireme.left_clients")
 

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from serving.pipeline.left_streams import LEFT_STREAMS
-from serving.requests.late_refusal import fail_quietly, refuse_late
+from serving.pipeline.late_refusal import fail_quietly, refuse_late
+from serving.process.left_streams import LEFT_STREAMS
 from serving.requests.tensor_sink import TensorSink
 from serving.telemetry.request_trace import RequestTrace
 from serving.text.tokenization import LONG_TEXT_BYTES
-from trireme.errors import QueueFull, RequestCancelled, ServingError, Unavailable
+from trireme.base.errors import QueueFull, RequestCancelled, ServingError, Unavailable
 
 _ITEM_BYTES = 4  # before each string in Triton's form: a million of empty ones is work, too
 _BYTES_PER_MS = 1000  # tokenized, for the time to come back

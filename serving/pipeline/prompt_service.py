@@ -8,7 +8,7 @@ from serving.pipeline.long_prompts import LongPrompt, LongPrompts
 from serving.pipeline.prompt_step import PromptStep
 from serving.requests.tensor_sink import Tensors, TensorSink
 from serving.telemetry.request_trace import RequestTrace
-from trireme.errors import ServingError, Unavailable
+from trireme.base.errors import ServingError, Unavailable
 
 
 class PromptService:

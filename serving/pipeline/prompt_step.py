@@ -10,16 +10,16 @@ import numpy.typing as npt
 
 from ensemble_configs.render.release_file import load_release
 from ensemble_configs.spec.release_spec import TokenizerSpec
-from serving.pipeline.stream_state import StreamContext, new_stream_key, pack
-from serving.pipeline.stub_warm_up import import_for_first_request
+from serving.process.stub_warm_up import import_for_first_request
 from serving.requests.embedding_bias import dense_bias
 from serving.requests.prompt_batch import Row, for_each_row, joined, rows_of
 from serving.requests.required_tensors import check_required
+from serving.requests.stream_state import StreamContext, new_stream_key, pack
 from serving.requests.word_lists import Ids, bad_words_of, pack_words, texts_of
 from serving.text.chat_prompt import ChatPrompt
 from serving.text.stop_strings import check_stop_strings
 from serving.text.tokenization import PromptTokenizer
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 _log = logging.getLogger("trireme.prompt_step")
 

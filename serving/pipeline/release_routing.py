@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ensemble_configs.render.model_names import prefix_of
 from ensemble_configs.render.release_file import load_release
+from ensemble_configs.spec.model_names import prefix_of
 from serving.engine_process.engine_sources import SharedEngine, has_engine, named_engine
 from serving.pipeline.late_pipeline import LatePipeline
 from serving.pipeline.text_pipeline import TextPipeline
@@ -25,7 +25,7 @@ from serving.requests.request_parameters import (
 from serving.requests.tensor_sink import Tensors, TensorSink
 from serving.telemetry.request_metrics import RequestMetrics
 from serving.telemetry.request_trace import RequestTrace
-from trireme.errors import RequestError, ServingError, Unavailable
+from trireme.base.errors import RequestError, ServingError, Unavailable
 
 
 class PinnedReleases:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from serving.engines.base import ExtraOutputs, PerfMetrics
-from serving.engines.packed_array import Array
+from serving.engines.seam.base import ExtraOutputs, PerfMetrics
+from serving.engines.seam.packed_array import Array
 from serving.pipeline.running_request import Reply
-from serving.pipeline.stream_state import pack
+from serving.requests.stream_state import pack
 from serving.requests.tensor_sink import TensorSink
 
 

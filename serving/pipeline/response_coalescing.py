@@ -8,7 +8,7 @@ With a delay they also wait for their successors, but the first of a stream and 
 import time
 from collections.abc import Callable, Iterable
 
-from serving.engines.base import TokenChunk
+from serving.engines.seam.base import TokenChunk
 from serving.requests.extra_outputs import merged
 
 

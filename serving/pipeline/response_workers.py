@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 
-from serving.engines.base import TokenChunk
+from serving.engines.seam.base import TokenChunk
 from serving.pipeline.response_coalescing import ChunkGather
 
 _log = logging.getLogger("trireme.reply_lanes")

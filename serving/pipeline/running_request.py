@@ -8,13 +8,13 @@ from typing import Protocol
 
 import msgspec
 
-from serving.engines.base import Beam, ExtraOutputs, FinishReason, PerfMetrics, TokenChunk
-from serving.engines.packed_array import PackedArray
-from serving.pipeline.stream_state import StreamContext, StreamState
+from serving.engines.seam.base import Beam, ExtraOutputs, FinishReason, PerfMetrics, TokenChunk
+from serving.engines.seam.packed_array import PackedArray
 from serving.requests.engine_request import ResponseOptions
 from serving.requests.extra_outputs import merged
+from serving.requests.stream_state import StreamContext, StreamState
 from serving.telemetry.request_metrics import RequestTimes
-from trireme.errors import ServingError
+from trireme.base.errors import ServingError
 
 _NOTHING_YET = PerfMetrics(0, 0, 0, 0, 0, 0, 0)
 

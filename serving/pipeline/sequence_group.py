@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from serving.engines.base import SamplingParams
+from serving.engines.seam.base import SamplingParams
 from serving.pipeline.running_request import Reply, ReplySink
-from serving.pipeline.stream_state import StreamContext
-from trireme.errors import ServingError
+from serving.requests.stream_state import StreamContext
+from trireme.base.errors import ServingError
 
 _SEED_MASK = (1 << 64) - 1
 

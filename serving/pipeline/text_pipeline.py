@@ -20,13 +20,13 @@ from serving.pipeline.long_prompts import LongPrompt, LongPrompts
 from serving.pipeline.prompt_step import PromptStep
 from serving.pipeline.reply_tensors import text_tensors
 from serving.pipeline.running_request import Reply
-from serving.pipeline.stream_state import StreamState
 from serving.pipeline.text_step import add_chunk, beam_texts
+from serving.requests.stream_state import StreamState
 from serving.requests.tensor_sink import Tensors, TensorSink
 from serving.telemetry.request_metrics import RequestMetrics
 from serving.telemetry.request_trace import RequestTrace
 from serving.text.detokenization import StreamText, TextDecoder
-from trireme.errors import ServingError, Unavailable
+from trireme.base.errors import ServingError, Unavailable
 
 _CLIENT_CHECK_S = 0.12  # a client that has gone is to be noticed within 250 ms
 

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ensemble_configs.render.release_file import load_release
-from serving.pipeline.stream_state import Census, StreamState, unpack_final_states, unpack_state
-from serving.pipeline.stub_warm_up import import_for_first_request
+from serving.process.stub_warm_up import import_for_first_request
 from serving.requests.list_sizes import check_list_size
 from serving.requests.required_tensors import check_required
+from serving.requests.stream_state import Census, StreamState, unpack_final_states, unpack_state
 from serving.text.detokenization import StreamText, TextDecoder
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 _CANCEL_CHECK_S = 0.04  # a message to the server each time: not for every chunk
 

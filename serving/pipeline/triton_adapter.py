@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from ensemble_configs.render.model_names import prefix_of
 from ensemble_configs.render.tensors import outputs_of
+from ensemble_configs.spec.model_names import prefix_of
 from serving.engine_process.engine_sources import named_engine
 from serving.pipeline.whole_response import WholeResponse
 from serving.requests.tensor_sink import TensorSink
 from serving.telemetry.request_trace import RequestTrace
 from serving.telemetry.request_tracer import RequestTracer
-from trireme.errors import ServerError, ServingError
+from trireme.base.errors import ServerError, ServingError
 
 _log = logging.getLogger("trireme.adapter")
 

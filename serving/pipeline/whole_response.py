@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from serving.pipeline.stream_state import CONTEXT_PADDING
+from serving.requests.stream_state import CONTEXT_PADDING
 from serving.requests.tensor_sink import Tensors, TensorSink
 
 Array = npt.NDArray[np.generic]

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from serving.pipeline.left_streams import LEFT_STREAMS
+from serving.process.left_streams import LEFT_STREAMS
 from serving.process.orphan_watch import end_with_server, is_stub
 from serving.process.resumed_process import end_when_resumed
 from serving.process.run_dir import RUN_DIR_VARIABLE
-from trireme.errors import ServingError, Unavailable
-from trireme.unix_socket import bind_socket, connect_socket
+from trireme.base.errors import ServingError, Unavailable
+from trireme.base.unix_socket import bind_socket, connect_socket
 
 _log = logging.getLogger("trireme.lifeline")
 

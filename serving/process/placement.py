@@ -4,7 +4,7 @@
 import os
 
 from ensemble_configs.spec.release_spec import PlacementSpec
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 def take_place(placement: PlacementSpec) -> None:

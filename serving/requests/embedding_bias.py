@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from serving.requests.word_lists import words_of
 from serving.text.tokenization import PromptTokenizer
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 _WORDS, _WEIGHTS = "embedding_bias_words", "embedding_bias_weights"
 

@@ -13,18 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ensemble_configs.render.tensors import BLS_INPUTS, STRING, UINT8, Tensor, inputs_of, named_at
-from serving.engines.base import EngineInfo, SamplingParams
-from serving.engines.packed_array import PackedArray
-from serving.engines.request_limits import unsupported_error
-from serving.pipeline.stream_state import KEYS_PER_REQUEST
+from serving.engines.seam.base import EngineInfo, SamplingParams
+from serving.engines.seam.packed_array import PackedArray
+from serving.engines.seam.request_limits import unsupported_error
+from serving.engines.seam.scheduling import Scheduling, tenant_name
 from serving.requests.embedding_bias import sparse_bias
 from serving.requests.guided_decoding import check_guide, guide_text
 from serving.requests.list_sizes import check_list_size
 from serving.requests.model_input_checks import check_model_inputs, num_virtual_tokens
 from serving.requests.number_ranges import check_range, out_of_range, ranges_of
-from serving.requests.scheduling import Scheduling, tenant_name
+from serving.requests.stream_state import KEYS_PER_REQUEST
 from serving.requests.word_lists import unpack_words
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 _ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm") + named_at("tensorrt_llm_bls", BLS_INPUTS))
 _MAX_LOGITS_BYTES = 1 << 28  # of one response

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joining and cutting what a request gets beside its tokens, as its chunks are joined and cut."""
 
-from serving.engines.base import Beam, ExtraOutputs
-from serving.engines.packed_array import first_rows, join_rows
+from serving.engines.seam.base import Beam, ExtraOutputs
+from serving.engines.seam.packed_array import first_rows, join_rows
 
 
 def merged(earlier: ExtraOutputs | None, later: ExtraOutputs | None) -> ExtraOutputs | None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The guide of a request: what may be said of it before an engine knows the grammar."""
 
-from serving.engines.base import SamplingParams
-from trireme.errors import RequestError
+from serving.engines.seam.base import SamplingParams
+from trireme.base.errors import RequestError
 
 GUIDE_TYPES = ("json", "json_schema", "regex", "ebnf_grammar", "structural_tag")
 MAX_GUIDE_CHARS = 65536

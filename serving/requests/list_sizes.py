@@ -2,7 +2,7 @@
 """How many values a list of a request may have, by what it is a list of: asked before Python has an object for each."""
 
 from serving.requests.word_lists import MAX_LISTED_IDS
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 # Values for tokens of a sequence: there are no more of them than the engine takes.
 _OF_TOKENS = frozenset(

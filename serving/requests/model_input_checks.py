@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the parts of a request's model inputs must have in common, whichever engine takes them."""
 
-from serving.engines.base import SamplingParams
-from serving.requests.kv_retention import retained_ranges
-from trireme.errors import RequestError
+from serving.engines.seam.base import SamplingParams
+from serving.engines.seam.kv_retention import retained_ranges
+from trireme.base.errors import RequestError
 
 
 def check_model_inputs(sampling: SamplingParams, *, vocab_size: int) -> None:

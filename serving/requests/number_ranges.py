@@ -7,7 +7,7 @@ from typing import Annotated, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 
 def ranges_of(struct: type[msgspec.Struct]) -> dict[str, msgspec.Meta]:

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ensemble_configs.render.tensors import inputs_of
-from serving.pipeline.stream_state import CONTEXT_PADDING, KEYS_PER_REQUEST
 from serving.requests.number_ranges import out_of_range
-from trireme.errors import RequestError
+from serving.requests.stream_state import CONTEXT_PADDING, KEYS_PER_REQUEST
+from trireme.base.errors import RequestError
 
 Array = npt.NDArray[np.generic]
 Row = Mapping[str, Array]

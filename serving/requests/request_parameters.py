@@ -11,14 +11,14 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from serving.requests.scheduling import Priority, tenant_name
-from trireme.errors import RequestError
+from serving.engines.seam.scheduling import Priority, tenant_name
+from trireme.base.errors import RequestError
 
 RELEASE = "release"
 PRIORITY_CLASS = "priority_class"  # not `priority`: Triton keeps that one to itself
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
-STREAM_NAME = "trireme-stream"  # of the server's own: whose client may leave (serving.frontend.departures)
+STREAM_NAME = "trireme-stream"  # of the server's own: whose client may leave (serving.frontend.common.departures)
 KNOWN_PARAMETERS = (RELEASE, PRIORITY_CLASS, "tenant", "deadline_ms", "request_type", TRACEPARENT, TRACESTATE)
 _KNOWN = (STREAM_NAME, *KNOWN_PARAMETERS)
 _MAX_PARAMETERS = 256

@@ -6,7 +6,7 @@ a required one that is missing.
 from collections.abc import Container
 
 from ensemble_configs.render.tensors import inputs_of
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 _NAMES = {
     model: {row.ensemble or name: name for name, row in inputs_of(model)}

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trireme.errors import ServingError
+from trireme.base.errors import ServingError
 
 Tensors = Mapping[str, npt.NDArray[np.generic]]
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serving.text.tokenization import PromptTokenizer
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 MAX_BAD_WORDS = 4096
 MAX_WORD_CHARS = 1000

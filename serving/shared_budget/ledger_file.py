@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from trireme.errors import ServerError
+from trireme.base.errors import ServerError
 
 MAX_RESOURCES = 32  # ensemble_configs.spec.deployment_checks refuses more
 MAX_MEMBERS = 64

@@ -44,7 +44,7 @@ from serving.shared_budget.ledger_file import (
     LedgerFile,
 )
 from serving.shared_budget.ledger_views import MemberState, ResourceUse, look_at_members, look_at_resources
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 LEDGER_FILE = "shared-ledger"  # in the folder of a server (`serving.process.run_dir`)
 

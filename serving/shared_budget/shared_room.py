@@ -7,9 +7,9 @@ from typing import Protocol
 import msgspec
 
 from ensemble_configs.spec.shared_budget_spec import SharedBudgetSpec
-from serving.engines.clock import Clock
+from serving.engines.seam.clock import Clock
 from serving.shared_budget.shared_ledger import SharedLedger
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 POLL_S = 0.002  # of an engine that has nothing else to do: nobody tells it that others have let go
 

@@ -20,10 +20,10 @@ import typer
 
 from ensemble_configs.spec.deployment import load_deployment
 from ensemble_configs.spec.engine_specs import LoraSpec, PyTorchEngineSpec, TensorRtEngineSpec
-from serving.engines.adapter_check import CONFIG, NAME, WEIGHTS, AdapterFacts, ModelSizes, check_adapter
-from serving.engines.adapter_folder import adapter_folders, engine_modules, files_of, model_sizes
-from trireme.durable_files import sync
-from trireme.errors import SpecError
+from serving.engines.seam.adapter_check import CONFIG, NAME, WEIGHTS, AdapterFacts, ModelSizes, check_adapter
+from serving.engines.seam.adapter_folder import adapter_folders, engine_modules, files_of, model_sizes
+from trireme.base.durable_files import sync
+from trireme.base.errors import SpecError
 
 _DeploymentOption = Annotated[Path, typer.Option("--deployment", help="The file of the deployment that serves them.")]
 _ModelOption = Annotated[

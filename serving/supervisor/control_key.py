@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _MIN_CHARACTERS, _MAX_CHARACTERS = 16, 256
 # Triton's option is --http-restricted-api=API,API:HEADER=KEY, and some of its options are lists by ";".

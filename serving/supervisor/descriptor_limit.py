@@ -9,7 +9,7 @@ import resource
 
 from ensemble_configs.render.model_configs import adapter_counts
 from ensemble_configs.spec.deployment import DeploymentSpec
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _OF_SERVER = 64  # its front ends, libraries and log
 _OF_CORE = 2  # gRPC's pollers

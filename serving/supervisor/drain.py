@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from ensemble_configs.spec.end_times import CANCEL_S
 from serving.process.control_channel import ask_all
-from serving.supervisor.triton_process import TritonProcess
-from trireme.errors import Unavailable
+from serving.triton.triton_process import TritonProcess
+from trireme.base.errors import Unavailable
 
 _POLL_S = 0.02
 _WATCH_PERIOD_S = 0.2

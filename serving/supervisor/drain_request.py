@@ -8,9 +8,9 @@ answered at once.
 import threading
 from collections.abc import Callable, Mapping
 
-from serving.supervisor.control import Handler, Say
 from serving.supervisor.drain import Outcome
-from trireme.errors import ServerError
+from serving.triton.control import Handler, Say
+from trireme.base.errors import ServerError
 
 
 class DrainRequest:

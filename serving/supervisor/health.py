@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Literal, NamedTuple
 
 from ensemble_configs.spec.end_times import GUARDS_END_S, KILLED_S
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 Phase = Literal["loading", "serving", "restarting", "draining", "drained"]
 

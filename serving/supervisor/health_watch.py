@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from serving.process.control_channel import Pulse, feel_pulse
-from serving.supervisor.triton_process import TritonProcess
+from serving.triton.triton_process import TritonProcess
 
 _ANSWER_S = 1.0  # a question's time; several without an answer make a hang
 _HTTP_PERIOD_S = 1.0

@@ -18,25 +18,25 @@ from serving.doctor.server_probe import refuse_unfit_server
 from serving.live_releases.kept_deployment import KeptDeployment
 from serving.live_releases.live_deployment import LiveDeployment
 from serving.live_releases.release_control import release_handlers
+from serving.process.installation import fetch_triton, find_triton
 from serving.process.server_log import log_format as current_log_format
 from serving.process.server_log import set_up_log
-from serving.supervisor.control import ControlSocket
+from serving.process.shared_memory import remove_dead_regions
 from serving.supervisor.control_key import read_control_key
 from serving.supervisor.descriptor_limit import raise_descriptor_limit
 from serving.supervisor.drain_request import DrainRequest
-from serving.supervisor.frontends import Frontends
 from serving.supervisor.health import Health, HealthServer
-from serving.supervisor.installation import fetch_triton, find_triton
 from serving.supervisor.messages import releases_of, welcome
-from serving.supervisor.shared_memory import remove_dead_regions
 from serving.supervisor.shutdown import Leaving
 from serving.supervisor.start_failure import cause_in
 from serving.supervisor.stop_signal import StopSignal
 from serving.supervisor.supervision import Supervision
-from serving.supervisor.triton_process import TritonProcess
 from serving.telemetry.request_tracer import check_installed
-from trireme.errors import ServerError, SpecError
-from trireme.unix_socket import CONTROL_SOCKET
+from serving.triton.control import ControlSocket
+from serving.triton.frontends import Frontends
+from serving.triton.triton_process import TritonProcess
+from trireme.base.errors import ServerError, SpecError
+from trireme.base.unix_socket import CONTROL_SOCKET
 
 _log = logging.getLogger("trireme.serve")
 

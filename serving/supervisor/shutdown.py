@@ -12,7 +12,7 @@ from serving.supervisor.drain import Outcome, drain
 from serving.supervisor.drain_request import DrainRequest
 from serving.supervisor.health import Health
 from serving.supervisor.stop_signal import StopSignal
-from serving.supervisor.triton_process import TritonProcess
+from serving.triton.triton_process import TritonProcess
 
 _GLANCE_S = 0.5
 

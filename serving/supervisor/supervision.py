@@ -15,8 +15,8 @@ from serving.supervisor.health import Health
 from serving.supervisor.health_watch import HealthWatch
 from serving.supervisor.shutdown import Leaving
 from serving.supervisor.stop_signal import StopSignal
-from serving.supervisor.triton_process import TritonProcess
-from trireme.errors import ServerError
+from serving.triton.triton_process import TritonProcess
+from trireme.base.errors import ServerError
 
 _MAX_BACKOFF_S = 60.0
 # A request to a dead stub gets Triton's own INTERNAL after a second; until then we can make it an UNAVAILABLE.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trireme.durable_files import write_atomically
+from trireme.base.durable_files import write_atomically
 
 _BYTES_PER_CORE = 64 << 20  # far more than a core's part of the last cache
 _MOST_BYTES = 4 << 30

@@ -10,8 +10,8 @@ import msgspec
 from ensemble_configs.releases.release_manifest import find_release, load_manifest
 from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec, SimulatedEngineSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
-from serving.engines.base import EngineCosts
 from serving.engines.openvino.openvino_costs import openvino_costs
+from serving.engines.seam.base import EngineCosts
 from serving.telemetry.cpu_bandwidth import kept_bandwidth
 
 

@@ -9,7 +9,7 @@ model of that name. Blocks of the two are of different sizes, so they are not ad
 import time
 from typing import Any
 
-from serving.engines.base import AdmissionStats, CancelStats, EngineInfo, EngineStats, ResidencyStats
+from serving.engines.seam.base import AdmissionStats, CancelStats, EngineInfo, EngineStats, ResidencyStats
 from serving.telemetry.step_metrics import StepMetrics
 from serving.telemetry.upstream_metrics import DESCRIPTIONS, UpstreamMetrics
 

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
+from serving.engines.seam.base import FinishReason, PerfMetrics, TokenChunk
 from serving.telemetry.request_trace import RequestTrace, SequenceLife
 
 FIRST_TOKEN_BUCKETS_S = (

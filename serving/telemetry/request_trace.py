@@ -11,11 +11,11 @@ from typing import Protocol
 
 import msgspec
 
-from serving.engines.base import PerfMetrics, TokenChunk
-from serving.requests.scheduling import Priority, Scheduling
+from serving.engines.seam.base import PerfMetrics, TokenChunk
+from serving.engines.seam.scheduling import Priority, Scheduling
 from serving.telemetry.span_record import Attribute, SpanRecord, told_of
 from serving.telemetry.trace_context import TraceContext
-from trireme.errors import ServingError
+from trireme.base.errors import ServingError
 
 _log = logging.getLogger("trireme.request")
 

@@ -18,8 +18,8 @@ from serving.process.server_log import set_up_adapter_log
 from serving.requests.request_parameters import TRACEPARENT, TRACESTATE
 from serving.telemetry.request_trace import Adapter, RequestTrace
 from serving.telemetry.trace_context import TraceContext, new_trace, read_context
-from trireme.errors import SpecError
-from trireme.extras import how_to_install
+from trireme.base.errors import SpecError
+from trireme.base.extras import how_to_install
 
 if TYPE_CHECKING:
     from serving.telemetry.span_export import SpanExport

@@ -6,7 +6,7 @@ import re
 import msgspec
 
 from serving.telemetry.trace_context import TraceContext
-from trireme.errors import ServingError
+from trireme.base.errors import ServingError
 
 Attribute = str | int | float | bool | list[str]
 

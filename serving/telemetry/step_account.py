@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from serving.engines.base import (
+from serving.engines.seam.base import (
     BatchStats,
     Engine,
     EngineCosts,
@@ -29,7 +29,7 @@ from serving.engines.base import (
     StepStats,
     TokenChunk,
 )
-from serving.engines.clock import Clock
+from serving.engines.seam.clock import Clock
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from serving.engines.base import EngineCosts, EngineInfo, StepStats
+from serving.engines.seam.base import EngineCosts, EngineInfo, StepStats
 
 _UPDATE_S = 0.5  # each counter costs a message to the server
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from serving.engines.base import BatchStats, EngineInfo, EngineStats
+from serving.engines.seam.base import BatchStats, EngineInfo, EngineStats
 
 Value = float | None  # None: this engine cannot know it, and the gauge is not there
 

@@ -15,7 +15,7 @@ from ensemble_configs.chat.chat_template import FIELD, ChatTemplate, load_chat_t
 from serving.text.special_texts import longest_of
 from serving.text.text_limits import TextLimit
 from serving.text.tokenization import PromptTokenizer
-from trireme.errors import RequestError, SpecError
+from trireme.base.errors import RequestError, SpecError
 
 _log = logging.getLogger("trireme.chat_prompt")
 

@@ -33,7 +33,7 @@ from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.text.stop_strings import StopStringMatcher
 from serving.text.token_pieces import BytePieces, Piece, TextPieces, load_pieces
 from serving.text.tokenizer_files import load_tokenizer
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

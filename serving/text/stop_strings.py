@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 MAX_STOP_STRINGS = 4096
 MAX_STOP_STRING_CHARS = 1000

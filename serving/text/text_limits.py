@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from serving.text.token_bytes import TokenBytes
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer, decoders
 
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 # A str is text, a bytes object is one byte of a character.
 Piece = str | bytes

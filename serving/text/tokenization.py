@@ -12,7 +12,7 @@ from serving.process.returned_memory import return_freed
 from serving.text.text_limits import TextLimit
 from serving.text.token_bytes import token_bytes
 from serving.text.tokenizer_files import find_token_id, load_tokenizer
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 _FIELD = "text_input"
 # `Tokenizer.encode` holds the GIL: up to this, 10 ms. `encode_batch_fast` frees it, and runs one text on its caller's

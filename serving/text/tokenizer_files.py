@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _NEXT_STEP = "save the model's tokenizer there with AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
 # The library keeps the tokens of the first 10,000 words that it sees, with 10 kB for a long one: a client fills it with

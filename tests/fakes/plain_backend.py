@@ -9,7 +9,7 @@ from demo_release import DEMO_MODEL, demo_manifest
 from build_engines.recipes.recipe import hash_recipe, recipe_document
 from build_engines.stages.build_job import BuildJob, BuildPlan
 from build_engines.stages.stage_list import Stage
-from ensemble_configs.releases.finding import Finding
+from ensemble_configs.spec.finding import Finding
 
 
 def check(_job: BuildJob) -> list[Finding]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from serving.doctor.server_features import ServerFeatures, consequences
 from serving.doctor.server_probe import ask_server
-from serving.supervisor.installation import find_triton
+from serving.process.installation import find_triton
 
 
 def ask_once(folder: Path) -> ServerFeatures:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from clients.streaming import AsyncTritonClient, GenerateRequest
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 NUM_CALLERS = 16
 MEASURED = ("arrival_time_ns", "last_token_time_ns")  # of return_perf_metrics, and known to every engine

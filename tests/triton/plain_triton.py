@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from benchmarks.free_ports import free_ports
-from serving.supervisor.installation import find_triton
+from serving.process.installation import find_triton
 
 READY_S = 60.0
 

@@ -3,7 +3,7 @@
 
 from running_server import RunningServer
 
-from ensemble_configs.render.model_names import PYTHON_MODELS
+from ensemble_configs.spec.model_names import PYTHON_MODELS
 
 
 def resident_mib(server: RunningServer) -> dict[str, float]:

@@ -15,12 +15,12 @@ from running_server import PROJECT, RunningServer, deployment_text
 from streams_under_change import MAX_TOKENS, PROMPTS
 
 from benchmarks.free_ports import free_ports
-from clients.rollout.store import Store
+from clients.rollout.records.store import Store
 from clients.server_control import ServerControl
 from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from ensemble_configs.spec.release_spec import TokenizerSpec
-from serving.engines.base import GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
+from serving.engines.seam.base import GenerationRequest, SamplingParams
 from serving.text.detokenization import StreamText, TextDecoder
 from serving.text.tokenization import PromptTokenizer
 

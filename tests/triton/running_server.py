@@ -20,7 +20,7 @@ import yaml
 from benchmarks.free_ports import free_ports
 from serving.process.control_channel import ask_all
 from serving.process.run_dir import RUN_DIR_VARIABLE
-from serving.supervisor.shared_memory import PREFIX
+from serving.process.shared_memory import PREFIX
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 READY_S = 60.0

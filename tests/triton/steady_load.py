@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from clients.streaming import AsyncTritonClient, GenerateRequest
-from trireme.errors import ServingError
+from trireme.base.errors import ServingError
 
 
 @contextlib.contextmanager

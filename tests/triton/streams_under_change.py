@@ -12,7 +12,7 @@ from typing import Self
 from clients.access import NO_ACCESS, Access
 from clients.rollout.routing.routed_client import RoutedClient
 from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest, TritonClient
-from trireme.errors import ServingError
+from trireme.base.errors import ServingError
 
 MAX_TOKENS = 10
 PROMPTS = tuple(f"Tell me about the number {number}" for number in range(8))

@@ -21,7 +21,7 @@ from running_server import PROJECT, RunningServer
 from benchmarks.free_ports import free_ports
 from clients.access import Access
 from clients.streaming import AsyncTritonClient, GenerateRequest, TritonClient
-from trireme.errors import AccessDenied
+from trireme.base.errors import AccessDenied
 
 pytestmark = needs_envoy
 TOKENIZER = PROJECT / "examples/demo_model/target"

@@ -20,7 +20,7 @@ from test_cancellation import wait_until
 from text_models import ONE_AND_IN_SOAK_ALL
 
 from clients.streaming import AsyncTritonClient, GenerateRequest, TritonClient
-from trireme.errors import QueueFull, RequestError, RequestTimeout, ServingError, Unavailable
+from trireme.base.errors import QueueFull, RequestError, RequestTimeout, ServingError, Unavailable
 
 ONE_SEAT = {"provider": "simulated", "step_ms": 10.0, "max_num_seqs": 1, "num_kv_blocks": 256}
 EIGHT_SEATS = {"provider": "simulated", "step_ms": 10.0, "max_num_seqs": 8, "num_kv_blocks": 64}

@@ -14,7 +14,7 @@ from test_cancellation import wait_until
 from two_releases import two_releases
 
 from clients.streaming import GenerateRequest, TritonClient
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 BLS = "tensorrt_llm_bls"
 ASK: dict[str, object] = {"text_input": "Who?", "max_tokens": 30, "stream": True, "exclude_input_in_output": True}

@@ -23,9 +23,9 @@ from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment, ov
 from ensemble_configs.spec.engine_specs import SimulatedFaultSpec
 from serving.doctor.preflight import check
 from serving.doctor.server_features import refuse_missing_flags
-from serving.supervisor.installation import find_triton
-from serving.supervisor.triton_process import TritonProcess
-from trireme.errors import SpecError
+from serving.process.installation import find_triton
+from serving.triton.triton_process import TritonProcess
+from trireme.base.errors import SpecError
 
 COUNT = 2000
 SAMPLE, OF = 16, 400  # in `make test`

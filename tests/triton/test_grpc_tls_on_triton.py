@@ -19,7 +19,7 @@ from clients.access import Access
 from clients.rollout.local_server import LocalServer
 from clients.server_control import ServerControl
 from clients.streaming import GenerateRequest, TritonClient
-from trireme.errors import AccessDenied
+from trireme.base.errors import AccessDenied
 
 TOKENIZER = PROJECT / "examples/demo_model/target"
 ASKED = GenerateRequest(text_input="Once upon a time", max_tokens=8, stream=True)

@@ -16,8 +16,8 @@ from rollout_site import DEMO_MODEL, PATIENCE_S, Site
 from running_server import PROJECT, RunningServer, deployment_text
 from streams_under_change import RoutedLoad, answers
 
-from clients.rollout.state import Event
-from clients.rollout.store import Store
+from clients.rollout.records.state import Event
+from clients.rollout.records.store import Store
 
 TOKENIZER = PROJECT / "examples/demo_model/target"
 TASKS = PROJECT / "examples/demo_model/tasks.jsonl"

@@ -353,7 +353,7 @@ def frontend(server: RunningServer, kind: str) -> psutil.Process:
 
 def _streams(server: RunningServer) -> bool:
     from clients.streaming import GenerateRequest, TritonClient  # noqa: PLC0415
-    from trireme.errors import Unavailable  # noqa: PLC0415
+    from trireme.base.errors import Unavailable  # noqa: PLC0415
 
     try:
         with TritonClient(server.url) as client:

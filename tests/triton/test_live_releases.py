@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2_grpc
 from clients.infer_messages import encode_request, is_final_response
 from clients.server_control import ServerControl
 from clients.streaming import AsyncTritonClient
-from trireme.errors import ServingError, SpecError
+from trireme.base.errors import ServingError, SpecError
 
 LOAD_TIMEOUT_S = 12
 WARM = "the engine is warm"

@@ -25,12 +25,12 @@ from test_cancellation import wait_until
 from test_live_releases import ENGINE, Live, kill_adapter
 from tritonclient.utils import InferenceServerException
 
-from ensemble_configs.render.model_names import PYTHON_MODELS
+from ensemble_configs.spec.model_names import PYTHON_MODELS
 from serving.doctor.server_features import ServerFeatures, refuse_broken_tensors
 from serving.doctor.server_probe import ECHO, FACTS, WAS_ASKED, ask_server
-from serving.supervisor import installation
-from serving.supervisor.installation import RECORD, TritonInstallation, find_triton, recorded_triton
-from trireme.errors import SpecError
+from serving.process import installation
+from serving.process.installation import RECORD, TritonInstallation, find_triton, recorded_triton
+from trireme.base.errors import SpecError
 
 LOAD_TIMEOUT_S = 12
 

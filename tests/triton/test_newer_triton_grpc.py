@@ -26,8 +26,8 @@ from test_shutdown import SLOW, interrupt_while_streaming
 from clients.error_tokens import parse_error
 from clients.streaming import GenerateRequest, TritonClient
 from serving.doctor.server_features import ServerFeatures
-from serving.supervisor.installation import RECORD
-from trireme.errors import Unavailable
+from serving.process.installation import RECORD
+from trireme.base.errors import Unavailable
 
 STEP_S = 0.02
 CONFIG = """max_batch_size: 1 model_transaction_policy { decoupled: true }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real Prometheus at a real server: every panel has data, and alerts go all the way to Alertmanager and end there.
 
-Minutes of the rules are seconds here (`observability.shortened`); all else is as in the files.
+Minutes of the rules are seconds here (`observability.rules.shortened`); all else is as in the files.
 """
 
 import math
@@ -25,7 +25,7 @@ from observability.dashboards.all_dashboards import dashboards
 from observability.dashboards.panels import Dashboard, filled_in
 from observability.drill import metrics_page
 from observability.local_prometheus import LocalPrometheus
-from observability.objectives import Objectives
+from observability.rules.objectives import Objectives
 
 pytestmark = needs_prometheus
 

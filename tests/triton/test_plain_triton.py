@@ -19,7 +19,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from benchmarks.free_ports import free_ports
-from serving.supervisor.installation import find_triton
+from serving.process.installation import find_triton
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 

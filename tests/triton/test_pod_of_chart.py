@@ -16,7 +16,7 @@ from pod_here import Pod, pod_template, skip_without_pods
 
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.releases.release_lock import lock_file, locked
-from trireme.errors import Unavailable
+from trireme.base.errors import Unavailable
 
 pytestmark = needs_chart
 NUM_STREAMS, NUM_TOKENS = 16, 400

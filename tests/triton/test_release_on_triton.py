@@ -18,7 +18,7 @@ from clients.server_control import ServerControl
 from clients.streaming import GenerateRequest, TritonClient
 from ensemble_configs.releases.release_lock import lock_file, locked
 from ensemble_configs.releases.release_manifest import address
-from trireme.errors import Unavailable
+from trireme.base.errors import Unavailable
 
 
 @pytest.fixture(autouse=True)

@@ -16,12 +16,12 @@ from rollout_site import HARD, HARD_TOKENS, PATIENCE_S, Site, Texts, serving
 from streams_under_change import PROMPTS, RoutedLoad, request
 
 from benchmarks.report import environment, ratio_of_quantiles, write_result
+from clients.rollout.records.rollout_plan import Mode, Plan
+from clients.rollout.records.state import Phase
+from clients.rollout.records.store import Store
 from clients.rollout.rollout_api import RolloutFront
-from clients.rollout.rollout_plan import Mode, Plan
-from clients.rollout.routing.outcome import Outcome
 from clients.rollout.routing.routed_client import RoutedClient
-from clients.rollout.state import Phase
-from clients.rollout.store import Store
+from clients.rollout_gate.outcome import Outcome
 
 pytestmark = [pytest.mark.soak, pytest.mark.quiet, pytest.mark.timeout(1800)]
 

@@ -2,7 +2,7 @@
 """What the chart's autoscalers ask, answered by a real Prometheus at a real server: idle, under load, gone.
 
 The server is scraped under the labels that the chart's PodMonitor makes of a pod. Minutes of queries and rules are
-seconds here (`observability.shortened`).
+seconds here (`observability.rules.shortened`).
 """
 
 import json
@@ -24,8 +24,8 @@ from benchmarks.free_ports import free_ports
 from clients.streaming import GenerateRequest
 from observability.drill import metrics_page
 from observability.local_prometheus import LocalPrometheus
-from observability.scaling import KV_USE, LOAD
-from observability.shortened import shortened
+from observability.rules.scaling import KV_USE, LOAD
+from observability.rules.shortened import shortened
 
 pytestmark = [needs_chart, needs_prometheus]
 

@@ -18,7 +18,7 @@ from test_cancellation import wait_until
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.free_ports import free_ports
-from serving.supervisor.installation import find_triton
+from serving.process.installation import find_triton
 
 SIMULATED = {"provider": "simulated"}
 

@@ -41,7 +41,7 @@ from ensemble_configs.render.repository import write_repository
 from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from serving.shared_budget.shared_ledger import SharedLedger
-from trireme.errors import Unavailable
+from trireme.base.errors import Unavailable
 
 
 def serving(spec: DeploymentSpec, folder: Path) -> RunningServer:

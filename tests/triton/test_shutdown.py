@@ -12,8 +12,8 @@ from raw_calls import StreamFailed, engine_request, stream
 from running_server import RunningServer
 
 from clients.streaming import AsyncTritonClient, GenerateRequest
-from serving.supervisor.shared_memory import remove_dead_regions
-from trireme.errors import Unavailable
+from serving.process.shared_memory import remove_dead_regions
+from trireme.base.errors import Unavailable
 
 StartServer = Callable[..., RunningServer]
 

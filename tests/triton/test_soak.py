@@ -33,7 +33,7 @@ from test_shutdown import assert_nothing_left, interrupt_while_streaming
 
 from benchmarks.report import environment, result_path, write_result
 from clients.streaming import AsyncTritonClient, GenerateRequest
-from trireme.errors import Unavailable
+from trireme.base.errors import Unavailable
 
 pytestmark = [pytest.mark.soak, pytest.mark.quiet, pytest.mark.timeout(3600)]
 

@@ -19,9 +19,9 @@ from running_server import RunningServer, deployment_text
 from test_cancellation import wait_until
 
 from clients.streaming import GenerateRequest, TritonClient
-from ensemble_configs.render.model_names import PYTHON_MODELS
-from serving.supervisor.shared_memory import PREFIX
-from trireme.errors import Unavailable
+from ensemble_configs.spec.model_names import PYTHON_MODELS
+from serving.process.shared_memory import PREFIX
+from trireme.base.errors import Unavailable
 
 StartServer = Callable[..., RunningServer]
 

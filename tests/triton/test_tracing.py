@@ -19,7 +19,7 @@ from running_server import RunningServer, deployment_text
 from test_cancellation import wait_until
 
 from clients.streaming import AsyncTritonClient, GenerateRequest, TritonClient
-from trireme.errors import RequestError, ServingError, Unavailable
+from trireme.base.errors import RequestError, ServingError, Unavailable
 
 PROMPT = "Unmistakable zebras whisper"
 PIECES = ("nmistakabl", "zebras", "whisper")

@@ -25,7 +25,7 @@ from test_cancellation import wait_idle, wait_until
 from tritonclient.utils import InferenceServerException
 
 from clients.streaming import GenerateRequest, TritonClient
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 ENGINE = {"provider": "simulated", "step_ms": 5.0, "num_kv_blocks": 4096}
 MODELS = ["ensemble", "ensemble_graph", "tensorrt_llm_bls"]

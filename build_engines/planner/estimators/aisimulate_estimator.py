@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from build_engines.planner.candidates import Candidate
 from build_engines.planner.estimators.aisimulate_process import (
     NOT_INSTALLED,
     AiSimulateProcess,
@@ -20,7 +19,8 @@ from build_engines.planner.estimators.aisimulate_process import (
     Refusal,
 )
 from build_engines.planner.estimators.estimator import Load
-from build_engines.planner.steady_state import Estimate, Limits, Workload
+from build_engines.planner.roofline.candidates import Candidate
+from build_engines.planner.roofline.steady_state import Estimate, Limits, Workload
 
 # Ours to its names; what is missing here has no tables there, or other ones than its name says.
 _SYSTEMS: Mapping[str, str] = {

@@ -11,8 +11,8 @@ from typing import IO
 
 import msgspec
 
-from trireme.errors import ServerError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import ServerError
+from trireme.base.project_files import CODE_ROOT
 
 PYTHON = CODE_ROOT / ".tools" / "aisimulate" / "bin" / "python"
 WORKER = Path(__file__).with_name("aisimulate_worker.py")

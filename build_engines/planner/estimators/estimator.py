@@ -3,9 +3,17 @@
 
 from typing import NamedTuple, Protocol
 
-from build_engines.planner.candidates import Candidate
-from build_engines.planner.estimators.efficiencies import Efficiencies, fitted
-from build_engines.planner.steady_state import Estimate, Limits, Workload, at_concurrency, at_rate, at_users, saturated
+from build_engines.planner.roofline.candidates import Candidate
+from build_engines.planner.roofline.efficiencies import Efficiencies, fitted
+from build_engines.planner.roofline.steady_state import (
+    Estimate,
+    Limits,
+    Workload,
+    at_concurrency,
+    at_rate,
+    at_users,
+    saturated,
+)
 
 
 class Load(NamedTuple):
@@ -47,7 +55,7 @@ class Roofline:
         return None
 
     def estimate(self, candidate: Candidate, workload: Workload, load: Load, limits: Limits) -> Estimate | None:
-        """See `build_engines.planner.steady_state`."""
+        """See `build_engines.planner.roofline.steady_state`."""
         if load.requests_per_s is not None:
             return at_rate(candidate.engine, self._eff, workload, limits, load.requests_per_s)
         if load.users is not None:

@@ -12,7 +12,7 @@ import yaml
 from build_engines.planner.estimators.aisimulate_estimator import AiSimulate
 from build_engines.planner.estimators.aisimulate_process import NOT_INSTALLED, AiSimulateProcess, model_folder
 from build_engines.planner.estimators.estimator import Estimator, Roofline
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 TABLE = Path(__file__).with_name("estimator_errors.yaml")
 

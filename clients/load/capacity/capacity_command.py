@@ -33,8 +33,8 @@ from clients.load.run_folder import Run, refuse_used
 from clients.load_report.document import document_of
 from clients.load_report.page import html_page
 from clients.load_report.slo import Target, parse_targets
-from trireme.errors import RequestError, SpecError
-from trireme.extras import how_to_install
+from trireme.base.errors import RequestError, SpecError
+from trireme.base.extras import how_to_install
 
 _MAX_RATE_PER_S = 1_000_000
 _MAX_TRIAL_S = 86_400

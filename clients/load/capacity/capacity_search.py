@@ -11,7 +11,7 @@ from clients.load.load_record import REFUSED, LoadRecord
 from clients.load.run_folder import Run
 from clients.load_report.run_figures import RunFigures, values_of
 from clients.load_report.slo import METRICS, Target
-from trireme.errors import RequestError, RequestTimeout, ServerError
+from trireme.base.errors import RequestError, RequestTimeout, ServerError
 
 MAX_TRIALS = 24
 _CLEAR_FACTOR = 2.0  # a target that is missed by it is not missed by chance

@@ -23,7 +23,7 @@ from clients.load.openai.openai_stream import (
 )
 from clients.streaming import IDLE_TIMEOUT_S
 from clients.tls_context import check_access, tls_context
-from trireme.errors import (
+from trireme.base.errors import (
     AccessDenied,
     RequestCancelled,
     RequestError,

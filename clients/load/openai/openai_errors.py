@@ -10,7 +10,7 @@ import msgspec
 
 from clients.access import NO_ACCESS, Access, redacted
 from clients.access_errors import refused_status
-from trireme.errors import RequestError, RequestTimeout, ServerError, ServingError, Unavailable
+from trireme.base.errors import RequestError, RequestTimeout, ServerError, ServingError, Unavailable
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"
 _REFUSALS = {429: "refused", 502: "unreachable", 503: "refused"}

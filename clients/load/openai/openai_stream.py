@@ -13,7 +13,7 @@ import msgspec
 from clients.access import Access, is_grpc_url, with_scheme
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.load.openai.openai_errors import API_KEY_VARIABLE, api_key, shown, stream_error
-from trireme.errors import RequestError, ServerError, Unavailable
+from trireme.base.errors import RequestError, ServerError, Unavailable
 
 OK = 200
 # Of a GenerateRequest. What is in neither has no name there.

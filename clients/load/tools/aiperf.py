@@ -43,7 +43,7 @@ from clients.load.run_origin import Origin
 from clients.load.tools.aiperf_records import records_of
 from clients.load.tools.tool_run import find_tool, from_first_request, run_tool
 from clients.load_report.summary import print_summary
-from trireme.errors import RequestError, ServerError, SpecError
+from trireme.base.errors import RequestError, ServerError, SpecError
 
 _SHOWN = (
     "time_to_first_token", "inter_token_latency", "request_latency", "output_token_throughput", "request_throughput",

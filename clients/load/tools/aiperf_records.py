@@ -11,7 +11,7 @@ from clients.error_tokens import parse_error
 from clients.load.load_record import DONE, LoadRecord, reason_of
 from clients.load.openai.openai_errors import http_error
 from clients.load.openai.openai_stream import CompletionStream
-from trireme.errors import ServerError, ServingError
+from trireme.base.errors import ServerError, ServingError
 
 
 class _Metadata(msgspec.Struct):

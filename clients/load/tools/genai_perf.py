@@ -34,7 +34,7 @@ from clients.load.tools.perf_analyzer import HOW_TO_INSTALL, NO_PLACE_FOR, PLACE
 from clients.load.tools.tool_run import find_tool, from_first_request, run_tool
 from clients.load.workload_spec import SyntheticWorkload, constant
 from clients.load_report.summary import print_summary
-from trireme.errors import ServerError, SpecError
+from trireme.base.errors import ServerError, SpecError
 
 _SHOWN = (
     "time_to_first_token",

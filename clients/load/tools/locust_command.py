@@ -14,6 +14,7 @@ import typer
 
 from clients.access import Access
 from clients.access_options import with_access
+from clients.load.commands.run_command import warm_up
 from clients.load.load_arguments import (
     IslOption,
     JsonOption,
@@ -35,7 +36,6 @@ from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
 from clients.load.openai.openai_client import takes_counts
 from clients.load.openai.openai_stream import is_openai_url
-from clients.load.run_command import warm_up
 from clients.load.run_folder import Run, refuse_used, write_run
 from clients.load.run_origin import Origin
 from clients.load.tools import locust_messages
@@ -43,9 +43,9 @@ from clients.load.tools.locust_messages import LocustFound, LocustLoad
 from clients.load.tools.tool_run import ToolRun, find_tool, from_first_request, run_tool
 from clients.load.worker import CpuSample
 from clients.load_report.summary import print_summary
-from trireme.errors import RequestError, ServerError
-from trireme.extras import how_to_install
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import RequestError, ServerError
+from trireme.base.extras import how_to_install
+from trireme.base.project_files import CODE_ROOT
 
 _FILE = Path(__file__).with_name("locustfile.py")
 _PLACE = "bench/bin/locust"

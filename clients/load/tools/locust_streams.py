@@ -39,7 +39,7 @@ from clients.load.openai.openai_stream import (
 )
 from clients.load.tools.locust_messages import LocustLoad
 from clients.tls_context import tls_context
-from trireme.errors import RequestTimeout, Unavailable
+from trireme.base.errors import RequestTimeout, Unavailable
 
 _PATIENCE_S = 600.0  # with an HTTP server that says nothing
 

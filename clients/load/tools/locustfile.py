@@ -32,7 +32,7 @@ from clients.load.load_record import DONE, LoadRecord, reason_of
 from clients.load.tools.locust_messages import LOAD_VARIABLE, RECORDS_VARIABLE, LocustFound, LocustLoad, LocustShare
 from clients.load.tools.locust_streams import OpenAIStreams, TritonStreams, open_streams
 from clients.load.worker import CpuSample
-from trireme.errors import ServingError
+from trireme.base.errors import ServingError
 
 _METRICS = {"TTFT": ttft_ms, "TPOT": tpot_ms, "E2E": e2e_ms}
 _SHARE = "trireme_share"  # the message from the master to a worker

@@ -20,6 +20,7 @@ import typer
 from clients.access import Access, grpc_endpoint
 from clients.access_options import with_access
 from clients.infer_messages import GenerateRequest
+from clients.load.commands.run_command import warm_up
 from clients.load.load_arguments import (
     GrpcUrlOption,
     IslOption,
@@ -42,12 +43,11 @@ from clients.load.load_arguments import (
 from clients.load.load_options import Load
 from clients.load.load_plan import Session
 from clients.load.load_record import DONE, LoadRecord
-from clients.load.run_command import warm_up
 from clients.load.run_folder import Run, refuse_used, write_run
 from clients.load.run_origin import Origin
 from clients.load.tools.tool_run import ToolRun, find_tool, from_first_request, run_tool
 from clients.load_report.summary import print_summary
-from trireme.errors import ServerError
+from trireme.base.errors import ServerError
 
 HOW_TO_INSTALL = "`make bench-tools` in a checkout installs it"
 PLACE = "perf-analyzer/path/perf_analyzer"

@@ -19,8 +19,8 @@ from clients.load.load_record import LoadRecord
 from clients.load.processes import noted_signals
 from clients.load.server_samples import ServerSample, ServerWatch
 from clients.load.worker import CpuSample
-from trireme.errors import ServerError, SpecError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import ServerError, SpecError
+from trireme.base.project_files import CODE_ROOT
 
 _TOOLS = CODE_ROOT / ".tools"  # of a checkout
 _POLL_S = 0.5

@@ -14,8 +14,8 @@ the rollout has left it, the last one when the gate says `pass`, or a person has
 """
 
 from clients.rollout.export.definition import Definition, last_judged_step
-from clients.rollout.state import Phase
-from trireme.errors import RequestError
+from clients.rollout.records.state import Phase
+from trireme.base.errors import RequestError
 
 METRIC = "trireme-gate"
 STEP, URL = "step", "url"

@@ -5,7 +5,7 @@ waits for it (`clients.rollout.export.analysis_template`). It is a patch for the
 
 from clients.rollout.export.analysis_template import STEP
 from clients.rollout.export.definition import WEIGHT_SUM, Definition, weights
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 GATEWAY_PLUGIN = "argoproj-labs/gatewayAPI"
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from clients.rollout.rollout_plan import Mode, Plan, read_plan
-from clients.rollout.routing.traffic import share_now
-from clients.rollout.state import Phase, Rollout
-from trireme.errors import RequestError
+from clients.rollout.records.rollout_plan import Mode, Plan, read_plan
+from clients.rollout.records.state import Phase, Rollout
+from clients.rollout.traffic import share_now
+from trireme.base.errors import RequestError
 
 WEIGHT_SUM = 10_000  # a weight of 1 is 0.01 % of the requests
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clients.rollout.export.envoy_routes import CANDIDATE, ROUTES, STABLE, envoy_routes
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 _TYPES = "type.googleapis.com/envoy.extensions"
 _CONNECT_S = 5

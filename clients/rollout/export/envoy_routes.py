@@ -8,7 +8,7 @@ places, so as its share grows keys only move into it. The places are not those o
 import re
 
 from clients.rollout.export.definition import WEIGHT_SUM, weights
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 STABLE, CANDIDATE = "stable", "candidate"  # the clusters' names, and what RELEASE_HEADER says
 RELEASE_HEADER, KEY_HEADER = "x-trireme-release", "x-trireme-key"

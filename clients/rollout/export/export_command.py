@@ -13,10 +13,10 @@ from clients.rollout.export.definition import Definition, definition_of
 from clients.rollout.export.follow import Follower
 from clients.rollout.export.formats import Format, Options, check_options, check_yaml_name, text_of
 from clients.rollout.planning import read_gate
-from clients.rollout.rollout_plan import read_steps
-from clients.rollout.store import Store
-from trireme.durable_files import write_atomically
-from trireme.errors import RequestError
+from clients.rollout.records.rollout_plan import read_steps
+from clients.rollout.records.store import Store
+from trireme.base.durable_files import write_atomically
+from trireme.base.errors import RequestError
 
 
 def export(

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from clients.rollout.choice import is_free
 from clients.rollout.export.definition import share_outside
-from clients.rollout.rollout_plan import Plan, read_plan
-from clients.rollout.state import Phase, Rollout
-from clients.rollout.store import Store
-from trireme.errors import RequestError
+from clients.rollout.records.rollout_plan import Plan, read_plan
+from clients.rollout.records.state import Phase, Rollout
+from clients.rollout.records.store import Store
+from trireme.base.errors import RequestError
 
 LOOK_S = 0.5
 SHORTEST_LEASE_S = 2.0  # two looks, the writing, and the router's reading of it

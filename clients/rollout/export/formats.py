@@ -17,7 +17,7 @@ from clients.rollout.export.envoy_bootstrap import envoy_bootstrap, read_address
 from clients.rollout.export.envoy_routes import check_salt, routes_file
 from clients.rollout.export.gateway_api import gateway_routes
 from ensemble_configs.render.helm_values import dns_label
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 Options = Mapping[str, Any]  # those of the command line, None where one was not given
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from clients.rollout.rollout_plan import Plan, arm_of
-from clients.rollout.routing.outcome import Outcome
+from clients.rollout.records.rollout_plan import Plan, arm_of
 from clients.rollout_gate.gate import Gate, Judgement
 from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.outcome import Outcome
 
 
 class ArmTotals(msgspec.Struct, forbid_unknown_fields=True):

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from clients.rollout.judging.arms import ArmsJudge
 from clients.rollout.judging.shadow import ShadowJudge
-from clients.rollout.rollout_plan import Mode, Plan, gate_spec_of
-from clients.rollout.routing.outcome import Outcome
+from clients.rollout.records.rollout_plan import Mode, Plan, gate_spec_of
 from clients.rollout_gate.gate import Gate, Judgement
+from clients.rollout_gate.outcome import Outcome
 
 
 class Judge(Protocol):

@@ -13,12 +13,12 @@ import msgspec
 
 from clients.access import NO_ACCESS, Access
 from clients.batch.retry_policy import Pauses, Setback, setback_of
-from clients.rollout.judging.held_out import Prompt
 from clients.rollout.judging.text_similarity import likeness
-from clients.rollout.routing.outcome import Outcome
+from clients.rollout.records.held_out import Prompt
 from clients.rollout.routing.split import BASELINE, CANDIDATE
+from clients.rollout_gate.outcome import Outcome
 from clients.streaming import AsyncTritonClient, GenerateRequest
-from trireme.errors import ServingError, Unavailable
+from trireme.base.errors import ServingError, Unavailable
 
 _LOOK_S = 0.5
 _ANSWER_S = 120.0  # more is no answer

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from clients.rollout.routing.outcome import Outcome
 from clients.rollout_gate.gate import Gate, Judgement
 from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.outcome import Outcome
 
 
 class Texts(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,15 +46,6 @@ class ShadowJudge:
             "agreement": texts.agreement / texts.num if texts.num else None,
         }
         return msgspec.structs.replace(found, report={**found.report, "texts": compared})
-
-
-def agreement(one: str, other: str) -> float:
-    """How much of the longer text both begin with, 0 to 1: greedy texts part where a first token differs."""
-    if one == other:
-        return 1.0
-    shorter, longer = sorted((one, other), key=len)
-    num_alike = next((n for n, letter in enumerate(shorter) if letter != longer[n]), len(shorter))
-    return num_alike / len(longer)
 
 
 def _parts(evidence: Mapping[str, object] | None) -> tuple[Mapping[str, object] | None, Texts]:

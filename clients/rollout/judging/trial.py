@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from clients.rollout.judging.held_out import HeldOut
 from clients.rollout.judging.judges import Judge
 from clients.rollout.judging.replay import PromptScores
+from clients.rollout.records.held_out import HeldOut
 
 _NUM_SHOWN = 5
 

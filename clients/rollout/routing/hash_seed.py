@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from clients.rollout.routing.split import place_of
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _TRIES = 16
 

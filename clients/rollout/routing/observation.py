@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 
 from clients.latency import Arrival, MetricUndefined, RequestRecord, e2e_ms, tpot_ms, ttft_ms
-from clients.rollout.judging.repetition import is_looping
-from clients.rollout.routing.outcome import Outcome
+from clients.rollout.routing.repetition import is_looping
+from clients.rollout_gate.outcome import Outcome
 from clients.streaming import GenerateChunk
 
 

@@ -17,10 +17,10 @@ import msgspec
 
 from clients.access import NO_ACCESS, Access
 from clients.access_errors import refused_connection, refused_status
-from clients.rollout.routing.outcome import Outcome
 from clients.rollout.routing.schema import OutcomeBatch, SplitAnswer
+from clients.rollout_gate.outcome import Outcome
 from clients.tls_context import http_call
-from trireme.errors import AccessDenied, RequestError, SpecError
+from trireme.base.errors import AccessDenied, RequestError, SpecError
 
 _FLUSH_S = 1.0
 _MAX_KEPT = 20_000  # outcomes that nobody takes; more are dropped

@@ -15,13 +15,13 @@ import msgspec
 
 from clients.access import NO_ACCESS, Access, grpc_endpoint
 from clients.rollout.routing.observation import Seen
-from clients.rollout.routing.outcome import Outcome
 from clients.rollout.routing.rollout_client import RolloutLink, Step
 from clients.rollout.routing.schema import Mirror
 from clients.rollout.routing.shadow_requests import Copies, Copy
 from clients.rollout.routing.split import CANDIDATE, STABLE, Places, Slice, place_of, slice_at, stratum_of, unit_of
+from clients.rollout_gate.outcome import Outcome
 from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest
-from trireme.errors import AccessDenied, RequestCancelled, ServingError, Unavailable
+from trireme.base.errors import AccessDenied, RequestCancelled, ServingError, Unavailable
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

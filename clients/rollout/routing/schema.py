@@ -5,8 +5,8 @@ from typing import Annotated
 
 import msgspec
 
-from clients.rollout.routing.outcome import Outcome, Word
 from clients.rollout.routing.split import Slice
+from clients.rollout_gate.outcome import Outcome, Word
 
 
 class Mirror(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

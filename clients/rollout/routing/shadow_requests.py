@@ -9,11 +9,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from clients.rollout.judging.shadow import agreement
+from clients.rollout.routing.agreement import agreement
 from clients.rollout.routing.observation import Seen
-from clients.rollout.routing.outcome import Outcome
+from clients.rollout_gate.outcome import Outcome
 from clients.streaming import AsyncTritonClient, GenerateRequest
-from trireme.errors import ServingError
+from trireme.base.errors import ServingError
 
 _LONGEST_S = 60.0  # without a limit of the request's own
 

@@ -2,7 +2,7 @@
 """Which arm of a rollout a request belongs to: by its key, by a share, the same wherever it is asked.
 
 A key's place is a number in [0, 1) that its hash gives, salted by the rollout. The rollout cuts [0, 1) into slices and
-says of each who answers (`clients.rollout.routing.traffic`); a client needs nothing but them.
+says of each who answers (`clients.rollout.traffic`); a client needs nothing but them.
 """
 
 import hashlib

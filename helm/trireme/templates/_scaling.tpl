@@ -73,7 +73,7 @@ cluster: {{ . | quote }}
 
 {{/* How many servers the requests would fill, running and waiting: the sum over pods of a pod's fullest model. It does
 not depend on how many pods there are, so one that loads changes nothing. A scrape that failed leaves the last value for
-three minutes; NaN leaves nothing, in place of 0. observability/scaling.py records the same. */}}
+three minutes; NaN leaves nothing, in place of 0. observability/rules/scaling.py records the same. */}}
 {{- define "trireme.loadQuery" -}}
 {{- $of := include "trireme.scalingSelector" . -}}
 sum(

@@ -5,8 +5,8 @@ from functools import partial
 
 import triton_python_backend_utils as pb_utils
 
-from ensemble_configs.render.model_names import prefix_of
 from ensemble_configs.render.release_file import load_release
+from ensemble_configs.spec.model_names import prefix_of
 from serving.doctor.release_check import is_verified
 from serving.engine_process.engine_sources import EngineListener, OwnedEngine
 from serving.pipeline.abandoned_streams import take_census

@@ -8,12 +8,12 @@ it loses what it preempts while drafting, and with prefix caching spoils answers
 from collections.abc import Collection
 
 from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
-from serving.engines.base import GenerationRequest
 from serving.engines.openvino.openvino_drafting import num_drafts_of
 from serving.engines.openvino.openvino_generation import Generation
 from serving.engines.openvino.openvino_pipeline import KV_BLOCK_TOKENS
 from serving.engines.openvino.openvino_shared_blocks import EarlierPrompts
-from trireme.errors import RequestError
+from serving.engines.seam.base import GenerationRequest
+from trireme.base.errors import RequestError
 
 
 class Admission:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import openvino_genai
 
-from serving.engines.base import Beam, EngineInfo, SamplingParams
-from trireme.errors import RequestError
+from serving.engines.seam.base import Beam, EngineInfo, SamplingParams
+from trireme.base.errors import RequestError
 
 if TYPE_CHECKING:
     from serving.engines.openvino.openvino_pipeline import Output

@@ -5,7 +5,9 @@ Its words for a request are `GenerationConfig`; a request is a tensor of token i
 `ContinuousBatchingPipeline.add_request`. `tests/unit/examples/test_openvino_api.py` looks for each missing thing.
 """
 
-from serving.engines.capabilities import (
+from serving.engines.openvino.openvino_guides import GUIDE_FIELDS, TOKENIZER_FILE, WITHOUT_TOKENIZER
+from serving.engines.openvino.openvino_pipeline import ROWS
+from serving.engines.seam.capabilities import (
     BEAM_FIELDS,
     DISAGGREGATION_FIELDS,
     DRAFT_FIELDS,
@@ -19,8 +21,6 @@ from serving.engines.capabilities import (
     Capabilities,
     Condition,
 )
-from serving.engines.openvino.openvino_guides import GUIDE_FIELDS, TOKENIZER_FILE, WITHOUT_TOKENIZER
-from serving.engines.openvino.openvino_pipeline import ROWS
 
 _NO_MASK = "GenerationConfig takes no mask or bias on logits; leave it out or serve with another provider"
 _NO_LOGITS = "no output of its pipeline has logits; return_log_probs gives those of the chosen tokens"

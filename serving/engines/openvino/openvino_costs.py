@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from serving.engines.base import EngineCosts
+from serving.engines.seam.base import EngineCosts
 
 _UNPACKING = frozenset({"Convert", "Multiply", "Subtract", "Reshape"})
 _INT8_SCALE_BYTES = 8  # of the KV cache: a scale and a zero point, 32 bits each

@@ -19,9 +19,9 @@ from pathlib import Path
 import openvino_genai
 
 from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
-from serving.engines.base import SamplingParams
-from serving.engines.model_folder import load_model_folder
-from trireme.errors import RequestError, SpecError
+from serving.engines.seam.base import SamplingParams
+from serving.engines.seam.model_folder import load_model_folder
+from trireme.base.errors import RequestError, SpecError
 
 
 def draft_properties(spec: OpenVinoEngineSpec, scheduler: openvino_genai.SchedulerConfig) -> dict[str, object]:

@@ -12,17 +12,6 @@ from collections import deque
 import msgspec
 
 from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
-from serving.engines.base import (
-    Engine,
-    EngineInfo,
-    EngineStats,
-    ExtraOutputs,
-    GenerationRequest,
-    PerfMetrics,
-    SamplingParams,
-    TokenChunk,
-)
-from serving.engines.model_folder import ModelFolder, check_max_seq_len
 from serving.engines.openvino.openvino_admission import Admission
 from serving.engines.openvino.openvino_beams import as_beam, best_first, refuse_unsearchable
 from serving.engines.openvino.openvino_cached_tokens import CachedTokens
@@ -40,9 +29,20 @@ from serving.engines.openvino.openvino_pipeline import (
     load_pipeline,
     token_tensor,
 )
-from serving.engines.request_limits import refuse_unservable
-from serving.engines.signal_stack import drop_signal_stack
-from trireme.errors import Unavailable
+from serving.engines.seam.base import (
+    Engine,
+    EngineInfo,
+    EngineStats,
+    ExtraOutputs,
+    GenerationRequest,
+    PerfMetrics,
+    SamplingParams,
+    TokenChunk,
+)
+from serving.engines.seam.model_folder import ModelFolder, check_max_seq_len
+from serving.engines.seam.request_limits import refuse_unservable
+from serving.engines.seam.signal_stack import drop_signal_stack
+from trireme.base.errors import Unavailable
 
 _log = logging.getLogger("trireme.openvino")
 

@@ -3,11 +3,11 @@
 
 from dataclasses import dataclass, field
 
-from serving.engines.base import GenerationRequest
 from serving.engines.openvino.openvino_drafting import DraftCount
 from serving.engines.openvino.openvino_pipeline import KV_BLOCK_TOKENS
 from serving.engines.openvino.openvino_shared_blocks import Lineage
-from serving.engines.request_times import RequestTimes
+from serving.engines.seam.base import GenerationRequest
+from serving.engines.seam.request_times import RequestTimes
 
 
 @dataclass(slots=True, eq=False)

@@ -15,8 +15,8 @@ import openvino
 import openvino.opset13 as ops
 import openvino_genai
 
-from serving.engines.base import EngineInfo, SamplingParams
-from trireme.errors import RequestError
+from serving.engines.seam.base import EngineInfo, SamplingParams
+from trireme.base.errors import RequestError
 
 TOKENIZER_FILE = "openvino_tokenizer.xml"
 GUIDE_FIELDS = frozenset({"guide_type", "guide"})

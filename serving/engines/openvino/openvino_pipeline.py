@@ -14,10 +14,10 @@ import openvino
 import openvino_genai
 
 from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
-from serving.engines.base import FinishReason, SamplingParams
 from serving.engines.openvino.openvino_beams import set_beams
 from serving.engines.openvino.openvino_drafting import draft_properties, set_drafting
-from trireme.errors import RequestError, SpecError
+from serving.engines.seam.base import FinishReason, SamplingParams
+from trireme.base.errors import RequestError, SpecError
 
 # Fixed for the CPU, whatever the precision. Source: openvino.genai 2026.4, kv_cache_manager.hpp, cpu_block_size.
 KV_BLOCK_TOKENS = 32

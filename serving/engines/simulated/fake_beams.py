@@ -7,7 +7,7 @@ ended. `beam_search_diversity_rate` costs a continuation that much for each bett
 
 from dataclasses import dataclass, field
 
-from serving.engines.base import Beam, FinishReason, SamplingParams
+from serving.engines.seam.base import Beam, FinishReason, SamplingParams
 from serving.engines.simulated.fake_logits import ToyTokens, logits_of
 
 

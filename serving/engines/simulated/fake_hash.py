@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from serving.engines.base import SamplingParams
+from serving.engines.seam.base import SamplingParams
 
 # Tokenizers keep their special tokens here; the hash never yields one, so that every output has a text.
 NUM_RESERVED_IDS = 16

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from serving.engines.packed_array import PackedArray
+from serving.engines.seam.packed_array import PackedArray
 
 
 class ToyTokens:

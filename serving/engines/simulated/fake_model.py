@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 
 from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
-from serving.engines.base import GenerationRequest, SamplingParams
+from serving.engines.seam.base import GenerationRequest, SamplingParams
 from serving.engines.simulated.fake_hash import (
     NUM_RESERVED_IDS,
     digest,

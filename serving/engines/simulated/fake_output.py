@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from serving.engines.base import ExtraOutputs, SamplingParams, TokenChunk
-from serving.engines.packed_array import PackedArray
+from serving.engines.seam.base import ExtraOutputs, SamplingParams, TokenChunk
+from serving.engines.seam.packed_array import PackedArray
 from serving.engines.simulated.fake_beams import BeamSearch
 from serving.engines.simulated.fake_logits import ToyTokens, logits_of
 

@@ -7,7 +7,7 @@ For tests of everything around an engine, and for capacity, overload and autosca
 import msgspec
 
 from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
-from serving.engines.base import (
+from serving.engines.seam.base import (
     FIRST_WARM_UP_KEY,
     BatchStats,
     Engine,
@@ -20,18 +20,18 @@ from serving.engines.base import (
     SamplingParams,
     TokenChunk,
 )
-from serving.engines.capabilities import Capabilities, Condition
-from serving.engines.clock import Clock, Pace
-from serving.engines.context_phase import check_context_phase, context_phase_of
-from serving.engines.paged_batch import PagedBatch, PlannedStep, Sequence
-from serving.engines.request_limits import refuse_unservable
-from serving.engines.retained_blocks import RetainedBlocks
+from serving.engines.seam.capabilities import Capabilities, Condition
+from serving.engines.seam.clock import Clock, Pace
+from serving.engines.seam.paged_batch import PagedBatch, PlannedStep, Sequence
+from serving.engines.seam.request_limits import refuse_unservable
+from serving.engines.seam.retained_blocks import RetainedBlocks
+from serving.engines.simulated.context_phase import check_context_phase, context_phase_of
 from serving.engines.simulated.fake_beams import BeamSearch
 from serving.engines.simulated.fake_model import ToyModel
 from serving.engines.simulated.fake_output import ToyOutput
 from serving.engines.simulated.simulated_fault import SimulatedFault
 from serving.engines.simulated.simulated_request import SimulatedRequest
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 _ANOTHER_OUTPUT = Condition("as a change of the output, which does not follow the guide", lambda _: True, "")
 # It has nothing that drafts; `serving.engine_process.speculating_engine` puts a draft engine beside it.

@@ -5,9 +5,9 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from serving.engines.base import GenerationRequest, PerfMetrics, SamplingParams, TokenChunk
-from serving.engines.paged_batch import Sequence
-from serving.engines.request_times import RequestTimes
+from serving.engines.seam.base import GenerationRequest, PerfMetrics, SamplingParams, TokenChunk
+from serving.engines.seam.paged_batch import Sequence
+from serving.engines.seam.request_times import RequestTimes
 from serving.engines.simulated.fake_beams import BeamSearch
 from serving.engines.simulated.fake_output import ToyOutput
 

@@ -4,14 +4,14 @@
 from ensemble_configs.releases.engine_fit import whole_sequence_of
 from ensemble_configs.spec.batch_limits import within_build
 from ensemble_configs.spec.engine_specs import TensorRtEngineSpec
-from serving.engines.base import Engine, EngineInfo
-from serving.engines.engine_folder import load_engine_folder
+from serving.engines.seam.base import Engine, EngineInfo
+from serving.engines.seam.engine_folder import load_engine_folder
 from serving.engines.tensorrt_llm.trtllm_arguments import llm_arguments
 from serving.engines.tensorrt_llm.trtllm_engine import TrtLlmEngine
 from serving.engines.tensorrt_llm.trtllm_sampling import SamplingWords
 from serving.engines.tensorrt_llm.trtllm_upstream import installed_version, load_upstream
 from serving.engines.tensorrt_llm.trtllm_version_check import check_version
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _FIRST_WITHOUT_ENGINES = (1, 3)
 

@@ -26,9 +26,9 @@ from ensemble_configs.spec.llm_argument_rows import (
     SPECULATION,
     Row,
 )
-from serving.engines.adapter_folder import engine_modules
+from serving.engines.seam.adapter_folder import engine_modules
 from serving.engines.tensorrt_llm.trtllm_upstream import Upstream
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 TrtLlmSpec = TensorRtEngineSpec | PyTorchEngineSpec
 

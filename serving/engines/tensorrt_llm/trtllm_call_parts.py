@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import msgspec
 
-from serving.engines.base import SamplingParams
+from serving.engines.seam.base import SamplingParams
+from serving.engines.seam.kv_retention import retained_ranges
 from serving.engines.tensorrt_llm.trtllm_upstream import Disaggregated, Upstream
-from serving.requests.kv_retention import retained_ranges
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 _FIELD = "context_phase_params"
 

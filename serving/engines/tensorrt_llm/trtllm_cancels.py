@@ -12,7 +12,7 @@ import enum
 import logging
 from dataclasses import dataclass
 
-from serving.engines.base import CancelStats
+from serving.engines.seam.base import CancelStats
 from serving.engines.tensorrt_llm.trtllm_outputs import RunningRequest
 
 WRITE_OFF_S = 30.0  # longer than any iteration takes

@@ -8,7 +8,7 @@ compares them with an installed version.
 from collections.abc import Collection, Mapping
 
 from ensemble_configs.spec.speculation_specs import Eagle3Spec, MtpSpec
-from serving.engines.capabilities import (
+from serving.engines.seam.capabilities import (
     BEAM_FIELDS,
     DISAGGREGATION_FIELDS,
     DRAFT_FIELDS,

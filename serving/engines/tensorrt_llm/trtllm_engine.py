@@ -21,7 +21,7 @@ import msgspec
 from ensemble_configs.releases.kv_capacity import WholeSequence
 from ensemble_configs.spec.end_times import MAX_CLOSE_S
 from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
-from serving.engines.base import (
+from serving.engines.seam.base import (
     Engine,
     EngineInfo,
     EngineStats,
@@ -30,16 +30,16 @@ from serving.engines.base import (
     SamplingParams,
     TokenChunk,
 )
-from serving.engines.event_loop_thread import ANSWERS_S, EventLoopThread, LoopStuckError
-from serving.engines.request_limits import refuse_short_cache, refuse_unservable
+from serving.engines.seam.event_loop_thread import ANSWERS_S, EventLoopThread, LoopStuckError
+from serving.engines.seam.request_limits import refuse_short_cache, refuse_unservable
+from serving.engines.seam.thread_failures import thread_failures
 from serving.engines.tensorrt_llm.trtllm_cancels import Cancels, Ending
 from serving.engines.tensorrt_llm.trtllm_outputs import NewOutput, RunningRequest
 from serving.engines.tensorrt_llm.trtllm_rules import cure_of
 from serving.engines.tensorrt_llm.trtllm_sampling import SamplingWords
 from serving.engines.tensorrt_llm.trtllm_stats import NO_STATS, read_stats
 from serving.engines.tensorrt_llm.trtllm_upstream import Llm, Result, Upstream
-from serving.engines.thread_failures import thread_failures
-from trireme.errors import ServerError, SpecError
+from trireme.base.errors import ServerError, SpecError
 
 # How long a step may find nothing: as long as a new request or a cancel may wait behind it.
 _MAX_WAIT_S = 0.002

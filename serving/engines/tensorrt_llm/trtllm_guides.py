@@ -7,7 +7,7 @@ A compiled engine compiles a request's guide in the forward step of everybody, a
 
 import functools
 
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 # Source: python/xgrammar/grammar.py of mlc-ai/xgrammar; each raises RuntimeError for what it cannot parse.
 _PARSERS = {"json_schema": "from_json_schema", "regex": "from_regex", "ebnf_grammar": "from_ebnf"}

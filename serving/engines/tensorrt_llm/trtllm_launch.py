@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from serving.engines.tensorrt_llm.trtllm_arguments import TrtLlmSpec
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 Launcher = Literal["srun", "mpirun"]
 LAUNCH_SCRIPT = "trtllm-llmapi-launch"

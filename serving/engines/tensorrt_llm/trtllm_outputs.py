@@ -6,12 +6,12 @@ import math
 import time
 from dataclasses import dataclass, field
 
-from serving.engines.base import Beam, ExtraOutputs, FinishReason, PerfMetrics, SamplingParams
-from serving.engines.packed_array import PackedArray
+from serving.engines.seam.base import Beam, ExtraOutputs, FinishReason, PerfMetrics, SamplingParams
+from serving.engines.seam.packed_array import PackedArray
 from serving.engines.tensorrt_llm.trtllm_call_parts import comes_at_once, context_phase_of
 from serving.engines.tensorrt_llm.trtllm_perf import RequestPerfMetrics, read_perf_metrics
 from serving.engines.tensorrt_llm.trtllm_upstream import Completion, Result, Tensor
-from trireme.errors import ServerError
+from trireme.base.errors import ServerError
 
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 

@@ -5,7 +5,7 @@ import time
 from datetime import timedelta
 from typing import Protocol
 
-from serving.engines.base import PerfMetrics
+from serving.engines.seam.base import PerfMetrics
 
 
 class _Timing(Protocol):

@@ -10,10 +10,10 @@ import math
 
 from ensemble_configs.spec.engine_specs import PyTorchEngineSpec
 from ensemble_configs.spec.speculation_specs import EagleSpec
-from serving.engines.base import GenerationRequest, SamplingParams
+from serving.engines.seam.base import GenerationRequest, SamplingParams
 from serving.engines.tensorrt_llm.trtllm_arguments import TrtLlmSpec
 from serving.engines.tensorrt_llm.trtllm_call_parts import comes_at_once
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 
 class TrtLlmRules:

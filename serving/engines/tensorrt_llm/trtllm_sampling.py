@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import cast
 
 from ensemble_configs.spec.llm_argument_rows import LOOKAHEAD
-from serving.engines.adapter_folder import AdapterFolder, engine_modules, model_sizes
-from serving.engines.base import GenerationRequest, SamplingParams
+from serving.engines.seam.adapter_folder import AdapterFolder, engine_modules, model_sizes
+from serving.engines.seam.base import GenerationRequest, SamplingParams
+from serving.engines.seam.scheduling import Priority
 from serving.engines.tensorrt_llm.trtllm_arguments import TrtLlmSpec
 from serving.engines.tensorrt_llm.trtllm_call_parts import call_parts, comes_at_once
 from serving.engines.tensorrt_llm.trtllm_capabilities import why_not_here
@@ -19,8 +20,7 @@ from serving.engines.tensorrt_llm.trtllm_guides import GuideCheck
 from serving.engines.tensorrt_llm.trtllm_rules import TrtLlmRules
 from serving.engines.tensorrt_llm.trtllm_sampling_rows import ARGUMENTS, ROWS
 from serving.engines.tensorrt_llm.trtllm_upstream import LoraRequest, Upstream
-from serving.requests.scheduling import Priority
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 _LOOKAHEAD_FIELDS = {f"lookahead_{row.field}": row.argument for row in LOOKAHEAD}
 _GUIDES: dict[str, tuple[str, bool]] = {  # by our guide_type: upstream's argument, and whether it takes the guide

@@ -3,7 +3,7 @@
 
 from typing import NamedTuple
 
-from serving.engines.capabilities import DISAGGREGATION_FIELDS, RETENTION_FIELDS
+from serving.engines.seam.capabilities import DISAGGREGATION_FIELDS, RETENTION_FIELDS
 
 
 class Row(NamedTuple):

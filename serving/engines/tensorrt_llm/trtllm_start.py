@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
-from serving.engines.engine_start import EngineStart
+from serving.engines.seam.engine_start import EngineStart
 from serving.engines.tensorrt_llm.trtllm_arguments import TrtLlmSpec
 from serving.engines.tensorrt_llm.trtllm_launch import LAUNCH_SCRIPT
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 # Says that upstream's script has started every rank already; the LLM then binds to those.
 _STARTED_OUTSIDE = "TLLM_SPAWN_PROXY_PROCESS"

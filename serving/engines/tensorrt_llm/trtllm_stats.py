@@ -6,7 +6,7 @@ Parts that do not apply are null or missing there.
 
 import msgspec
 
-from serving.engines.base import BatchStats
+from serving.engines.seam.base import BatchStats
 
 
 class _KvCache(msgspec.Struct, rename="camel"):

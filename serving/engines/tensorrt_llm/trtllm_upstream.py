@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from serving.engines.packed_array import Array
+from serving.engines.seam.packed_array import Array
 from serving.engines.tensorrt_llm.trtllm_perf import RequestPerfMetrics
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 Make = Callable[..., object]
 

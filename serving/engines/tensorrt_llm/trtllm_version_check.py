@@ -5,7 +5,7 @@ import logging
 
 from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.spec.trtllm_facts import facts_of, is_newer_than_known, known_facts, leading_numbers
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 _logger = logging.getLogger(__name__)
 

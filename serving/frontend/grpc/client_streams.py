@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from serving.frontend.departures import Departures
+from serving.frontend.common.departures import Departures
 from serving.frontend.grpc import http2_frames as h2
 from serving.frontend.grpc.grpc_messages import MessageReader
 

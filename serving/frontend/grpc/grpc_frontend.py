@@ -5,12 +5,12 @@ import asyncio
 import socket
 import ssl
 
-from serving.frontend.byte_budget import ByteBudget
-from serving.frontend.departures import Departures
+from serving.frontend.common.byte_budget import ByteBudget
+from serving.frontend.common.departures import Departures
+from serving.frontend.common.messages import BACKLOG, Setting, Upstream
 from serving.frontend.grpc.grpc_relay import ClientConnection
 from serving.frontend.grpc.relay_state import RelayState
-from serving.frontend.told import BACKLOG, Setting, Upstream
-from trireme.errors import Unavailable
+from trireme.base.errors import Unavailable
 
 
 class GrpcFrontend:

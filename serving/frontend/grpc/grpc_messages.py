@@ -6,8 +6,8 @@ import time
 import zlib
 from collections.abc import Callable
 
-from serving.frontend.byte_budget import ByteBudget
-from trireme.errors import RequestError
+from serving.frontend.common.byte_budget import ByteBudget
+from trireme.base.errors import RequestError
 
 _PREFIX = struct.Struct(">?I")  # whether it is compressed, and its length
 _WINDOW_BITS = {b"gzip": zlib.MAX_WBITS | 16, b"deflate": zlib.MAX_WBITS}

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from serving.frontend.common.infer_limits import check_message
 from serving.frontend.grpc import http2_frames as h2
 from serving.frontend.grpc.client_streams import ClientStream, ClientStreams
 from serving.frontend.grpc.grpc_messages import MessageReader, TooLarge
@@ -20,9 +21,8 @@ from serving.frontend.grpc.header_blocks import HeaderReader, Headers, status_bl
 from serving.frontend.grpc.http2_frames import Frame, ProtocolError
 from serving.frontend.grpc.relay_state import RelayState
 from serving.frontend.grpc.triton_connection import TritonConnection
-from serving.frontend.infer_limits import check_message
 from serving.requests.request_parameters import STREAM_NAME
-from trireme.errors import RequestError, Unavailable
+from trireme.base.errors import RequestError, Unavailable
 
 _INFERENCE = (b"/inference.GRPCInferenceService/ModelInfer", b"/inference.GRPCInferenceService/ModelStreamInfer")
 _OURS = frozenset({STREAM_NAME.encode()})

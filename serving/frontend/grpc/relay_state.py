@@ -5,9 +5,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from serving.frontend.byte_budget import ByteBudget
-from serving.frontend.departures import Departures
-from trireme.errors import Unavailable
+from serving.frontend.common.byte_budget import ByteBudget
+from serving.frontend.common.departures import Departures
+from trireme.base.errors import Unavailable
 
 
 class Watched(Protocol):

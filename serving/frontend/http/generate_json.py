@@ -11,12 +11,12 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
+from serving.frontend.common.infer_limits import check_shape
+from serving.frontend.common.served_models import Model
 from serving.frontend.http.parameters import parameters_of, set_parameter
 from serving.frontend.http.tensor_values import flat, from_raw, num_elements, spread, to_raw
-from serving.frontend.infer_limits import check_shape
-from serving.frontend.served_models import Model
 from serving.requests.request_parameters import KNOWN_PARAMETERS
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 _NESTED = "parameters"  # whose keys count as if they stood outside
 

@@ -7,7 +7,7 @@ import re
 import grpc
 from aiohttp import web
 
-from trireme.errors import ServingError, Unavailable
+from trireme.base.errors import ServingError, Unavailable
 
 _TOKEN = re.compile(r"\[([A-Z_]+)[ \]]")
 _BY_CODE = {"INVALID_ARG": 400, "INVALID_SPEC": 400, "UNAVAILABLE": 503, "DEADLINE": 503, "CANCELLED": 499}

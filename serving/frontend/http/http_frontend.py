@@ -20,16 +20,16 @@ import msgspec
 from aiohttp import web
 from tritonclient.grpc import service_pb2_grpc
 
-from serving.frontend.byte_budget import ByteBudget
-from serving.frontend.departures import Departures
+from serving.frontend.common.byte_budget import ByteBudget
+from serving.frontend.common.departures import Departures
+from serving.frontend.common.messages import BACKLOG, Setting, Upstream
+from serving.frontend.common.served_models import ServedModels
 from serving.frontend.http import generate_json, infer_json
 from serving.frontend.http.http_answers import answer_to, answer_to_status, error_answer, error_body, status_of
 from serving.frontend.http.http_server import PatientServer
 from serving.frontend.http.triton_calls import TritonCalls
-from serving.frontend.served_models import ServedModels
-from serving.frontend.told import BACKLOG, Setting, Upstream
 from serving.requests.request_parameters import TRACEPARENT, TRACESTATE
-from trireme.errors import RequestError, ServingError, Unavailable
+from trireme.base.errors import RequestError, ServingError, Unavailable
 
 _MODEL = re.compile(r"/v2/models/([^/]{1,255})(?:/versions/([0-9]{1,19}))?/(infer|generate|generate_stream)")
 _READ = re.compile(

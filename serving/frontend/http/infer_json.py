@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import msgspec
 from tritonclient.grpc import service_pb2
 
+from serving.frontend.common.infer_limits import check_output_parameter, check_shape
+from serving.frontend.common.served_models import Model
 from serving.frontend.http.parameters import parameters_of, set_parameter
 from serving.frontend.http.tensor_values import flat, from_raw, num_elements, spread, to_raw, value_bytes
-from serving.frontend.infer_limits import check_output_parameter, check_shape
-from serving.frontend.served_models import Model
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 
 class Asked(NamedTuple):

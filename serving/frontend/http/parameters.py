@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 _LARGEST_INT64 = 2**63 - 1
 

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from trireme.errors import RequestError, ServerError
+from trireme.base.errors import RequestError, ServerError
 
 # By KServe's names: struct's letter, and the numbers that fit where they are whole ones.
 _FORMATS = {

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from serving.frontend.departures import Departures
+from serving.frontend.common.departures import Departures
 from serving.requests.request_parameters import STREAM_NAME
 
 _WIND_UP_S = 20.0  # as `serving.frontend.grpc.client_streams` has it, for the models to answer what was left

@@ -12,7 +12,7 @@ from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.engines.providers import create_engine
 from serving.text.tokenization import PromptTokenizer
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 DEMO = CODE_ROOT / "examples/demo_model"
 TARGET = DEMO / "openvino/target"

@@ -26,10 +26,10 @@ from benchmarks.gate_trials import (
     study,
 )
 from benchmarks.latency_models import load_models
-from clients.rollout.routing.outcome import Outcome
 from clients.rollout_gate.evidence import read
 from clients.rollout_gate.evidence import sample_of as sums_of
 from clients.rollout_gate.gate import Gate
+from clients.rollout_gate.outcome import Outcome
 
 STEADY = load_models()["steady"]
 HIDDEN = "1 % errors more, the baseline has 0.1 %"  # takes more than 2,000 requests: told in docs/rollout_gate.md

@@ -27,7 +27,7 @@ from clients.load.load_record import LoadRecord
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment
 from serving.text.tokenization import PromptTokenizer
-from trireme.errors import ServerError
+from trireme.base.errors import ServerError
 
 TOKENIZER = load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer
 PLAN = Plan(

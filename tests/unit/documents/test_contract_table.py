@@ -12,8 +12,8 @@ import pytest
 from equipped_engines import DEMO_MODEL, LORA_TASK_ID, equipped_engine
 from test_upstream_contract import MULTIMODAL, OLD_NAMES
 
-from ensemble_configs.render.model_names import PYTHON_MODELS
 from ensemble_configs.render.tensors import CLIENT_INPUTS, PROMPT_TENSORS, Tensor, inputs_of, outputs_of
+from ensemble_configs.spec.model_names import PYTHON_MODELS
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.contract_table import (
     DOCUMENT,
@@ -25,20 +25,20 @@ from serving.contract_table import (
     why_refused,
     with_table,
 )
-from serving.engines.base import Engine, GenerationRequest, SamplingParams
-from serving.engines.capabilities import BEAM_FIELDS
-from serving.engines.packed_array import Array
+from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
+from serving.engines.seam.capabilities import BEAM_FIELDS
+from serving.engines.seam.packed_array import Array
 from serving.pipeline.prompt_step import PromptStep
 from serving.pipeline.reply_tensors import reply_tensors, text_tensors
 from serving.pipeline.running_request import Reply, RunningRequest
 from serving.pipeline.sequence_group import Member, SequenceGroup
-from serving.pipeline.stream_state import unpack_context
 from serving.pipeline.text_step import TextStep
 from serving.requests.engine_request import RequestDecoder
 from serving.requests.prompt_batch import engine_rows
+from serving.requests.stream_state import unpack_context
 from serving.text.detokenization import TextDecoder
-from trireme.errors import RequestError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import RequestError
+from trireme.base.project_files import CODE_ROOT
 
 UPSTREAM = json.loads((CODE_ROOT / "tests" / "data" / "upstream_contract.json").read_text())
 DTYPES = {

@@ -5,7 +5,7 @@ import re
 import sys
 from itertools import islice
 
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 DEMO_MODEL = CODE_ROOT / "examples" / "demo_model"
 sys.path.insert(0, str(DEMO_MODEL))

@@ -9,7 +9,7 @@ import jinja2
 import pytest
 import tokenizers
 
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 DEMO_MODEL = CODE_ROOT / "examples" / "demo_model"
 sys.path.insert(0, str(DEMO_MODEL))

@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 FOLDER = CODE_ROOT / "examples/embedding_model"
 

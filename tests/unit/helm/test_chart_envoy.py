@@ -33,9 +33,9 @@ from envoy_of_chart import EnvoyOfChart
 from pods_of_chart import NUM_CHUNKS, Client, Pod, client, pods
 from yarl import URL
 
-from clients.rollout.rollout_plan import Plan
-from clients.rollout.state import Phase
-from clients.rollout.store import Store
+from clients.rollout.records.rollout_plan import Plan
+from clients.rollout.records.state import Phase
+from clients.rollout.records.store import Store
 from trireme.commands import run_command
 
 pytestmark = [needs_envoy, needs_chart]

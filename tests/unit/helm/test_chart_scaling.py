@@ -9,8 +9,8 @@ from autoscaling import hpa_replicas, keda_replicas
 from chart_here import ChartRefused, Documents, needs_chart, of_kind, render, wrong
 from chart_values import server, values
 
-from observability.promql import AUTOSCALER
-from observability.scaling import scaling_alert
+from observability.rules.promql import AUTOSCALER
+from observability.rules.scaling import scaling_alert
 
 pytestmark = needs_chart
 

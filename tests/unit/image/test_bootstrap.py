@@ -27,10 +27,10 @@ from scripts.cpu_torch import torch_version
 from scripts.environments import STAMP, UNFINISHED, Environment, expected_stamp, is_current, locked_names
 from scripts.lock import LOCKS
 from scripts.numpy_wheel import locked_requirement
+from trireme.base.project_files import CODE_ROOT
 from trireme.installing import triton_server, unpacked_lock
 from trireme.installing.commands import SetupError, cause_of, run
 from trireme.installing.interpreters import Interpreter, choose_interpreter, find_library_directory, library_fits, probe
-from trireme.project_files import CODE_ROOT
 
 LOCK_FILES = [CODE_ROOT / "requirements" / f"{name}.txt" for name in LOCKS]
 

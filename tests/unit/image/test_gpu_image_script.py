@@ -21,7 +21,7 @@ from scripts.base_packages import (
     replacement_conflicts,
 )
 from scripts.lock_blocks import lock_blocks
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 PLACE = Path("/base")
 LOCK = """\

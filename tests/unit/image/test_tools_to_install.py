@@ -9,8 +9,8 @@ import pytest
 from clients.load.tools import aiperf, genai_perf, locust_command, perf_analyzer, tool_run
 from scripts.bootstrap import PROGRAMS
 from scripts.environments import ENVIRONMENTS
-from trireme.errors import SpecError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import SpecError
+from trireme.base.project_files import CODE_ROOT
 
 TASKS = set(re.findall(r"^([a-z-]+):", (CODE_ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 

@@ -14,8 +14,9 @@ from wheel_here import PROJECT, User, build_wheel, forbid_writing
 from ensemble_configs.render.helm_values import render_helm_values
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment
-from trireme import client, errors
-from trireme.project_files import FILES_ROOT, IS_CHECKOUT, project_file
+from trireme import client
+from trireme.base import errors
+from trireme.base.project_files import FILES_ROOT, IS_CHECKOUT, project_file
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def test_the_wheel_is_small(wheel: Path) -> None:
 
 
 def test_it_is_the_installed_one(user: User) -> None:
-    program = "import trireme.project_files as p; print(p.IS_CHECKOUT, p.FILES_ROOT)"
+    program = "import trireme.base.project_files as p; print(p.IS_CHECKOUT, p.FILES_ROOT)"
     command = [*user.command([])[:-2], "-c", program]
     said = subprocess.run(command, cwd=user.folder, env=user.environment, capture_output=True, text=True, check=True)
     assert said.stdout.split() == ["False", f"{user.environment['PYTHONPATH']}/trireme/data"]

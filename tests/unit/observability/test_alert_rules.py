@@ -11,14 +11,14 @@ import yaml
 from prometheus_here import FILES, ROOT, needs_prometheus, run
 
 from ensemble_configs.spec.admission_spec import SloSpec
-from observability.alerts import alert_groups
 from observability.files import ALERT_RULES, ALERT_TESTS, RECORDING_RULES, rule_files
-from observability.objectives import Objectives, objectives_of
 from observability.observe_commands import generated_files
-from observability.rules import Alert
-from observability.shortened import shortened
+from observability.rules.alerts import alert_groups
+from observability.rules.objectives import Objectives, objectives_of
+from observability.rules.rule_files import Alert
+from observability.rules.shortened import shortened
 from scripts.check_links import anchors
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 ALERTS = [rule for group in alert_groups(Objectives()) for rule in group.rules if isinstance(rule, Alert)]
 NAMES = [alert.name for alert in ALERTS]

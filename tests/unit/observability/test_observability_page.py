@@ -6,10 +6,10 @@ import re
 import triton_python_backend_utils as pb_utils
 from prometheus_here import ROOT
 
-from observability.alerts import alert_groups
-from observability.objectives import Objectives
-from observability.rules import Alert
-from observability.scaling import scaling_records
+from observability.rules.alerts import alert_groups
+from observability.rules.objectives import Objectives
+from observability.rules.rule_files import Alert
+from observability.rules.scaling import scaling_records
 from serving.telemetry import request_metrics, step_metrics
 from serving.telemetry.engine_metrics import EngineMetrics
 from serving.telemetry.request_metrics import RequestMetrics

@@ -14,7 +14,7 @@ import yaml
 from prometheus_here import FILES, needs_prometheus
 
 from benchmarks.free_ports import free_ports
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 DEMO = CODE_ROOT / "examples/demo_model/target"
 

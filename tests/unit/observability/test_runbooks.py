@@ -18,13 +18,13 @@ from pydantic import BaseModel
 
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.model_spec import ModelSpec
-from observability.alerts import alert_groups
 from observability.files import ALERT_RULES, RECORDING_RULES
-from observability.objectives import Objectives
-from observability.rules import Alert
+from observability.rules.alerts import alert_groups
+from observability.rules.objectives import Objectives
+from observability.rules.rule_files import Alert
 from scripts.check_links import CODE_BLOCK, anchors
+from trireme.base.project_files import CODE_ROOT
 from trireme.commands import COMMANDS
-from trireme.project_files import CODE_ROOT
 
 CHART = CODE_ROOT / "helm/trireme"
 RUNBOOKS = {path.name: path.read_text(encoding="utf-8") for path in sorted((CODE_ROOT / "docs/runbooks").glob("*.md"))}

@@ -13,7 +13,7 @@ from chart_here import needs_chart, of_kind, render
 from chart_values import server, values
 from prometheus_here import FILES, ROOT, needs_prometheus, run
 
-from observability.scaling import scaling_records
+from observability.rules.scaling import scaling_records
 
 pytestmark = [needs_chart, needs_prometheus]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
-from serving.engines.base import GenerationRequest, SamplingParams, TokenChunk
-from serving.engines.clock import VirtualClock
+from serving.engines.seam.base import GenerationRequest, SamplingParams, TokenChunk
+from serving.engines.seam.clock import VirtualClock
+from serving.engines.seam.scheduling import Scheduling
 from serving.engines.simulated.simulated_engine import SimulatedEngine
-from serving.requests.scheduling import Scheduling
-from trireme.errors import RequestError, Unavailable
+from trireme.base.errors import RequestError, Unavailable
 
 VOCAB_SIZE = 64  # so that one token in 64 is the one that ends a request
 

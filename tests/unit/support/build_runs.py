@@ -13,8 +13,8 @@ import yaml
 from trtllm_tools import FakeTools
 
 from ensemble_configs.releases.release_manifest import PROVENANCE_FILE
+from trireme.base.project_files import CODE_ROOT
 from trireme.commands import run_command
-from trireme.project_files import CODE_ROOT
 
 DEMO = CODE_ROOT / "examples/demo_model/target"
 TRIREME = [sys.executable, "-m", "trireme", "build"]

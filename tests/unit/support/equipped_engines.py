@@ -11,10 +11,10 @@ from trtllm_behaviour import Executor
 
 from ensemble_configs.spec.engine_specs import EngineSpec
 from serving.engine_process.speculating_engine import SpeculatingEngine
-from serving.engines.base import Engine
-from serving.engines.clock import VirtualClock
 from serving.engines.providers import create_engine
-from trireme.project_files import CODE_ROOT
+from serving.engines.seam.base import Engine
+from serving.engines.seam.clock import VirtualClock
+from trireme.base.project_files import CODE_ROOT
 
 DEMO_MODEL = CODE_ROOT / "examples/demo_model/openvino/target"
 LORA_TASK_ID = 7

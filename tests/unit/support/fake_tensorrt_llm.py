@@ -16,7 +16,7 @@ import trtllm_iteration_stats
 from trtllm_behaviour import Executor
 from trtllm_generator import write_fake
 
-from serving.engines.base import Engine, EngineStats, GenerationRequest, PerfMetrics, TokenChunk
+from serving.engines.seam.base import Engine, EngineStats, GenerationRequest, PerfMetrics, TokenChunk
 from serving.engines.tensorrt_llm.trtllm_engine import TrtLlmEngine
 
 VOCAB_SIZE = 4096

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from clients.rollout.routing.outcome import Outcome
+from clients.rollout_gate.outcome import Outcome
 
 
 def merge(

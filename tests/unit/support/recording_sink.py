@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 from serving.pipeline.running_request import Reply
-from trireme.errors import ServingError
+from trireme.base.errors import ServingError
 
 
 class RecordingSink:

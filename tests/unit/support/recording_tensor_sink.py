@@ -4,7 +4,7 @@
 import threading
 
 from serving.requests.tensor_sink import Tensors
-from trireme.errors import ServingError
+from trireme.base.errors import ServingError
 
 
 class RecordingTensorSink:

@@ -11,7 +11,7 @@ from ensemble_configs.spec.admission_spec import AdmissionSpec
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from ensemble_configs.spec.release_spec import BlsSpec, ResponseSpec, TokenizerSpec
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 TOKENIZER = CODE_ROOT / "examples" / "demo_model" / "target"
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 # A root without these two capabilities may read and write what its owner may, no more.
 _BOUND = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from trireme import errors
-from trireme.errors import QueueFull, RequestError, ServerError, ServingError, Unavailable, format_token
+from trireme.base import errors
+from trireme.base.errors import QueueFull, RequestError, ServerError, ServingError, Unavailable, format_token
 
 
 def every_error() -> list[type[ServingError]]:

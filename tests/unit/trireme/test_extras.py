@@ -4,14 +4,13 @@
 import re
 import subprocess
 import tomllib
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from trireme import extras
-from trireme.extras import how_to_install
-from trireme.project_files import CODE_ROOT
+from trireme.base import extras
+from trireme.base.extras import how_to_install
+from trireme.base.project_files import CODE_ROOT
 
 EXTRAS = tomllib.loads((CODE_ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 

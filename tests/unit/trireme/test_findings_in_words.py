@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from demo_release import write_gpu_release
 
-from ensemble_configs.releases.finding import Finding, refuse
 from ensemble_configs.releases.machine import Machine
 from ensemble_configs.releases.preflight import check_release
 from ensemble_configs.releases.release_parts import ReleaseLimits
 from ensemble_configs.spec.deployment import DeploymentSpec
-from trireme.errors import SpecError
+from ensemble_configs.spec.finding import Finding, refuse
+from trireme.base.errors import SpecError
 
 MACHINE = Machine.model_validate({"gpus": (), "free_host_bytes": 1 << 34, "packages": {}})
 

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from pid_namespace import IN_PID_NAMESPACE, process_1, skip_without_pid_namespaces, zombies
 
+from trireme.base.project_files import CODE_ROOT
 from trireme.init_process import leave_process_1
-from trireme.project_files import CODE_ROOT
 
 BEGIN = "import os, signal, subprocess, sys, time\nimport trireme.init_process as init\ninit.leave_process_1()\n"
 WAIT_S = 20.0

@@ -12,7 +12,7 @@ from demo_release import write_demo_release
 from old_repositories import write_engine_config, write_old_repository
 from test_migration import TOKENIZER
 
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 DEMO = CODE_ROOT / "examples/demo_model/target"
 

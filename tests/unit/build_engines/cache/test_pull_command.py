@@ -20,7 +20,7 @@ from demo_release import write_demo_release
 from build_engines.cache.pull_command import parse_bytes, release_folder
 from build_engines.cache.release_cache import ReleaseCache
 from ensemble_configs.releases.release_manifest import address, load_manifest, seal, verify
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 MB = 10**6
 NUM_KILLS = 20

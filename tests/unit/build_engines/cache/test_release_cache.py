@@ -19,7 +19,7 @@ from ensemble_configs.releases.release_manifest import address, load_manifest, s
 from ensemble_configs.render.repository import write_repository
 from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.engine_process.engine_sources import OwnedEngine
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 MODEL = "engine/openvino_model.bin"
 MB = 10**6

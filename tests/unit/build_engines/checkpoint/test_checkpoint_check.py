@@ -17,8 +17,8 @@ from build_engines.checkpoint.checkpoint_check import check_checkpoint
 from build_engines.checkpoint.checkpoint_files import stored_tensors
 from build_engines.checkpoint.finite_weights import check_finite
 from ensemble_configs.releases.safetensors_file import read_header
-from trireme.errors import SpecError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import SpecError
+from trireme.base.project_files import CODE_ROOT
 
 DEMO = CODE_ROOT / "examples/demo_model/target"
 CONFIG = TINY["mixtral"]

@@ -12,8 +12,8 @@ from build_engines.checkpoint.known_models import known_models
 from build_engines.checkpoint.model_shape import ExpertMlp
 from build_engines.checkpoint.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
 from build_engines.checkpoint.weight_table import Role, num_active_parameters, num_parameters, weights_of
-from trireme.errors import SpecError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import SpecError
+from trireme.base.project_files import CODE_ROOT
 
 DEMO = CODE_ROOT / "examples/demo_model/target"
 

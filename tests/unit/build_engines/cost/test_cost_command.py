@@ -29,8 +29,8 @@ from clients.load_report.rates import Rate
 from clients.load_report.run_figures import ClientFigures, RunFigures
 from clients.load_report.server_figures import ServerFigures
 from clients.load_report.steady_state import Window
+from trireme.base.project_files import CODE_ROOT
 from trireme.commands import run_command
-from trireme.project_files import CODE_ROOT
 
 EXAMPLES = CODE_ROOT / "examples" / "cost"
 MEASURED = str(EXAMPLES / "measured.yaml")

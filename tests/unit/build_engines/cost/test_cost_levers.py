@@ -10,10 +10,10 @@ from build_engines.cost.bill import bill, scenario_of
 from build_engines.cost.cost_spec import CostSpec, MeasuredEngine, PlannedEngine, Traffic, load_cost_spec
 from build_engines.cost.engine_rates import best_option, rates_of
 from build_engines.cost.levers import FORMULAS, plan_levers
-from build_engines.planner.steady_state import Workload
+from build_engines.planner.roofline.steady_state import Workload
 from ensemble_configs.spec.validation import validate
-from trireme.errors import SpecError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import SpecError
+from trireme.base.project_files import CODE_ROOT
 
 EXAMPLES = CODE_ROOT / "examples" / "cost"
 

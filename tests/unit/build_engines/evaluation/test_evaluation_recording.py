@@ -17,7 +17,7 @@ from ensemble_configs.releases.promotion import check_evaluation
 from ensemble_configs.releases.release_lock import in_use, lock_file, locked
 from ensemble_configs.releases.release_manifest import ReleaseManifest, address, load_manifest, seal, verify
 from ensemble_configs.releases.release_parts import Override
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 OVERRIDE = Override(reason="a trial", who="A. Person")
 

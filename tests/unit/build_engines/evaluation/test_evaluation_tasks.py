@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from build_engines.evaluation.tasks import Item, Kind, load_items, sample
-from trireme.errors import SpecError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import SpecError
+from trireme.base.project_files import CODE_ROOT
 
 DEMO_MODEL = CODE_ROOT / "examples" / "demo_model"
 sys.path.insert(0, str(DEMO_MODEL))

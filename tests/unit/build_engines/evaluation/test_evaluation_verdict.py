@@ -18,7 +18,7 @@ from build_engines.evaluation.observations import (
 from build_engines.evaluation.tasks import Item, Kind
 from build_engines.evaluation.verdict import Figure, figures_of, verdict_of, worst_of
 from build_engines.recipes.recipe_parts import QualitySpec
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 SEED = 7
 

@@ -33,8 +33,8 @@ from ensemble_configs.releases.built_engine import engine_mismatches, load_built
 from ensemble_configs.render.model_configs import render_configs
 from ensemble_configs.spec.deployment import load_deployment
 from ensemble_configs.spec.engine_specs import TensorRtEngineSpec
-from trireme.errors import SpecError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import SpecError
+from trireme.base.project_files import CODE_ROOT
 
 TOKENIZER = CODE_ROOT / "examples" / "demo_model" / "target"
 

@@ -16,7 +16,7 @@ from build_engines.migration.import_report import Outcome
 from build_engines.migration.importing import Import, plan_import
 from ensemble_configs.releases.engine_fit import fit_findings
 from ensemble_configs.spec.engine_specs import TensorRtEngineSpec
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 CARRIED, IMPLIED, LOST = Outcome.CARRIED, Outcome.IMPLIED, Outcome.LOST
 LORA: dict[str, Any] = {"plugin_config": {"lora_plugin": "float16"}}

@@ -19,7 +19,7 @@ from ensemble_configs.releases.machine import Gpu, Machine
 from ensemble_configs.releases.preflight import check_release
 from ensemble_configs.releases.release_manifest import address, verify
 from ensemble_configs.spec.deployment import load_deployment
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 def planned_in(folder: Path, **engine: Any) -> Import:

@@ -12,8 +12,8 @@ from build_engines.openvino.openvino_formats import (
     openvino_bytes,
 )
 from build_engines.recipes.recipe import OpenVinoRecipe
-from trireme.errors import SpecError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import SpecError
+from trireme.base.project_files import CODE_ROOT
 
 DEMO_MODEL = CODE_ROOT / "examples" / "demo_model"
 

@@ -15,9 +15,9 @@ from ensemble_configs.releases.release_manifest import load_manifest
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.deployment_checks import unbounded_caches
 from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec, PyTorchEngineSpec
+from trireme.base.errors import SpecError
+from trireme.base.project_files import CODE_ROOT
 from trireme.commands import run_command
-from trireme.errors import SpecError
-from trireme.project_files import CODE_ROOT
 
 DEMO = CODE_ROOT / "examples/demo_model"
 GIB = 2**30

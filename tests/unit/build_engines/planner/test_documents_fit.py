@@ -19,7 +19,7 @@ from ensemble_configs.releases.engine_fit import fit_findings
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
 from ensemble_configs.spec.model_spec import ModelSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 DOCUMENTS = [
     CODE_ROOT / "README.md",

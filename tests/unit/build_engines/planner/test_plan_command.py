@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from build_engines.checkpoint.known_models import known_models
+from trireme.base.project_files import CODE_ROOT
 from trireme.commands import run_command
-from trireme.project_files import CODE_ROOT
 
 DEMO = CODE_ROOT / "examples/demo_model/target"
 

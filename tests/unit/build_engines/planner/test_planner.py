@@ -16,19 +16,23 @@ from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.known_models import known_models
 from build_engines.checkpoint.model_shape import ModelShape
 from build_engines.checkpoint.weight_formats import WEIGHT_FORMATS, FormatPlan
-from build_engines.planner.candidates import Machines, Wanted, candidates
-from build_engines.planner.estimators.efficiencies import TABLE, fitted
 from build_engines.planner.estimators.estimator import Load, Roofline
 from build_engines.planner.estimators.published import Measurement, errors_of, log_errors, measurements, scored
 from build_engines.planner.estimators.uncertainty import factor_of
-from build_engines.planner.footprint import Footprint, footprint_of, kv_bytes_per_token
-from build_engines.planner.legality import why_format_is_illegal, why_layout_is_illegal, why_prompts_are_not_chunked
-from build_engines.planner.model_costs import ModelCosts
 from build_engines.planner.plan_plot import alike, label_of, line_of
 from build_engines.planner.plan_report import plan_as_data
 from build_engines.planner.ranking import Option, Plan, Question, Targets, make_plan
-from build_engines.planner.serving_limit import ServingLimit
-from build_engines.planner.steady_state import (
+from build_engines.planner.roofline.candidates import Machines, Wanted, candidates
+from build_engines.planner.roofline.efficiencies import TABLE, fitted
+from build_engines.planner.roofline.footprint import Footprint, footprint_of, kv_bytes_per_token
+from build_engines.planner.roofline.legality import (
+    why_format_is_illegal,
+    why_layout_is_illegal,
+    why_prompts_are_not_chunked,
+)
+from build_engines.planner.roofline.model_costs import ModelCosts
+from build_engines.planner.roofline.serving_limit import ServingLimit
+from build_engines.planner.roofline.steady_state import (
     Estimate,
     Limits,
     Workload,
@@ -38,9 +42,9 @@ from build_engines.planner.steady_state import (
     prompt_share,
     saturated,
 )
-from build_engines.planner.step_time import Engine, StepLoad, StepTime, step_time
+from build_engines.planner.roofline.step_time import Engine, StepLoad, StepTime, step_time
 from build_engines.sharding.parallel_sizes import ParallelSizes
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 GIB = 2**30
 H100 = gpu_named("h100")

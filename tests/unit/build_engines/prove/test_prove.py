@@ -14,8 +14,8 @@ import pytest
 from gpu_container import GpuContainer, write_gpu_container
 
 from build_engines.checkpoint.gpus import gpu_named, gpu_of_driver, gpus
-from build_engines.planner.serving_limit import ServingLimit
-from build_engines.planner.steady_state import Limits
+from build_engines.planner.roofline.serving_limit import ServingLimit
+from build_engines.planner.roofline.steady_state import Limits
 from build_engines.prove import proving
 from build_engines.prove.child_process import run_child
 from build_engines.prove.closed_loop import ClosedLoop, SteadyLoad, Turn
@@ -35,7 +35,7 @@ from build_engines.prove.proof import (
 from build_engines.prove.proof_model import find_checkpoint
 from build_engines.prove.proving import Proving
 from build_engines.prove.step import LeftOut, StepFailed, run_step
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 TRIREME = [sys.executable, "-m", "trireme", "prove"]
 QUICK = ["--isl", "16", "--osl", "4", "--concurrency", "1,2"]
@@ -264,7 +264,7 @@ def test_of_another_kind(): pass
 
 
 def checkout(folder: Path, suite: str) -> Path:
-    (folder / "tests/unit").mkdir(parents=True)
+    (folder / "tests/unit/serving/engines/seam").mkdir(parents=True)
     (folder / "tests/unit/serving/engines/seam/test_engine_conformance.py").write_text(suite)
     (folder / "tests/conftest.py").write_text(
         "def pytest_addoption(parser): parser.addoption('--engine-spec')\n"

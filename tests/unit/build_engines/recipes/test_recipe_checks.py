@@ -10,7 +10,7 @@ from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.known_models import known_models
 from build_engines.recipes.recipe import GpuRecipe, OpenVinoRecipe, PyTorchRecipe, TensorRtRecipe
 from build_engines.recipes.recipe_checks import check_recipe
-from ensemble_configs.releases.finding import Finding
+from ensemble_configs.spec.finding import Finding
 
 CALIBRATION = {"dataset": "cnn_dailymail", "num_samples": 32}
 LOOKAHEAD = {"method": "lookahead", "window_size": 4, "ngram_size": 4, "verification_set_size": 4}

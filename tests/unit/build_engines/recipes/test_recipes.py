@@ -20,7 +20,7 @@ from build_engines.recipes.recipe import (
     recipe_document,
     recipe_names,
 )
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 MINIMAL = {"name": "x", "model": "m", "backend": "tensorrt", "gpu": "h100", "format": "fp8"}
 

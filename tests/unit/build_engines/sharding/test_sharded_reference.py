@@ -20,8 +20,8 @@ from build_engines.checkpoint.weight_table import Role
 from build_engines.sharding.shard_plan import ShardPlan, plan_shards
 from build_engines.sharding.sharded_reference import ARCHITECTURES, sharded_logits
 from build_engines.sharding.tensor_pieces import Cut, Piece
-from trireme.errors import SpecError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import SpecError
+from trireme.base.project_files import CODE_ROOT
 
 DEMO = CODE_ROOT / "examples/demo_model/target"
 

@@ -28,7 +28,7 @@ from build_engines.sharding.parallel_sizes import EmbeddingSharding, ParallelSiz
 from build_engines.sharding.shard_coverage import Copies, check_coverage
 from build_engines.sharding.shard_plan import ShardPlan, plan_shards
 from build_engines.sharding.tensor_pieces import Cut, Piece
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 def published(name: str, **change: object) -> ModelShape:

@@ -14,7 +14,7 @@ from build_runs import DEMO, SAMPLES, TRIREME, build, built, content, write_reci
 from trtllm_tools import FakeTools, write_fake_tools
 
 from ensemble_configs.releases.release_manifest import PROVENANCE_FILE, address, load_manifest, verify
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from build_runs import DEMO, arguments, build, built, content, write_recipe
 from trtllm_tools import FakeTools, write_fake_tools
 
 from ensemble_configs.releases.release_manifest import verify
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 
 @pytest.fixture(scope="module")

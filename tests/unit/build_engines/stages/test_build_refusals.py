@@ -16,8 +16,8 @@ from build_engines.recipes.recipe import load_recipe
 from build_engines.stages.build import plan_job
 from build_engines.stages.build_job import BuildJob
 from ensemble_configs.releases.machine import Machine
-from trireme.errors import BuildError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import BuildError
+from trireme.base.project_files import CODE_ROOT
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ import pytest
 from build_engines.stages.stage_list import Command, Estimate, Stage, run_stages
 from build_engines.stages.stage_process import last_lines
 from build_engines.stages.work_folder import WorkFolder
-from trireme.errors import BuildError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import BuildError
+from trireme.base.project_files import CODE_ROOT
 
 
 class Recorder:

@@ -29,22 +29,22 @@ from build_engines.migration.compiled_engine import CompiledEngine
 from build_engines.recipes.recipe import GpuRecipe, PyTorchRecipe, TensorRtRecipe, load_recipe
 from build_engines.recipes.recipe_checks import check_recipe
 from build_engines.recipes.recipe_parts import LookaheadRecipe, MedusaRecipe
-from build_engines.tensorrt_llm.engine_differences import engine_differences
-from build_engines.tensorrt_llm.pytorch_build import launch_settings
-from build_engines.tensorrt_llm.trtllm_commands import hf_ptq_argv, trtllm_build_argv
-from build_engines.tensorrt_llm.trtllm_versions import (
+from build_engines.recipes.trtllm_versions import (
     ENGINE_FORMATS,
     HF_PTQ_FORMATS,
     KV_QUANT_ALGOS,
     PYTORCH_FORMATS,
     QUANT_ALGOS,
 )
+from build_engines.tensorrt_llm.engine_differences import engine_differences
+from build_engines.tensorrt_llm.pytorch_build import launch_settings
+from build_engines.tensorrt_llm.trtllm_commands import hf_ptq_argv, trtllm_build_argv
 from ensemble_configs.releases.engine_fit import fit_findings
 from ensemble_configs.releases.release_manifest import load_manifest
 from ensemble_configs.spec.deployment import load_deployment
 from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.spec.speculation_specs import LookaheadSpec, MedusaSpec
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 DEPLOYMENTS = CODE_ROOT / "ensemble_configs/deployments"
 KV_FORMATS = ("auto", "fp16", "int8", "fp8", "nvfp4")

@@ -14,9 +14,9 @@ from trtllm_tools import FakeTools, write_fake_tools
 
 from build_engines.migration.compiled_engine import CompiledEngine
 from build_engines.recipes.recipe import TensorRtRecipe
+from build_engines.recipes.trtllm_versions import KV_QUANT_ALGOS, QUANT_ALGOS
 from build_engines.tensorrt_llm.engine_differences import engine_differences
 from build_engines.tensorrt_llm.trtllm_commands import trtllm_build_argv
-from build_engines.tensorrt_llm.trtllm_versions import KV_QUANT_ALGOS, QUANT_ALGOS
 from ensemble_configs.releases.release_manifest import load_manifest
 
 RECIPE: dict[str, Any] = {
@@ -168,7 +168,7 @@ def test_an_engine_without_what_was_asked_is_no_release(
     tools: FakeTools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A rule that we do not know yet: upstream turns it off, and the recipe's own checks find nothing.
-    monkeypatch.setattr("build_engines.tensorrt_llm.engine_checks.why_not_paged", lambda *_: None)
+    monkeypatch.setattr("build_engines.recipes.engine_checks.why_not_paged", lambda *_: None)
     recipe = write_recipe(tmp_path, kv_format="int8")
     result = build(tools, recipe, tmp_path / "out")
     assert result.returncode == 2

@@ -9,10 +9,10 @@ import yaml
 from test_trtllm_commands import full_recipes
 from trtllm_tools import flags_of, parser_of
 
+from build_engines.recipes import extra_build_args
 from build_engines.recipes.recipe import TensorRtRecipe, hash_recipe, load_recipe, recipe_document
-from build_engines.tensorrt_llm import extra_build_args
 from build_engines.tensorrt_llm.trtllm_commands import trtllm_build_argv, without_machine_flags
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 EXTRA = {"profiling_verbosity": "detailed", "monitor_memory": True, "max_prompt_embedding_table_size": 8}
 PLAIN: dict[str, Any] = {"name": "r", "model": "m", "backend": "tensorrt", "gpu": "h100", "format": "fp16"}

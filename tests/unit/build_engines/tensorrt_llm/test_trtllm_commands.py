@@ -16,16 +16,15 @@ from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.known_models import known_models
 from build_engines.checkpoint.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
+from build_engines.recipes import trtllm_versions
+from build_engines.recipes.build_route import needs_calibration, route
 from build_engines.recipes.recipe import PyTorchRecipe, Recipe, TensorRtRecipe, load_recipe, recipe_names
 from build_engines.recipes.recipe_checks import check_recipe
 from build_engines.recipes.recipe_parts import BuilderSpec, LoraRecipe, MedusaRecipe, Plugins, SmoothQuantSpec
-from build_engines.tensorrt_llm import trtllm_versions
 from build_engines.tensorrt_llm.trtllm_commands import (
     convert_argv,
     hf_ptq_argv,
-    needs_calibration,
     quantize_argv,
-    route,
     trtllm_build_argv,
     without_machine_flags,
 )

@@ -16,8 +16,8 @@ from clients.batch.line_error import LineError
 from clients.batch.openai_answers import answer_line, body_of, error_line
 from clients.batch.openai_bodies import Asked, requests_of
 from clients.infer_messages import GenerateChunk, GenerateRequest
-from trireme.errors import ServerError, SpecError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import ServerError, SpecError
+from trireme.base.project_files import CODE_ROOT
 
 DEMO = CODE_ROOT / "examples/demo_model/target"
 BASE = GenerateRequest(text_input="", max_tokens=1, stream=False, priority=3)

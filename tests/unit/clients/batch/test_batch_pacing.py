@@ -9,7 +9,7 @@ import pytest
 from clients.batch.gate import Gate
 from clients.batch.retry_policy import Pauses, Setback, line_error, setback_of
 from clients.batch.window import FIRST, Window
-from trireme.errors import (
+from trireme.base.errors import (
     QueueFull,
     RequestCancelled,
     RequestError,

@@ -12,7 +12,7 @@ import pytest
 from clients.batch.line_error import LineError
 from clients.batch.openai_answers import answer_line, error_line
 from clients.batch.results_file import ResultsFile
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 HASH, OTHER_HASH = "ab" * 32, "cd" * 32
 

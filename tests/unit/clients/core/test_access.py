@@ -21,7 +21,7 @@ from clients.access_options import with_access
 from clients.load.tools.perf_analyzer import tls_options
 from clients.streaming import _why_unwritten
 from clients.tls_context import check_access, http_call
-from trireme.errors import AccessDenied, RequestError, SpecError
+from trireme.base.errors import AccessDenied, RequestError, SpecError
 
 
 @pytest.fixture

@@ -19,14 +19,14 @@ from test_routed_client import Rollout
 
 from benchmarks.free_ports import free_ports
 from clients.access import Access
+from clients.load.commands.run_command import put_on
 from clients.load.load_options import Load
 from clients.load.openai.openai_client import AsyncOpenAIClient
-from clients.load.run_command import put_on
+from clients.rollout.records.state import Phase
 from clients.rollout.routing.routed_client import RoutedClient
-from clients.rollout.state import Phase
 from clients.streaming import GenerateRequest
-from trireme.errors import AccessDenied
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import AccessDenied
+from trireme.base.project_files import CODE_ROOT
 
 pytestmark = needs_envoy
 AIPERF = CODE_ROOT / ".tools/aiperf/bin/aiperf"

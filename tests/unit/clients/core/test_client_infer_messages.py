@@ -12,7 +12,7 @@ from tritonclient.grpc import InferInput, service_pb2
 
 from clients.infer_messages import GenerateRequest, decode_chunk, decode_chunks, encode_request
 from ensemble_configs.render.tensors import CLIENT_INPUTS, inputs_of
-from trireme.errors import RequestError, ServerError
+from trireme.base.errors import RequestError, ServerError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 OLD_NAMES = {

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from clients.streaming import GenerateRequest, TritonClient
-from trireme.errors import RequestError, ServingError
+from trireme.base.errors import RequestError, ServingError
 
 REQUEST = GenerateRequest(text_input="zebras", max_tokens=4)
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

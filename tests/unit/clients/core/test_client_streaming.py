@@ -14,7 +14,7 @@ from kserve_server import DIE, HANG, WAIT_S, KServeServer, response, story
 
 from clients import streaming
 from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest, TritonClient
-from trireme.errors import (
+from trireme.base.errors import (
     RequestCancelled,
     RequestError,
     RequestTimeout,

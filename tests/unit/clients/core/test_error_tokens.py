@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.error_tokens import parse_error
-from trireme.errors import (
+from trireme.base.errors import (
     AccessDenied,
     BuildError,
     QueueFull,

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from kserve_server import DIE, HANG, WAIT_S, KServeServer, Step, response, story
 
-from trireme.commands import COMMANDS, exit_code, run_command
-from trireme.errors import (
+from trireme.base.errors import (
     BuildError,
     QueueFull,
     RequestError,
@@ -22,6 +21,7 @@ from trireme.errors import (
     SpecError,
     Unavailable,
 )
+from trireme.commands import COMMANDS, exit_code, run_command
 
 TRIREME = [sys.executable, "-m", "trireme"]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from clients.server_control import ServerControl
-from serving.supervisor.control import ControlSocket, Say
-from trireme.errors import RequestError, ServerError, SpecError, Unavailable
-from trireme.unix_socket import connect_socket
+from serving.triton.control import ControlSocket, Say
+from trireme.base.errors import RequestError, ServerError, SpecError, Unavailable
+from trireme.base.unix_socket import connect_socket
 
 
 def double(question: Mapping[str, object], say: Say) -> Mapping[str, object]:

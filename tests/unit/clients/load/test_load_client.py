@@ -16,13 +16,13 @@ from load_interrupts import interrupt, once_done
 from load_records import farthest_from_stamps
 
 from clients.latency import ttft_ms
+from clients.load.commands.run_command import put_on
 from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
 from clients.load.processes import run_processes
-from clients.load.run_command import put_on
 from clients.load.run_folder import read_run
 from clients.load_report.run_figures import figures_of
-from trireme.errors import RequestError, ServerError, Unavailable
+from trireme.base.errors import RequestError, ServerError, Unavailable
 
 FIXED = {"kind": "fixed", "prompts": ["a b c"], "max_tokens": 8}
 PERIOD_S = 0.02

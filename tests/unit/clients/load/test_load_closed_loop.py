@@ -13,10 +13,10 @@ from load_records import record, run
 
 from clients.infer_messages import GenerateChunk
 from clients.load.arrival_process import closed_loop
+from clients.load.commands.run_command import put_on
 from clients.load.load_options import Load
 from clients.load.load_plan import Session, Turn
 from clients.load.load_record import LoadRecord
-from clients.load.run_command import put_on
 from clients.load.run_folder import Run
 from clients.load.send import Asker
 from clients.load.sessions_ahead import SessionsAhead

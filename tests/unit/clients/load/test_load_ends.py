@@ -14,15 +14,15 @@ import psutil
 import pytest
 from kserve_server import DIE, HANG, KServeServer, Step, response
 
+from clients.load.commands.run_command import put_on
 from clients.load.load_options import MOST_PLANNED, Load
 from clients.load.load_record import UNANSWERED
 from clients.load.processes import run_processes
-from clients.load.run_command import put_on
 from clients.load.run_folder import read_run
 from clients.load.server_down import Outage, next_pause_s
 from clients.load.worker import GIVE_UP_S
+from trireme.base.errors import RequestError, ServerError
 from trireme.commands import run_command
-from trireme.errors import RequestError, ServerError
 
 FIXED = {"kind": "fixed", "prompts": ["a b c"], "max_tokens": 8}
 START_S = 60.0  # on a busy machine

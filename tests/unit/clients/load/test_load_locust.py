@@ -19,7 +19,7 @@ import pytest
 from completions_server import CUT, DONE, Asked, CompletionsServer, Status, Step, event
 
 from benchmarks.free_ports import free_ports
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 LOCUST = CODE_ROOT / ".tools/bench/bin/locust"
 

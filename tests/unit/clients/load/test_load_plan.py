@@ -17,8 +17,8 @@ from clients.load.load_plan import Session, draw, sessions
 from clients.load.prompts import ExactWriter, ProportionalWriter
 from clients.load.trace_file import read_trace
 from clients.load.workload_spec import WORKLOAD, Lengths, TraceWorkload, read_workload
-from trireme.errors import RequestError, SpecError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import RequestError, SpecError
+from trireme.base.project_files import CODE_ROOT
 
 TOKENIZER = CODE_ROOT / "examples/demo_model/target"
 LENGTHS = {"mean": 30, "stddev": 10, "max": 60}

@@ -11,7 +11,7 @@ from load_records import MS, record, steady
 from clients.load.load_record import LoadRecord, check_record
 from clients.load.run_folder import RunFiles, RunInfo, read_run, refuse_used, write_run
 from clients.load.server_samples import ServerSample
-from trireme.errors import ServingError, SpecError
+from trireme.base.errors import ServingError, SpecError
 
 INFO = RunInfo(tool="by hand", commands=[], url="here:1", model="ensemble", is_open=True)
 SAMPLES = [ServerSample(at * 10**8, {"trireme_requests_running{}": 1.0}) for at in range(4)]

@@ -14,7 +14,7 @@ from clients.load.server_samples import ServerWatch
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.render.server_lock import server_lock
 from ensemble_configs.spec.deployment import load_deployment, override_triton
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 _SETTINGS = b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00\n"  # HTTP/2, as gRPC's ports begin
 

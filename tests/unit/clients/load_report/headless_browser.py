@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from scripts import chromium
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 _START_S = 60.0
 

@@ -23,7 +23,7 @@ from clients.load_report.server_figures import engine_model, server_figures
 from clients.load_report.slo import Target, is_met, parse_targets
 from clients.load_report.steady_state import Window, steady_window
 from clients.load_report.summary import summary_lines
-from trireme.errors import RequestError, SpecError
+from trireme.base.errors import RequestError, SpecError
 
 
 def test_every_latency_by_hand() -> None:

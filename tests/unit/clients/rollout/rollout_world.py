@@ -5,15 +5,15 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 from clients.rollout.controller import Controller
-from clients.rollout.judging.held_out import HeldOut
 from clients.rollout.judging.replay import PromptScores
-from clients.rollout.rollout_plan import Plan
-from clients.rollout.routing.outcome import Outcome
-from clients.rollout.state import Rollout
-from clients.rollout.store import Store
+from clients.rollout.records.held_out import HeldOut
+from clients.rollout.records.rollout_plan import Plan
+from clients.rollout.records.state import Rollout
+from clients.rollout.records.store import Store
 from clients.rollout_gate.gate import Judgement
+from clients.rollout_gate.outcome import Outcome
 from clients.rollout_gate.verdict import Verdict
-from trireme.errors import ServerError, Unavailable
+from trireme.base.errors import ServerError, Unavailable
 
 
 class Killed(BaseException):

@@ -16,9 +16,9 @@ from envoy_between import Between, Client, validate
 from envoy_here import needs_envoy
 
 from clients.rollout.choice import alone
-from clients.rollout.rollout_plan import Plan
-from clients.rollout.state import Phase
-from clients.rollout.store import Store
+from clients.rollout.records.rollout_plan import Plan
+from clients.rollout.records.state import Phase
+from clients.rollout.records.store import Store
 from trireme.commands import run_command
 
 pytestmark = needs_envoy

@@ -10,9 +10,9 @@ import yaml
 
 from clients.rollout.choice import alone
 from clients.rollout.export.definition import share_outside
-from clients.rollout.rollout_plan import Mode, Plan
-from clients.rollout.state import Phase
-from clients.rollout.store import Store
+from clients.rollout.records.rollout_plan import Mode, Plan
+from clients.rollout.records.state import Phase
+from clients.rollout.records.store import Store
 from ensemble_configs.render.helm_values import helm_values
 from ensemble_configs.spec.deployment import DeploymentSpec
 from trireme.commands import run_command

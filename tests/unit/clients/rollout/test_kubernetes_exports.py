@@ -16,12 +16,12 @@ from argo_analysis import evaluate, run_phase
 from kubernetes_structures import AnalysisTemplate, GrpcRoute, HttpRoute, RolloutPatch
 
 from clients.rollout.export.analysis_template import LONGEST_INTERVAL_S
+from clients.rollout.records.rollout_plan import Plan, gate_spec_of
+from clients.rollout.records.state import Phase
+from clients.rollout.records.store import Store
 from clients.rollout.rollout_api import _LINGER_S, RolloutFront
-from clients.rollout.rollout_plan import Plan, gate_spec_of
-from clients.rollout.routing.outcome import Outcome
-from clients.rollout.state import Phase
-from clients.rollout.store import Store
 from clients.rollout_gate.gate import Gate
+from clients.rollout_gate.outcome import Outcome
 from trireme.commands import run_command
 
 URL = "http://rollout.models.svc:8010"

@@ -15,13 +15,13 @@ import pytest
 from clients.rollout.choice import alone, alone_on, is_free
 from clients.rollout.drive import check_port
 from clients.rollout.operator_commands import phase_after
-from clients.rollout.rollout_plan import Mode, Plan
+from clients.rollout.records.rollout_plan import Mode, Plan
+from clients.rollout.records.state import Phase, Wish
+from clients.rollout.records.store import Store
 from clients.rollout.second_server import check_second
-from clients.rollout.state import Phase, Wish
-from clients.rollout.store import Store
-from serving.supervisor.triton_process import reachable
+from serving.triton.triton_process import reachable
+from trireme.base.errors import RequestError, SpecError
 from trireme.commands import run_command
-from trireme.errors import RequestError, SpecError
 
 PLAN = Plan(candidate=2, stable=1, release={"release": 2}, salt="s", shares=(0.05, 1.0))
 ARMS = Plan(

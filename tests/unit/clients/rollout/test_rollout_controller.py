@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rollout_world import Killed, World
 
-from clients.rollout.routing.traffic import share_now
-from clients.rollout.state import Phase, Wish
-from clients.rollout.store import Store
+from clients.rollout.records.state import Phase, Wish
+from clients.rollout.records.store import Store
+from clients.rollout.traffic import share_now
 
 
 def phases(world: World) -> list[str]:

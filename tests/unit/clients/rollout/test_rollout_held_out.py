@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from rollout_world import Killed, World
 
-from clients.rollout.judging.held_out import HeldOut
-from clients.rollout.routing.traffic import share_now
-from clients.rollout.state import Event, Phase, Rollout, Wish
-from clients.rollout.store import Store
+from clients.rollout.records.held_out import HeldOut
+from clients.rollout.records.state import Event, Phase, Rollout, Wish
+from clients.rollout.records.store import Store
+from clients.rollout.traffic import share_now
 
 HELD_OUT = HeldOut(file="/prompts.jsonl", sha256="0", num_prompts=40, num_at_a_time=2)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from rollout_world import Killed, World
 
-from clients.rollout.judging.held_out import HeldOut
-from clients.rollout.rollout_plan import Mode, Plan, read_shares
+from clients.rollout.records.held_out import HeldOut
+from clients.rollout.records.rollout_plan import Mode, Plan, read_shares
+from clients.rollout.records.state import Phase, Rollout, Wish
+from clients.rollout.records.store import Store
 from clients.rollout.routing.split import BASELINE, STABLE, slice_at
-from clients.rollout.routing.traffic import mirror_now, slices_now
-from clients.rollout.state import Phase, Rollout, Wish
-from clients.rollout.store import Store
-from trireme.errors import RequestError
+from clients.rollout.traffic import mirror_now, slices_now
+from trireme.base.errors import RequestError
 
 AB = {
     "mode": Mode.AB,

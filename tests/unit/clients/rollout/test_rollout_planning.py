@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from clients.rollout.planning import candidates, gpus_per_seat
-from clients.rollout.rollout_plan import Mode, read_steps
+from clients.rollout.records.rollout_plan import Mode, read_steps
 from clients.rollout.second_server import plan_apart, refuse_without_room, why_apart
 from clients.rollout.two_servers import TwoServers
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.model_spec import as_release
+from trireme.base.errors import RequestError, ServerError, ServingError, Unavailable
 from trireme.commands import run_command
-from trireme.errors import RequestError, ServerError, ServingError, Unavailable
 
 
 @pytest.fixture

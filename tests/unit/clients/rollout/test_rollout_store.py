@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from clients.rollout.state import Phase, Wish
-from clients.rollout.store import Store
-from trireme.errors import RequestError, SpecError
+from clients.rollout.records.state import Phase, Wish
+from clients.rollout.records.store import Store
+from trireme.base.errors import RequestError, SpecError
 
 
 class Clock:

@@ -13,11 +13,11 @@ import pytest
 from kept_outcomes import merge
 from kserve_server import HANG, KServeServer, response, story
 
+from clients.rollout.records.rollout_plan import Mode, Plan
+from clients.rollout.records.state import Phase
+from clients.rollout.records.store import Store
 from clients.rollout.rollout_api import RecentClients, RolloutFront
-from clients.rollout.rollout_plan import Mode, Plan
 from clients.rollout.routing.routed_client import RoutedClient
-from clients.rollout.state import Phase
-from clients.rollout.store import Store
 from clients.streaming import GenerateRequest
 
 REQUEST = GenerateRequest(text_input="hi", max_tokens=4)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.rollout.routing.outcome import Outcome
 from clients.rollout_gate.blocks import Sums
 from clients.rollout_gate.gate import Gate
 from clients.rollout_gate.gate_spec import EffectSizes, GateSpec
 from clients.rollout_gate.metrics import GUARDED, METRICS, Reference, alpha_of, guard_alpha
-from trireme.errors import RequestError, SpecError
+from clients.rollout_gate.outcome import Outcome
+from trireme.base.errors import RequestError, SpecError
 
 GATE = Gate(GateSpec(ttft_target_ms=200))
 REFERENCE = Reference(ttft_target_ms=200, slow_ttft_ms={0: 500.0})

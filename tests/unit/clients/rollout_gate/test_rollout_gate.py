@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from clients.rollout.routing.outcome import Outcome
 from clients.rollout_gate.gate import Gate, Judgement
 from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.outcome import Outcome
 from clients.rollout_gate.report_text import json_text, markdown
 
 SPEC = GateSpec()

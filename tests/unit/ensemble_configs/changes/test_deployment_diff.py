@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from ensemble_configs.changes.deployment_diff import DeploymentDiff, Kind, compare
-from ensemble_configs.render.model_names import MODELS, PYTHON_MODELS
 from ensemble_configs.spec.deployment import DeploymentSpec, MachineSpec, load_deployment, override_triton
+from ensemble_configs.spec.model_names import MODELS, PYTHON_MODELS
 from trireme.commands import run_command
 
 GIB = 2**30

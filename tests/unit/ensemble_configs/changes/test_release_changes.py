@@ -19,7 +19,7 @@ from ensemble_configs.render.model_configs import render_configs
 from ensemble_configs.render.repository import render_repository
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.model_spec import as_release
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 TOKENIZER = {"dir": Path("/models/tokenizer")}
 

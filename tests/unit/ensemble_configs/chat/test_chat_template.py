@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_configs.chat.chat_template import load_chat_template
-from trireme.errors import RequestError, SpecError
+from trireme.base.errors import RequestError, SpecError
 
 
 def rendered(folder: Path, *messages: dict[str, object]) -> str:

@@ -15,11 +15,11 @@ from ensemble_configs.releases.built_engine import load_built_engine
 from ensemble_configs.releases.engine_fit import fit_findings, refuse_unfit_engine, whole_sequence_of
 from ensemble_configs.spec.batch_limits import step_limits, within_build
 from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
-from serving.engines.base import EngineInfo, GenerationRequest, SamplingParams
-from serving.engines.engine_folder import load_engine_folder
-from serving.engines.request_limits import refuse_short_cache, refuse_unservable
+from serving.engines.seam.base import EngineInfo, GenerationRequest, SamplingParams
+from serving.engines.seam.engine_folder import load_engine_folder
+from serving.engines.seam.request_limits import refuse_short_cache, refuse_unservable
+from trireme.base.errors import RequestError, SpecError
 from trireme.commands import run_command
-from trireme.errors import RequestError, SpecError
 
 NOT_PAGED = {"kv_format": "int8", "plugins": {"use_paged_context_fmha": False, "use_fp8_context_fmha": False}}
 PLAIN = {"is_chunked_prefill": False, "is_block_reuse": False}

@@ -12,8 +12,8 @@ from demo_release import alter_a_byte, copy_tokenizer, demo_manifest, write_demo
 from ensemble_configs.releases.file_hashes import hash_file, hash_listing
 from ensemble_configs.releases.release_manifest import address, find_release, hash_recipe, load_manifest, seal, verify
 from ensemble_configs.releases.release_parts import DraftModel, EvaluationResult, ModelIdentity, Override
-from trireme.durable_files import write_atomically
-from trireme.errors import SpecError
+from trireme.base.durable_files import write_atomically
+from trireme.base.errors import SpecError
 
 MODEL = "engine/openvino_model.bin"
 

@@ -32,7 +32,7 @@ from ensemble_configs.releases.release_parts import DraftModel, EvaluationResult
 from ensemble_configs.spec.deployment import load_deployment
 from ensemble_configs.spec.engine_specs import TensorRtEngineSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec, TokenizerSpec
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 GIB = 1 << 30
 H200 = Gpu(name="NVIDIA H200", sm=90, memory_bytes=141 * GIB, free_bytes=140 * GIB)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tiny_checkpoints import safetensors_bytes
 
 from ensemble_configs.releases.safetensors_file import DTYPE_BITS, as_floats, open_tensor, read_header
-from trireme.errors import SpecError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import SpecError
+from trireme.base.project_files import CODE_ROOT
 
 DEMO = CODE_ROOT / "examples/demo_model/target/model.safetensors"
 TWO: dict[str, npt.NDArray[Any]] = {

@@ -21,7 +21,7 @@ from ensemble_configs.spec.speculation_specs import (
     DraftTargetSpec,
     MedusaSpec,
 )
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 ENGINES: list[EngineSpec] = [
     SimulatedEngineSpec(provider="simulated", step_ms=2.5, mode="echo", vocab_size=300),

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from simulated_release import TOKENIZER
 
-from ensemble_configs.render.model_names import MODELS, PYTHON_MODELS
-from ensemble_configs.render.render_command import render
 from ensemble_configs.render.repository import (
     DEFAULT_DEPLOYMENT,
     DEFAULT_REPOSITORY,
     render_repository,
     write_repository,
 )
+from ensemble_configs.render_command import render
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
-from trireme.errors import SpecError
+from ensemble_configs.spec.model_names import MODELS, PYTHON_MODELS
+from trireme.base.errors import SpecError
 
 
 @pytest.fixture(scope="module")

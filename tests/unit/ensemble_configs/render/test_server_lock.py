@@ -13,8 +13,8 @@ import pytest
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.render.server_lock import refuse_served, server_lock
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
+from trireme.base.errors import SpecError
 from trireme.commands import run_command
-from trireme.errors import SpecError
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from ensemble_configs.render.launch_flags import launch_flags
-from ensemble_configs.render.model_names import MODELS
 from ensemble_configs.render.release_file import load_release
 from ensemble_configs.render.repository import render_repository, write_repository
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
+from ensemble_configs.spec.model_names import MODELS
 from ensemble_configs.spec.release_spec import PlacementSpec
 from serving.process.placement import take_place
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 Data = dict[str, object]
 

@@ -10,7 +10,6 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from ensemble_configs.render.model_configs import render_configs
-from ensemble_configs.render.model_names import MODELS, PYTHON_MODELS
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT, DEFAULT_REPOSITORY, render_repository
 from ensemble_configs.render.tensors import (
     BLS_INPUTS,
@@ -20,10 +19,11 @@ from ensemble_configs.render.tensors import (
     SCHEDULING_INPUTS,
 )
 from ensemble_configs.spec.deployment import load_deployment
-from serving.engines.base import SamplingParams
+from ensemble_configs.spec.model_names import MODELS, PYTHON_MODELS
+from serving.engines.seam.base import SamplingParams
+from serving.engines.seam.scheduling import Scheduling
 from serving.requests.engine_request import ResponseOptions
-from serving.requests.scheduling import Scheduling
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 CONTRACT = json.loads((CODE_ROOT / "tests" / "data" / "upstream_contract.json").read_text())
 

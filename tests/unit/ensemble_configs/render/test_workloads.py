@@ -7,7 +7,7 @@ import pytest
 
 from ensemble_configs.render.workloads import Workload, workloads
 from ensemble_configs.spec.deployment import DeploymentSpec
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 TOKENIZER = {"tokenizer": {"dir": "/models/tokenizer"}}
 

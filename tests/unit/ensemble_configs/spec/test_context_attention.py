@@ -12,8 +12,8 @@ from trtllm_tools import flags_of, parser_of
 
 from build_engines.checkpoint.gpus import gpus
 from build_engines.checkpoint.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
-from build_engines.tensorrt_llm.trtllm_versions import KV_QUANT_ALGOS, QUANT_ALGOS
-from ensemble_configs.spec.context_attention import longest_prompt, why_not_on_pytorch, why_not_paged
+from build_engines.recipes.trtllm_versions import KV_QUANT_ALGOS, QUANT_ALGOS
+from ensemble_configs.releases.context_attention import longest_prompt, why_not_on_pytorch, why_not_paged
 
 SMS = sorted({gpu.sm for gpu in gpus().values()})
 KV_FORMATS = ("auto", "int8", "fp8")

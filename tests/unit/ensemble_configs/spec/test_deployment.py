@@ -7,7 +7,7 @@ import pytest
 
 from ensemble_configs.spec.deployment import load_deployment, override_triton
 from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 GOOD = """
 name: test

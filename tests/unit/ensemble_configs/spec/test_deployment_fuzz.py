@@ -18,7 +18,7 @@ from ensemble_configs.render.helm_values import render_helm_values
 from ensemble_configs.render.launch_flags import launch_flags
 from ensemble_configs.render.repository import render_repository
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 COUNT = 3000  # so many that every field is touched
 # What is always a mistake; the refusal names the very key.

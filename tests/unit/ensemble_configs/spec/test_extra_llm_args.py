@@ -26,9 +26,9 @@ from ensemble_configs.spec.release_spec import ReleaseSpec
 from ensemble_configs.spec.trtllm_facts import DATA, facts_note, facts_of, known_facts
 from scripts import trtllm_names
 from serving.engines.providers import create_engine
+from trireme.base.errors import SpecError
+from trireme.base.project_files import CODE_ROOT
 from trireme.commands import run_command
-from trireme.errors import SpecError
-from trireme.project_files import CODE_ROOT
 
 TOKENIZER = CODE_ROOT / "examples/demo_model/tokenizer"
 L4 = Gpu(name="NVIDIA L4", sm=89, memory_bytes=24 * 2**30, free_bytes=23 * 2**30)

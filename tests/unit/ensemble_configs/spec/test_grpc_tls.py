@@ -18,7 +18,7 @@ from ensemble_configs.render.launch_flags import launch_flags
 from ensemble_configs.spec.deployment import DeploymentSpec, override_triton
 from ensemble_configs.spec.grpc_tls import GrpcTlsSpec, certificate_of, grpc_tls_findings, own_access
 from serving.doctor.preflight import check
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from ensemble_configs.render.repository import render_repository
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.observability_spec import LogsSpec, TracingSpec, read_adapter_parameters
 from ensemble_configs.spec.validation import validate
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 ENDPOINT = "http://collector.example:4318"
 

@@ -11,7 +11,7 @@ from prometheus_here import FILES, needs_prometheus, run
 
 from observability.dashboards.all_dashboards import dashboards
 from observability.dashboards.panels import Dashboard, filled_in
-from observability.objectives import Objectives
+from observability.rules.objectives import Objectives
 
 DASHBOARDS = dashboards(Objectives())
 

@@ -20,10 +20,10 @@ from serving.admission.fair_shares import Backlog
 from serving.admission.queued_request import Ticket
 from serving.admission.wait_estimate import WaitEstimate
 from serving.engine_process import speculating_engine
-from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
-from serving.engines.paged_batch import PlannedStep
+from serving.engines.seam.base import FinishReason, PerfMetrics, TokenChunk
+from serving.engines.seam.paged_batch import PlannedStep
+from serving.engines.seam.scheduling import Priority
 from serving.engines.simulated.simulated_engine import SimulatedEngine
-from serving.requests.scheduling import Priority
 
 
 def spec(**parts: object) -> AdmissionSpec:

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ensemble_configs.spec.admission_spec import AdmissionSpec
 from serving.admission.budget import KvBudget
-from serving.requests.scheduling import Priority
+from serving.engines.seam.scheduling import Priority
 
 BLOCK_TOKENS = 8
 

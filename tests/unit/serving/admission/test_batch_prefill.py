@@ -8,7 +8,7 @@ from benchmarks.batch_share_in_virtual_time import Run, ratios
 from benchmarks.overload import ENGINE
 from ensemble_configs.spec.admission_spec import AdmissionSpec
 from serving.admission.batch_prefill import BatchPrefill
-from serving.requests.scheduling import Priority
+from serving.engines.seam.scheduling import Priority
 
 BATCH, STANDARD = Priority.BATCH, Priority.STANDARD
 

@@ -16,9 +16,9 @@ from serving.admission.admitting_engine import AdmittingEngine
 from serving.admission.budget import KvBudget
 from serving.admission.kv_budget import Room
 from serving.admission.tenant_reserve import TenantReserve
-from serving.engines.base import GenerationRequest, SamplingParams
+from serving.engines.seam.base import GenerationRequest, SamplingParams
+from serving.engines.seam.scheduling import Priority, Scheduling
 from serving.engines.simulated.simulated_engine import SimulatedEngine
-from serving.requests.scheduling import Priority, Scheduling
 
 ENGINE = SimulatedEngineSpec(
     provider="simulated", max_num_seqs=32, num_kv_blocks=1024, max_num_batched_tokens=2048, step_ms=40.0

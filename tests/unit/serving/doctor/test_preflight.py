@@ -19,7 +19,7 @@ from ensemble_configs.spec.release_spec import TokenizerSpec
 from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.doctor.preflight import check
 from serving.process.this_machine import read_machine
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 DEMO_ENGINE = TOKENIZER.parent / "openvino" / "target"
 PORTS = ("http_port", "grpc_port", "metrics_port")

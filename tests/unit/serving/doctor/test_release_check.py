@@ -15,7 +15,7 @@ from serving.doctor.preflight import check
 from serving.doctor.release_check import is_verified, refuse_unfit_releases, releases_of, unverified_places
 from serving.engine_process.engine_sources import OwnedEngine
 from serving.supervisor.messages import releases_of as releases_of_words
-from trireme.errors import ServerError, SpecError
+from trireme.base.errors import ServerError, SpecError
 
 
 @pytest.fixture(autouse=True)

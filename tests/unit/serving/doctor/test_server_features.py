@@ -18,8 +18,8 @@ from serving.doctor.server_features import (
     limits_http_bytes,
 )
 from serving.doctor.server_probe import refuse_unfit_server
-from serving.supervisor.installation import TritonInstallation
-from trireme.errors import ServerError, SpecError
+from serving.process.installation import TritonInstallation
+from trireme.base.errors import ServerError, SpecError
 
 OPEN = TritonSpec(allow_client_shm=True)
 OLDER = ServerFeatures("/t", "2.51.0", "2.4.6", *[False] * 8)

@@ -12,7 +12,7 @@ import pytest
 from serving.engine_process.connections import STATS_S, Switchboard
 from serving.engine_process.engine_messages import Cancel, Channel, ChannelClosed, Ready, Report, Step, Stop, Submit
 from serving.engine_process.engine_messages import Command as Commands
-from serving.engines.base import (
+from serving.engines.seam.base import (
     EngineInfo,
     EngineStats,
     FinishReason,

@@ -20,9 +20,9 @@ from serving.engine_process import engine_client, engine_sources
 from serving.engine_process.engine_client import EngineClient
 from serving.engine_process.engine_messages import Step
 from serving.engine_process.engine_sources import OwnedEngine
-from serving.engines.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
-from trireme.errors import ServerError, Unavailable
-from trireme.project_files import CODE_ROOT
+from serving.engines.seam.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
+from trireme.base.errors import ServerError, Unavailable
+from trireme.base.project_files import CODE_ROOT
 
 SLOW = {"step_ms": 20.0}
 

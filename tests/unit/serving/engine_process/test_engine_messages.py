@@ -23,7 +23,7 @@ from serving.engine_process.engine_messages import (
     Stop,
     Submit,
 )
-from serving.engines.base import (
+from serving.engines.seam.base import (
     EngineInfo,
     EngineStats,
     FinishReason,

@@ -16,9 +16,9 @@ from simulated_release import write_broken_release, write_release
 from serving.engine_process.engine_client import EngineClient
 from serving.engine_process.engine_messages import Step
 from serving.engine_process.engine_sources import EngineListener, EngineSource, OwnedEngine, SharedEngine
-from serving.engines.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
+from serving.engines.seam.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
 from serving.process.run_dir import RUN_DIR_VARIABLE, run_dir
-from trireme.errors import ServerError, Unavailable
+from trireme.base.errors import ServerError, Unavailable
 
 
 class Adapter:

@@ -14,7 +14,7 @@ from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engine_process.engine_loading import load_engine
 from serving.engine_process.engine_sources import OwnedEngine
 from serving.engine_process.engine_warm_up import warm_up
-from serving.engines.base import (
+from serving.engines.seam.base import (
     FIRST_WARM_UP_KEY,
     FinishReason,
     GenerationRequest,
@@ -22,10 +22,10 @@ from serving.engines.base import (
     StepStats,
     TokenChunk,
 )
-from serving.engines.clock import VirtualClock
+from serving.engines.seam.clock import VirtualClock
 from serving.engines.simulated.simulated_engine import SimulatedEngine
 from serving.process.run_dir import RUN_DIR_VARIABLE
-from trireme.errors import RequestError, ServerError
+from trireme.base.errors import RequestError, ServerError
 
 WARM = "the engine is warm"
 

@@ -23,11 +23,11 @@ from serving.engine_process.engine_loop import serve_admitting
 from serving.engine_process.engine_messages import Cancel, Channel, ChannelClosed, Command, Ready, Report, Step, Submit
 from serving.engine_process.engine_sources import OwnedEngine
 from serving.engine_process.progress_watch import ProgressWatch
-from serving.engines.base import EngineStats, FinishReason, GenerationRequest, TokenChunk
-from serving.engines.clock import WallClock
+from serving.engines.seam.base import EngineStats, FinishReason, GenerationRequest, TokenChunk
+from serving.engines.seam.clock import WallClock
 from serving.engines.simulated.simulated_engine import SimulatedEngine
-from trireme.errors import Unavailable
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import Unavailable
+from trireme.base.project_files import CODE_ROOT
 
 ONE_WAITS = AdmissionSpec.model_validate({"queue": {"max_requests": 1}})
 

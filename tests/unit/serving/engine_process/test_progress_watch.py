@@ -6,9 +6,9 @@ from typing import cast
 import pytest
 
 from serving.engine_process.progress_watch import ProgressWatch
-from serving.engines.base import Engine
-from serving.engines.clock import VirtualClock
-from trireme.errors import ServerError
+from serving.engines.seam.base import Engine
+from serving.engines.seam.clock import VirtualClock
+from trireme.base.errors import ServerError
 
 
 class Working:

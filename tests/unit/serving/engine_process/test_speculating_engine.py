@@ -11,7 +11,7 @@ from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.engine_process.speculating_engine import SpeculatingEngine
 from serving.engine_process.stopping_engine import StoppingEngine
-from serving.engines.base import (
+from serving.engines.seam.base import (
     Engine,
     EngineStats,
     ExtraOutputs,
@@ -20,11 +20,11 @@ from serving.engines.base import (
     SamplingParams,
     TokenChunk,
 )
-from serving.engines.clock import VirtualClock
+from serving.engines.seam.clock import VirtualClock
 from serving.engines.simulated.simulated_engine import SimulatedEngine
 from serving.requests.extra_outputs import merged
 from serving.text.detokenization import TextDecoder
-from trireme.errors import RequestError, SpecError
+from trireme.base.errors import RequestError, SpecError
 
 
 def simulated(**spec: object) -> SimulatedEngine:

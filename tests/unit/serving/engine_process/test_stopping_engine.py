@@ -7,7 +7,7 @@ from simulated_release import TOKENIZER
 
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.engine_process.stopping_engine import StoppingEngine
-from serving.engines.base import (
+from serving.engines.seam.base import (
     Engine,
     EngineInfo,
     EngineStats,
@@ -19,7 +19,7 @@ from serving.engines.base import (
 )
 from serving.text.detokenization import TextDecoder
 from serving.text.tokenization import PromptTokenizer
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 SPEC = TokenizerSpec(dir=TOKENIZER, add_special_tokens=False)
 DECODER = TextDecoder.from_spec(SPEC)

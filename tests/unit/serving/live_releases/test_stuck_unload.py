@@ -16,7 +16,7 @@ from serving.live_releases import stuck_unload as lost_versions
 from serving.live_releases.stuck_unload import forget, wait_unloaded
 from serving.process.control_channel import Lifeline
 from serving.process.run_dir import RUN_DIR_VARIABLE
-from trireme.errors import ServerError, Unavailable
+from trireme.base.errors import ServerError, Unavailable
 
 CONFIG = f'{GENERATED}x.yaml\nname: "m"\nversion_policy {{\n  specific {{\n    versions: [2]\n  }}\n}}\n'
 

@@ -24,8 +24,8 @@ from serving.multi_node.group_leader import run_ranks, wait_for_workers
 from serving.multi_node.group_record import GroupRecord, run_server
 from serving.multi_node.node_group import sshd_config
 from serving.supervisor.stop_signal import StopSignal
-from trireme.errors import ServerError, SpecError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import ServerError, SpecError
+from trireme.base.project_files import CODE_ROOT
 
 WAIT_S = 20.0
 # Tells a keeper to run a command as the server, as upstream's script does at rank 0, and goes on behind it.

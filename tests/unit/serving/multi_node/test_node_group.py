@@ -14,7 +14,7 @@ from serving.multi_node.node_group import (
     ssh_options,
     sshd_config,
 )
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 def environment(leader: str = "big-0.big.prod", size: object = 3, index: object = 0) -> dict[str, str]:

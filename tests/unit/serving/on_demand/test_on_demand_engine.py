@@ -14,12 +14,12 @@ from simulated_release import write_broken_release, write_release
 
 from ensemble_configs.spec.release_spec import OnDemandSpec
 from serving.engine_process.engine_sources import OwnedEngine
-from serving.engines.base import GenerationRequest, SamplingParams, TokenChunk
-from serving.engines.clock import WallClock
-from serving.on_demand.on_demand_engine import OnDemandEngine
-from serving.on_demand.residency import Residency
+from serving.engine_process.on_demand_engine import OnDemandEngine
+from serving.engine_process.residency import Residency
+from serving.engines.seam.base import GenerationRequest, SamplingParams, TokenChunk
+from serving.engines.seam.clock import WallClock
 from serving.process.run_dir import RUN_DIR_VARIABLE
-from trireme.errors import RequestError, ServerError
+from trireme.base.errors import RequestError, ServerError
 
 PATIENCE_S = 20.0
 

@@ -16,8 +16,8 @@ import triton_python_backend_utils as pb_utils
 from ensemble_by_hand import AdapterError, EnsembleByHand, load_adapter
 from simulated_release import write_release
 
-from ensemble_configs.render.model_names import PYTHON_MODELS
 from ensemble_configs.render.repository import DEFAULT_REPOSITORY
+from ensemble_configs.spec.model_names import PYTHON_MODELS
 
 PROMPT = "What is the capital of France?"
 

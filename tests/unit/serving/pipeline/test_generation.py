@@ -25,13 +25,13 @@ from ensemble_configs.render.release_file import load_release
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.engine_process import engine_client
 from serving.engine_process.engine_sources import OwnedEngine
-from serving.engines.base import EngineStats, FinishReason, GenerationRequest
+from serving.engines.seam.base import EngineStats, FinishReason, GenerationRequest
 from serving.pipeline.generation import GenerationService
 from serving.pipeline.running_request import Reply
-from serving.pipeline.stream_state import Census, StreamContext, StreamState, new_stream_key, pack
+from serving.requests.stream_state import Census, StreamContext, StreamState, new_stream_key, pack
 from serving.telemetry.request_metrics import RequestMetrics
 from serving.text.tokenization import PromptTokenizer
-from trireme.errors import RequestError, ServerError, ServingError, Unavailable
+from trireme.base.errors import RequestError, ServerError, ServingError, Unavailable
 
 SLOW = {"step_ms": 20.0}
 ENDLESS = 2000  # tokens; 40 s when slow

@@ -10,7 +10,7 @@ import pytest
 
 from serving.pipeline.late_pipeline import LatePipeline
 from serving.process.server_log import JsonLines
-from trireme.errors import ServingError
+from trireme.base.errors import ServingError
 
 PROMPT = "my bank's secret is 1234"
 

@@ -13,7 +13,7 @@ from recording_tensor_sink import RecordingTensorSink
 
 from serving.pipeline.long_prompts import LaneLimits, LongPrompt, LongPrompts, text_bytes
 from serving.text.tokenization import LONG_TEXT_BYTES
-from trireme.errors import QueueFull, RequestCancelled, RequestError, ServerError, Unavailable
+from trireme.base.errors import QueueFull, RequestCancelled, RequestError, ServerError, Unavailable
 
 KIB = 1024
 DRAINING = Unavailable("the server is shutting down", reason="draining")

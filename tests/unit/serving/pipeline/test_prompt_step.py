@@ -13,13 +13,13 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from ensemble_configs.render.tensors import PROMPT_TENSORS, Tensor, inputs_of
 from ensemble_configs.spec.release_spec import TokenizerSpec
-from serving.engines.base import EngineInfo, SamplingParams
+from serving.engines.seam.base import EngineInfo, SamplingParams
 from serving.pipeline.prompt_step import PromptStep
-from serving.pipeline.stream_state import unpack_context
 from serving.requests.engine_request import RequestDecoder
 from serving.requests.prompt_batch import engine_rows
+from serving.requests.stream_state import unpack_context
 from serving.text.tokenization import PromptTokenizer
-from trireme.errors import RequestError, SpecError
+from trireme.base.errors import RequestError, SpecError
 
 PROMPTS = PromptTokenizer.from_spec(TokenizerSpec(dir=TOKENIZER, add_special_tokens=False))
 ROWS: dict[str, Tensor] = dict(inputs_of("preprocessing"))

@@ -16,7 +16,7 @@ from text_bench import Owner, ask, wait_until
 
 from serving.pipeline.release_routing import PinnedReleases
 from serving.process.run_dir import RUN_DIR_VARIABLE
-from trireme.errors import RequestError, ServerError, SpecError, Unavailable
+from trireme.base.errors import RequestError, ServerError, SpecError, Unavailable
 
 
 @pytest.fixture(autouse=True)

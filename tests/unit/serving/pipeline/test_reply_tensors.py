@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from ensemble_configs.render.tensors import outputs_of
-from serving.engines.base import FinishReason, PerfMetrics
+from serving.engines.seam.base import FinishReason, PerfMetrics
 from serving.pipeline.reply_tensors import reply_tensors
 from serving.pipeline.running_request import Reply
-from serving.pipeline.stream_state import StreamState, unpack_state
+from serving.requests.stream_state import StreamState, unpack_state
 
 EVERYTHING = Reply(
     token_ids=[5, 6],

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
+from serving.engines.seam.base import FinishReason, PerfMetrics, TokenChunk
 from serving.pipeline.response_coalescing import ChunkGather
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from serving.engines.base import FinishReason, TokenChunk
+from serving.engines.seam.base import FinishReason, TokenChunk
 from serving.pipeline.response_workers import NUM_LANES, ReplyLanes
 
 WAIT_S = 10.0

@@ -7,12 +7,12 @@ import pytest
 import triton_python_backend_utils as pb_utils
 from recording_sink import RecordingSink
 
-from serving.engines.base import FinishReason, TokenChunk
+from serving.engines.seam.base import FinishReason, TokenChunk
 from serving.pipeline.running_request import Reply, RunningRequest
-from serving.pipeline.stream_state import StreamContext, StreamState
 from serving.requests.engine_request import ResponseOptions
+from serving.requests.stream_state import StreamContext, StreamState
 from serving.telemetry.request_metrics import RequestMetrics, RequestTimes
-from trireme.errors import ServerError
+from trireme.base.errors import ServerError
 
 LENGTH = FinishReason.LENGTH
 PROMPT = [1, 2, 3]

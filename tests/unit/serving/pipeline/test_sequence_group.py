@@ -4,11 +4,11 @@
 import pytest
 from recording_sink import RecordingSink
 
-from serving.engines.base import SamplingParams
+from serving.engines.seam.base import SamplingParams
 from serving.pipeline.running_request import Reply
 from serving.pipeline.sequence_group import Member, SequenceGroup, context_of, sampling_of
-from serving.pipeline.stream_state import KEYS_PER_REQUEST, StreamContext, new_stream_key
-from trireme.errors import ServerError
+from serving.requests.stream_state import KEYS_PER_REQUEST, StreamContext, new_stream_key
+from trireme.base.errors import ServerError
 
 
 class Failures:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from serving.pipeline.stream_state import (
+from serving.requests.stream_state import (
     Census,
     StreamContext,
     StreamState,
@@ -16,7 +16,7 @@ from serving.pipeline.stream_state import (
     unpack_context,
     unpack_state,
 )
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 BIG = 2**63  # above every key: 62 random bits and a count
 

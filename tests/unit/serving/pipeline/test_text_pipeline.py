@@ -19,7 +19,7 @@ from serving.process.run_dir import RUN_DIR_VARIABLE
 from serving.requests.tensor_sink import Tensors
 from serving.telemetry.request_metrics import RequestMetrics
 from serving.text.detokenization import TextDecoder
-from trireme.errors import RequestError, Unavailable
+from trireme.base.errors import RequestError, Unavailable
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,11 @@ import pytest
 from simulated_release import TOKENIZER, write_release
 
 from ensemble_configs.spec.release_spec import TokenizerSpec
-from serving.pipeline.stream_state import Census, StreamState, keys_decoder, pack
 from serving.pipeline.text_step import TextStep
+from serving.requests.stream_state import Census, StreamState, keys_decoder, pack
 from serving.text.detokenization import TextDecoder
 from serving.text.tokenization import PromptTokenizer
-from trireme.errors import RequestError, SpecError
+from trireme.base.errors import RequestError, SpecError
 
 SPEC = TokenizerSpec(dir=TOKENIZER, add_special_tokens=False)
 DECODER = TextDecoder.from_spec(SPEC)

@@ -10,7 +10,6 @@ import triton_python_backend_utils as pb_utils
 
 from serving.pipeline.abandoned_streams import take_census
 from serving.pipeline.generation import EngineRefusal
-from serving.pipeline.stream_state import Census
 from serving.pipeline.triton_adapter import (
     Responses,
     error_response,
@@ -20,8 +19,9 @@ from serving.pipeline.triton_adapter import (
     start_each,
     triton_error,
 )
+from serving.requests.stream_state import Census
 from serving.telemetry.request_tracer import RequestTracer
-from trireme.errors import (
+from trireme.base.errors import (
     BuildError,
     QueueFull,
     RequestCancelled,

@@ -6,9 +6,9 @@ import numpy.typing as npt
 import pytest
 from recording_tensor_sink import RecordingTensorSink
 
-from serving.pipeline.stream_state import StreamState, pack, unpack_final_states
 from serving.pipeline.whole_response import WholeResponse, joined_rows
-from trireme.errors import RequestError, ServerError
+from serving.requests.stream_state import StreamState, pack, unpack_final_states
+from trireme.base.errors import RequestError, ServerError
 
 Array = npt.NDArray[np.generic]
 

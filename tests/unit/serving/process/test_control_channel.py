@@ -14,7 +14,7 @@ import pytest
 from serving.process import control_channel as lifeline
 from serving.process.control_channel import Lifeline, Pulse, ask_all, feel_pulse, generation_handlers
 from serving.process.run_dir import RUN_DIR_VARIABLE
-from trireme.errors import ServingError, Unavailable
+from trireme.base.errors import ServingError, Unavailable
 
 ARGS = {"model_name": "m", "model_version": "1"}
 

@@ -12,10 +12,10 @@ import pytest
 from simulated_release import TOKENIZER
 
 from ensemble_configs.spec.release_spec import TokenizerSpec
-from serving.engines.engine_start import EngineStart
+from serving.engines.seam.engine_start import EngineStart
 from serving.process.returned_memory import with_returned_memory
 from serving.text.tokenization import PromptTokenizer
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 
 def test_an_engine_s_process_has_the_environment_that_the_operator_gave() -> None:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from ensemble_configs.render.tensors import BLS_INPUTS, SCHEDULING_INPUTS, Tensor, inputs_of, named_at
-from serving.engines.base import EngineInfo, SamplingParams
-from serving.engines.packed_array import PackedArray
-from serving.pipeline.stream_state import StreamContext, pack
+from serving.engines.seam.base import EngineInfo, SamplingParams
+from serving.engines.seam.packed_array import PackedArray
 from serving.requests.engine_request import DecodedRequest, RequestDecoder, ResponseOptions
-from trireme.errors import RequestError
+from serving.requests.stream_state import StreamContext, pack
+from trireme.base.errors import RequestError
 
 ROWS: dict[str, Tensor] = dict(inputs_of("tensorrt_llm") + named_at("tensorrt_llm_bls", BLS_INPUTS))
 TAKEN_BY_NONE = {name: row for name, row in ROWS.items() if row.why_not}

@@ -13,14 +13,14 @@ from test_stopping_engine import PROMPTS, ScriptedEngine, request
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.engine_process.engine_messages import Step
 from serving.engine_process.stopping_engine import StoppingEngine
-from serving.engines.base import Beam, EngineStats, ExtraOutputs, FinishReason, TokenChunk
-from serving.engines.packed_array import PackedArray, first_rows, join_rows
+from serving.engines.seam.base import Beam, EngineStats, ExtraOutputs, FinishReason, TokenChunk
+from serving.engines.seam.packed_array import PackedArray, first_rows, join_rows
 from serving.pipeline.reply_tensors import reply_tensors, text_tensors
 from serving.pipeline.response_coalescing import ChunkGather
 from serving.pipeline.running_request import Reply, RunningRequest
-from serving.pipeline.stream_state import StreamState, pack
 from serving.pipeline.text_step import TextStep
 from serving.requests.engine_request import ResponseOptions
+from serving.requests.stream_state import StreamState, pack
 from serving.text.detokenization import TextDecoder
 
 DECODER = TextDecoder.from_spec(TokenizerSpec(dir=TOKENIZER, add_special_tokens=False))

@@ -3,14 +3,14 @@
 
 import pytest
 
-from serving.engines.base import MAX_BEAM_WIDTH
-from serving.pipeline.stream_state import KEYS_PER_REQUEST
+from serving.engines.seam import scheduling
+from serving.engines.seam.base import MAX_BEAM_WIDTH
 from serving.requests import engine_request as requests
-from serving.requests import scheduling
 from serving.requests.guided_decoding import MAX_GUIDE_CHARS
+from serving.requests.stream_state import KEYS_PER_REQUEST
 from serving.requests.word_lists import MAX_BAD_WORDS
 from serving.text.stop_strings import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, MAX_STOP_STRINGS_CHARS
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 CONTRACT = CODE_ROOT / "docs" / "contract.md"
 

@@ -9,7 +9,7 @@ import pytest
 from test_engine_request import INFO
 
 from serving.requests.engine_request import RequestDecoder
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 ASK: dict[str, npt.NDArray[np.generic]] = {
     "input_ids": np.array([[1, 2]], np.int32),

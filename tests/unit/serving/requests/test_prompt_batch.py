@@ -17,21 +17,21 @@ from simulated_release import write_release
 from ensemble_configs.render.release_file import load_release
 from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from serving.engine_process.stopping_engine import StoppingEngine
-from serving.engines.base import TokenChunk
-from serving.engines.clock import VirtualClock
+from serving.engines.seam.base import TokenChunk
+from serving.engines.seam.clock import VirtualClock
 from serving.engines.simulated.simulated_engine import SimulatedEngine
 from serving.pipeline.prompt_step import PromptStep
+from serving.pipeline.request_sequences import RequestSequences
 from serving.pipeline.response_coalescing import ChunkGather
 from serving.pipeline.running_request import ReplySink
-from serving.pipeline.stream_state import KEYS_PER_REQUEST
 from serving.pipeline.text_pipeline import TextPipeline
 from serving.requests.prompt_batch import Row, engine_rows, for_each_row, rows_of
-from serving.requests.request_sequences import RequestSequences
+from serving.requests.stream_state import KEYS_PER_REQUEST
 from serving.requests.tensor_sink import Tensors
 from serving.telemetry.request_metrics import RequestMetrics
 from serving.text.detokenization import TextDecoder
 from serving.text.tokenization import PromptTokenizer
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 # Rows
 

@@ -14,7 +14,7 @@ from serving.requests.request_parameters import (
     with_scheduling,
     with_timeout,
 )
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 
 @pytest.mark.parametrize(

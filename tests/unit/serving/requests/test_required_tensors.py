@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from serving.requests.required_tensors import check_required
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 
 def test_a_complete_request_passes() -> None:

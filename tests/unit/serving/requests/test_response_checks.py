@@ -6,9 +6,9 @@ import pytest
 from recording_sink import RecordingSink
 from test_engine_request import INFO
 
+from serving.pipeline.response_checks import check_response
 from serving.requests.engine_request import ResponseOptions
-from serving.requests.response_checks import check_response
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 WITHOUT_BLOCKS = msgspec.structs.replace(INFO, why_not={"kv_cache_reused_blocks": "nobody counts them"})
 

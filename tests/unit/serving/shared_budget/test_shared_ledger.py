@@ -19,8 +19,8 @@ import serving.shared_budget.shared_ledger
 from serving.shared_budget import ledger_file
 from serving.shared_budget.ledger_file import LedgerFile
 from serving.shared_budget.shared_ledger import SharedLedger
-from trireme.errors import ServerError, SpecError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import ServerError, SpecError
+from trireme.base.project_files import CODE_ROOT
 
 
 class Clock:

@@ -16,11 +16,11 @@ from pydantic import ValidationError
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.spec.shared_budget_spec import SharedBudgetSpec
 from serving.admission.admitting_engine import AdmittingEngine
-from serving.engines.clock import VirtualClock
+from serving.engines.seam.clock import VirtualClock
 from serving.engines.simulated.simulated_engine import SimulatedEngine
 from serving.shared_budget.shared_ledger import SharedLedger
 from serving.shared_budget.shared_room import LedgerRoom
-from trireme.errors import RequestError, Unavailable
+from trireme.base.errors import RequestError, Unavailable
 
 BLOCK_TOKENS = 8
 

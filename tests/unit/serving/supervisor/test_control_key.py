@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from serving.supervisor.control_key import read_control_key
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 KEY = "".join(sorted(set(string.ascii_letters + string.digits + string.punctuation) - set(":=;,")))
 

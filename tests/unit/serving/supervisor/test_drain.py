@@ -8,8 +8,8 @@ import pytest
 
 from serving.supervisor import drain as module
 from serving.supervisor.drain import Outcome, drain
-from serving.supervisor.triton_process import TritonProcess
-from trireme.errors import Unavailable
+from serving.triton.triton_process import TritonProcess
+from trireme.base.errors import Unavailable
 
 
 class Server:

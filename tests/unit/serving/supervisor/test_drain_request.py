@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from clients.server_control import ServerControl
-from serving.supervisor.control import ControlSocket
 from serving.supervisor.drain import Outcome
 from serving.supervisor.drain_request import DrainRequest
-from trireme.errors import ServerError
+from serving.triton.control import ControlSocket
+from trireme.base.errors import ServerError
 
 WAIT_S = 20.0
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from serving.supervisor.health import MAX_SILENCE_S, Health, HealthServer, Phase
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 class Clock:

@@ -8,7 +8,7 @@ import pytest
 from serving.process.control_channel import Pulse
 from serving.supervisor import health_watch
 from serving.supervisor.health_watch import HealthWatch
-from serving.supervisor.triton_process import TritonProcess
+from serving.triton.triton_process import TritonProcess
 
 
 class Clock:

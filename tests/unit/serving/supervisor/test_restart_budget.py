@@ -5,7 +5,7 @@ import pytest
 
 from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.supervisor.supervision import RestartBudget
-from trireme.errors import ServerError
+from trireme.base.errors import ServerError
 
 
 class Clock:

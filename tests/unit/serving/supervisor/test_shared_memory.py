@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from serving.supervisor.shared_memory import PREFIX, RegionOwner, remove_dead_regions
+from serving.process.shared_memory import PREFIX, RegionOwner, remove_dead_regions
 
 
 def names(folder: Path) -> list[str]:

@@ -17,8 +17,8 @@ from serving.supervisor.health import Health
 from serving.supervisor.shutdown import Leaving
 from serving.supervisor.stop_signal import StopSignal
 from serving.supervisor.supervision import Supervision
-from serving.supervisor.triton_process import TritonProcess
-from trireme.errors import Unavailable
+from serving.triton.triton_process import TritonProcess
+from trireme.base.errors import Unavailable
 
 WAIT_S = 20.0
 

@@ -7,7 +7,7 @@ import pytest
 
 from serving.supervisor.start_failure import cause_in, causes_in
 from trireme import commands
-from trireme.errors import ServerError
+from trireme.base.errors import ServerError
 
 # As Triton 2.51 logs it: a graph of an engine, of what needs the engine, and of a machine without a GPU.
 ENGINE = (

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from serving.supervisor.stop_signal import StopSignal
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 WAIT_S = 20.0
 

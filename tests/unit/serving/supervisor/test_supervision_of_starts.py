@@ -9,14 +9,14 @@ import pytest
 
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.triton_spec import TritonSpec
-from serving.live_releases.stuck_load import STUCK_S, StuckLoad
 from serving.supervisor.drain_request import DrainRequest
 from serving.supervisor.health import Health
 from serving.supervisor.shutdown import Leaving
 from serving.supervisor.stop_signal import StopSignal
 from serving.supervisor.supervision import Supervision
-from serving.supervisor.triton_process import TritonProcess
-from trireme.errors import ServerError, Unavailable
+from serving.triton.stuck_load import STUCK_S, StuckLoad
+from serving.triton.triton_process import TritonProcess
+from trireme.base.errors import ServerError, Unavailable
 
 STUCK = 1000  # in place of an exit status
 

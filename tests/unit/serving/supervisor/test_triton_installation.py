@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import triton_python_backend_utils
 
-from serving.supervisor import installation
-from serving.supervisor.installation import TritonInstallation, find_triton
-from trireme.errors import SpecError
+from serving.process import installation
+from serving.process.installation import TritonInstallation, find_triton
+from trireme.base.errors import SpecError
+from trireme.base.project_files import CODE_ROOT
 from trireme.installing import triton_server
 from trireme.installing.commands import SetupError
-from trireme.project_files import CODE_ROOT
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 

@@ -13,11 +13,11 @@ import pytest
 from openvino import opset13 as ov
 
 from ensemble_configs.spec.release_spec import ReleaseSpec
-from serving.engines.base import EngineCosts
 from serving.engines.openvino.openvino_costs import openvino_costs
+from serving.engines.seam.base import EngineCosts
 from serving.telemetry.cpu_bandwidth import keep_bandwidth, kept_bandwidth, measure_bandwidth
 from serving.telemetry.engine_costs import engine_costs
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 DEMO = CODE_ROOT / "examples/demo_model"
 TARGET = DEMO / "openvino/target"

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import triton_python_backend_utils as pb_utils
 
-from serving.engines.base import AdmissionStats, CancelStats, EngineInfo, EngineStats
+from serving.engines.seam.base import AdmissionStats, CancelStats, EngineInfo, EngineStats
 from serving.telemetry import engine_metrics
 from serving.telemetry.engine_metrics import EngineMetrics
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from serving.engines.base import FinishReason, PerfMetrics, TokenChunk
-from serving.requests.scheduling import Priority, Scheduling
+from serving.engines.seam.base import FinishReason, PerfMetrics, TokenChunk
+from serving.engines.seam.scheduling import Priority, Scheduling
 from serving.telemetry.request_trace import Adapter, RequestTrace, SequenceLife
 from serving.telemetry.request_tracer import RequestTracer
 from serving.telemetry.span_record import SpanRecord, told_of
 from serving.telemetry.trace_context import TraceContext
-from trireme.errors import QueueFull, RequestError, ServingError
+from trireme.base.errors import QueueFull, RequestError, ServingError
 
 PARENT = TraceContext(11, 12, is_sampled=True)
 MS = 1_000_000

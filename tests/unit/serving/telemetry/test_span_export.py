@@ -14,7 +14,7 @@ from serving.telemetry.request_tracer import check_installed
 from serving.telemetry.span_export import SpanExport
 from serving.telemetry.span_record import SpanRecord
 from serving.telemetry.trace_context import TraceContext
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 CONTEXT = TraceContext(0xAB, 0xCD, is_sampled=True, state="vendor=1")
 

@@ -10,7 +10,7 @@ import pytest
 import triton_python_backend_utils as pb_utils
 
 from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
-from serving.engines.base import (
+from serving.engines.seam.base import (
     Engine,
     EngineCosts,
     EngineInfo,
@@ -19,7 +19,7 @@ from serving.engines.base import (
     StepStats,
     TokenChunk,
 )
-from serving.engines.clock import VirtualClock, WallClock
+from serving.engines.seam.clock import VirtualClock, WallClock
 from serving.engines.simulated.simulated_engine import SimulatedEngine
 from serving.telemetry import step_metrics
 from serving.telemetry.step_account import AccountedEngine

@@ -12,15 +12,15 @@ import triton_python_backend_utils as pb_utils
 from equipped_engines import equipped_engine
 from trtllm_generator import load_facts
 
-from serving.engines.base import EngineStats, FinishReason, GenerationRequest, SamplingParams, TokenChunk
-from serving.engines.clock import WallClock
+from serving.engines.seam.base import EngineStats, FinishReason, GenerationRequest, SamplingParams, TokenChunk
+from serving.engines.seam.clock import WallClock
 from serving.engines.tensorrt_llm.trtllm_perf import read_perf_metrics
 from serving.engines.tensorrt_llm.trtllm_stats import read_stats
 from serving.telemetry.engine_metrics import EngineMetrics
 from serving.telemetry.request_metrics import RequestMetrics, RequestTimes
 from serving.telemetry.step_account import AccountedEngine
 from serving.telemetry.upstream_metrics import CONSTANTS, GAUGES
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 TESTS = CODE_ROOT / "tests"
 UPSTREAM: dict[str, Any] = json.loads((TESTS / "data" / "upstream_metrics.json").read_text())["families"]

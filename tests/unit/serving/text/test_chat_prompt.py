@@ -15,7 +15,7 @@ from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.pipeline.prompt_step import PromptStep
 from serving.text.chat_prompt import ChatPrompt, parse_messages
 from serving.text.tokenization import PromptTokenizer
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 SPEC = TokenizerSpec(dir=TOKENIZER, add_special_tokens=True)
 

@@ -17,8 +17,8 @@ from tokenizers.decoders import DecodeStream
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.text import detokenization, token_pieces
 from serving.text.detokenization import StopStringWatch, StreamText, TextDecoder
-from trireme.errors import SpecError
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import SpecError
+from trireme.base.project_files import CODE_ROOT
 
 DEMO_TOKENIZER = CODE_ROOT / "examples" / "demo_model" / "target"
 REPLACEMENT = "\ufffd"

@@ -17,7 +17,7 @@ from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.pipeline.prompt_step import PromptStep
 from serving.text.chat_prompt import ChatPrompt
 from serving.text.tokenization import LONG_TEXT_BYTES, PromptTokenizer
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 SPEC = TokenizerSpec(dir=TOKENIZER)
 MAX_SEQ_LEN = 1000

@@ -14,7 +14,7 @@ from serving.text.stop_strings import (
     StopStringMatcher,
     check_stop_strings,
 )
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 # Two letters only: strings then overlap themselves and each other all the time.
 TEXTS = st.text("ab", max_size=30)

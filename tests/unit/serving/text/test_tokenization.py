@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.text.tokenization import PromptTokenizer
-from trireme.errors import RequestError, SpecError
+from trireme.base.errors import RequestError, SpecError
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 BOS, EOS, PAD = 256, 257, 258

@@ -16,18 +16,19 @@ from aisimulate_recorded import recording
 from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.known_models import known_models
-from build_engines.planner.candidates import Candidate, Machines, Wanted, candidates
 from build_engines.planner.estimators import estimator_choice
 from build_engines.planner.estimators.aisimulate_estimator import AiSimulate
 from build_engines.planner.estimators.aisimulate_process import AiSimulateProcess, model_folder
 from build_engines.planner.estimators.estimator import Load, Roofline
-from build_engines.planner.estimators.estimator_choice import TABLE, Wish, chosen, stated_errors
+from build_engines.planner.estimators.estimator_choice import Wish, chosen, stated_errors
 from build_engines.planner.estimators.uncertainty import factor_of
 from build_engines.planner.plan_report import plan_as_data, print_plan
 from build_engines.planner.ranking import Question, make_plan
-from build_engines.planner.steady_state import Estimate, Limits, Workload
+from build_engines.planner.roofline.candidates import Candidate, Machines, Wanted, candidates
+from build_engines.planner.roofline.steady_state import Estimate, Limits, Workload
+from trireme.base.errors import ServerError, SpecError
+from trireme.base.project_files import CODE_ROOT
 from trireme.commands import run_command
-from trireme.errors import ServerError, SpecError
 
 LLAMA = known_models()["llama-3.1-8b"].config
 SHAPE = read_model_shape(LLAMA)
@@ -241,7 +242,7 @@ def test_the_command_line_takes_the_roofline_and_says_why(capsys: pytest.Capture
 
 
 def test_stated_errors_are_those_of_the_last_comparison() -> None:
-    [*_, last] = sorted((TABLE.parents[2] / "benchmarks/results").glob("planner_estimators_*.json"))
+    [*_, last] = sorted((CODE_ROOT / "benchmarks/results").glob("planner_estimators_*.json"))
     found = json.loads(last.read_text())
     left_out = found["roofline_on_what_was_left_out_of_its_fit"]["gpu_left_out"]
     assert stated_errors() == {"roofline": left_out, "aisimulate": found["shared"]["aisimulate"]}

@@ -26,14 +26,14 @@ from clients.load.capacity.capacity_search import (
     search,
 )
 from clients.load.capacity.capacity_trials import Bench
+from clients.load.commands.run_command import ServerGone
 from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
-from clients.load.run_command import ServerGone
 from clients.load.run_folder import Run, RunInfo, write_run
 from clients.load_report.run_figures import figures_of
 from clients.load_report.slo import parse_targets
+from trireme.base.errors import RequestError, ServerError, Unavailable
 from trireme.commands import run_command
-from trireme.errors import RequestError, ServerError, Unavailable
 
 TARGETS = parse_targets("ttft_p99=60,e2e_p50=95", of_percentiles=True)
 

@@ -13,7 +13,7 @@ from completions_server import DONE, event
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.load.openai.openai_errors import http_error
 from clients.load.openai.openai_stream import CompletionStream, completion_body, completions_url
-from trireme.errors import AccessDenied, RequestError, RequestTimeout, ServerError, ServingError, Unavailable
+from trireme.base.errors import AccessDenied, RequestError, RequestTimeout, ServerError, ServingError, Unavailable
 
 CUT_CHARACTER = (b'data: {"choices": [{"text": "\xc3', b'\xbc"}]}\n')
 ASKED = GenerateRequest(text_input="a b", max_tokens=8)

@@ -12,9 +12,9 @@ from completions_server import DONE, CompletionsServer, event
 
 from clients.load.load_options import Load
 from clients.load.tools.aiperf_records import records_of
+from trireme.base.errors import ServerError
+from trireme.base.project_files import CODE_ROOT
 from trireme.commands import run_command
-from trireme.errors import ServerError
-from trireme.project_files import CODE_ROOT
 
 AIPERF = CODE_ROOT / ".tools/aiperf/bin/aiperf"
 TOKENIZER = CODE_ROOT / "examples/demo_model/target"

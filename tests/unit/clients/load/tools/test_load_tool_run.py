@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from clients.load.tools.tool_run import run_tool
-from trireme.errors import ServerError
+from trireme.base.errors import ServerError
 
 _START_S = 60.0  # on a busy machine
 _OTHER = "import time; time.sleep(600)"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clients.rollout.judging.held_out import MAX_FILE_BYTES, MAX_PROMPTS, Prompt, held_out_in, parse_prompts, prompts_of
-from trireme.errors import SpecError
+from clients.rollout.records.held_out import MAX_FILE_BYTES, MAX_PROMPTS, Prompt, held_out_in, parse_prompts, prompts_of
+from trireme.base.errors import SpecError
 
 
 def write(folder: Path, text: str) -> Path:

@@ -6,16 +6,16 @@ import math
 import numpy as np
 import pytest
 
-from clients.rollout.judging.held_out import HeldOut, Prompt
 from clients.rollout.judging.replay import Answer, PromptScores, scores_of
 from clients.rollout.judging.text_similarity import COMPARED_CHARS, likeness
 from clients.rollout.judging.trial import Trial
-from clients.rollout.rollout_plan import Plan, check_plan, gate_spec_of, num_prompts_needed, read_plan
+from clients.rollout.records.held_out import HeldOut, Prompt
+from clients.rollout.records.rollout_plan import Plan, check_plan, gate_spec_of, num_prompts_needed, read_plan
 from clients.rollout_gate.gate import Gate
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.metrics import alpha_of
 from clients.rollout_gate.score_test import gains, least_pairs, log_evidence
-from trireme.errors import RequestError, ServerError, SpecError
+from trireme.base.errors import RequestError, ServerError, SpecError
 
 TWO = "It is two"
 BROKEN = ServerError("the engine says nothing", reason="engine_died")

@@ -13,9 +13,9 @@ import pytest
 from kserve_server import HANG, KServeServer, Step, response
 
 from clients.rollout.judging import replay as asking
-from clients.rollout.judging.held_out import Prompt
 from clients.rollout.judging.replay import PromptScores, Target, replay
-from trireme.errors import QueueFull, ServerError, Unavailable
+from clients.rollout.records.held_out import Prompt
+from trireme.base.errors import QueueFull, ServerError, Unavailable
 
 PROMPTS = tuple(Prompt(name=f"p{number}", text=f"What is {number}?", max_tokens=5) for number in range(6))
 

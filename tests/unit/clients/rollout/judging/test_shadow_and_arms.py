@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clients.rollout.commands.report_command import page
 from clients.rollout.judging.arms import ArmsJudge
 from clients.rollout.judging.judges import judge_of
-from clients.rollout.judging.shadow import ShadowJudge, agreement
-from clients.rollout.report_command import page
-from clients.rollout.rollout_plan import Mode, Plan
-from clients.rollout.routing.outcome import Outcome
-from clients.rollout.store import Store
+from clients.rollout.judging.shadow import ShadowJudge
+from clients.rollout.records.rollout_plan import Mode, Plan
+from clients.rollout.records.store import Store
+from clients.rollout.routing.agreement import agreement
 from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.outcome import Outcome
 
 
 def outcome(arm: str, **more: object) -> Outcome:

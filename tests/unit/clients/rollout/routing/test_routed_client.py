@@ -18,15 +18,15 @@ import pytest
 from kept_outcomes import merge
 from kserve_server import KServeServer, response, story
 
+from clients.rollout.records.rollout_plan import Plan
+from clients.rollout.records.state import Phase
+from clients.rollout.records.store import Store
 from clients.rollout.rollout_api import RolloutFront
-from clients.rollout.rollout_plan import Plan
 from clients.rollout.routing.routed_client import RoutedClient, Ticket
 from clients.rollout.routing.split import place_of
-from clients.rollout.state import Phase
-from clients.rollout.store import Store
 from clients.streaming import GenerateRequest
+from trireme.base.errors import RequestError, ServingError, Unavailable, format_token
 from trireme.commands import run_command
-from trireme.errors import RequestError, ServingError, Unavailable, format_token
 
 REQUEST = GenerateRequest(text_input="hi", max_tokens=4)
 LEASE_S = 30.0

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from clients.rollout.routing.hash_seed import best_salt, read_keys
 from clients.rollout.routing.split import BASELINE, CANDIDATE, STABLE, Places, Slice, place_of, slice_at, stratum_of
-from clients.rollout.routing.traffic import canary_slices
-from trireme.errors import SpecError
+from clients.rollout.traffic import canary_slices
+from trireme.base.errors import SpecError
 
 KEYS = [f"user-{number}" for number in range(100_000)]
 SHARES = (0.01, 0.05, 0.25, 0.5, 1.0)

@@ -7,7 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 
-from serving.engines.base import Engine, GenerationRequest, SamplingParams
+from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
 
 _MIN_EXPECTED = 5.0  # of a cell, in either sample; rarer values are counted together
 

@@ -13,7 +13,6 @@ import openvino_genai
 import pytest
 
 from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
-from serving.engines.base import Engine, GenerationRequest, PerfMetrics, SamplingParams
 from serving.engines.openvino.openvino_cached_tokens import CachedTokens
 from serving.engines.openvino.openvino_pipeline import (
     FINISH_REASONS,
@@ -25,7 +24,8 @@ from serving.engines.openvino.openvino_pipeline import (
     token_tensor,
 )
 from serving.engines.providers import create_engine
-from trireme.project_files import CODE_ROOT
+from serving.engines.seam.base import Engine, GenerationRequest, PerfMetrics, SamplingParams
+from trireme.base.project_files import CODE_ROOT
 
 TARGET = CODE_ROOT / "examples/demo_model/openvino/target"
 

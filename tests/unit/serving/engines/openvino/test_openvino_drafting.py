@@ -14,10 +14,10 @@ from test_engine_conformance import DEMO_MODEL, Session, come_and_go, openvino, 
 from tokenizers import Tokenizer
 
 from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
-from serving.engines.base import Engine, SamplingParams
 from serving.engines.openvino import openvino_engine
 from serving.engines.providers import create_engine
-from trireme.errors import RequestError, SpecError
+from serving.engines.seam.base import Engine, SamplingParams
+from trireme.base.errors import RequestError, SpecError
 
 DRAFT = DEMO_MODEL.parent / "draft"
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL.parent.parent / "target/tokenizer.json"))

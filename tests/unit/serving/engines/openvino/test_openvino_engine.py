@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
-from serving.engines.base import Engine, GenerationRequest, SamplingParams, TokenChunk
 from serving.engines.openvino import openvino_pipeline
 from serving.engines.openvino.openvino_pipeline import Handle, Pipeline, has_bf16
 from serving.engines.providers import create_engine
-from trireme.errors import SpecError
-from trireme.project_files import CODE_ROOT
+from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams, TokenChunk
+from trireme.base.errors import SpecError
+from trireme.base.project_files import CODE_ROOT
 
 DEMO_MODEL = CODE_ROOT / "examples/demo_model/openvino/target"
 PROMPT = list(range(100, 164))  # two blocks
@@ -274,7 +274,7 @@ def test_memory_does_not_grow_with_every_length_of_a_prompt() -> None:
 from pathlib import Path
 import psutil
 from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
-from serving.engines.base import GenerationRequest, SamplingParams
+from serving.engines.seam.base import GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
 
 limits = dict(max_seq_len=512, max_num_seqs=4, num_kv_blocks=20, num_threads=1, is_prefix_caching=False)

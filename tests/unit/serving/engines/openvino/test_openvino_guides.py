@@ -13,11 +13,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
-from serving.engines.base import Engine, FinishReason, GenerationRequest, SamplingParams
 from serving.engines.openvino import openvino_pipeline
 from serving.engines.providers import create_engine
-from trireme.errors import RequestError
-from trireme.project_files import CODE_ROOT
+from serving.engines.seam.base import Engine, FinishReason, GenerationRequest, SamplingParams
+from trireme.base.errors import RequestError
+from trireme.base.project_files import CODE_ROOT
 
 DEMO_MODEL = CODE_ROOT / "examples/demo_model"
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "target/tokenizer.json"))

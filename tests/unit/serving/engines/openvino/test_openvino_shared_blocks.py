@@ -11,12 +11,12 @@ import pytest
 
 from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
 from ensemble_configs.spec.release_spec import TokenizerSpec
-from serving.engines.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.openvino import openvino_pipeline
 from serving.engines.openvino.openvino_shared_blocks import EarlierPrompts
 from serving.engines.providers import create_engine
+from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
 from serving.text.tokenization import PromptTokenizer
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 DEMO = CODE_ROOT / "examples/demo_model"
 TOKENIZER = PromptTokenizer.from_spec(TokenizerSpec(dir=DEMO / "target"))

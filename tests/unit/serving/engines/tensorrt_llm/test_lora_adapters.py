@@ -13,11 +13,11 @@ import pytest
 from lora_adapters import write_adapter, write_safetensors
 
 from ensemble_configs.spec.engine_specs import LoraSpec
-from serving.engines.adapter_check import ModelSizes, check_adapter
-from serving.engines.adapter_folder import Adapter, AdapterFolder, engine_modules, model_sizes
+from serving.engines.seam.adapter_check import ModelSizes, check_adapter
+from serving.engines.seam.adapter_folder import Adapter, AdapterFolder, engine_modules, model_sizes
 from serving.supervisor.adapters_command import KEPT_S
+from trireme.base.errors import RequestError, SpecError
 from trireme.commands import run_command
-from trireme.errors import RequestError, SpecError
 
 MODULES = frozenset({"attn_q", "attn_k", "attn_v"})
 

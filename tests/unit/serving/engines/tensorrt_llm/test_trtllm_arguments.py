@@ -33,7 +33,7 @@ from ensemble_configs.spec.speculation_specs import (
 )
 from serving.engines.providers import create_engine
 from serving.engines.tensorrt_llm.trtllm_upstream import load_upstream
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 
 @pytest.fixture(scope="module")

@@ -22,14 +22,14 @@ from test_trtllm_engine import Maker, add, output_of, run
 from trtllm_behaviour import Executor
 from trtllm_iteration_stats import IterationStats
 
-from serving.engines.base import CancelStats, FinishReason, GenerationRequest, SamplingParams
+from serving.engines.seam.base import CancelStats, FinishReason, GenerationRequest, SamplingParams
 from serving.engines.tensorrt_llm import trtllm_cancels, trtllm_engine
 from serving.engines.tensorrt_llm.trtllm_cancels import Cancels, Ending
 from serving.engines.tensorrt_llm.trtllm_engine import TrtLlmEngine
 from serving.engines.tensorrt_llm.trtllm_outputs import RunningRequest
+from trireme.base.errors import RequestError
+from trireme.base.project_files import CODE_ROOT
 from trireme.commands import run_command
-from trireme.errors import RequestError
-from trireme.project_files import CODE_ROOT
 
 IN_AN_ENGINE: list[dict[str, object]] = [
     {"method": "lookahead", "window_size": 5, "ngram_size": 4, "verification_set_size": 3},

@@ -15,14 +15,14 @@ from pydantic import TypeAdapter
 from trtllm_behaviour import Executor
 
 from ensemble_configs.spec.engine_specs import EngineSpec
-from serving.engines.base import BatchStats, Engine, FinishReason, GenerationRequest, SamplingParams, TokenChunk
 from serving.engines.providers import create_engine
+from serving.engines.seam.base import BatchStats, Engine, FinishReason, GenerationRequest, SamplingParams, TokenChunk
 from serving.engines.tensorrt_llm import trtllm_engine
 from serving.engines.tensorrt_llm.trtllm_engine import TrtLlmEngine
 from serving.engines.tensorrt_llm.trtllm_outputs import RunningRequest
 from serving.engines.tensorrt_llm.trtllm_perf import read_perf_metrics
 from serving.engines.tensorrt_llm.trtllm_stats import NO_STATS, IterationStats, read_stats
-from trireme.errors import RequestError, ServerError, SpecError
+from trireme.base.errors import RequestError, ServerError, SpecError
 
 
 class Maker:

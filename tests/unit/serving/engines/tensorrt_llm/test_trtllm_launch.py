@@ -7,7 +7,7 @@ import pytest
 
 from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from serving.engines.tensorrt_llm.trtllm_launch import Launcher, render_launch
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 SERVE = ("trireme", "serve", "--deployment", "big.yaml")
 

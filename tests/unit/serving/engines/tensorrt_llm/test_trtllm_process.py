@@ -22,9 +22,9 @@ from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.engine_process.engine_client import EngineClient
 from serving.engine_process.engine_messages import Step
 from serving.engine_process.engine_sources import OwnedEngine
-from serving.engines.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
+from serving.engines.seam.base import FinishReason, GenerationRequest, SamplingParams, TokenChunk
 from serving.text.tokenizer_files import load_tokenizer
-from trireme.errors import ServerError, Unavailable
+from trireme.base.errors import ServerError, Unavailable
 
 
 class Recorder:

@@ -26,12 +26,12 @@ from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engine_process.ingress import begin, stop
 from serving.engine_process.stopping_engine import StoppingEngine
-from serving.engines.base import Engine, GenerationRequest, SamplingParams, TokenChunk
-from serving.engines.clock import WallClock
 from serving.engines.providers import create_engine
+from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams, TokenChunk
+from serving.engines.seam.clock import WallClock
+from serving.engines.seam.scheduling import Scheduling
 from serving.engines.tensorrt_llm.trtllm_engine import TrtLlmEngine
 from serving.engines.tensorrt_llm.trtllm_outputs import RunningRequest
-from serving.requests.scheduling import Scheduling
 from serving.text.detokenization import TextDecoder
 
 FAILING, LOST = 66, 67  # first prompt tokens: upstream fails the one, and loses cancels of the other

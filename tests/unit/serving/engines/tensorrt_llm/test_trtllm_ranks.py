@@ -11,7 +11,7 @@ import psutil
 import pytest
 from ranked_engine import World, needs_mpirun, wait_until
 
-from trireme.errors import ServerError, SpecError, Unavailable
+from trireme.base.errors import ServerError, SpecError, Unavailable
 
 pytestmark = needs_mpirun
 

@@ -12,15 +12,15 @@ from lora_adapters import write_adapter
 from pydantic import TypeAdapter
 
 from ensemble_configs.spec.engine_specs import EngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
-from serving.engines.base import EngineInfo, GenerationRequest, SamplingParams
-from serving.engines.capabilities import BEAM_FIELDS, DISAGGREGATION_FIELDS, LOOKAHEAD_FIELDS
-from serving.engines.packed_array import PackedArray
-from serving.engines.request_limits import refuse_unservable
+from serving.engines.seam.base import EngineInfo, GenerationRequest, SamplingParams
+from serving.engines.seam.capabilities import BEAM_FIELDS, DISAGGREGATION_FIELDS, LOOKAHEAD_FIELDS
+from serving.engines.seam.packed_array import PackedArray
+from serving.engines.seam.request_limits import refuse_unservable
+from serving.engines.seam.scheduling import Priority, Scheduling
 from serving.engines.tensorrt_llm.trtllm_capabilities import CAPABILITIES
 from serving.engines.tensorrt_llm.trtllm_sampling import SamplingWords
 from serving.engines.tensorrt_llm.trtllm_upstream import Upstream, load_upstream
-from serving.requests.scheduling import Priority, Scheduling
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 END_IDS = (2, 3)
 LOOKAHEAD = {"method": "lookahead", "window_size": 5, "ngram_size": 4, "verification_set_size": 3}

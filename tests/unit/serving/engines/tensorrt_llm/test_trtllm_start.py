@@ -10,15 +10,15 @@ from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, SimulatedEngineSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec, TokenizerSpec
 from serving.doctor.release_check import launcher_findings
-from serving.engines.engine_start import EngineStart
 from serving.engines.providers import start_of_release
+from serving.engines.seam.engine_start import EngineStart
 from serving.engines.tensorrt_llm.trtllm_start import (
     SINGLE_PROCESS,
     plan_engine_start,
     rank_environment,
     refuse_second_llm,
 )
-from trireme.errors import SpecError
+from trireme.base.errors import SpecError
 
 OUTSIDE = {"TLLM_SPAWN_PROXY_PROCESS": "1"}
 

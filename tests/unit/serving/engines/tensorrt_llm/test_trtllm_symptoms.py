@@ -12,7 +12,7 @@ from trtllm_behaviour import Executor
 from trtllm_switches import Behaviour, behaviours_of, without
 from trtllm_symptoms import SYMPTOMS, Upstream
 
-from trireme.project_files import CODE_ROOT
+from trireme.base.project_files import CODE_ROOT
 
 BUILDS = r"^## E\. .*?(?=^At load)"  # the part of the page that is about the build tools' stand-ins
 CASES = [
@@ -93,4 +93,4 @@ def test_every_row_of_builds_names_its_source_and_the_file_of_its_tests() -> Non
         assert tests or row[3].startswith("nothing: "), f"{row[1]} names no test"
         for test in tests:
             (file,) = (CODE_ROOT / "tests").rglob(f"{test}.py")
-            assert file.parent.name == "unit"
+            assert file.is_relative_to(CODE_ROOT / "tests/unit")

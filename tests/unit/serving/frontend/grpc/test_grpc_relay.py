@@ -14,14 +14,14 @@ import grpc.aio
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from serving.frontend.byte_budget import ByteBudget
-from serving.frontend.departures import Departures
+from serving.frontend.common.byte_budget import ByteBudget
+from serving.frontend.common.departures import Departures
 from serving.frontend.grpc import client_streams, grpc_relay
 from serving.frontend.grpc import http2_frames as h2
 from serving.frontend.grpc.grpc_relay import ClientConnection
 from serving.frontend.grpc.header_blocks import write
 from serving.frontend.grpc.relay_state import RelayState
-from trireme.errors import Unavailable
+from trireme.base.errors import Unavailable
 
 MAX_BYTES = 1_000_000
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

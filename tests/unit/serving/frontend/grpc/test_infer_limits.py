@@ -11,9 +11,9 @@ import pytest
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
+from serving.frontend.common.infer_limits import MAX_ELEMENTS, MAX_FIELDS, MAX_TEXTS, check_message, check_shape
 from serving.frontend.http.tensor_values import flat, from_raw, spread, to_raw
-from serving.frontend.infer_limits import MAX_ELEMENTS, MAX_FIELDS, MAX_TEXTS, check_message, check_shape
-from trireme.errors import RequestError
+from trireme.base.errors import RequestError
 
 # What tritonclient generates has no types: its messages are `Any`.
 DIMS = [-1, 0, 1, 2, 7, 255, 2**15, 2**24, 2**31, 2**47, 2**62, 2**63 - 1, -(2**63)]

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies in a GPU's memory: weights, workspace, and what is left for the KV cache."""
+
+from dataclasses import dataclass
+
+from build_engines.checkpoint.gpus import Gpu
+from build_engines.checkpoint.model_shape import ModelShape
+from build_engines.checkpoint.weight_formats import FormatPlan
+from build_engines.planner.roofline.model_costs import ModelCosts
+from build_engines.sharding.parallel_sizes import ParallelSizes
+from build_engines.sharding.shard_plan import ShardPlan
+
+_GIB = 2**30
+ONE_GPU = ParallelSizes()
+# Of the CUDA context, NCCL's buffers, the engine's own code and cuBLAS's workspace; 0.5 to 1 GiB in published logs.
+CONTEXT_BYTES = int(0.8 * _GIB)
+# Published logs of 8B and 70B models at 8,192 tokens a step: activations take what some 14 vectors of hidden width and
+# the feed-forward's two make, in 16 bits.
+_ACTIVATION_VECTORS = 14
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes on the fullest GPU of a replica."""
+
+    weight_bytes: int
+    workspace_bytes: int  # activations of one step, CUDA context, communication buffers
+    kv_bytes: int  # free for the KV cache; below 0: so much is missing
+    kv_bytes_per_token: float  # of one sequence, on this GPU
+    kv_tokens: int  # of all sequences of the replica together
+    memory_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether weights and workspace leave room for any KV cache."""
+        return self.kv_bytes > 0
+
+    def num_sequences(self, num_tokens: int) -> int:
+        """How many sequences of so many tokens fit at once."""
+        return int(self.kv_tokens // num_tokens)
+
+
+def footprint_of(
+    model: ModelShape,
+    formats: FormatPlan,
+    kv_format: str,
+    layout: ParallelSizes,
+    gpu: Gpu,
+    *,
+    max_num_tokens: int = 8192,
+    kv_fraction: float = 0.9,
+) -> Footprint:
+    """Count one GPU's memory.
+
+    Args:
+        max_num_tokens: of one step, which sets the size of activations.
+        kv_fraction: share of the memory left over that the KV cache gets; `free_gpu_memory_fraction` of the engine.
+    """
+    weights = max(ShardPlan(model, layout).bytes_per_rank(formats))
+    workspace = workspace_bytes(model, layout, max_num_tokens)
+    free = gpu.memory_bytes - weights - workspace
+    per_token = kv_bytes_per_token(model, kv_format, layout)
+    kv_bytes = int(free * kv_fraction) if free > 0 else free
+    # With attention DP each rank keeps other sequences, with context parallelism other tokens of the same ones.
+    groups = layout.tp_size if layout.is_attention_dp else 1
+    return Footprint(
+        weight_bytes=weights,
+        workspace_bytes=workspace,
+        kv_bytes=kv_bytes,
+        kv_bytes_per_token=per_token,
+        kv_tokens=max(0, int(kv_bytes / per_token)) * groups,
+        memory_bytes=gpu.memory_bytes,
+    )
+
+
+def kv_bytes_per_token(model: ModelShape, kv_format: str, layout: ParallelSizes = ONE_GPU) -> float:
+    """Of one token of one sequence on the fullest rank: 2 x layers x KV heads x head_dim x bytes, heads rounded up.
+
+    Latent attention keeps kv_lora_rank + rope_dim in each layer, on every rank of a tensor-parallel group.
+    """
+    shards = ShardPlan(model, layout)
+    first_ranks = range(0, layout.world_size, layout.stage_size)  # one of each stage
+    return max(shards.kv_bytes_per_token(rank, kv_format) for rank in first_ranks)
+
+
+def workspace_bytes(model: ModelShape | None, layout: ParallelSizes, max_num_tokens: int) -> int:
+    """Of a process on a GPU: its context, and what a step of so many tokens takes; the context alone of no model."""
+    if model is None:
+        return CONTEXT_BYTES
+    costs = ModelCosts.of(model)
+    widths = _ACTIVATION_VECTORS * costs.model.hidden_size + 2 * costs.active_intermediate_size / layout.tp_size
+    return CONTEXT_BYTES + int(2 * max_num_tokens * widths)

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trireme rollout start` and `run`: what begins a rollout, or goes on with one, and drives it to its end."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from clients.rollout.choice import StoreOption, WhyOption, alone_on, open_rollout, store_of
+from clients.rollout.drive import check_port, drive, local_server, tell
+from clients.rollout.planning import candidates, gate_settings, gpus_per_seat
+from clients.rollout.records.held_out import held_out_in
+from clients.rollout.records.rollout_plan import Mode, Plan, check_plan, read_plan, read_shares, read_steps
+from clients.rollout.records.store import Store
+from clients.rollout.routing.hash_seed import best_salt, new_salt, read_keys
+from clients.rollout.second_server import check_second, plan_apart, refuse_without_room, why_apart
+from clients.server_folder import ServerOption, server_folder
+from trireme.base.errors import RequestError, SpecError
+
+_TICK_S = 0.5
+
+ModelOption = Annotated[str | None, typer.Option(help="Of a server with several.")]
+HostOption = Annotated[str, typer.Option(help="Where clients ask for the split.")]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The same; 0: any that is free.")]
+
+
+def start(
+    releases: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RELEASE...",
+            help="A built release's folder, a YAML file of what differs, or a number; several for --mode ab.",
+        ),
+    ],
+    *,
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            help="canary: it answers a growing share, and is promoted or rolled back. shadow: it gets copies of "
+            "requests, and nobody its answers. ab: each release answers a share until a person decides."
+        ),
+    ] = Mode.CANARY,
+    steps: Annotated[
+        str, typer.Option(help="Percentages of the requests, one after the other.", show_default="1,5,25,50,100")
+    ] = "",
+    shares: Annotated[
+        str,
+        typer.Option(help="With --mode ab: percentages, the stable release's first.", show_default="all the same"),
+    ] = "",
+    step_requests: Annotated[
+        int | None,
+        typer.Option(min=1, help="That each arm answers at a share before the next.", show_default="100"),
+    ] = None,
+    max_requests: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of each arm; a rollout without a verdict by then is held.", show_default="4000"),
+    ] = None,
+    gate: Annotated[
+        Path | None, typer.Option(help="YAML file with settings of the gate, such as 'effects: {ttft: 0.2}'.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL of held-out prompts; both releases answer them before any user asks.")
+    ] = None,
+    prompts_at_a_time: Annotated[
+        int | None, typer.Option(min=1, max=32, help="Of their requests.", show_default="2")
+    ] = None,
+    max_copies: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=4096,
+            help="With --mode shadow: copies at a time, of all clients together.",
+            show_default="4",
+        ),
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="File of known keys, one a line: the split meets its shares of them best.")
+    ] = None,
+    second_server: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of another server, that serves the candidate where the first has no memory for both."
+        ),
+    ] = None,
+    is_apart: Annotated[
+        bool, typer.Option("--apart", help="Use the second server also where the first has the memory.")
+    ] = False,
+    second_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="The second server's gRPC endpoint for clients.", show_default="as it listens"
+        ),
+    ] = None,
+    model: ModelOption = None,
+    server: ServerOption = None,
+    store: StoreOption = None,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8010,
+    lease_s: Annotated[float, typer.Option(min=0.5, max=300, help="How long clients go by what they were told.")] = 5.0,
+    drain_timeout_s: Annotated[
+        float, typer.Option(min=0, max=86_400, help="For streams of a release that goes.")
+    ] = 600.0,
+    is_keeping_old: Annotated[
+        bool, typer.Option("--keep-old", help="Leave the old release loaded after a promotion.")
+    ] = False,
+    why: WhyOption = "",
+) -> None:
+    """Try a release out beside the one that is served, and promote it or roll it back by what its requests show.
+
+    It runs until the rollout is over; killed, `trireme rollout run` goes on where it was. Clients that ask
+    `http://HOST:PORT/split` (`clients.rollout.routing.routed_client`, `trireme generate --split-url`) are sent by it.
+
+    \b
+    Examples:
+      trireme rollout start releases/chat-int4 --why "half the memory"
+      trireme rollout start candidate.yaml --steps 5,50,100 --max-requests 5000
+      trireme rollout start candidate.yaml --prompts held_out.jsonl
+      trireme rollout start candidate.yaml --mode shadow --steps 10,100 --max-copies 8
+      trireme rollout start fp8.yaml int4.yaml --mode ab --shares 50,25,25
+
+    \b
+    Exit codes: 0 promoted, or ended without a promotion that was due; 1 rolled back; 2 something named is wrong.
+    """
+    _refuse_other_modes(
+        mode,
+        steps=steps or None,
+        shares=shares or None,
+        step_requests=step_requests,
+        max_copies=max_copies,
+        keep_old=is_keeping_old or None,
+        second_server=second_server,
+    )
+    _refuse_without(prompts_at_a_time=(prompts_at_a_time, "prompts", prompts))
+    _refuse_without(apart=(is_apart or None, "second_server", second_server))
+    _refuse_without(second_url=(second_url, "second_server", second_server))
+    held_out = None if prompts is None else held_out_in(prompts, num_at_a_time=prompts_at_a_time or 2)
+    folder = server_folder(server)
+    local = local_server(folder, model)
+    status = local.status()
+    path = store_of(folder, store)
+    found = candidates(releases, status, mode=mode, above=_highest_number(path))
+    apart: dict[str, Any] = {}
+    if second_server is None:
+        refuse_without_room(local, found)
+    else:
+        second = local_server(second_server, model)
+        check_second(status, second.status(), second_server)
+        if why_not := why_apart(local, found[0], is_forced=is_apart):
+            tell(f"the second server is used: {why_not}")
+            found[0], apart = plan_apart(
+                releases,
+                local,
+                second,
+                second_server,
+                above=_highest_number(path),
+                is_keeping_old=is_keeping_old,
+                url=second_url,
+                tell=tell,
+            )
+        else:
+            tell("the server has memory for both releases: the second one is not needed")
+    step_shares = (1.0,) if mode is Mode.AB else read_steps(steps or "1,5,25,50,100", is_whole=mode is Mode.CANARY)
+    arm_shares = read_shares(shares, num_arms=1 + len(found)) if mode is Mode.AB else ()
+    stable = next(each for each in status["releases"] if each["release"] == status["release"])
+    plan = Plan(
+        mode=mode,
+        candidate=int(found[0]["release"]),
+        stable=int(status["release"]),
+        release=found[0],
+        shares=step_shares,
+        salt=new_salt() if keys is None else _salt(read_keys(keys), arm_shares, step_shares),
+        step_requests=step_requests or 100,
+        gate=gate_settings(gate, max_requests, found[0]),
+        lease_s=lease_s,
+        drain_timeout_s=drain_timeout_s,
+        is_keeping_old=is_keeping_old,
+        more_releases=tuple(found[1:]),
+        arm_shares=arm_shares,
+        gpus_per_seat=tuple(gpus_per_seat(each) for each in (stable, *found)),
+        max_copies=max_copies or 4,
+        held_out=held_out,
+        host=host,
+        port=port,
+        loaded_before=tuple(
+            int(each["release"]) for each in found if each["release"] in {one["release"] for one in status["releases"]}
+        ),
+        **apart,
+    )
+    check_plan(plan)  # what is wrong is told before anything is begun
+    check_port(host, port)
+    with alone_on(folder, path), Store(path) as kept:
+        rollout = kept.begin(str(status["name"]), plan.text(), why=why)
+        drive(kept, path, rollout, folder, host=host, port=port)
+
+
+def run(
+    *,
+    server: ServerOption = None,
+    store: StoreOption = None,
+    host: Annotated[
+        str | None, typer.Option(help="Where clients ask for the split.", show_default="as it was started")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="The same.", show_default="as it was started")
+    ] = None,
+) -> None:
+    """Go on with a rollout whose process was killed, from where it was.
+
+    \b
+    Examples:
+      trireme rollout run
+      trireme rollout run --server build/demo_cpu
+    """
+    folder = server_folder(server)
+    path = store_of(folder, store)
+    if not path.exists():
+        raise SpecError(f"there is no store of rollouts {path}; name it with --store", field="store")
+    with alone_on(folder, path), Store(path) as kept:
+        rollout = open_rollout(kept, None)
+        plan = read_plan(rollout.plan)
+        drive(kept, path, rollout, folder, host=host or plan.host, port=plan.port if port is None else port)
+
+
+_MODES_OF = {
+    "steps": (Mode.CANARY, Mode.SHADOW),
+    "shares": (Mode.AB,),
+    "step_requests": (Mode.CANARY, Mode.SHADOW),
+    "max_copies": (Mode.SHADOW,),
+    "keep_old": (Mode.CANARY, Mode.AB),
+    "second_server": (Mode.CANARY, Mode.SHADOW),
+}
+
+
+def _refuse_other_modes(mode: Mode, **given: object) -> None:
+    """Raises: RequestError: an option of another mode is given, which would be of no effect."""
+    for name, value in given.items():
+        if value is not None and mode not in _MODES_OF[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise RequestError(
+                f"{option} is for --mode {' or '.join(_MODES_OF[name])}, and the mode is {mode}; leave it out",
+                field=name,
+            )
+
+
+def _refuse_without(**given: tuple[object, str, object]) -> None:
+    """Raises: RequestError: an option is given that says something of another one, which is not."""
+    for name, (value, of, other) in given.items():
+        if value is not None and other is None:
+            raise RequestError(
+                f"--{name.replace('_', '-')} is for --{of.replace('_', '-')}; give that, or leave it out", field=name
+            )
+
+
+def _salt(keys: list[str], arm_shares: tuple[float, ...], step_shares: tuple[float, ...]) -> str:
+    bounds = [sum(arm_shares[: number + 1]) for number in range(len(arm_shares) - 1)] or step_shares
+    salt = best_salt(keys, bounds)
+    tell(f"{len(keys)} keys: every share is met within {100 * salt.off_by:.2f} points")
+    return salt.text
+
+
+def _highest_number(store: Path) -> int:
+    """Of all candidates that there were."""
+    if not store.exists():
+        return 0
+    with Store(store) as kept:
+        return max((max(read_plan(rollout.plan).candidates) for rollout in kept.rollouts()), default=0)

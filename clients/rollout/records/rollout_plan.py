@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rollout was started with; it never changes afterwards."""
+
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from clients.rollout.records.held_out import HeldOut
+from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.metrics import alpha_of
+from clients.rollout_gate.score_test import least_pairs
+from ensemble_configs.spec.validation import validate
+from trireme.base.errors import RequestError, SpecError
+
+
+class Mode(StrEnum):
+    """What a rollout is for."""
+
+    CANARY = "canary"  # the candidate answers a growing share, and is promoted or rolled back
+    SHADOW = "shadow"  # the candidate gets copies, and nobody its answers
+    AB = "ab"  # several releases answer a share each, until a person has seen enough
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one rollout.
+
+    Attributes:
+        candidate: the release that is tried out; stable: the one it is compared with.
+        release: the candidate's `ReleaseSpec` as JSON data, its paths absolute.
+        shares: of the requests that the candidate gets, one after the other, 0 to 1.
+        salt: of the split (`clients.rollout.routing.split`).
+        step_requests: that each arm must have answered at a share before the next one.
+        gate: settings of it (`clients.rollout_gate.gate_spec.GateSpec`), as JSON data.
+        lease_s: how long a client may go by what it was told of the split.
+        drain_timeout_s: what streams of a release that goes may take.
+        is_keeping_old: the old release stays loaded after a promotion, for clients that name it.
+        more_releases: of an A/B test: further candidates, as `release`.
+        arm_shares: of an A/B test: of the requests that the stable release gets, and each candidate.
+        gpus_per_seat: of an A/B test: GPUs of each arm's engine over the requests that it takes at a time.
+        max_copies: of a shadow: that run at a time, of all clients together.
+        second_server: folder of the server that serves the candidate, where one has no room for both; "": the same.
+        second_url: of that server, ``host:port``.
+        home_release: with a second server: the candidate as the first one serves it in the end.
+        home_stable: the same: the stable release, which the first one then unloads.
+        host, port: where clients ask for the split; 0: any port that was free.
+        loaded_before: candidates that the server held before, and keeps when they are rolled back.
+        held_out: prompts that both releases answer before the candidate's first request; None: none.
+    """
+
+    mode: Mode = Mode.CANARY
+    candidate: int
+    stable: int
+    release: dict[str, Any]
+    shares: tuple[float, ...] = (0.01, 0.05, 0.25, 0.5, 1.0)
+    salt: str
+    step_requests: int = 100
+    gate: dict[str, Any] = {}
+    lease_s: float = 5.0
+    drain_timeout_s: float = 600.0
+    is_keeping_old: bool = False
+    more_releases: tuple[dict[str, Any], ...] = ()
+    arm_shares: tuple[float, ...] = ()
+    gpus_per_seat: tuple[float, ...] = ()
+    max_copies: int = 4
+    second_server: str = ""
+    second_url: str = ""
+    home_release: dict[str, Any] = {}
+    home_stable: dict[str, Any] = {}
+    host: str = "127.0.0.1"
+    port: int = 8010
+    loaded_before: tuple[int, ...] = ()
+    held_out: HeldOut | None = None
+
+    @property
+    def arms(self) -> dict[str, float]:
+        """Of an A/B test, each with its share."""
+        return dict(zip(map(arm_of, (self.stable, *self.candidates)), self.arm_shares, strict=True))
+
+    @property
+    def releases(self) -> tuple[dict[str, Any], ...]:
+        """Of all candidates."""
+        return (self.release, *self.more_releases)
+
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        """Their numbers."""
+        return (self.candidate, *(int(each["release"]) for each in self.more_releases))
+
+    def text(self) -> str:
+        """As JSON."""
+        return msgspec.json.encode(self).decode()
+
+
+def read_plan(text: str) -> Plan:
+    """A plan from its JSON."""
+    return msgspec.json.decode(text, type=Plan)
+
+
+def arm_of(number: int) -> str:
+    """What a release is called as an arm of an A/B test."""
+    return f"release {number}"
+
+
+def gate_spec_of(plan: Plan) -> GateSpec:
+    """The gate's settings at each step and for each candidate: its chance of a false alarm is that of the whole
+    rollout, divided among them.
+
+    Raises:
+        SpecError: they are none.
+    """
+    spec = validate(GateSpec, plan.gate, source=Path("gate"))
+    # The last share of a canary is all: nothing is left to compare it with.
+    num_judged = max(len(plan.shares) - (plan.mode is Mode.CANARY), 1) * len(plan.candidates)
+    num_judged += len(plan.candidates) * (plan.held_out is not None)
+    return spec.model_copy(update={"alpha": spec.alpha / num_judged})
+
+
+def num_prompts_needed(plan: Plan) -> int:
+    """Held-out prompts below which even a candidate that gets none right could not fail by them."""
+    return least_pairs(alpha_of("quality", gate_spec_of(plan)))
+
+
+def check_plan(plan: Plan) -> None:
+    """What can be known before a rollout begins.
+
+    Raises:
+        SpecError: the gate's settings are none, or there are too few held-out prompts for a verdict.
+    """
+    num_needed = num_prompts_needed(plan)
+    if plan.held_out is not None and plan.held_out.num_prompts < num_needed:
+        raise SpecError(
+            f"{plan.held_out.file} has {plan.held_out.num_prompts} prompts; it needs at least {num_needed}, or even a "
+            "candidate that gets none of them right could not fail at the gate's alpha: add prompts, or raise alpha "
+            "with --gate",
+            field="prompts",
+            value=plan.held_out.num_prompts,
+        )
+
+
+def read_shares(text: str, *, num_arms: int) -> tuple[float, ...]:
+    """``50,25,25``: percentages of an A/B test's arms, the stable release's first; "" gives all the same.
+
+    Raises:
+        RequestError: there are more or fewer than arms, or they do not add up to 100.
+    """
+    if not text:
+        return (1 / num_arms,) * num_arms
+    try:
+        shares = tuple(float(part) / 100 for part in text.split(","))
+    except ValueError:
+        shares = ()
+    if len(shares) != num_arms or not all(share > 0 for share in shares) or abs(sum(shares) - 1) > 1e-9:
+        raise RequestError(
+            f"shares must be {num_arms} percentages that add up to 100, the stable release's first; got {text!r}",
+            field="shares",
+            value=text,
+        )
+    return shares
+
+
+def read_steps(text: str, *, is_whole: bool = True) -> tuple[float, ...]:
+    """``1,5,25,50,100``: percentages as shares; they must grow, and end with 100, or with less if not `is_whole`.
+
+    Raises:
+        RequestError: they do not.
+    """
+    wrong = RequestError(
+        f"steps must be growing percentages that end with 100{' and begin with less' if is_whole else ' or less'}, "
+        f"such as 1,5,25,50,100; got {text!r}",
+        field="steps",
+        value=text,
+    )
+    try:
+        shares = tuple(float(part) / 100 for part in text.split(","))
+    except ValueError:
+        raise wrong from None
+    is_growing = all(before < after for before, after in pairwise(shares))
+    is_enough = shares[-1] == 1.0 and len(shares) > 1 if is_whole else shares[-1] <= 1.0
+    if not is_growing or not shares[0] > 0 or not is_enough:
+        raise wrong
+    return shares

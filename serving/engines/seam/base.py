@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine seam: what an inference engine must do to be served, in token ids and nothing else.
+
+An engine runs in a process of its own and is driven by one thread: `add`, `cancel` and `step` are never called at the
+same time. Text, tensors, Triton and the network are other rooms' business.
+"""
+
+import enum
+import math
+from abc import ABC, abstractmethod
+from typing import Annotated
+
+import msgspec
+
+from serving.engines.seam.model_inputs import ModelInputs
+from serving.engines.seam.packed_array import PackedArray
+from serving.engines.seam.scheduling import Scheduling
+
+MAX_BEAM_WIDTH = 32  # more would hold up everybody else
+FIRST_WARM_UP_KEY = 1 << 61  # requests that an engine's process makes by itself have keys from here on
+
+
+class FinishReason(enum.StrEnum):
+    """Why a generation ended, in the words that clients read."""
+
+    STOP = "stop"  # the end token, or a stop token id
+    LENGTH = "length"  # max_tokens, or the model's own limit
+    STOP_STRING = "stop_string"  # one of the request's stop strings
+    CANCELLED = "cancelled"  # the client went away or asked for it, or the server drained
+
+
+class SamplingParams(ModelInputs, frozen=True, kw_only=True):
+    """How one request is sampled, beside what it gives to the model. An engine may rely on the ranges.
+
+    They are enforced by `serving.requests.engine_request`.
+
+    Greedy unless `top_k` > 1 or `top_p` > 0, and `temperature` > 0: upstream's default, where 0 means unset. A default
+    asks for nothing; what an engine does not honour it leaves out of `EngineInfo.supported`.
+    """
+
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    temperature: Annotated[float, msgspec.Meta(ge=0.0)] = 1.0
+    top_k: Annotated[int, msgspec.Meta(ge=0)] = 0  # 0: all tokens
+    top_p: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0  # 0: unset
+    seed: Annotated[int, msgspec.Meta(ge=0)] | None = None  # None: another one for every request
+    min_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    end_id: int | None = None  # None: the model's own; -1: none, generate until max_tokens
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0)] = (
+        1.0  # divides positive logits, multiplies negative ones
+    )
+    presence_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
+    top_p_min: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0  # with the two below: top_p falls with each token
+    top_p_decay: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    top_p_reset_id: int | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that are never completed
+    embedding_bias: dict[int, float] | None = None  # added to the logits, by token id
+    return_log_probs: bool = False  # of the tokens that were chosen
+    return_context_logits: bool = False
+    return_generation_logits: bool = False
+    beam_width: Annotated[int, msgspec.Meta(ge=1, le=MAX_BEAM_WIDTH)] = 1  # above 1: beam search, read at its end
+    length_penalty: float = 1.0  # of beams, as the two below
+    early_stopping: bool | None = None
+    beam_search_diversity_rate: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    guide_type: str | None = None  # json, json_schema, regex, ebnf_grammar or structural_tag, as upstream's tensor
+    guide: str | None = None  # the schema, expression or grammar
+    num_draft_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0  # to draft at a time; 0: as the deployment says
+    use_draft_logits: bool = False  # verify those drafts by their probabilities, not by their ids
+    lookahead_window_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    lookahead_ngram_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    lookahead_verification_set_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0 or self.top_k == 1 or (self.top_k == 0 and self.top_p == 0.0)
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt on its way into the engine."""
+
+    key: int  # unique among all requests of this engine's life
+    input_ids: list[int]
+    sampling: SamplingParams
+    stop_strings: tuple[str, ...] = ()  # matched by the engine loop, not by the engine
+    scheduling: Scheduling = Scheduling()  # admission's
+    tells_perf: bool = False  # its chunks say what is known of it up to them, as upstream's do
+    # So many at the end of `input_ids` are output: the request goes on where an earlier one ended. An engine that
+    # verifies drafts honours it in all that looks at the output alone, such as penalties and seeds.
+    num_output_ids: int = 0
+
+
+class PerfMetrics(msgspec.Struct, frozen=True, array_like=True):
+    """What upstream tells of a request that asked for `return_perf_metrics`; times in ns of the system's clock.
+
+    None: the engine does not tell, and the client gets no such output.
+    """
+
+    arrival_time_ns: int
+    first_scheduled_time_ns: int
+    first_token_time_ns: int
+    last_token_time_ns: int
+    kv_cache_alloc_new_blocks: int | None = None
+    kv_cache_reused_blocks: int | None = None
+    kv_cache_alloc_total_blocks: int | None = None
+    total_accepted_draft_tokens: int | None = 0  # none without speculative decoding
+    total_draft_tokens: int | None = 0
+    num_preemptions: int | None = None  # ours: of this request; upstream has no tensor for it
+    kv_cache_transfer_ms: float | None = None  # from another engine's prefill; no tensor of upstream's either
+    # Of the prompt, that needed no prefill; ours, where whole blocks are not all that is reused.
+    num_cached_tokens: int | None = None
+    # Of a request that went on in another piece: `kv_cache_reused_blocks` of the first. Those behind find its own.
+    first_reused_blocks: int | None = None
+
+    def cached_tokens(self, kv_block_tokens: int) -> int | None:
+        """Return how many tokens of the prompt were found in the KV cache; None: the engine does not tell."""
+        if self.num_cached_tokens is not None or self.kv_cache_reused_blocks is None:
+            return self.num_cached_tokens
+        num_blocks = self.kv_cache_reused_blocks if self.first_reused_blocks is None else self.first_reused_blocks
+        return num_blocks * kv_block_tokens
+
+
+class Beam(msgspec.Struct, array_like=True):
+    """One of the sequences that a beam search has found."""
+
+    token_ids: list[int]
+    cum_log_prob: float | None = None  # of all its tokens, where the engine knows
+    log_probs: list[float] | None = None  # one for each token, where asked for
+    generation_logits: PackedArray | None = None  # [tokens, vocab], where asked for
+
+
+class ExtraOutputs(msgspec.Struct, array_like=True):
+    """What few requests ask for beside their tokens."""
+
+    beams: list[Beam] | None = None  # the best first, with the last chunk, whose tokens are the best beam's
+    context_logits: PackedArray | None = None  # [prompt tokens, vocab], once
+    generation_logits: PackedArray | None = None  # [tokens of this chunk, vocab]
+    context_phase_params: bytes | None = None  # with the last chunk
+
+
+class TokenChunk(msgspec.Struct, array_like=True):
+    """New tokens of one request, at most one chunk for each request and step.
+
+    The chunk with a `finish_reason` or an `error` is the last of its request, and of a beam search the only one. The
+    end token is part of `token_ids`.
+    """
+
+    key: int
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    error: str | None = None  # the text of a ServingError, token and all
+    log_probs: list[float] | None = None  # one for each of `token_ids`, where asked for
+    # Where the engine knows: with the last chunk, and with each where the request `tells_perf`.
+    perf: PerfMetrics | None = None
+    extras: ExtraOutputs | None = None
+
+
+class EngineCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step reads and computes, and what the device could at most; of the whole engine, all its ranks.
+
+    None: it is not known, and nothing is shown.
+    """
+
+    weight_bytes: float | None = None  # that a decode step reads: no embedding table, unless it is the head's, too
+    kv_bytes_per_token: float | None = None
+    flops_per_token: float | None = None  # 2 for each parameter that a token meets
+    peak_bandwidth_bytes_per_s: float | None = None
+    peak_flops: float | None = None  # operations a second
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is, told once when it is ready."""
+
+    provider: str
+    vocab_size: int
+    max_seq_len: int  # prompt and output together, tokens
+    end_ids: tuple[int, ...]
+    kv_block_tokens: int
+    num_kv_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int  # in one step; longer prompts take several
+    supported: frozenset[str]  # fields of SamplingParams that it honours; others are refused by name
+    why_not: dict[str, str] = {}  # the reason and the way out, for the others
+    max_prompt_tokens: int | None = None  # where that is less than `max_seq_len` has room for: without chunked prefill
+    is_admitting: bool = False  # it heeds a request's `Scheduling`
+    costs: EngineCosts | None = None
+
+
+class AdmissionStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Who waits before the engine, and who was refused there."""
+
+    num_waiting: dict[str, int]  # by class
+    num_refused: dict[str, int]  # by class and reason, "batch queue_full", in the engine's life
+    degradation_step: int | None = None  # so many are in force; None: the deployment has none
+
+
+class CancelStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The ends of cancelled requests in an engine that batches by itself, counted over the engine's life."""
+
+    num_confirmed: int = 0  # it said that it has ended them
+    num_waiting: int = 0  # they had not begun
+    num_ran_on: int = 0  # it was not told, and computed them to their end
+    num_unconfirmed: int = 0  # it never said that it has ended them
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is doing; counts are of the last step."""
+
+    num_running: int
+    num_waiting: int
+    num_used_kv_blocks: int
+    num_kv_blocks: int
+    num_steps: int
+    num_preemptions: int | None = None  # in the engine's life; None: it does not tell
+    batch: "BatchStats | None" = None  # what the engine tells beyond that
+    admission: "AdmissionStats | None" = None  # where requests wait for it (`serving.admission`)
+    draft: "EngineStats | None" = None  # of the engine that drafts for it, with a KV cache of its own
+    residency: "ResidencyStats | None" = None  # of one that is loaded on demand (`serving.on_demand`)
+    steps: "StepStats | None" = None  # what its steps did so far (`serving.telemetry.step_account`)
+    cancels: "CancelStats | None" = None  # of an engine that batches by itself
+    is_up: bool = True  # False: its process has died, and these are the last stats of it
+
+
+class BatchStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The newest iteration as TensorRT-LLM's statistics have it; None: the engine does not tell."""
+
+    num_context_requests: int | None = None  # that had no token before it
+    num_generation_requests: int | None = None
+    num_context_tokens: int | None = None  # of prompts, computed in it
+    num_paused_requests: int | None = None
+    micro_batch_id: int | None = None
+    cpu_bytes: int | None = None  # that the engine's runtime has allocated
+    gpu_bytes: int | None = None
+    pinned_bytes: int | None = None
+    num_reused_kv_blocks: int | None = None  # in the engine's life
+
+
+class StepStats(msgspec.Struct, array_like=True):
+    """Sums over the steps of an engine's life; `serving.telemetry.step_account` says how they are counted."""
+
+    num_steps: int = 0
+    steps_s: float = 0.0
+    num_prefill_steps: int = 0
+    prefill_steps_s: float = 0.0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_kv_read_tokens: int = 0
+    num_batch_seqs: int = 0
+
+
+class ResidencyStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an engine that is in memory by turns with others."""
+
+    is_resident: bool
+    num_loads: int  # in the life of its process
+    last_load_s: float
+
+
+class Engine(ABC):
+    """An in-flight-batching engine behind the seam."""
+
+    info: EngineInfo
+
+    @property
+    def plain_sampling(self) -> SamplingParams:
+        """Return how a request is sampled that asks for nothing but a token, which ends it, too."""
+        return SamplingParams(max_tokens=1, end_id=-1)
+
+    @abstractmethod
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request; its first chunk comes from a later `step`.
+
+        Raises:
+            RequestError: the engine cannot serve it (too long for it, or an unsupported parameter). The engine goes on.
+        """
+
+    @abstractmethod
+    def cancel(self, key: int) -> None:
+        """Stop a request and free its KV blocks within two steps. No chunk of it follows. Unknown keys are ignored."""
+
+    def is_ending(self, key: int) -> bool:  # noqa: ARG002  an engine that is driven step by step needs two steps
+        """Return whether a cancelled request may hold KV blocks for longer than two steps."""
+        return False
+
+    def perf_of(self, key: int) -> PerfMetrics | None:  # noqa: ARG002  an engine may know nothing
+        """What is known of a request that is about to be cancelled and has had a token; a last chunk has it anyway."""
+        return None
+
+    @abstractmethod
+    def step(self) -> list[TokenChunk]:
+        """Run one iteration of the batch and return what it made; may be empty.
+
+        A request that fails alone ends with a chunk that has an `error`; an exception means that the engine is broken.
+        """
+
+    @property
+    @abstractmethod
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do, cancelled requests to clean up included."""
+
+    @abstractmethod
+    def stats(self) -> EngineStats:
+        """What the engine holds now. Cheap enough for every step."""
+
+    @property
+    def progress(self) -> int | None:
+        """A number that changes when the work goes on, of an engine whose `step` returns though nothing may go on.
+
+        It is for one that batches by itself, in processes of its own: with work and the same number for as long as
+        the deployment's `watchdog_s`, it hangs. None: there is no work, or each return of `step` is progress.
+        """
+        return None
+
+    @property
+    def max_idle_s(self) -> float:
+        """How long it may be left without a `step` while it has no work."""
+        return math.inf
+
+    def close(self) -> None:
+        """Free everything. The engine is not used afterwards."""

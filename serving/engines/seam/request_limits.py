@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every engine refuses before it takes a request: what it does not honour, or could never finish.
+
+Ranges of single values are `serving.requests.engine_request`' to check.
+"""
+
+import functools
+
+import msgspec
+
+from ensemble_configs.releases.kv_capacity import WholeSequence
+from serving.engines.seam.base import EngineInfo, GenerationRequest, SamplingParams
+from trireme.base.errors import RequestError, SpecError
+
+_MAX_SHOWN_CHARS = 60
+
+
+def refuse_unservable(request: GenerationRequest, info: EngineInfo) -> None:
+    """Check a request against what the engine is.
+
+    Raises:
+        RequestError: a sampling parameter that the engine does not honour, an empty prompt, or more tokens than a
+            prompt, a sequence or the whole KV cache may hold.
+    """
+    _refuse_unsupported(request.sampling, info)
+    if not request.input_ids:
+        raise RequestError("input_ids is empty; send at least one token", field="input_ids")
+    _refuse_length(len(request.input_ids), request.sampling.max_tokens, info)
+
+
+def refuse_short_cache(whole_sequence: WholeSequence, info: EngineInfo) -> None:
+    """Check that an engine's KV cache, as large as it turned out, holds the longest sequence that is promised.
+
+    Raises:
+        SpecError: it does not.
+    """
+    why = whole_sequence.why_cut(num_blocks=info.num_kv_blocks, block_tokens=info.kv_block_tokens)
+    if why is not None:
+        raise SpecError(
+            f"engine.max_seq_len ({whole_sequence.max_seq_len}) is more than the memory left for the KV cache holds: "
+            f"{why}. Lower engine.max_seq_len or engine.max_beam_width, or leave the GPU more free memory",
+            field="engine.max_seq_len",
+            value=whole_sequence.max_seq_len,
+            num_kv_blocks=info.num_kv_blocks,
+        )
+
+
+def unsupported_error(field: str, value: object, info: EngineInfo, *, name: str | None = None) -> RequestError:
+    """The refusal of a sampling parameter that the provider does not honour, with its reason where it has one.
+
+    A value is shown if it is a single one: lists of ids and packed arrays are mostly not what the client has sent.
+
+    Args:
+        name: what the client calls it, if not as the field.
+    """
+    why_not = info.why_not.get(field, "leave it out")
+    short = value if isinstance(value, bool | int | float | str) and len(str(value)) <= _MAX_SHOWN_CHARS else None
+    name = name or field
+    shown = name if short is None else f"{name} ({short})"
+    return RequestError(
+        f"{shown} is not supported by the provider {info.provider!r}; {why_not}",
+        field=name,
+        value=short,
+        provider=info.provider,
+    )
+
+
+def _refuse_unsupported(sampling: SamplingParams, info: EngineInfo) -> None:
+    unsupported = [name for name in sampling.__struct_fields__ if name not in info.supported]
+    if not unsupported:
+        return
+    defaults = _defaults_of(type(sampling))
+    for name in unsupported:
+        value = getattr(sampling, name)
+        if value != defaults[name]:
+            raise unsupported_error(name, value, info)
+
+
+@functools.cache  # msgspec works the fields out anew each time: 0.3 ms, for every request
+def _defaults_of(struct: type[msgspec.Struct]) -> dict[str, object]:
+    return {field.name: field.default for field in msgspec.structs.fields(struct)}
+
+
+def _refuse_length(num_prompt_tokens: int, max_tokens: int, info: EngineInfo) -> None:
+    wanted = f"{num_prompt_tokens} prompt tokens + max_tokens {max_tokens}"
+    num_tokens = num_prompt_tokens + max_tokens
+    if num_tokens > info.max_seq_len:
+        raise RequestError(
+            f"{wanted} > max_seq_len {info.max_seq_len}; shorten the prompt or ask for fewer tokens",
+            field="max_tokens",
+            value=max_tokens,
+            max_seq_len=info.max_seq_len,
+        )
+    if info.max_prompt_tokens is not None and num_prompt_tokens > info.max_prompt_tokens:
+        raise RequestError(
+            f"{num_prompt_tokens} prompt tokens > {info.max_prompt_tokens}, which this engine prefills in one step, "
+            "without chunks; shorten the prompt",
+            field="input_ids",
+            value=num_prompt_tokens,
+            max_prompt_tokens=info.max_prompt_tokens,
+        )
+    num_kv_tokens = info.num_kv_blocks * info.kv_block_tokens
+    if num_tokens - 1 > num_kv_tokens:  # the last token is never fed back
+        raise RequestError(
+            f"{wanted} cannot fit the KV cache of {num_kv_tokens} tokens; ask for less or raise engine.num_kv_blocks",
+            field="max_tokens",
+            value=max_tokens,
+            num_kv_blocks=info.num_kv_blocks,
+        )

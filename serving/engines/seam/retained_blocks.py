@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KV blocks of finished requests that are kept for reuse, because the request asked for it (`retention_*`).
+
+A block is known by all tokens up to its end. Those kept count as free: when others need the room, the lowest priority
+goes first, and of those the oldest.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from serving.engines.seam.base import SamplingParams
+from serving.engines.seam.kv_retention import retained_ranges
+
+
+class _Kept(NamedTuple):
+    priority: int
+    number: int  # in the order in which they were kept
+    until_s: float
+
+
+class RetainedBlocks:
+    """Of one engine.
+
+    Args:
+        block_tokens: tokens of one block.
+    """
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._kept: dict[tuple[int, ...], _Kept] = {}
+        self._numbers = itertools.count()
+
+    def num_reusable_tokens(self, token_ids: Sequence[int], *, num_free_blocks: int, now_s: float) -> int:
+        """How many tokens at the start of a prompt need no prefill; the last always does."""
+        if not self._kept:
+            return 0
+        self._shrink(num_free_blocks, now_s)
+        num_blocks = (len(token_ids) - 1) // self._block_tokens
+        ends = (i * self._block_tokens for i in range(1, num_blocks + 1))
+        reusable = itertools.takewhile(lambda end: tuple(token_ids[:end]) in self._kept, ends)
+        return max(reusable, default=0)
+
+    def keep(self, sampling: SamplingParams, input_ids: list[int], output_ids: list[int], *, now_s: float) -> None:
+        """Keep what a finished request asked for; the last token was never in the cache."""
+        token_ids = (input_ids + output_ids)[:-1]
+        for start in range(0, len(token_ids) - self._block_tokens + 1, self._block_tokens):
+            wish = _wish(sampling, start, num_prompt_tokens=len(input_ids))
+            if wish is not None:
+                priority, duration_ms = wish
+                until_s = float("inf") if duration_ms is None else now_s + duration_ms / 1000
+                known = tuple(token_ids[: start + self._block_tokens])
+                self._kept[known] = _Kept(priority, next(self._numbers), until_s)
+
+    def _shrink(self, num_free_blocks: int, now_s: float) -> None:
+        self._kept = {known: kept for known, kept in self._kept.items() if kept.until_s > now_s}
+        for known in sorted(self._kept, key=lambda known: self._kept[known])[
+            : max(0, len(self._kept) - num_free_blocks)
+        ]:
+            del self._kept[known]
+
+
+def _wish(sampling: SamplingParams, start: int, *, num_prompt_tokens: int) -> tuple[int, int | None] | None:
+    """Priority and duration in ms for the block that begins at a token; None: it need not be kept."""
+    if start >= num_prompt_tokens:
+        duration_ms = sampling.retention_decode_duration_ms
+        if sampling.retention_decode_priority is None:
+            return None
+        return sampling.retention_decode_priority, None if duration_ms == -1 else duration_ms
+    for one in reversed(retained_ranges(sampling)):  # the last one that covers it counts
+        if one.start <= start and (one.end is None or start < one.end):
+            return one.priority, one.duration_ms
+    return None

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the tensors of a request to what the engine is to generate for it: each prompt checked, each sequence named.
+
+A request is mostly one prompt and one sequence. Several of either share its sink (`serving.pipeline.sequence_group`).
+"""
+
+import itertools
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from ensemble_configs.spec.release_spec import ReleaseSpec
+from serving.engines.seam.base import EngineInfo, GenerationRequest
+from serving.pipeline.running_request import ReplySink, RunningRequest
+from serving.pipeline.sequence_group import Member, SequenceGroup, context_of, sampling_of
+from serving.requests.engine_request import DecodedRequest, RequestDecoder
+from serving.requests.prompt_batch import Row, engine_rows, for_each_row
+from serving.requests.stream_state import KEYS_PER_REQUEST, StreamContext, unpack_context
+from serving.telemetry.request_metrics import RequestMetrics, RequestTimes
+from serving.telemetry.request_trace import RequestTrace
+from serving.text.detokenization import TextDecoder
+from serving.text.stop_strings import check_stop_strings
+from trireme.base.errors import RequestError
+
+Generation = tuple[GenerationRequest, RunningRequest]
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """One prompt of a request, checked."""
+
+    request: DecodedRequest
+    context: StreamContext | None
+    stop_strings: tuple[str, ...]
+
+    @property
+    def num_sequences(self) -> int:
+        """How many the engine is asked for. Beams come from one search; how many are told is decided at its end."""
+        return 1 if self.request.sampling.beam_width > 1 else self.request.options.num_return_sequences or 1
+
+
+class RequestSequences:
+    """Of one release and its engine."""
+
+    def __init__(self, release: ReleaseSpec, text: TextDecoder, info: EngineInfo, metrics: RequestMetrics) -> None:
+        self._responses = release.responses
+        self._text = text
+        self._decoder = RequestDecoder(info)
+        self._kv_block_tokens = info.kv_block_tokens
+        self._metrics = metrics
+        self._keys = itertools.count(1)
+
+    def prompts(self, tensors: Row, *, is_context_only: bool = False) -> list[Prompt]:
+        """The prompts of a request, by the names of `tensorrt_llm`'s inputs.
+
+        Raises:
+            RequestError: one of them is refused, or all of them want more than 128 sequences.
+        """
+        rows = engine_rows(tensors)
+        if len(rows) == 1:
+            return [self._prompt(rows[0], is_context_only)]
+        prompts = for_each_row(lambda row: self._prompt(row, is_context_only), rows)
+        _check_batch(prompts)
+        return prompts
+
+    def sequences(
+        self,
+        prompts: list[Prompt],
+        sink: ReplySink,
+        request_id: str,
+        *,
+        trace: RequestTrace | None = None,
+        on_failure: Callable[[Iterable[int]], None],
+    ) -> tuple[list[Generation], SequenceGroup | None]:
+        """What the engine is to generate, and the group that shares the sink where that is several.
+
+        Args:
+            prompts: of one request.
+            sink: the request's.
+            request_id: the client's.
+            trace: the request's; None: nothing is noted of it.
+            on_failure: called with the keys of all when the request has failed with one of them.
+        """
+        if len(prompts) == 1 and prompts[0].num_sequences == 1:
+            return [self._sequence(next(self._keys), prompts[0], 0, sink, request_id, trace)], None
+        members = [
+            Member(batch_index if len(prompts) > 1 else None, index if prompt.num_sequences > 1 else None)
+            for batch_index, prompt in enumerate(prompts)
+            for index in range(prompt.num_sequences)
+        ]
+        keys = [next(self._keys) for _ in members]
+        group = SequenceGroup(sink, members, on_failure=lambda: on_failure(keys))
+        sequences = [
+            self._sequence(key, prompts[member.batch_index or 0], member.sequence_index or 0, each, request_id, trace)
+            for key, member, each in zip(keys, members, group.sinks, strict=True)
+        ]
+        return sequences, group
+
+    def _prompt(self, row: Row, is_context_only: bool) -> Prompt:
+        request = self._decoder.decode(row, is_context_only=is_context_only)
+        packed = request.options.stream_context
+        context = None if packed is None else unpack_context(packed)
+        strings = context.stop_strings if context else self._stop_strings(request.options.stop_words_list)
+        return Prompt(request, context, strings)
+
+    def _stop_strings(self, words: list[list[int]] | None) -> tuple[str, ...]:
+        """Upstream's ``[2, n]`` token ids as the text they stand for: it matches however the model tokenizes it."""
+        if words is None:
+            return ()
+        ids, offsets = words[0], [offset for offset in words[1] if offset > 0]
+        return check_stop_strings(self._text.decode(ids[start:end]) for start, end in itertools.pairwise([0, *offsets]))
+
+    def _sequence(
+        self, key: int, prompt: Prompt, index: int, sink: ReplySink, request_id: str, trace: RequestTrace | None
+    ) -> Generation:
+        options = prompt.request.options
+        sampling = sampling_of(prompt.request.sampling, index)
+        is_excluded = options.exclude_input_in_output
+        if is_excluded is None:
+            is_excluded = self._responses.exclude_input_in_output
+        request = GenerationRequest(
+            key=key,
+            input_ids=options.input_ids,
+            sampling=sampling,
+            stop_strings=prompt.stop_strings,
+            scheduling=prompt.request.scheduling,
+            tells_perf=options.return_perf_metrics,
+        )
+        running = RunningRequest(
+            sink,
+            request_id,
+            options,
+            context_of(prompt.context, index),
+            not is_excluded,
+            RequestTimes(self._metrics, len(options.input_ids), self._kv_block_tokens, trace),
+            returns_log_probs=sampling.return_log_probs,
+            sequence_index=index,
+        )
+        return request, running
+
+
+def _check_batch(prompts: list[Prompt]) -> None:
+    if len({prompt.request.options.stop for prompt in prompts}) > 1:
+        raise RequestError("stop is for the whole request; send the same for each prompt of a batch", field="stop")
+    total = sum(prompt.num_sequences for prompt in prompts)
+    if total > KEYS_PER_REQUEST:
+        raise RequestError(
+            f"{len(prompts)} prompts with num_return_sequences are {total} sequences, and a request may have "
+            f"{KEYS_PER_REQUEST}; ask for fewer, or send fewer prompts",
+            field="num_return_sequences",
+            value=total,
+            max=KEYS_PER_REQUEST,
+        )

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One `tritonserver` process with everything it leaves behind: its process group, its shared memory, its control
+folder.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import psutil
+
+from ensemble_configs.render.launch_flags import LOOPBACK, PrivatePorts, launch_flags
+from ensemble_configs.spec.deployment import DeploymentSpec
+from ensemble_configs.spec.end_times import GUARDS_END_S, KILLED_S, TRITON_EXIT_S, TRITON_STOP_S
+from serving.doctor.server_features import closes_client_shm
+from serving.frontend.common.messages import Upstream
+from serving.process.installation import TritonInstallation
+from serving.process.run_dir import RUN_DIR_VARIABLE
+from serving.process.shared_memory import RegionOwner
+from serving.triton.frontends import Frontends, private_ports
+from serving.triton.stuck_load import StuckLoad
+from trireme.base.errors import ServerError, Unavailable
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded before any fork: other threads run by then, and may hold the loader's lock
+_INDEX_TIMEOUT_S = 10
+# What a stranger on the network has no business with. Health, metadata, inference and statistics stay open.
+_RESTRICTED_APIS = ("model-repository", "trace", "logging")
+CONTROL_KEY_HEADER = "trireme-control-key"
+
+
+class CannotLoad(ServerError):
+    """Triton refused a load call; what it served before is served."""
+
+
+class TritonProcess:
+    """Started by the constructor; `clean_up` must be called once it has ended."""
+
+    def __init__(
+        self,
+        spec: DeploymentSpec,
+        repository: Path,
+        installation: TritonInstallation,
+        log: BinaryIO | None,
+        *,
+        control_key: str | None = None,
+        frontends: Frontends | None = None,
+    ) -> None:
+        """Start the server.
+
+        Args:
+            log: where its output goes; None: where ours goes.
+            control_key: that its restricted APIs ask for; None: one that nobody else knows.
+            frontends: which clients reach in its place; None: they reach it at the deployment's ports.
+        """
+        self.run_dir = Path(tempfile.mkdtemp(prefix="trireme-"))  # only its owner can enter it
+        self._regions = RegionOwner()
+        self.control_key = control_key or secrets.token_urlsafe(24)
+        self._is_turned_unready = False
+        self._load = StuckLoad(spec, self.run_dir)
+        self._frontends = frontends
+        private = None if frontends is None else PrivatePorts(*private_ports())
+        place = (
+            f"{reachable(spec.triton.host)}:{spec.triton.http_port}"
+            if private is None
+            else f"{LOOPBACK}:{private.http}"
+        )
+        self._base_url = f"http://{place}"
+        self._process = subprocess.Popen(
+            self._command(spec, repository, installation, private),
+            env=installation.environment(run_dir_variable=RUN_DIR_VARIABLE, run_dir=self.run_dir),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # Ctrl-C reaches us alone, and the group is killed as one. Not a session of its own: Linux may schedule
+            # sessions as wholes (autogroup), and a client of another one then waits up to 90 ms for a core.
+            process_group=0,
+            pass_fds=[self._regions.descriptor],  # held open while one of them lives, though we may be killed
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - it takes no lock
+        )
+        if frontends is not None and private is not None:
+            frontends.serve(
+                Upstream(
+                    http_port=private.http,
+                    grpc_port=private.grpc,
+                    metrics_port=private.metrics,
+                    run_dir=str(self.run_dir),
+                    key_header=CONTROL_KEY_HEADER,
+                    key=self.control_key,
+                    own_models=frozenset(name for model in spec.models for name in model.triton_names),
+                    has_open_shared_memory=spec.triton.allow_client_shm,
+                )
+            )
+
+    def _command(
+        self, spec: DeploymentSpec, repository: Path, installation: TritonInstallation, private: PrivatePorts | None
+    ) -> list[str]:
+        # A server that does not close it by itself lets all clients at shared memory: there they need the key, too.
+        apis = _RESTRICTED_APIS if closes_client_shm(installation) else (*_RESTRICTED_APIS, "shared-memory")
+        restricted = f"{','.join(apis)}:{CONTROL_KEY_HEADER}={self.control_key}"
+        options = {
+            "model-repository": repository,
+            "http-restricted-api": restricted,
+            "grpc-restricted-protocol": restricted,
+            "backend-config": f"python,shm-region-prefix-name={self._regions.prefix}",
+            "exit-timeout-secs": TRITON_EXIT_S,
+        }
+        if installation.backend_directory is not None:
+            options["backend-directory"] = installation.backend_directory
+        return [
+            str(installation.tritonserver),
+            "--disable-auto-complete-config",
+            *(f"--{name}={value}" for name, value in [*launch_flags(spec, private), *options.items()]),
+        ]
+
+    @property
+    def pid(self) -> int:
+        """Of tritonserver."""
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def is_loaded(self) -> bool:
+        """Return whether it holds what it was told to hold: nothing is coming, going, or was refused.
+
+        Until 2.51 its readiness meant that. Since core #473 (2.68) it also says no while the stub of any version is
+        dead, a candidate's too. Such a server serves, and can be repaired: what repairs must not ask for readiness.
+        """
+        return not self._is_turned_unready and (self.is_ready() or self._is_unready_for_a_process())
+
+    def _is_unready_for_a_process(self) -> bool:
+        try:
+            versions = json.loads(self._ask("index", {}, timeout_s=_INDEX_TIMEOUT_S))
+        except (Unavailable, urllib.error.HTTPError):
+            return False
+        # Of a model that is not in the repository any more the index says nothing: nothing coming or going in it is
+        # not enough, a version must own up.
+        return all(map(_is_at_rest, versions)) and any(
+            not self._says_yes(f"/v2/models/{one['name']}/versions/{one['version']}/ready")
+            for one in versions
+            if one.get("state") == "READY"
+        )
+
+    def is_stuck(self) -> bool:
+        """Return whether its start will not end, though all that is ours has been loaded; see `StuckLoad`."""
+        return self._load.is_stuck()
+
+    def is_ready(self) -> bool:
+        """Return whether the server says that it and every model of it take requests; see `is_loaded`."""
+        return self._says_yes("/v2/health/ready")
+
+    def _says_yes(self, path: str) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self._base_url}{path}", timeout=2) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    def turn_unready(self) -> None:
+        """Make "ready" say no, for good, while everything goes on.
+
+        Triton has no call for that. But its readiness is strict: a model that could not be loaded makes the server
+        unready, and asking for one that has no backend costs milliseconds and touches no other model.
+
+        Raises:
+            Unavailable: the server does not answer.
+        """
+        self._is_turned_unready = True
+        field = [{"name": "none", "data_type": "TYPE_BOOL", "dims": [1]}]
+        config = json.dumps({"backend": "draining", "input": field, "output": field})
+        with contextlib.suppress(CannotLoad):  # the refusal that was asked for
+            self._control("load", "draining", {"config": config, "file:1/none": "bm9uZQ=="}, timeout_s=5)
+
+    def load(self, model: str, *, timeout_s: float) -> None:
+        """Make a model what its files say: versions come and go, and those that stay the same are not touched.
+
+        Raises:
+            CannotLoad: a version could not be loaded; the text is Triton's.
+            Unavailable: the server does not answer, or not in time.
+        """
+        self._control("load", model, {}, timeout_s=timeout_s)
+
+    def unload(self, model: str, *, timeout_s: float) -> None:
+        """Take a model out, with all its versions. Raises: as `load`."""
+        self._control("unload", model, {}, timeout_s=timeout_s)
+
+    def versions_failed(self) -> set[tuple[str, int]]:
+        """Models and versions that could not be loaded. Raises: Unavailable: the server does not answer."""
+        return self._versions(lambda one: one.get("state") == "UNAVAILABLE" and not _is_at_rest(one))
+
+    def versions_unloading(self) -> set[tuple[str, int]]:
+        """Models and versions that are not gone yet. Raises: Unavailable: the server does not answer."""
+        return self._versions(lambda one: one.get("state") == "UNLOADING")
+
+    def _versions(self, is_meant: Callable[[Mapping[str, str]], bool]) -> set[tuple[str, int]]:
+        listed = json.loads(self._ask("index", {}, timeout_s=_INDEX_TIMEOUT_S))
+        return {(one["name"], int(one["version"])) for one in listed if one.get("version") and is_meant(one)}
+
+    def _control(self, operation: str, model: str, parameters: Mapping[str, str], *, timeout_s: float) -> None:
+        try:
+            self._ask(f"models/{model}/{operation}", {"parameters": parameters}, timeout_s=timeout_s)
+        except urllib.error.HTTPError as exc:
+            with exc:
+                raise CannotLoad(f"Triton cannot {operation} {model}: {_error_text(exc.read())}") from exc
+
+    def _ask(self, path: str, question: Mapping[str, object], *, timeout_s: float) -> bytes:
+        """Raises: HTTPError: Triton says no. Unavailable: it says nothing."""
+        request = urllib.request.Request(
+            f"{self._base_url}/v2/repository/{path}",
+            data=json.dumps(question).encode(),
+            headers={CONTROL_KEY_HEADER: self.control_key},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as response:
+                return bytes(response.read())
+        except urllib.error.HTTPError:
+            raise
+        except OSError as exc:
+            raise Unavailable(f"tritonserver does not answer: {exc}", reason="no_answer") from exc
+
+    def kill_adapters(self, model: str, version: int) -> None:
+        """SIGKILL to the processes of one version of a model: its stub, and its engine."""
+        for process in self._with_argument(f"/{model}/{version}/model.py", f"/{model}/{version}"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def is_stopped(self, model: str = "", version: int = 0) -> bool:
+        """Return whether a signal has stopped it, or the stub of one version of a model."""
+        stubs = self._with_argument(f"/{model}/{version}/model.py") if model else [psutil.Process(self._process.pid)]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return any(process.status() == psutil.STATUS_STOPPED for process in stubs)
+        return False
+
+    def _with_argument(self, *ends: str) -> list[psutil.Process]:
+        found = []
+        for process in self._children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if any(part.endswith(ends) for part in process.cmdline()):
+                    found.append(process)
+        return found
+
+    def answers(self, *, timeout_s: float) -> bool:
+        """Whether its HTTP endpoint says anything at all in time, ready or not."""
+        try:
+            urllib.request.urlopen(f"{self._base_url}/v2/health/live", timeout=timeout_s).close()
+        except urllib.error.HTTPError as exc:
+            exc.close()
+        except OSError:
+            return False
+        return True
+
+    def engine_pids(self) -> dict[tuple[str, int], int]:
+        """Of the engines' processes, by model and version."""
+        found = {}
+        for process in self._children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                command = process.cmdline()
+                if "serving.engine_process.engine_loop" in command and "--inner" not in command:
+                    folder = Path(command[command.index("--release") + 1])
+                    found[folder.parent.name, int(folder.name)] = process.pid
+        return found
+
+    def _children(self) -> list[psutil.Process]:
+        try:
+            return list(psutil.Process(self._process.pid).children(recursive=True))
+        except psutil.NoSuchProcess:
+            return []
+
+    def close_doors(self, because: Unavailable) -> None:
+        """Have the frontends refuse every request, so that none meets models that are going."""
+        if self._frontends is not None:
+            self._frontends.refuse(because)
+
+    def stop(self) -> None:
+        """SIGTERM, and time to end; `kill` must follow."""
+        if self.exit_status is None:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(TRITON_STOP_S)
+
+    def kill(self) -> None:
+        """SIGKILL to what is left of it and its children; returns when they are gone, and their ports free.
+
+        The guards of engines with ranks are in groups of their own: each ends its engine, and frees its GPUs, first.
+        """
+        if self._frontends is not None:
+            self._frontends.down()
+        with contextlib.suppress(ProcessLookupError):  # all of it is gone
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        deadline_s = time.monotonic() + KILLED_S
+        while _has_living_member(self._process.pid) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        _, left = psutil.wait_procs(self._guards(), timeout=GUARDS_END_S)
+        for guard in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                guard.kill()
+
+    def _guards(self) -> list[psutil.Process]:
+        """Return the models of this server, whose stubs may be gone."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                is_guard = "serving.engine_guard" in process.cmdline()
+                if is_guard and process.environ().get(RUN_DIR_VARIABLE) == str(self.run_dir):
+                    found.append(process)
+        return found
+
+    def clean_up(self) -> None:
+        """Remove what a server leaves behind when it is killed: shared memory of its own, and the control folder."""
+        self._regions.remove()
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+
+
+def _has_living_member(group: int) -> bool:
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
+
+
+def _is_at_rest(version: Mapping[str, str]) -> bool:
+    """Return whether an entry of Triton's index is loaded, or is not and was not meant to be."""
+    return version.get("state") in (None, "READY") or version.get("reason") == "unloaded"
+
+
+def _error_text(body: bytes) -> str:
+    """What Triton says went wrong."""
+    try:
+        return " ".join(str(json.loads(body)["error"]).split())
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace").strip() or "no reason given"
+
+
+def _end_with_parent() -> None:
+    # In the child: if we are killed, the server must not live on with nobody to drain it. Not SIGTERM: with streams
+    # running it may crash while it stops (it frees what the stubs still use), and hang in its own signal handler.
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def reachable(host: str) -> str:
+    """A host that is listened on, as it stands in a URL of this machine."""
+    there = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{there}]" if ":" in there else there
