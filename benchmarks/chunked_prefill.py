@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.disturbed_streams import Disturbance, Scene, disturb_engine, disturb_server
-from benchmarks.report import environment, median_with_interval, write_result
-from benchmarks.through_ensemble import ThroughEnsemble
+from benchmarks.support.disturbed_streams import Disturbance, Scene, disturb_engine, disturb_server
+from benchmarks.support.report import environment, median_with_interval, write_result
+from benchmarks.support.through_ensemble import ThroughEnsemble
 from clients.exact_prompts import PromptMaker
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment

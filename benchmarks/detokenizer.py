@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models
 from tokenizers.decoders import DecodeStream
 from tokenizers.pre_tokenizers import ByteLevel
 
-from benchmarks.report import environment, write_result
+from benchmarks.support.report import environment, write_result
 from serving.text.detokenization import TextDecoder
 
 LENGTHS = (100, 1_000, 10_000, 100_000)

@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.in_process import in_child_process
-from benchmarks.report import environment, median_with_interval, write_result
-from benchmarks.through_ensemble import ThroughEnsemble, with_responses
-from benchmarks.workload import Ask, Run
+from benchmarks.support.in_process import in_child_process
+from benchmarks.support.report import environment, median_with_interval, write_result
+from benchmarks.support.through_ensemble import ThroughEnsemble, with_responses
+from benchmarks.support.workload import Ask, Run
 from clients.exact_prompts import PromptMaker
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment

@@ -26,8 +26,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from benchmarks.report import environment, median_with_interval, write_result
-from benchmarks.through_ensemble import ThroughEnsemble
+from benchmarks.support.report import environment, median_with_interval, write_result
+from benchmarks.support.through_ensemble import ThroughEnsemble
 from clients.exact_prompts import PromptMaker
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT

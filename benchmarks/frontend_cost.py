@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.costless_server import costless_deployment, demo_tokenizer
-from benchmarks.report import environment, median_with_interval, write_result
-from benchmarks.through_ensemble import ThroughEnsemble
-from benchmarks.workload import Ask, Run
+from benchmarks.support.costless_server import costless_deployment, demo_tokenizer
+from benchmarks.support.report import environment, median_with_interval, write_result
+from benchmarks.support.through_ensemble import ThroughEnsemble
+from benchmarks.support.workload import Ask, Run
 from clients.exact_prompts import PromptMaker
 
 _STREAMS = (1, 16, 64)

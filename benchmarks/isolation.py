@@ -23,8 +23,8 @@ from rich.console import Console
 
 from benchmarks.overload import ADMISSION, Load, alone, ask, deployment, measured_header, write_records
 from benchmarks.overload_figures import Header, Record, p99, read_records
-from benchmarks.report import RESULTS
-from benchmarks.through_ensemble import ThroughEnsemble
+from benchmarks.support.report import RESULTS
+from benchmarks.support.through_ensemble import ThroughEnsemble
 from clients.load.arrivals import arrivals_s
 from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT

@@ -21,8 +21,8 @@ import typer
 from rich.console import Console
 
 from benchmarks.overload_figures import Header, Record, write_figures
-from benchmarks.report import RESULTS, environment
-from benchmarks.through_ensemble import ThroughEnsemble
+from benchmarks.support.report import RESULTS, environment
+from benchmarks.support.through_ensemble import ThroughEnsemble
 from clients.exact_prompts import PromptMaker
 from clients.load.arrivals import SHAPES, arrivals_s
 from clients.streaming import AsyncTritonClient, GenerateRequest

@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report import RESULTS
+from benchmarks.support.report import RESULTS
 from ensemble_configs.spec.admission_spec import SloSpec
 from serving.engines.seam.scheduling import Priority
 

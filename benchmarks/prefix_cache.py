@@ -15,10 +15,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.metrics_page import MetricsPage
-from benchmarks.report import environment, median_with_interval, write_result
-from benchmarks.through_ensemble import ThroughEnsemble
-from benchmarks.workload import Ask
+from benchmarks.support.metrics_page import MetricsPage
+from benchmarks.support.report import environment, median_with_interval, write_result
+from benchmarks.support.through_ensemble import ThroughEnsemble
+from benchmarks.support.workload import Ask
 from clients.exact_prompts import WORDS, PromptMaker
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What quantization costs and gains, on the demo model: size, quality by the gate's own figures, and speed.
 
-`python -m benchmarks.quantization --help`. It takes releases that `trireme build` made; `benchmarks.quantization_page`
-writes `docs/quantization.md` from the result. Speed is measured in rounds, each release once a round, so that what else
-the machine does falls on all alike; a ratio is of one round.
+`python -m benchmarks.quantization --help`. It takes releases that `trireme build` made;
+`benchmarks.pages.quantization_page` writes `docs/quantization.md` from the result. Speed is measured in rounds, each
+release once a round, so that what else the machine does falls on all alike; a ratio is of one round.
 """
 
 import json
@@ -16,7 +16,7 @@ import openvino
 import typer
 from rich.console import Console
 
-from benchmarks.report import environment, median_with_interval, write_result
+from benchmarks.support.report import environment, median_with_interval, write_result
 from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
 from build_engines.evaluation.contestant import Contestant, KvPrecision, load_contestant
 from build_engines.evaluation.evaluation import evaluate

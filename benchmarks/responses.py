@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.report import environment, median_with_interval, write_result
-from benchmarks.through_ensemble import ThroughEnsemble
-from benchmarks.workload import Ask, Run
+from benchmarks.support.report import environment, median_with_interval, write_result
+from benchmarks.support.through_ensemble import ThroughEnsemble
+from benchmarks.support.workload import Ask, Run
 from clients.exact_prompts import PromptMaker
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report import environment, median_with_interval, write_result
+from benchmarks.support.report import environment, median_with_interval, write_result
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment
 from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.report import environment, median_with_interval, result_path, write_result
+from benchmarks.support.report import environment, median_with_interval, result_path, write_result
 from clients.load.load_plan import draw
 from clients.load.workload_spec import Lengths
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT

@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.costless_server import costless_deployment, demo_tokenizer
-from benchmarks.report import environment, median_with_interval, write_result
-from benchmarks.through_ensemble import ThroughEnsemble
-from benchmarks.workload import Ask
+from benchmarks.support.costless_server import costless_deployment, demo_tokenizer
+from benchmarks.support.report import environment, median_with_interval, write_result
+from benchmarks.support.through_ensemble import ThroughEnsemble
+from benchmarks.support.workload import Ask
 from clients.exact_prompts import PromptMaker
 from ensemble_configs.spec.deployment import DeploymentSpec
 

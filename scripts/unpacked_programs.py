@@ -74,5 +74,5 @@ RCLONE = UnpackedPrograms(
     packages=("rclone", "fuse3"),
     programs=("rclone", "fusermount3"),
     size="15 MB",
-    without_them="benchmarks.release_pull, which mounts a bucket with them, does not run",
+    without_them="benchmarks.studies.release_pull, which mounts a bucket with them, does not run",
 )

@@ -31,8 +31,9 @@ LONG = (
 )
 
 
-# Tests use helpers of other rooms, and of tests/unit/support; pytest itself has only the folders that it has read.
-sys.path[:0] = sorted({str(file.parent) for file in Path(__file__).parent.joinpath("unit").rglob("*.py")})
+# Tests use helpers of other rooms and of the folders `support`; pytest itself has only the folders that it has read.
+_TESTS = Path(__file__).parent
+sys.path[:0] = sorted({str(file.parent) for room in ("unit", "triton") for file in (_TESTS / room).rglob("*.py")})
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -15,7 +15,7 @@ from benchmarks.peers.peer import Peer
 from benchmarks.peers.rounds import Plan, measure
 from benchmarks.peers.shown import described, draw, rows, table, wide_console
 from benchmarks.peers.vllm_cpu import VllmCpu
-from benchmarks.report import environment, result_path, write_result
+from benchmarks.support.report import environment, result_path, write_result
 from trireme.base.errors import ServingError
 
 _OURS: tuple[Peer, ...] = (Ensemble(8), Ensemble(16))

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.peers.peer import Answered
-from benchmarks.report import median_with_interval
+from benchmarks.support.report import median_with_interval
 from clients.load.load_options import Load
 from clients.load.run_folder import Run, RunInfo
 from clients.load_report.run_figures import figures_of

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.in_process import in_child_process
 from benchmarks.peers import model_files
 from benchmarks.peers.ensemble import NAMES, engine_of, openvino_version, weights
 from benchmarks.peers.peer import Answered, Bits, Started
-from benchmarks.workload import Ask
+from benchmarks.support.in_process import in_child_process
+from benchmarks.support.workload import Ask
 from clients.load.load_options import Load
 from clients.load.load_record import LoadRecord
 from serving.text.tokenization import PromptTokenizer
@@ -33,7 +33,7 @@ class InProcessOpenVino:
 
     @contextlib.contextmanager
     def started(self) -> Iterator[Started]:
-        """The process of `benchmarks.in_process`."""
+        """The process of `benchmarks.support.in_process`."""
         spec = model_files.deployment(self._bits)
         with tempfile.TemporaryDirectory() as folder:
             deployment = Path(folder) / "deployment.yaml"
@@ -45,7 +45,7 @@ class InProcessOpenVino:
 class _Engine:
     def __init__(self, ask_child: Callable[[Ask], list[LoadRecord]], tokenizer: PromptTokenizer) -> None:
         self.version = openvino_version()
-        self.settings = "python -m benchmarks.in_process, with the same deployment"
+        self.settings = "python -m benchmarks.support.in_process, with the same deployment"
         self._ask_child = ask_child
         self._tokenizer = tokenizer
 

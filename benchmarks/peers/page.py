@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.shown import cells
-from benchmarks.report import RESULTS, markdown_table, with_tables
+from benchmarks.support.report import RESULTS, markdown_table, with_tables
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.peers.peer import AskedServer, Started
-from benchmarks.report import triton_version
-from benchmarks.through_ensemble import ThroughEnsemble
+from benchmarks.support.report import triton_version
+from benchmarks.support.through_ensemble import ThroughEnsemble
 from clients.load.run_folder import package_version
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.engine_specs import SimulatedEngineSpec

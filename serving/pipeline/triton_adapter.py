@@ -101,8 +101,8 @@ class Responses:
 class _SenderSink:
     """The responses to one request, sent when they are there: `execute` has returned before.
 
-    A model that is not decoupled may respond so too, once for each request; `tests/triton/test_unary.py` shows that
-    such requests run side by side.
+    A model that is not decoupled may respond so too, once for each request; `tests/triton/pipeline/test_unary.py` shows
+    that such requests run side by side.
     """
 
     takes_one = False

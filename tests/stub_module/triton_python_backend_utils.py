@@ -2,8 +2,8 @@
 """What Triton's Python stub gives a model, as far as our adapters use it, so that they run without Triton.
 
 Small and real: it keeps the stub's rules (a sender takes nothing after its final response, a tensor has a type that
-Triton knows) and breaks loudly where the stub would corrupt the server. `tests/triton/test_fake_stub.py` sends the same
-requests through this and through the real server.
+Triton knows) and breaks loudly where the stub would corrupt the server. `tests/triton/pipeline/test_fake_stub.py` sends
+the same requests through this and through the real server.
 
 Source: python_backend, src/pb_stub.cc, response_sender.cc, pb_tensor.cc; the constants and `get_output_tensor_by_name`
 are in resources/triton_python_backend_utils.py.

@@ -6,10 +6,10 @@ import json
 import msgspec
 import pytest
 
-from benchmarks.batch_beside_interactive import Segment, figures_of
-from benchmarks.batch_share_in_virtual_time import MEAN_TOKENS, Run, ratios
 from benchmarks.overload import ENGINE
-from benchmarks.report import RESULTS
+from benchmarks.studies.batch_beside_interactive import Segment, figures_of
+from benchmarks.studies.batch_share_in_virtual_time import MEAN_TOKENS, Run, ratios
+from benchmarks.support.report import RESULTS
 
 NEWEST = max(RESULTS.glob("batch_beside_interactive_*.json"))
 

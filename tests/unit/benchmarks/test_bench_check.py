@@ -24,7 +24,7 @@ from benchmarks.check import (
     compared,
     verdict,
 )
-from benchmarks.report import RESULTS
+from benchmarks.support.report import RESULTS
 
 OLD = Ratio(0.97, 0.95, 0.99)
 

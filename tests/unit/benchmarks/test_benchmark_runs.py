@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import free_ports
 from benchmarks.first_request import Row, Start
-from benchmarks.http2_streams import Received
-from benchmarks.workload import Run
+from benchmarks.support import free_ports
+from benchmarks.support.http2_streams import Received
+from benchmarks.support.workload import Run
 
 
 def test_ports_are_free_and_none_that_an_outgoing_connection_gets(

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gate_page import PAGE, latest, page
-from benchmarks.gate_trials import SPEC, scenarios
-from benchmarks.latency_models import load_models
+from benchmarks.pages.gate_page import PAGE, latest, page
+from benchmarks.rollout_gate.gate_trials import SPEC, scenarios
+from benchmarks.support.latency_models import load_models
 
 
 def committed() -> dict[str, Any]:

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from scipy.stats import binom, mannwhitneyu
 
-from benchmarks import report
-from benchmarks.gate_comparators import _mann_whitney
-from benchmarks.gate_traffic import LOOK_S, PER_LOOK, Regression, outcomes_of, sample_of, traffic_of
-from benchmarks.gate_trials import (
+from benchmarks.rollout_gate.gate_comparators import _mann_whitney
+from benchmarks.rollout_gate.gate_traffic import LOOK_S, PER_LOOK, Regression, outcomes_of, sample_of, traffic_of
+from benchmarks.rollout_gate.gate_trials import (
     LONGER_TTFT,
     NOTHING,
     REGRESSIONS,
@@ -25,7 +24,8 @@ from benchmarks.gate_trials import (
     scenarios,
     study,
 )
-from benchmarks.latency_models import load_models
+from benchmarks.support import report
+from benchmarks.support.latency_models import load_models
 from clients.rollout_gate.evidence import read
 from clients.rollout_gate.evidence import sample_of as sums_of
 from clients.rollout_gate.gate import Gate

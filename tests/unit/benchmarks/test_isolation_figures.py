@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.isolation import figures_of
 from benchmarks.overload_figures import read_records
-from benchmarks.report import RESULTS
+from benchmarks.support.report import RESULTS
 
 
 def test_the_figures_follow_from_the_records() -> None:

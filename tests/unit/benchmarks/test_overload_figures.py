@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.overload_figures import Header, Record, of_load, read_records
-from benchmarks.report import RESULTS
+from benchmarks.support.report import RESULTS
 
 NEWEST = max(RESULTS.glob("overload_*.jsonl.gz"))
 

@@ -13,14 +13,14 @@ import pytest
 import yaml
 from completions_server import DONE, CompletionsServer, event
 
-from benchmarks.in_process import InProcess
 from benchmarks.peers import child_server
 from benchmarks.peers.child_server import serving
 from benchmarks.peers.figures import Figures, figures, ratios
 from benchmarks.peers.peer import Answered, AskedServer, Started
 from benchmarks.peers.rounds import Plan, measure
 from benchmarks.peers.shown import draw, rows
-from benchmarks.workload import Ask
+from benchmarks.support.in_process import InProcess
+from benchmarks.support.workload import Ask
 from clients.load.load_options import Load
 from clients.load.load_record import DONE as ENDED
 from clients.load.load_record import LoadRecord

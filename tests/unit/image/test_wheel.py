@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel, outside of a checkout, has all that the commands read; `tests/triton/test_wheel_served.py` serves it."""
+"""The wheel outside of a checkout has all that the commands read; `test_wheel_served.py` serves it."""
 
 import json
 import shutil

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from envoy_here import ENVOY
 
-from benchmarks.free_ports import free_ports
+from benchmarks.support.free_ports import free_ports
 from clients.rollout.export.envoy_routes import RELEASE_HEADER
 
 ASK, STREAM = "/test.Release/Ask", "/test.Release/Stream"

@@ -17,7 +17,7 @@ from guarded_envoy import KEY, KEY_HEADER, TOKEN, Backend, GuardedEnvoy, Listene
 from kserve_server import KServeServer, story
 from test_routed_client import Rollout
 
-from benchmarks.free_ports import free_ports
+from benchmarks.support.free_ports import free_ports
 from clients.access import Access
 from clients.load.commands.run_command import put_on
 from clients.load.load_options import Load

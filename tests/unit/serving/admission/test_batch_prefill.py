@@ -4,8 +4,8 @@
 import pytest
 from admission_runs import AdmissionRun, request, small_engine
 
-from benchmarks.batch_share_in_virtual_time import Run, ratios
 from benchmarks.overload import ENGINE
+from benchmarks.studies.batch_share_in_virtual_time import Run, ratios
 from ensemble_configs.spec.admission_spec import AdmissionSpec
 from serving.admission.batch_prefill import BatchPrefill
 from serving.engines.seam.scheduling import Priority

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.overload_figures import p99
-from benchmarks.virtual_run import Record, VirtualRun
+from benchmarks.support.virtual_run import Record, VirtualRun
 from clients.load.arrivals import arrivals_s
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.spec.engine_specs import SimulatedEngineSpec

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from benchmarks.latency_models import FILE, fit, load_models, rendered
 from benchmarks.overload_figures import Record
-from benchmarks.report import RESULTS
+from benchmarks.support.latency_models import FILE, fit, load_models, rendered
+from benchmarks.support.report import RESULTS
 
 
 def records(num: int, *, common_sd: float = 0.0) -> list[Record]:

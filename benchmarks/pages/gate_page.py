@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writer of the tables of `docs/rollout_gate.md` from the latest result of `gate_trials`: `make docs`."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.support.report import RESULTS, markdown_table, with_tables
+from clients.rollout_gate.gate_spec import GateSpec
+from clients.rollout_gate.metrics import METRICS, alpha_of
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "rollout_gate.md"
+_POWER = 0.95  # that was asked for, within 2,000 requests
+
+Document = Mapping[str, Any]
+
+
+def latest() -> Path:
+    """The newest result by its date."""
+    return max(RESULTS.glob("gate_trials_[0-9]*.json"))
+
+
+def page(text: str, result: Document, source: str) -> str:
+    """The page with its tables written anew; each stands between a pair of comments that name it.
+
+    Raises:
+        ValueError: a pair is missing.
+    """
+    tables = {
+        "metrics": _metrics(),
+        "origin": _origin(result, source),
+        "false rollbacks": _false_rollbacks(result),
+        "detection": _detection(result),
+        "others": _others(result),
+    }
+    return with_tables(text, tables)
+
+
+def _metrics() -> str:
+    spec, kinds = GateSpec(), {"log_mean": "mean logarithm", "share": "events", "score": "pairs"}
+    return markdown_table(
+        ["metric", "name", "test", "too much", "alpha, in 1,000", ""],
+        (
+            [
+                metric.title,
+                f"`{name}`",
+                kinds[metric.kind] + (", two-sided" if metric.is_two_sided else ""),
+                f"{getattr(spec.effects, name):g}" if metric.kind == "score" else f"{getattr(spec.effects, name):.0%}",
+                f"{1000 * alpha_of(name, spec):.2f}",
+                "optional" if metric.is_optional else "",
+            ]
+            for name, metric in METRICS.items()
+        ),
+    )
+
+
+def _origin(result: Document, source: str) -> str:
+    where = result["environment"]
+    return (
+        f"From `benchmarks/results/{source}`, seed {result['seed']}, {where['date'][:10]}, "
+        f"commit {where['commit'][:7]}, Python {where['python']}, numpy {where['versions']['numpy']}."
+    )
+
+
+def _false_rollbacks(result: Document) -> str:
+    rows = []
+    for one in result["scenarios"]:
+        if one["scenario"] != "A/A":
+            continue
+        back, waited = one["rolled_back"], one["to_pass"]
+        rows.append(
+            [
+                f"`{one['model']}`" + _changed(one),
+                f"{one['rollouts']:,}",
+                f"{one['max_requests']:,}",
+                str(back["count"]),
+                f"{back['upper']:.2%}",
+                f"{one['passed']['share']:.1%}",
+                f"{waited['median_requests']:,} / {waited['p95_requests']:,}" if waited else "",
+            ]
+        )
+    header = ["model", "rollouts", "requests of each arm", "rolled back", "95 % upper bound"]
+    return markdown_table([*header, "passed", "requests to the pass, median / p95"], rows)
+
+
+def _detection(result: Document) -> str:
+    rows = []
+    for one in result["scenarios"]:
+        if one["scenario"] == "A/A":
+            continue
+        back, taken = one["rolled_back"], one["to_rollback"]
+        is_missed = one["spread"] == 1 and one["model"] != "own_bursts" and back["lower"] < _POWER
+        rows.append(
+            [
+                one["scenario"],
+                f"`{one['model']}`" + _changed(one),
+                f"{one['max_requests']:,}",
+                f"{back['share']:.1%}" + (" (missed)" if is_missed else ""),
+                f"{back['lower']:.1%}",
+                f"{one['passed']['share']:.1%}",
+                f"{taken['median_requests']:,} / {taken['p95_requests']:,}",
+                f"{taken['median_s']:.0f} / {taken['p95_s']:.0f}",
+            ]
+        )
+    header = ["regression", "model", "requests of each arm", "rolled back", "95 % lower bound", "passed"]
+    return markdown_table([*header, "requests, median / p95", "seconds, median / p95"], rows)
+
+
+def _others(result: Document) -> str:
+    shown = [one for one in result["scenarios"] if one["others"]]
+    shown = [one for one in shown if one["scenario"] == "A/A" or one["model"] == "steady"]
+    names = list(shown[0]["others"])
+    rows = []
+    for one in shown:
+        judged = {"ours": one} | {name: one["others"][name] for name in names}
+        title = f"A/A, `{one['model']}`" if one["scenario"] == "A/A" else one["scenario"]
+        rows.append([title, *(_outcome(found) for found in judged.values())])
+    return markdown_table(["rolled back; median seconds until then", "this gate", *names], rows)
+
+
+def _outcome(found: Document) -> str:
+    share, taken = found["rolled_back"]["share"], found["to_rollback"]
+    return f"{share:.1%}" + (f"; {taken['median_s']:.0f} s" if taken else "")
+
+
+def _changed(one: Document) -> str:
+    found = "" if one["spread"] == 1 else f", {one['spread']:g} times the spread"
+    found += "" if one["own"] == 1 else f", bursts {one['own']:.2g} times as large"
+    return found + ("" if one["own_fade"] == 1 else f", fading {one['own_fade']:g} times as long")
+
+
+def main() -> None:
+    """Write the page."""
+    file = latest()
+    text = page(PAGE.read_text(encoding="utf-8"), json.loads(file.read_text(encoding="utf-8")), file.name)
+    PAGE.write_text(text, encoding="utf-8")
+    print(f"{PAGE.relative_to(PAGE.parent.parent)} from {file.name}")
+
+
+if __name__ == "__main__":
+    main()

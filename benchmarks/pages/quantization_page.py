@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes `docs/quantization.md` from the latest result of `benchmarks.quantization`: `make docs`."""
+
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.support.report import RESULTS, markdown_table
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "quantization.md"
+_NAMES = {
+    "perplexity_ratio": "perplexity over the base's",
+    "kl": "KL divergence, nats a token",
+    "agreement": "greedy tokens until the first difference",
+    "accuracy_drop": "right answers lost",
+}
+
+Document = Mapping[str, Any]
+
+
+def latest() -> Path:
+    """The newest result by its date."""
+    return max(RESULTS.glob("quantization_demo_cpu_*.json"))
+
+
+def page(result: Document, source: str) -> str:
+    """The whole page."""
+    rows, base = result["releases"], result["releases"][0]["name"]
+    kv_cache = {"name": f"{base}, u8 against f16", "quality": result["kv_cache"]}
+    sections = [
+        ["# Quantization", *_origin(result, source)],
+        ["## Size", *_sizes(rows)],
+        [f"## Worst group, against `{base}`", *_worst(rows[1:]), *_STORIES],
+        ["## Perplexity by language", *_perplexities(rows)],
+        ["## Right answers by task and language", *_accuracy(rows)],
+        [f"## KV cache in int8 against fp16, `{base}`", *_worst([kv_cache]), *_KV_CACHE],
+        ["## Speed", *_speeds(result)],
+    ]
+    return "\n\n".join(part for section in sections for part in section) + "\n"
+
+
+def _text(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), width=140, break_long_words=False, break_on_hyphens=False)
+
+
+_STORIES = [
+    _text(
+        """In brackets the 95 % interval. Stories are open-ended, 128 tokens long: after a first difference,
+        for which two nearly equal probabilities are enough, everything counts as different."""
+    )
+]
+_KV_CACHE = [
+    _text(
+        """Answers come from the engine with its paged cache. Perplexity and KL divergence are of plain
+        inference, 16 tokens at a time, whose cache is quantized in a similar way and not the same; texts of 16
+        tokens and fewer say nothing about it."""
+    )
+]
+
+
+def _origin(result: Document, source: str) -> Iterator[str]:
+    where = result["environment"]
+    versions = ", ".join(f"{name} {version}" for name, version in result["releases"][0]["versions"].items())
+    yield _text(
+        f"""Written by `make docs` from `benchmarks/results/{source}`; what the figures mean and how a recipe
+        sets limits is in [evaluation.md](evaluation.md). To measure again, build the recipes below and give
+        the releases to `python -m benchmarks.quantization`, the base first."""
+    )
+    yield _text(
+        f"""{where["date"][:10]}, {where["cpu"]}, {where["num_cpus"]} cores without a GPU, Python
+        {where["python"]}; computed in {result["computed_in"]}, as this
+        processor does by itself; built with {versions}. Everything but size holds for the demo model alone: it
+        knows little, and what it knows leaves few doubts, so quantization costs it less than it costs a
+        large model."""
+    )
+
+
+def _sizes(rows: list[Document]) -> Iterator[str]:
+    yield markdown_table(
+        ["recipe", "layers; embedding and head", "file", "predicted", "off by", "fp16's, of it", "linear weights"],
+        (
+            [
+                f"`{row['name']}`",
+                _formats(row["recipe"]),
+                f"{row['bytes'] / 1e6:.2f} MB",
+                f"{row['predicted_bytes'] / 1e6:.2f} MB",
+                f"{100 * (row['bytes'] / row['predicted_bytes'] - 1):.2f} %",
+                f"{rows[0]['bytes'] / row['bytes']:.2f}",
+                f"{rows[0]['linear_bytes'] / row['linear_bytes']:.2f}",
+            ]
+            for row in rows
+        ),
+    )
+    yield _text(
+        """The file is `openvino_model.bin`; the last two columns say how many times smaller it is, and the
+        matrices in its layers by themselves, than of the first row. Predicted by
+        `build_engines.openvino.openvino_formats`. The embedding, which is the head too, has a fifth of this model's
+        parameters and stays in int8 where the layers are int4."""
+    )
+
+
+def _perplexities(rows: list[Document]) -> Iterator[str]:
+    columns = [_figures(row, "perplexity_ratio") for row in rows]
+    yield markdown_table(
+        ["task", "language", "items", *(f"`{row['name']}`" for row in rows)],
+        (
+            [*where, str(figure["num_items"]), *(f"{column[where]['candidate']:.3f}" for column in columns)]
+            for where, figure in columns[0].items()
+        ),
+    )
+
+
+def _accuracy(rows: list[Document]) -> Iterator[str]:
+    columns = [_figures(row, "accuracy_drop") for row in rows]
+    yield markdown_table(
+        ["task", "group", "items", *(f"`{row['name']}`" for row in rows)],
+        (
+            [*where, str(figure["num_items"]), *(f"{column[where]['candidate']:.1%}" for column in columns)]
+            for where, figure in columns[0].items()
+        ),
+    )
+
+
+def _speeds(result: Document) -> Iterator[str]:
+    names, speed = [row["name"] for row in result["releases"]], result["speed"]
+    yield markdown_table(
+        ["recipe", "1 request", "16 requests"],
+        (
+            [f"`{name}`", *(_speed(found[count]["ratio"]) for count in ("1", "16"))]
+            for name, found in zip(names, speed["releases"], strict=True)
+        ),
+    )
+    plain = [speed["releases"][0][count]["tokens_per_s"]["median"] for count in ("1", "16")]
+    where = speed["environment"]
+    yield _text(
+        f"""Output tokens/s over those of `{names[0]}` ({plain[0]:,.0f} and {plain[1]:,.0f}), in the engine's own
+        process without a server, {speed["output_tokens"]} tokens a request, {speed["rounds"]} rounds in which
+        each was measured once, medians with the 90 % interval. {where["date"][:10]}; the machine was shared:
+        load {where["load_1min"]:.1f} on {where["num_cpus"]} cores before it began. A model of 5M parameters says little
+        about a large one."""
+    )
+
+
+def _formats(recipe: Document) -> str:
+    linear = recipe["format"]
+    if linear == "fp16":
+        return "16 bits"
+    parts = [linear, "symmetric" if recipe["is_symmetric"] else "with zero points"]
+    parts += [f"groups of {recipe['group_size']}"] if recipe["group_size"] else []
+    parts += ["AWQ"] if recipe["is_awq"] else []
+    parts += ["scales from activations"] if recipe["is_data_aware"] else []
+    rest = "int8" if recipe["embedding_format"] == "auto" else recipe["embedding_format"]
+    return f"{', '.join(parts)}; {rest}"
+
+
+def _worst(rows: Iterable[Document]) -> Iterator[str]:
+    cells = []
+    for row in rows:
+        for metric, title in _NAMES.items():
+            figure = row["quality"]["worst"][metric]
+            limit = "" if figure["limit"] is None else f"{figure['limit']:g}"
+            verdict = {True: "passed", False: "failed", None: ""}[figure["passed"]]
+            group = f"{figure['task']}, {figure['group']}"
+            cells.append([f"`{row['name']}`", title, group, _value(figure), limit, verdict])
+    yield markdown_table(["recipe", "figure", "worst group", "value", "limit", ""], cells)
+
+
+def _value(figure: Document) -> str:
+    number = {"perplexity_ratio": "{:.4f}", "kl": "{:.1e}"}.get(figure["metric"], "{:.1%}")
+    ends = figure["interval"]
+    shown = number.format(figure["value"])
+    return shown if ends is None else f"{shown} ({number.format(ends[0])} to {number.format(ends[1])})"
+
+
+def _figures(row: Document, metric: str) -> dict[tuple[str, str], Document]:
+    figures = row["quality"]["figures"]
+    return {(each["task"], each["group"]): each for each in figures if each["metric"] == metric}
+
+
+def _speed(ratio: Document) -> str:
+    return f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+
+
+def main() -> None:
+    """Write the page."""
+    file = latest()
+    PAGE.write_text(page(json.loads(file.read_text(encoding="utf-8")), file.name), encoding="utf-8")
+    print(f"{PAGE.relative_to(PAGE.parent.parent)} from {file.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the tables of `docs/rollouts.md` from the latest results of the rollouts' long tests: `make docs`."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.support.report import RESULTS, markdown_table, with_tables
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "rollouts.md"
+
+Document = Mapping[str, Any]
+
+
+def latest(name: str) -> Document:
+    """The newest result of a name by its date."""
+    found: Document = json.loads(max(RESULTS.glob(f"{name}_[0-9]*.json")).read_text(encoding="utf-8"))
+    return found
+
+
+def tables(rollouts: Document, kills: Document) -> dict[str, str]:
+    """Of the page, by name."""
+    return {"rollouts": _rollouts(rollouts), "shadow cost": _shadow_cost(rollouts), "kills": _kills(kills)}
+
+
+def _rollouts(result: Document) -> str:
+    return markdown_table(
+        ["32 streams, simulated engine", "seconds", "answers of release", "failed, cut or mixed", "refused"],
+        (
+            [
+                one["name"],
+                f"{one['seconds']:.0f}",
+                ", ".join(f"{release}: {count:,}" for release, count in one["answers"].items()),
+                str(one["failed_cut_or_mixed"]),
+                str(one["refused"]),
+            ]
+            for one in result["rollouts"]
+        ),
+    )
+
+
+def _shadow_cost(result: Document) -> str:
+    def ratio(one: Document) -> str:
+        return f"{one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f})"
+
+    return markdown_table(
+        ["candidate", "copies", "users' TTFT p50, p99 without", "with", "ratio of p50", "ratio of p99"],
+        (
+            [
+                one["candidate"],
+                f"{one['pairs']:,}",
+                *(
+                    f"{one['ttft_ms'][name]['median']:.1f} ms, {one['ttft_ms'][name]['p99']:.1f} ms"
+                    for name in ("without", "with copies")
+                ),
+                ratio(one["ratio_p50"]),
+                ratio(one["ratio_p99"]),
+            ]
+            for one in result["shadow_cost"]
+        ),
+    )
+
+
+def _kills(result: Document) -> str:
+    return markdown_table(
+        ["killed at random moments", "rollouts", "ended", "requests failed, cut or mixed"],
+        (
+            [
+                one["what"],
+                str(sum(one["ends"].values())),
+                ", ".join(f"{phase.replace('_', ' ')} {count}" for phase, count in sorted(one["ends"].items())),
+                one["failed"],
+            ]
+            for one in result["kills"]
+        ),
+    )
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(with_tables(text, tables(latest("rollouts"), latest("rollout_kills"))), encoding="utf-8")

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner's constants and estimators beside published measurements."""

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel in an empty environment, by a user that is not root: Triton is fetched once, and everything is served.
+
+The packages and Triton come from the package index: an index that cannot be reached fails the test.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc as grpcclient
+from waiting import wait_until
+from wheel_here import User, build_wheel, forbid_writing
+
+from benchmarks.support.free_ports import free_ports
+
+pytestmark = pytest.mark.soak
+START_S = 180.0
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> User:
+    folder = tmp_path_factory.mktemp("installed")
+    for above in (folder, *folder.parents[:3]):
+        above.chmod(0o755)
+    environment = folder / "environment"
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    wheel = build_wheel(tmp_path_factory.mktemp("wheel"))
+    subprocess.run([environment / "bin/pip", "install", "--quiet", str(wheel)], check=True)
+    forbid_writing(environment)
+    return User(folder, environment / "bin/python")
+
+
+@contextmanager
+def served(user: User, *options: str) -> Iterator[tuple[str, Path]]:
+    """Give the gRPC address and the log of a server of the default deployment."""
+    http, grpc, metrics = free_ports(3)
+    log = user.folder.parent / f"serve-{grpc}.log"
+    ports = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
+    command = user.command(["serve", *ports, *options])
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, cwd=user.folder, env=user.environment, stdout=output, stderr=output) as process,
+    ):
+        try:
+            end_s = time.monotonic() + START_S
+            while "ready after" not in log.read_text():
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < end_s, log.read_text()
+                time.sleep(0.2)
+            yield f"localhost:{grpc}", log
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, log.read_text()
+
+
+def ready_models(url: str) -> str:
+    """Return the names of the models that the server has ready, as it writes them."""
+    with grpcclient.InferenceServerClient(url) as client:
+        return str(client.get_model_repository_index())
+
+
+def test_triton_is_not_fetched_without_an_index(user: User) -> None:
+    user.environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/none", "PIP_CONFIG_FILE": "/dev/null"}
+    try:
+        said = user.run("serve", is_refused=True)
+    finally:
+        for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_CONFIG_FILE"):
+            del user.environment[name]
+    assert "Triton cannot be fetched" in said
+    assert "put `tritonserver` on PATH" in said
+
+
+def test_the_default_deployment_is_served_asked_and_measured(user: User) -> None:
+    with served(user) as (url, log):
+        assert "nvidia-pytriton" in log.read_text()
+        answer = json.loads(user.run("generate", "What is the capital of France?", "--json", "--url", url))
+        assert "Paris" in answer["text"]
+        user.run("bench", "run", "--url", url, "--concurrency", "2", "--requests", "10", "--out", "runs/two")
+        assert (user.folder / "runs/two").is_dir()
+
+
+def test_triton_is_there_the_next_time_and_a_candidate_is_rolled_out(user: User) -> None:
+    (user.folder / "candidate.yaml").write_text("engine: {max_num_seqs: 32}\n")
+    with served(user) as (url, log):
+        assert "[setup]" not in log.read_text()
+        rollout = subprocess.Popen(
+            user.command(["rollout", "start", "candidate.yaml", "--port", str(free_ports(1)[0])]),
+            cwd=user.folder, env=user.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        wait_until(lambda: "ensemble_canary" in ready_models(url), START_S)
+        user.run("rollout", "abort", "--why", "enough was seen")
+        said, _ = rollout.communicate(timeout=START_S)
+        assert rollout.returncode == 1, said
+        assert "enough was seen" in said

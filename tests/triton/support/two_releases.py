@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server that holds two releases, whose engines answer differently."""
+
+from pathlib import Path
+
+from running_server import RunningServer, deployment_text
+
+TOKENIZER = {"dir": str(Path(__file__).resolve().parents[3] / "examples/demo_model/target")}
+
+
+def two_releases(folder: Path) -> RunningServer:
+    """Whoever names none gets release 2."""
+    engine = {"provider": "simulated", "step_ms": 5.0}
+    older = {"release": 1, "tokenizer": TOKENIZER, "engine": engine | {"seed": 1}}
+    return RunningServer(deployment_text("two", engine=engine | {"seed": 2}, release=2, other_releases=[older]), folder)
