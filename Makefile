@@ -46,10 +46,11 @@ soak: setup bench-tools aisimulate ## The full counts of the long checks: side b
 	@status=0; $(SOAK) -n 2 -m "soak and not quiet" $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	$(SOAK) -n 0 -m "soak and quiet" $(ARGS) || [ $$? -eq 5 ] || status=1; exit $$status
 
-lint: setup ## ruff and mypy strict over everything
+lint: setup ## ruff, mypy strict, and which room may use which, over everything
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
+	.venv/bin/lint-imports
 	@set -e; for adapter in $(ADAPTERS); do $(RUN) mypy $$adapter; done
 
 format: setup ## Let ruff sort, fix and format

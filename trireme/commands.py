@@ -33,7 +33,7 @@ COMMANDS = {
     "serve": Command(
         "serving.supervisor.serve_command", "serve", "Serve a deployment on Triton, and drain it when it stops"
     ),
-    "render": Command("ensemble_configs.render_command", "render", "Write the model repository of a deployment"),
+    "render": Command("trireme.render_command", "render", "Write the model repository of a deployment"),
     "group": Command(
         "serving.multi_node.group_command",
         "",

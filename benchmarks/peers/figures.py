@@ -10,8 +10,8 @@ import msgspec
 from benchmarks.peers.peer import Answered
 from benchmarks.support.report import median_with_interval
 from clients.load.load_options import Load
-from clients.load.run_folder import Run, RunInfo
 from clients.load_report.run_figures import figures_of
+from clients.load_run.run_folder import Run, RunInfo
 from trireme.base.errors import ServerError
 
 

@@ -14,7 +14,7 @@ from benchmarks.peers.peer import Answered, Bits, Started
 from benchmarks.support.in_process import in_child_process
 from benchmarks.support.workload import Ask
 from clients.load.load_options import Load
-from clients.load.load_record import LoadRecord
+from clients.load_run.load_record import LoadRecord
 from serving.text.tokenization import PromptTokenizer
 
 

@@ -10,10 +10,10 @@ import msgspec
 
 from clients.infer_messages import GenerateRequest
 from clients.load.load_options import Load
-from clients.load.load_record import LoadRecord
 from clients.load.processes import run_processes
 from clients.load.send import connect
-from clients.load.worker import CpuSample
+from clients.load_run.cpu_sample import CpuSample
+from clients.load_run.load_record import LoadRecord
 from trireme.base.errors import ServerError, ServingError
 
 Bits = Literal[8, 16]  # of a weight

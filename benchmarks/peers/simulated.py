@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.peers.peer import AskedServer, Started
 from benchmarks.support.report import triton_version
 from benchmarks.support.through_ensemble import ThroughEnsemble
-from clients.load.run_folder import package_version
+from clients.load_run.run_folder import package_version
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
 from ensemble_configs.spec.release_spec import ResponseSpec, TokenizerSpec

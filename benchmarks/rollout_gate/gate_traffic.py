@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.support.latency_models import LatencyModel
+from benchmarks.rollout_gate.latency_models import LatencyModel
 from clients.rollout_gate.evidence import MIN_SLOW_REFERENCE
 from clients.rollout_gate.fading import Differences, Times, differences_of, own_variance
 from clients.rollout_gate.findings import Counts, Level, Sample, Scores

@@ -33,7 +33,7 @@ from benchmarks.rollout_gate.gate_traffic import (
     sample_of,
     traffic_of,
 )
-from benchmarks.support.latency_models import LatencyModel, load_models
+from benchmarks.rollout_gate.latency_models import LatencyModel, load_models
 from benchmarks.support.report import environment, write_result
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.verdict import Look, look_at

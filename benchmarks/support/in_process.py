@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.support.workload import Ask
-from clients.load.load_record import DONE, LoadRecord
+from clients.load_run.load_record import DONE, LoadRecord
 from ensemble_configs.spec.deployment import load_deployment
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams

@@ -4,11 +4,11 @@
 from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
 from build_engines.openvino.openvino_environment import build_python
 from build_engines.openvino.openvino_formats import draft_recipe, kv_bytes_per_token, openvino_bytes
+from build_engines.recipes.calibration_file import check_calibration_file
 from build_engines.recipes.recipe import OpenVinoRecipe
 from build_engines.recipes.recipe_checks import check_recipe
 from build_engines.recipes.recipe_parts import DraftModelSpec
 from build_engines.stages.build_job import BuildJob
-from build_engines.tensorrt_llm.gpu_build import check_calibration_file
 from ensemble_configs.releases.file_hashes import hash_file
 from ensemble_configs.spec.finding import Finding
 from trireme.base.errors import SpecError

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
+from build_engines.checkpoint.model_costs import ModelCosts
 from build_engines.checkpoint.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
 from build_engines.checkpoint.weight_table import num_active_parameters, num_parameters
 from build_engines.planner.estimators.estimator import Load
@@ -15,7 +16,6 @@ from build_engines.planner.estimators.estimator_choice import stated_errors
 from build_engines.planner.ranking import Option, Plan, Question
 from build_engines.planner.roofline.efficiencies import fitted
 from build_engines.planner.roofline.footprint import kv_bytes_per_token
-from build_engines.planner.roofline.model_costs import ModelCosts
 from build_engines.planner.roofline.steady_state import Estimate
 
 _GIB = 2**30

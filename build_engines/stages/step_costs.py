@@ -2,9 +2,9 @@
 """What a decode step of a recipe's engine reads and computes, and its GPUs' datasheet peaks, for the manifest."""
 
 from build_engines.checkpoint.gpus import gpu_named
+from build_engines.checkpoint.model_costs import ModelCosts
 from build_engines.checkpoint.model_shape import ModelShape
 from build_engines.checkpoint.weight_table import Role, weights_of
-from build_engines.planner.roofline.model_costs import ModelCosts
 from build_engines.recipes.recipe import GpuRecipe
 from build_engines.recipes.recipe_checks import format_plan, shard_plan
 from ensemble_configs.releases.release_parts import StepCosts

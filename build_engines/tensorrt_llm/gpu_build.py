@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.weight_table import num_parameters
+from build_engines.recipes.calibration_file import check_calibration_file
 from build_engines.recipes.recipe import GpuRecipe, TensorRtRecipe, hash_recipe, recipe_document
 from build_engines.recipes.recipe_checks import check_recipe
 from build_engines.recipes.recipe_parts import Calibration
@@ -65,19 +66,6 @@ def _check_files(job: BuildJob) -> Iterator[Finding]:
         yield _finding(
             "checkpoint", "no .safetensors", "weights", "convert pickled weights to safetensors; those are not loaded"
         )
-
-
-def check_calibration_file(calibration: Calibration | None) -> Iterator[Finding]:
-    """Whether a calibration set of one's own is the one that the recipe means."""
-    if calibration is None or calibration.file is None:
-        return
-    file = calibration.file
-    if not file.is_file():
-        yield _finding("calibration.file", f"no file {file}", "one", "put it there, or name another")
-    elif (found := hash_file(file)) != calibration.sha256:
-        yield _finding("calibration.sha256", found, str(calibration.sha256), f"restore {file.name}, or set its hash")
-    elif file.suffix not in (".jsonl", ".txt"):
-        yield _finding("calibration.file", file.suffix, ".jsonl or .txt", "rewrite it as one of these")
 
 
 def _check_machine(job: BuildJob, recipe: GpuRecipe, sm: int) -> Iterator[Finding]:

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from clients.load.load_plan import Session
-from clients.load.load_record import UNANSWERED, LoadRecord
 from clients.load.send import Asker
 from clients.load.server_down import next_pause_s
 from clients.load.sessions_ahead import SessionsAhead
+from clients.load_run.load_record import UNANSWERED, LoadRecord
 
 Note = Callable[[LoadRecord], None]
 

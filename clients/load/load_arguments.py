@@ -13,8 +13,8 @@ from clients.access import NO_ACCESS, Access, grpc_endpoint, host_of
 from clients.load.load_options import Load
 from clients.load.openai.openai_stream import is_openai_url
 from clients.load.prompts import ProportionalWriter
-from clients.load.server_samples import read_metrics
 from clients.load.workload_spec import WORKLOAD, FixedWorkload, SyntheticWorkload, Workload, constant, read_workload
+from clients.load_run.server_samples import read_metrics
 from ensemble_configs.render.server_lock import served_ports
 from trireme.base.errors import RequestError
 

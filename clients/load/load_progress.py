@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from clients.load.load_options import Load
-from clients.load.load_record import LoadRecord
+from clients.load_run.load_record import LoadRecord
 
 _PLAIN_S = 10.0
 

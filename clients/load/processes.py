@@ -13,20 +13,9 @@ import msgspec
 
 from clients.error_tokens import parse_error
 from clients.load.load_options import Load
-from clients.load.load_record import LoadRecord, Unended
-from clients.load.worker import (
-    GIVE_UP_S,
-    START,
-    STOP,
-    CpuSample,
-    Failed,
-    Found,
-    Message,
-    Planned,
-    Progress,
-    Ready,
-    work,
-)
+from clients.load.worker import GIVE_UP_S, START, STOP, Failed, Found, Message, Planned, Progress, Ready, work
+from clients.load_run.cpu_sample import CpuSample
+from clients.load_run.load_record import LoadRecord, Unended
 from trireme.base.errors import ServerError
 
 _LEAD_S = 0.2  # from the word to the start, that all have heard it

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from clients.load.load_options import Load
-from clients.load.run_folder import RunInfo, environment, now
+from clients.load_run.run_folder import RunInfo, environment, now
 
 
 class Origin(NamedTuple):

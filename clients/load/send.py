@@ -8,10 +8,10 @@ import time
 from clients.access import NO_ACCESS, Access
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.load.load_plan import Session
-from clients.load.load_record import DONE, UNANSWERED, LoadRecord, reason_of
 from clients.load.openai.openai_client import AsyncOpenAIClient
 from clients.load.openai.openai_stream import is_openai_url
 from clients.load.server_down import Outage
+from clients.load_run.load_record import DONE, UNANSWERED, LoadRecord, reason_of
 from clients.streaming import AsyncTritonClient
 from trireme.base.errors import ServingError, Unavailable
 

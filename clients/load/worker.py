@@ -24,23 +24,17 @@ import msgspec
 from clients.load.arrival_process import closed_loop, open_loop
 from clients.load.load_options import Load
 from clients.load.load_plan import Session
-from clients.load.load_record import LoadRecord
 from clients.load.openai.openai_client import not_ready
 from clients.load.send import Asker, connect
 from clients.load.sessions_ahead import SessionsAhead
+from clients.load_run.cpu_sample import CpuSample
+from clients.load_run.load_record import LoadRecord
 from trireme.base.errors import ServerError, ServingError
 
 _PREPARE_S = 5.0  # of a closed loop without an end, so long; the rest is written while it runs
 _AHEAD_OF_USER = 2  # sessions: users who go in waves want a new one all at once
 _TELL_S = 0.5
 GIVE_UP_S = 10.0  # nobody has answered for so long: the server is gone
-
-
-class CpuSample(msgspec.Struct, frozen=True):
-    """How much CPU a process had used by then."""
-
-    at_ns: int  # from the start of the run
-    cpu_s: float
 
 
 class Planned(msgspec.Struct, frozen=True, tag=True):

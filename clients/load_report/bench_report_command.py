@@ -7,10 +7,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from clients.load.run_folder import Run, read_run
 from clients.load_report.document import document_of
 from clients.load_report.page import html_page, markdown_page
 from clients.load_report.slo import parse_targets
+from clients.load_run.run_folder import Run, read_run
 from trireme.base.errors import RequestError
 
 _FORMS = (".html", ".md", ".json")

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from clients.latency import RequestRecord
-from clients.load.run_folder import Run
 from clients.load_report.document import Document
 from clients.load_report.labels import place
 from clients.load_report.run_figures import LATENCIES, RunFigures, values_of
 from clients.load_report.server_figures import Timeline
+from clients.load_run.run_folder import Run
 from trireme.base.errors import SpecError
 from trireme.base.extras import how_to_install
 

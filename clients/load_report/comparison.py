@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from clients.load.run_folder import Run
 from clients.load_report.intervals import MIN_REQUESTS, NAMES, Blocks, Interval, Values, bounds
 from clients.load_report.run_figures import LATENCIES, RunFigures, values_of
+from clients.load_run.run_folder import Run
 
 _SHOWN = ("50", "99")
 

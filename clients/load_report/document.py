@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from clients.load.run_folder import Run, RunInfo, now
 from clients.load_report.comparison import Ratio, compare
 from clients.load_report.definitions import DEFINITIONS
 from clients.load_report.knee import knee_of
 from clients.load_report.run_figures import RunFigures, figures_of
 from clients.load_report.server_figures import Timeline, timelines
 from clients.load_report.slo import Target
+from clients.load_run.run_folder import Run, RunInfo, now
 
 _NUM_FAILURES = 8
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import jinja2
 
-from clients.load.run_folder import Run
 from clients.load_report import tables
 from clients.load_report.charts import Chart, histograms, load_curve, over_time
 from clients.load_report.document import Document, RunPart
 from clients.load_report.tables import Table
+from clients.load_run.run_folder import Run
 
 _TEMPLATE = "page.html.j2"
 

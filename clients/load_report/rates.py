@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from clients.load.load_record import LoadRecord
 from clients.load_report.intervals import MIN_REQUESTS, NUM_BLOCKS, Interval
 from clients.load_report.steady_state import Window
+from clients.load_run.load_record import LoadRecord
 
 _REQUESTS_LONG = 2.0  # a stretch; of one as long as a request a 95 % interval held the truth in 84 % of runs (2/s, 5 s)
 _MIN_STRETCHES = 5

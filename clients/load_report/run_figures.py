@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 
 from clients.latency import MetricUndefined, RequestRecord, e2e_ms, itl_ms, tpot_ms, ttft_ms
-from clients.load.load_record import LoadRecord
-from clients.load.run_folder import Run
 from clients.load_report.intervals import Spread, spread_of
 from clients.load_report.rates import Rate, rate_of
 from clients.load_report.server_figures import ServerFigures, server_figures
 from clients.load_report.slo import Target, is_met
 from clients.load_report.steady_state import Window, steady_window
+from clients.load_run.load_record import LoadRecord
+from clients.load_run.run_folder import Run
 from trireme.base.errors import SpecError
 
 CLIENT_BOUND_SHARE = 0.7  # of one core, of the busiest process of the client

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from clients.load.server_samples import ServerSample
 from clients.load_report.steady_state import Window
+from clients.load_run.server_samples import ServerSample
 
 _SERIES = re.compile(r"(?P<name>[a-zA-Z_:]+)\{(?P<labels>.*)\}")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')

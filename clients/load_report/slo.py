@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from clients.latency import MetricUndefined, e2e_ms, tpot_ms, ttft_ms
-from clients.load.load_record import LoadRecord
+from clients.load_run.load_record import LoadRecord
 from trireme.base.errors import RequestError
 
 METRICS: dict[str, Callable[..., float]] = {"ttft": ttft_ms, "tpot": tpot_ms, "e2e": e2e_ms}

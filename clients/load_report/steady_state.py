@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from clients.load.load_record import LoadRecord
+from clients.load_run.load_record import LoadRecord
 
 _NUM_BINS = 120
 _MIN_RECORDS = 20

@@ -6,9 +6,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from clients.load.run_folder import Run
 from clients.load_report.intervals import Spread
 from clients.load_report.run_figures import RunFigures, figures_of
+from clients.load_run.run_folder import Run
 from trireme.base.errors import ServerError
 
 _COLUMNS = ("mean", "50", "90", "95", "99")

@@ -19,12 +19,12 @@ import msgspec
 from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.known_models import known_models
+from build_engines.checkpoint.model_costs import ModelCosts
 from build_engines.checkpoint.model_shape import ModelShape
 from build_engines.checkpoint.weight_formats import WEIGHT_FORMATS, FormatPlan
 from build_engines.planner.roofline.candidates import Candidate
 from build_engines.planner.roofline.efficiencies import Efficiencies
 from build_engines.planner.roofline.footprint import Footprint, footprint_of
-from build_engines.planner.roofline.model_costs import ModelCosts
 from build_engines.planner.roofline.steady_state import Limits, Workload, at_rate, saturated
 from build_engines.planner.roofline.step_time import Engine, StepLoad, step_time
 from build_engines.sharding.parallel_sizes import ParallelSizes

@@ -8,12 +8,12 @@ import yaml
 
 from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.known_models import known_models
+from build_engines.checkpoint.model_costs import ModelCosts
 from build_engines.checkpoint.model_shape import LatentAttention
 from build_engines.planner.estimators.estimator_choice import stated_errors
 from build_engines.planner.estimators.published import scored
 from build_engines.planner.roofline.candidates import Candidate
 from build_engines.planner.roofline.efficiencies import TABLE
-from build_engines.planner.roofline.model_costs import ModelCosts
 
 # Factors by judgement, not by data: no published figure here has these.
 _UNMEASURED = {

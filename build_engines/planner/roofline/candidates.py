@@ -7,6 +7,7 @@ from itertools import product
 from typing import Literal
 
 from build_engines.checkpoint.gpus import Gpu
+from build_engines.checkpoint.model_costs import ModelCosts
 from build_engines.checkpoint.model_shape import ModelShape
 from build_engines.checkpoint.weight_formats import KV_FORMATS, WEIGHT_FORMATS, FormatPlan
 from build_engines.planner.roofline.footprint import Footprint, footprint_of
@@ -15,7 +16,6 @@ from build_engines.planner.roofline.legality import (
     why_layout_is_illegal,
     why_prompts_are_not_chunked,
 )
-from build_engines.planner.roofline.model_costs import ModelCosts
 from build_engines.planner.roofline.step_time import Engine
 from build_engines.sharding.parallel_sizes import ParallelSizes
 from trireme.base.errors import SpecError

@@ -4,9 +4,9 @@
 from dataclasses import dataclass
 
 from build_engines.checkpoint.gpus import Gpu
+from build_engines.checkpoint.model_costs import ModelCosts
 from build_engines.checkpoint.model_shape import ModelShape
 from build_engines.checkpoint.weight_formats import FormatPlan
-from build_engines.planner.roofline.model_costs import ModelCosts
 from build_engines.sharding.parallel_sizes import ParallelSizes
 from build_engines.sharding.shard_plan import ShardPlan
 

@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from build_engines.checkpoint.gpus import Gpu
+from build_engines.checkpoint.model_costs import FormatBytes, ModelCosts
 from build_engines.checkpoint.weight_formats import KV_FORMATS, FormatPlan
 from build_engines.planner.roofline.efficiencies import Efficiencies
-from build_engines.planner.roofline.model_costs import FormatBytes, ModelCosts
 from build_engines.sharding.parallel_sizes import ParallelSizes
 
 

@@ -29,10 +29,10 @@ from clients.load.load_arguments import (
     workload_data,
 )
 from clients.load.load_options import MOST_PLANNED, Load
-from clients.load.run_folder import Run, refuse_used
 from clients.load_report.document import document_of
 from clients.load_report.page import html_page
 from clients.load_report.slo import Target, parse_targets
+from clients.load_run.run_folder import Run, refuse_used
 from trireme.base.errors import RequestError, SpecError
 from trireme.base.extras import how_to_install
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 
 from clients.load.capacity.capacity_search import Trial
-from clients.load.json_lines import cannot_write
 from clients.load_report.intervals import Interval
 from clients.load_report.slo import Target
+from clients.load_run.json_lines import cannot_write
 
 FILE = "capacity.json"
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from clients.load.load_record import REFUSED, LoadRecord
-from clients.load.run_folder import Run
 from clients.load_report.run_figures import RunFigures, values_of
 from clients.load_report.slo import METRICS, Target
+from clients.load_run.load_record import REFUSED, LoadRecord
+from clients.load_run.run_folder import Run
 from trireme.base.errors import RequestError, RequestTimeout, ServerError
 
 MAX_TRIALS = 24

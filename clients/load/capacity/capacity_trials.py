@@ -23,9 +23,9 @@ from clients.load.capacity.capacity_search import (
 )
 from clients.load.commands.run_command import ServerGone, put_on, warm_up
 from clients.load.load_options import Load
-from clients.load.run_folder import Run
 from clients.load_report.run_figures import CLIENT_BOUND_SHARE, RunFigures, figures_of, values_of
 from clients.load_report.slo import Target
+from clients.load_run.run_folder import Run
 from trireme.base.errors import ServerError, Unavailable
 
 FACTORS = (1.0, 2.0, 3.0)

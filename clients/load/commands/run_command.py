@@ -29,13 +29,13 @@ from clients.load.load_arguments import (
 )
 from clients.load.load_options import Load
 from clients.load.load_progress import LoadProgress
-from clients.load.load_record import LoadRecord
 from clients.load.processes import Outcome, run_processes
-from clients.load.run_folder import Run, RunFiles, RunInfo, package_version, refuse_used
 from clients.load.run_origin import Origin
-from clients.load.server_samples import ServerSample, ServerWatch
 from clients.load.worker import GIVE_UP_S
 from clients.load_report.summary import print_summary
+from clients.load_run.load_record import LoadRecord
+from clients.load_run.run_folder import Run, RunFiles, RunInfo, package_version, refuse_used
+from clients.load_run.server_samples import ServerSample, ServerWatch
 from trireme.base.errors import ServerError
 
 _WARMUP = 8

@@ -38,11 +38,11 @@ from clients.load.load_options import Load
 from clients.load.load_plan import Session
 from clients.load.openai.openai_client import takes_counts
 from clients.load.openai.openai_stream import completion_body, completions_url, is_openai_url, refuse_unknown
-from clients.load.run_folder import Run, refuse_used, write_run
 from clients.load.run_origin import Origin
 from clients.load.tools.aiperf_records import records_of
 from clients.load.tools.tool_run import find_tool, from_first_request, run_tool
 from clients.load_report.summary import print_summary
+from clients.load_run.run_folder import Run, refuse_used, write_run
 from trireme.base.errors import RequestError, ServerError, SpecError
 
 _SHOWN = (

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from clients.error_tokens import parse_error
-from clients.load.load_record import DONE, LoadRecord, reason_of
 from clients.load.openai.openai_errors import http_error
 from clients.load.openai.openai_stream import CompletionStream
+from clients.load_run.load_record import DONE, LoadRecord, reason_of
 from trireme.base.errors import ServerError, ServingError
 
 

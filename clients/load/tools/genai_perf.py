@@ -28,12 +28,12 @@ from clients.load.load_arguments import (
     workload_data,
 )
 from clients.load.load_options import Load
-from clients.load.run_folder import Run, refuse_used, write_run
 from clients.load.run_origin import Origin
 from clients.load.tools.perf_analyzer import HOW_TO_INSTALL, NO_PLACE_FOR, PLACE, records_of, tls_options
 from clients.load.tools.tool_run import find_tool, from_first_request, run_tool
 from clients.load.workload_spec import SyntheticWorkload, constant
 from clients.load_report.summary import print_summary
+from clients.load_run.run_folder import Run, refuse_used, write_run
 from trireme.base.errors import ServerError, SpecError
 
 _SHOWN = (

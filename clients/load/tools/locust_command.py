@@ -33,16 +33,16 @@ from clients.load.load_arguments import (
     workload_data,
 )
 from clients.load.load_options import Load
-from clients.load.load_record import LoadRecord
 from clients.load.openai.openai_client import takes_counts
 from clients.load.openai.openai_stream import is_openai_url
-from clients.load.run_folder import Run, refuse_used, write_run
 from clients.load.run_origin import Origin
 from clients.load.tools import locust_messages
 from clients.load.tools.locust_messages import LocustFound, LocustLoad
 from clients.load.tools.tool_run import ToolRun, find_tool, from_first_request, run_tool
-from clients.load.worker import CpuSample
 from clients.load_report.summary import print_summary
+from clients.load_run.cpu_sample import CpuSample
+from clients.load_run.load_record import LoadRecord
+from clients.load_run.run_folder import Run, refuse_used, write_run
 from trireme.base.errors import RequestError, ServerError
 from trireme.base.extras import how_to_install
 from trireme.base.project_files import CODE_ROOT

@@ -4,8 +4,8 @@
 import msgspec
 
 from clients.load.load_options import Load
-from clients.load.load_record import LoadRecord
-from clients.load.worker import CpuSample
+from clients.load_run.cpu_sample import CpuSample
+from clients.load_run.load_record import LoadRecord
 
 # Environment variables of files; a worker has none.
 LOAD_VARIABLE, RECORDS_VARIABLE = "TRIREME_LOCUST_LOAD", "TRIREME_LOCUST_RECORDS"

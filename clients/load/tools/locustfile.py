@@ -28,10 +28,10 @@ from locust.runners import STATE_RUNNING, STATE_STOPPED, STATE_STOPPING, MasterR
 
 from clients.latency import MetricUndefined, e2e_ms, tpot_ms, ttft_ms
 from clients.load.load_plan import Session
-from clients.load.load_record import DONE, LoadRecord, reason_of
 from clients.load.tools.locust_messages import LOAD_VARIABLE, RECORDS_VARIABLE, LocustFound, LocustLoad, LocustShare
 from clients.load.tools.locust_streams import OpenAIStreams, TritonStreams, open_streams
-from clients.load.worker import CpuSample
+from clients.load_run.cpu_sample import CpuSample
+from clients.load_run.load_record import DONE, LoadRecord, reason_of
 from trireme.base.errors import ServingError
 
 _METRICS = {"TTFT": ttft_ms, "TPOT": tpot_ms, "E2E": e2e_ms}

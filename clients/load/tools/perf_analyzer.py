@@ -42,11 +42,11 @@ from clients.load.load_arguments import (
 )
 from clients.load.load_options import Load
 from clients.load.load_plan import Session
-from clients.load.load_record import DONE, LoadRecord
-from clients.load.run_folder import Run, refuse_used, write_run
 from clients.load.run_origin import Origin
 from clients.load.tools.tool_run import ToolRun, find_tool, from_first_request, run_tool
 from clients.load_report.summary import print_summary
+from clients.load_run.load_record import DONE, LoadRecord
+from clients.load_run.run_folder import Run, refuse_used, write_run
 from trireme.base.errors import ServerError
 
 HOW_TO_INSTALL = "`make bench-tools` in a checkout installs it"

@@ -15,10 +15,10 @@ import psutil
 from rich.console import Console
 
 from clients.access import NO_ACCESS, Access
-from clients.load.load_record import LoadRecord
 from clients.load.processes import noted_signals
-from clients.load.server_samples import ServerSample, ServerWatch
-from clients.load.worker import CpuSample
+from clients.load_run.cpu_sample import CpuSample
+from clients.load_run.load_record import LoadRecord
+from clients.load_run.server_samples import ServerSample, ServerWatch
 from trireme.base.errors import ServerError, SpecError
 from trireme.base.project_files import CODE_ROOT
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.pages.gate_page import PAGE, latest, page
 from benchmarks.rollout_gate.gate_trials import SPEC, scenarios
-from benchmarks.support.latency_models import load_models
+from benchmarks.rollout_gate.latency_models import load_models
 
 
 def committed() -> dict[str, Any]:

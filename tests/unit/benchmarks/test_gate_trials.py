@@ -24,8 +24,8 @@ from benchmarks.rollout_gate.gate_trials import (
     scenarios,
     study,
 )
+from benchmarks.rollout_gate.latency_models import load_models
 from benchmarks.support import report
-from benchmarks.support.latency_models import load_models
 from clients.rollout_gate.evidence import read
 from clients.rollout_gate.evidence import sample_of as sums_of
 from clients.rollout_gate.gate import Gate

@@ -22,8 +22,8 @@ from benchmarks.peers.shown import draw, rows
 from benchmarks.support.in_process import InProcess
 from benchmarks.support.workload import Ask
 from clients.load.load_options import Load
-from clients.load.load_record import DONE as ENDED
-from clients.load.load_record import LoadRecord
+from clients.load_run.load_record import DONE as ENDED
+from clients.load_run.load_record import LoadRecord
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment
 from serving.text.tokenization import PromptTokenizer

@@ -7,9 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from clients.load.load_record import DONE, LoadRecord
-from clients.load.run_folder import Run, RunInfo
 from clients.load_report.run_figures import RunFigures
+from clients.load_run.load_record import DONE, LoadRecord
+from clients.load_run.run_folder import Run, RunInfo
 
 MS = 1_000_000
 

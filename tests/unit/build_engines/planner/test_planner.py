@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.known_models import known_models
+from build_engines.checkpoint.model_costs import ModelCosts
 from build_engines.checkpoint.model_shape import ModelShape
 from build_engines.checkpoint.weight_formats import WEIGHT_FORMATS, FormatPlan
 from build_engines.planner.estimators.estimator import Load, Roofline
@@ -30,7 +31,6 @@ from build_engines.planner.roofline.legality import (
     why_layout_is_illegal,
     why_prompts_are_not_chunked,
 )
-from build_engines.planner.roofline.model_costs import ModelCosts
 from build_engines.planner.roofline.serving_limit import ServingLimit
 from build_engines.planner.roofline.steady_state import (
     Estimate,

@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from clients.load.load_record import LoadRecord
+from clients.load_run.load_record import LoadRecord
 
 
 def once_done(action: Callable[[], None]) -> Callable[[list[LoadRecord]], None]:

@@ -16,12 +16,12 @@ from clients.load.arrival_process import closed_loop
 from clients.load.commands.run_command import put_on
 from clients.load.load_options import Load
 from clients.load.load_plan import Session, Turn
-from clients.load.load_record import LoadRecord
-from clients.load.run_folder import Run
 from clients.load.send import Asker
 from clients.load.sessions_ahead import SessionsAhead
 from clients.load.worker import num_users_of, sessions_of
 from clients.load_report.run_figures import figures_of
+from clients.load_run.load_record import LoadRecord
+from clients.load_run.run_folder import Run
 
 NUM_USERS, NUM_TOKENS = 8, 12
 

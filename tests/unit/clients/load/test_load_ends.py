@@ -16,11 +16,11 @@ from kserve_server import DIE, HANG, KServeServer, Step, response
 
 from clients.load.commands.run_command import put_on
 from clients.load.load_options import MOST_PLANNED, Load
-from clients.load.load_record import UNANSWERED
 from clients.load.processes import run_processes
-from clients.load.run_folder import read_run
 from clients.load.server_down import Outage, next_pause_s
 from clients.load.worker import GIVE_UP_S
+from clients.load_run.load_record import UNANSWERED
+from clients.load_run.run_folder import read_run
 from trireme.base.errors import RequestError, ServerError
 from trireme.commands import run_command
 

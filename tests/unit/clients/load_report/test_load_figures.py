@@ -8,10 +8,6 @@ import pytest
 from load_records import record, run, steady
 from scipy.stats import t
 
-from clients.load.load_record import Unended
-from clients.load.run_folder import Run
-from clients.load.server_samples import ServerSample
-from clients.load.worker import CpuSample
 from clients.load_report import rates
 from clients.load_report.comparison import Ratio, compare
 from clients.load_report.document import document_of
@@ -23,6 +19,10 @@ from clients.load_report.server_figures import engine_model, server_figures
 from clients.load_report.slo import Target, is_met, parse_targets
 from clients.load_report.steady_state import Window, steady_window
 from clients.load_report.summary import summary_lines
+from clients.load_run.cpu_sample import CpuSample
+from clients.load_run.load_record import Unended
+from clients.load_run.run_folder import Run
+from clients.load_run.server_samples import ServerSample
 from trireme.base.errors import RequestError, SpecError
 
 

@@ -11,13 +11,13 @@ import headless_browser
 import pytest
 from load_records import record, run, steady
 
-from clients.load.run_folder import RunInfo, write_run
-from clients.load.server_samples import ServerSample, read_metrics
 from clients.load_report.definitions import DEFINITIONS
 from clients.load_report.document import document_of
 from clients.load_report.labels import place
 from clients.load_report.run_figures import figures_of
 from clients.load_report.summary import summary_lines
+from clients.load_run.run_folder import RunInfo, write_run
+from clients.load_run.server_samples import ServerSample, read_metrics
 from trireme.commands import run_command
 
 

@@ -12,10 +12,10 @@ from ensemble_configs.render.repository import (
     render_repository,
     write_repository,
 )
-from ensemble_configs.render_command import render
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
 from ensemble_configs.spec.model_names import MODELS, PYTHON_MODELS
 from trireme.base.errors import SpecError
+from trireme.render_command import render
 
 
 @pytest.fixture(scope="module")

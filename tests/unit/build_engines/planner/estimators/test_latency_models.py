@@ -7,7 +7,7 @@ import random
 import pytest
 
 from benchmarks.overload_figures import Record
-from benchmarks.support.latency_models import FILE, fit, load_models, rendered
+from benchmarks.rollout_gate.latency_models import FILE, fit, load_models, rendered
 from benchmarks.support.report import RESULTS
 
 

@@ -28,10 +28,10 @@ from clients.load.capacity.capacity_search import (
 from clients.load.capacity.capacity_trials import Bench
 from clients.load.commands.run_command import ServerGone
 from clients.load.load_options import Load
-from clients.load.load_record import LoadRecord
-from clients.load.run_folder import Run, RunInfo, write_run
 from clients.load_report.run_figures import figures_of
 from clients.load_report.slo import parse_targets
+from clients.load_run.load_record import LoadRecord
+from clients.load_run.run_folder import Run, RunInfo, write_run
 from trireme.base.errors import RequestError, ServerError, Unavailable
 from trireme.commands import run_command
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clients.load.load_arguments import metrics_url
-from clients.load.server_samples import ServerWatch
+from clients.load_run.server_samples import ServerWatch
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.render.server_lock import server_lock
 from ensemble_configs.spec.deployment import load_deployment, override_triton

@@ -16,10 +16,10 @@ from typing import Any, Self
 import msgspec
 import psutil
 
-from clients.load.json_lines import Lines, LinesFile, cannot_write, read_lines
-from clients.load.load_record import LoadRecord, Unended, check_record
-from clients.load.server_samples import ServerSample
-from clients.load.worker import CpuSample
+from clients.load_run.cpu_sample import CpuSample
+from clients.load_run.json_lines import Lines, LinesFile, cannot_write, read_lines
+from clients.load_run.load_record import LoadRecord, Unended, check_record
+from clients.load_run.server_samples import ServerSample
 from trireme.base.errors import SpecError
 
 _INFO, _RECORDS, _SAMPLES = "run.json", "requests.jsonl", "server.jsonl"

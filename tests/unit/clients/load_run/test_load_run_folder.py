@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from load_records import MS, record, steady
 
-from clients.load.load_record import LoadRecord, check_record
-from clients.load.run_folder import RunFiles, RunInfo, read_run, refuse_used, write_run
-from clients.load.server_samples import ServerSample
+from clients.load_run.load_record import LoadRecord, check_record
+from clients.load_run.run_folder import RunFiles, RunInfo, read_run, refuse_used, write_run
+from clients.load_run.server_samples import ServerSample
 from trireme.base.errors import ServingError, SpecError
 
 INFO = RunInfo(tool="by hand", commands=[], url="here:1", model="ensemble", is_open=True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of what requests take, in `tests/data/latency_models.yaml`; `python -m benchmarks.support.latency_models` fits
-the recorded ones again, from the records of `benchmarks.overload`, and writes them at the file's end.
+"""Models of what requests take, in `tests/data/latency_models.yaml`; `python -m benchmarks.rollout_gate.latency_models`
+fits the recorded ones again, from the records of `benchmarks.overload`, and writes them at the file's end.
 """
 
 import math
@@ -15,7 +15,7 @@ from benchmarks.overload_figures import Record, read_records
 from benchmarks.support.report import RESULTS
 
 FILE = Path(__file__).resolve().parents[2] / "tests" / "data" / "latency_models.yaml"
-_MARK = "# Written by `python -m benchmarks.support.latency_models` from here on.\n"
+_MARK = "# Written by `python -m benchmarks.rollout_gate.latency_models` from here on.\n"
 _FITTED = {"recorded_half_load": ("poisson", 0.5), "recorded_bursty_full_load": ("bursty", 1.0)}
 _BIN_S = 10.0
 _NUM_QUANTILES = 101
