@@ -93,7 +93,8 @@ def test_json_prints_one_object_with_text_counts_and_latencies(capfd: pytest.Cap
         "num_input_tokens": 4,
         "num_output_tokens": 4,
     }
-    assert 50 <= ttft_ms < ttft_ms + 30 <= e2e_ms + 1
+    assert 50 <= ttft_ms < e2e_ms
+    assert e2e_ms >= 80  # a first token that is read late comes closer to the last
     assert tpot_ms == pytest.approx((e2e_ms - ttft_ms) / (4 - 1), abs=0.002)
 
 
