@@ -2,7 +2,7 @@
 """What Triton 2.51 does to itself: shown on a model of a few lines, with nothing of ours but the way to start it.
 
 If a test here fails, the server in use does not have the fault any more: then what it justifies can go, in
-ARCHITECTURE.md (known and open) and `clients.streaming`.
+docs/known_limits.md and `clients.streaming`.
 """
 
 import asyncio
