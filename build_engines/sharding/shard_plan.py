@@ -2,7 +2,7 @@
 """Which rank holds which part of which tensor, as data: pieces, and from them parameters and bytes of each rank.
 
 The sizes and what cannot be divided: `build_engines.sharding.parallel_sizes`. The rules are TensorRT-LLM's and stand,
-with their sources, in `docs/sharding.md`; `build_engines.sharding.sharded_reference` runs models on these pieces.
+with their sources, in `docs/sharding.md`; `tests/oracles/sharded_reference.py` runs models on these pieces.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes `golden_logits.npz`: logits of the demo model and of the tiny random ones, computed by transformers.
 
-They are what `build_engines.sharding.sharded_reference` is compared with, so they come from code that is not ours. Run
+They are what `tests/oracles/sharded_reference.py` is compared with, so they come from code that is not ours. Run
 in the environment of `python3 scripts/bootstrap.py --only build-cpu`, from the root of the repository:
 
     PYTHONPATH=.:tests/unit .tools/build-cpu/bin/python tests/data/make_golden_logits.py

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from sharded_reference import ARCHITECTURES, sharded_logits
 from tiny_checkpoints import TINY, Config, random_tensors, weights_hash, write_checkpoint, write_tiny
 
 from build_engines.checkpoint.checkpoint_config import load_model_shape, read_model_shape
 from build_engines.checkpoint.weight_table import Role
 from build_engines.sharding.shard_plan import ShardPlan, plan_shards
-from build_engines.sharding.sharded_reference import ARCHITECTURES, sharded_logits
 from build_engines.sharding.tensor_pieces import Cut, Piece
 from trireme.base.errors import SpecError
 from trireme.base.project_files import CODE_ROOT
@@ -125,9 +125,7 @@ def test_a_wrong_plan_gives_other_logits(
 
 def test_a_rank_reads_no_more_than_its_pieces(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     read: dict[str, int] = {}
-    monkeypatch.setattr(
-        "build_engines.sharding.sharded_reference.as_floats", lambda tensor, numbers: _counted(read, tensor, numbers)
-    )
+    monkeypatch.setattr("sharded_reference.as_floats", lambda tensor, numbers: _counted(read, tensor, numbers))
     logits_of(checkpoints["mixtral"], "mixtral", tp_size=2)
     model = load_model_shape(checkpoints["mixtral"])
     plan = plan_shards(model, tp_size=2)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from shard_coverage import Copies, check_coverage
 
 from build_engines.checkpoint.checkpoint_config import read_model_shape
 from build_engines.checkpoint.known_models import known_models
@@ -25,7 +26,6 @@ from build_engines.checkpoint.model_shape import (
 from build_engines.checkpoint.weight_formats import WEIGHT_FORMATS, FormatPlan
 from build_engines.checkpoint.weight_table import Role, num_parameters, weights_of
 from build_engines.sharding.parallel_sizes import EmbeddingSharding, ParallelSizes, can_divide
-from build_engines.sharding.shard_coverage import Copies, check_coverage
 from build_engines.sharding.shard_plan import ShardPlan, plan_shards
 from build_engines.sharding.tensor_pieces import Cut, Piece
 from trireme.base.errors import SpecError

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import reference_numerics as numerics
+from reference_numerics import Array, Numerics
 
 from build_engines.checkpoint.config_values import load_config
 from build_engines.checkpoint.model_shape import ExpertMlp, GroupedAttention
 from build_engines.checkpoint.weight_table import Role, tensor_names
-from build_engines.sharding import reference_numerics as numerics
-from build_engines.sharding.reference_numerics import Array, Numerics
 from build_engines.sharding.shard_plan import ShardPlan
 from build_engines.sharding.tensor_pieces import Piece
 from ensemble_configs.releases.safetensors_file import StoredTensor, as_floats, open_tensor, read_header

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of one rank of a decoder, in numpy, for what `build_engines.sharding.sharded_reference` runs.
+"""The arithmetic of one rank of a decoder, in numpy, for what `sharded_reference` runs.
 
 Hidden states are ``[num_tokens, hidden_size]``. Attention and feed-forward networks return the rank's share of a sum.
 Written after the modelling code that each family publishes; the tests compare with the results of that code.
