@@ -2,7 +2,7 @@
 """What quantization costs and gains, on the demo model: size, quality by the gate's own figures, and speed.
 
 `python -m benchmarks.quantization --help`. It takes releases that `trireme build` made;
-`benchmarks.pages.quantization_page` writes `docs/quantization.md` from the result. Speed is measured in rounds, each
+`documents.quantization_page` writes `docs/quantization.md` from the result. Speed is measured in rounds, each
 release once a round, so that what else the machine does falls on all alike; a ratio is of one round.
 """
 

@@ -12,10 +12,7 @@ import pytest
 from equipped_engines import DEMO_MODEL, LORA_TASK_ID, equipped_engine
 from test_upstream_contract import MULTIMODAL, OLD_NAMES
 
-from ensemble_configs.render.tensors import CLIENT_INPUTS, PROMPT_TENSORS, Tensor, inputs_of, outputs_of
-from ensemble_configs.spec.model_names import PYTHON_MODELS
-from ensemble_configs.spec.release_spec import TokenizerSpec
-from serving.contract_table import (
+from documents.contract_table import (
     DOCUMENT,
     PROVIDERS,
     condition_of,
@@ -25,6 +22,9 @@ from serving.contract_table import (
     why_refused,
     with_table,
 )
+from ensemble_configs.render.tensors import CLIENT_INPUTS, PROMPT_TENSORS, Tensor, inputs_of, outputs_of
+from ensemble_configs.spec.model_names import PYTHON_MODELS
+from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.seam.capabilities import BEAM_FIELDS
 from serving.engines.seam.packed_array import Array

@@ -9,7 +9,7 @@ import pytest
 from build_engines.checkpoint.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
 from build_engines.prove.proof import GpuState, Proof, ProofMachine, ProofModel, StepRecord, load_proofs, write_proof
 from build_engines.recipes.trtllm_versions import VERSIONS
-from build_engines.support_table import (
+from documents.support_table import (
     DOCUMENT,
     NOT_YET,
     PROOFS,
@@ -19,7 +19,7 @@ from build_engines.support_table import (
     with_gpu_row,
     with_tables,
 )
-from build_engines.triton_differences import differences
+from documents.triton_differences import differences
 from ensemble_configs.releases.containers import containers
 
 

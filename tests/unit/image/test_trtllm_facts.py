@@ -10,7 +10,8 @@ import pytest
 from fake_tensorrt_llm import fake_tensorrt_llm
 from trtllm_behaviour import CompletionOutput, RequestOutput
 
-from scripts import trtllm_facts, trtllm_page
+from documents import trtllm_page
+from scripts import trtllm_facts
 
 KNOWN = trtllm_facts.FACTS / "1.2.1"
 

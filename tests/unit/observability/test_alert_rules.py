@@ -10,6 +10,7 @@ import pytest
 import yaml
 from prometheus_here import FILES, ROOT, needs_prometheus, run
 
+from documents.check_links import anchors
 from ensemble_configs.spec.admission_spec import SloSpec
 from observability.files import ALERT_RULES, ALERT_TESTS, RECORDING_RULES, rule_files
 from observability.observe_commands import generated_files
@@ -17,7 +18,6 @@ from observability.rules.alerts import alert_groups
 from observability.rules.objectives import Objectives, objectives_of
 from observability.rules.rule_files import Alert
 from observability.rules.shortened import shortened
-from scripts.check_links import anchors
 from trireme.base.errors import SpecError
 
 ALERTS = [rule for group in alert_groups(Objectives()) for rule in group.rules if isinstance(rule, Alert)]

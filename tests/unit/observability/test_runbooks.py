@@ -16,13 +16,13 @@ import yaml
 from command_options import options
 from pydantic import BaseModel
 
+from documents.check_links import CODE_BLOCK, anchors
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.model_spec import ModelSpec
 from observability.files import ALERT_RULES, RECORDING_RULES
 from observability.rules.alerts import alert_groups
 from observability.rules.objectives import Objectives
 from observability.rules.rule_files import Alert
-from scripts.check_links import CODE_BLOCK, anchors
 from trireme.base.project_files import CODE_ROOT
 from trireme.commands import COMMANDS
 

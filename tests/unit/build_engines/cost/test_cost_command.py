@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from build_engines.cost.bill import bill, scenario_of
-from build_engines.cost.cases_page import PAGE, page, scaled_to
 from build_engines.cost.cost_command import cost, with_traffic_of
 from build_engines.cost.cost_spec import CostSpec, Traffic, load_cost_spec
 from build_engines.cost.managed_prices import EXAMPLE as MANAGED
@@ -29,6 +28,7 @@ from clients.load_report.rates import Rate
 from clients.load_report.run_figures import ClientFigures, RunFigures
 from clients.load_report.server_figures import ServerFigures
 from clients.load_report.steady_state import Window
+from documents.cost_cases_page import PAGE, page, scaled_to
 from trireme.base.project_files import CODE_ROOT
 from trireme.commands import run_command
 

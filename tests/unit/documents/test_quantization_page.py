@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks.pages.quantization_page import PAGE, latest, page
+from documents.quantization_page import PAGE, latest, page
 
 
 def test_the_committed_page_is_what_make_docs_writes() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.pages.gate_page import PAGE, latest, page
 from benchmarks.rollout_gate.gate_trials import SPEC, scenarios
 from benchmarks.rollout_gate.latency_models import load_models
+from documents.gate_page import PAGE, latest, page
 
 
 def committed() -> dict[str, Any]:

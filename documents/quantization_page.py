@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.support.report import RESULTS, markdown_table
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "quantization.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "quantization.md"
 _NAMES = {
     "perplexity_ratio": "perplexity over the base's",
     "kl": "KL divergence, nats a token",

@@ -10,7 +10,7 @@ from benchmarks.support.report import RESULTS, markdown_table, with_tables
 from clients.rollout_gate.gate_spec import GateSpec
 from clients.rollout_gate.metrics import METRICS, alpha_of
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "rollout_gate.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "rollout_gate.md"
 _POWER = 0.95  # that was asked for, within 2,000 requests
 
 Document = Mapping[str, Any]

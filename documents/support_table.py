@@ -13,7 +13,7 @@ from build_engines.checkpoint.gpus import gpus
 from build_engines.checkpoint.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
 from build_engines.prove.proof import Proof, load_proofs
 from build_engines.recipes.trtllm_versions import VERSIONS
-from build_engines.triton_differences import difference_table
+from documents.triton_differences import difference_table
 from ensemble_configs.releases.containers import Containers, containers
 from ensemble_configs.spec.trtllm_facts import facts_of, known_facts
 

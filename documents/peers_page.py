@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.peers.shown import cells
 from benchmarks.support.report import RESULTS, markdown_table, with_tables
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 
 Document = Mapping[str, Any]
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`docs/rollouts.md` says what the committed figures say, and those are what was promised."""
 
-from benchmarks.pages.rollout_page import PAGE, latest, tables
 from benchmarks.support.report import with_tables
+from documents.rollout_page import PAGE, latest, tables
 
 
 def test_the_committed_page_is_what_make_docs_writes() -> None:

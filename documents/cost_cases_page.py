@@ -13,7 +13,6 @@ from build_engines.cost.bill import HOURS_PER_MONTH, Bill, bill, scaled, scenari
 from build_engines.cost.cost_spec import CostSpec, PlannedEngine, Traffic, load_cost_spec
 from build_engines.cost.findings import find
 from build_engines.cost.levers import plan_levers
-from build_engines.cost.long_context import Crowd, Seating, seat
 from build_engines.cost.managed_prices import load_managed_prices
 from build_engines.cost.report_formats import markdown
 from build_engines.cost.report_tables import TextTable, levers_table, price, tables, usd
@@ -22,8 +21,9 @@ from build_engines.planner.ranking import Targets
 from build_engines.planner.roofline.efficiencies import fitted
 from build_engines.planner.roofline.footprint import kv_bytes_per_token
 from build_engines.planner.roofline.steady_state import Workload
+from documents.long_context import Crowd, Seating, seat
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "cost_cases.md"
 _EXAMPLES = ROOT / "examples" / "cost"
 _HALF_A_MILLION = 500_000.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.support.report import RESULTS, markdown_table, with_tables
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "rollouts.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "rollouts.md"
 
 Document = Mapping[str, Any]
 
