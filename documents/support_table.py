@@ -71,10 +71,10 @@ def with_gpu_row(readme: str, proofs: Sequence[Proof]) -> str:
 
 
 def gpu_sentence(proofs: Sequence[Proof]) -> str:
-    """What was tried where."""
-    table = "what should run where: [docs/support.md](docs/support.md)"
+    """Return what was tried on which GPU, for the README."""
+    table = "[what should run where](docs/support.md)"
     if not proofs:
-        return f"{NOT_YET}; `trireme prove` does it ([docs/prove.md](docs/prove.md)); {table}"
+        return f"{NOT_YET}; [`trireme prove`](docs/prove.md) does it; {table}"
     return f"run on {'; '.join(map(_proved, proofs))}; {table}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ARCHITECTURE.md names every room, and nothing that is not there."""
+"""ARCHITECTURE.md names every room and nothing that is not there; README.md is a page."""
 
 import re
 from pathlib import Path
@@ -34,3 +34,9 @@ def test_each_room_is_in_the_table(package: str) -> None:
 def test_each_module_that_it_names_is_there(name: str) -> None:
     path = CODE_ROOT / Path(*name.split("."))
     assert path.is_dir() or path.with_suffix(".py").is_file(), name
+
+
+def test_the_readme_is_a_page() -> None:
+    lines = (CODE_ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 120
+    assert [line for line in lines if len(line) > 120] == []
