@@ -22,7 +22,13 @@ _CONSEQUENCE = re.compile(
     r"the engine that tensorrt_llm loads|which has no loaded version|no model tensorrt_llm has the"
 )
 _MARKS = ("Error:", "error:", "terminate called", "what():", "[err]")
-_FEW_DESCRIPTORS = "Too many open files"
+# What Triton says where the machine lacks something, and the next step.
+_NEXT_STEPS = {
+    "Too many open files": "its processes ran out of file descriptors (Too many open files): raise the limit "
+    "(`ulimit -Hn`, LimitNOFILE, --ulimit nofile)",
+    "Failed to create temporary directory": "the Python backend could not make its folder in /tmp (Failed to create "
+    "temporary directory): make /tmp writable for this user, in a container by a volume",
+}
 
 
 def cause_in(log_path: Path, *, is_verbose: bool) -> str:
@@ -38,16 +44,13 @@ def causes_in(lines: Iterable[str]) -> list[str]:
     models: dict[str, list[str]] = {}
     others: dict[str, None] = {}
     for line in lines:
-        if _FEW_DESCRIPTORS in line:
-            return [
-                "its processes ran out of file descriptors (Too many open files): raise the limit (`ulimit -Hn`, "
-                "LimitNOFILE, --ulimit nofile)"
-            ]
+        if known := next((step for said, step in _NEXT_STEPS.items() if said in line), None):
+            return [known]
         native = _NATIVE.match(line)
         text = native["text"] if native else line
         if failed := _FAILED_MODEL.search(text) if native else None:
             models.setdefault(_plain(failed["why"]), []).append(f"{failed['model']} {failed['version']}")
-        elif (native or line.startswith(_MARKS) or "terminate called" in line) and not _NO_CAUSE.search(text):
+        elif (native or line.lstrip().startswith(_MARKS) or "terminate called" in line) and not _NO_CAUSE.search(text):
             others[_plain(text)] = None
     causes = [f"{', '.join(names)}: {why}" for why, names in models.items() if not _CONSEQUENCE.search(why)]
     causes += [text for text in others if not _CONSEQUENCE.search(text) and not any(why in text for why in models)]

@@ -63,6 +63,14 @@ class User:
         return done.stderr if is_refused else done.stdout
 
 
+def open_to_others(folder: Path) -> None:
+    """Let every user pass the folders above a folder and read it, without taking a right from anybody."""
+    for each in (folder, *folder.parents):
+        mode = each.stat().st_mode
+        if mode & 0o055 != 0o055:
+            each.chmod(mode | 0o055)
+
+
 def forbid_writing(folder: Path) -> None:
     """Take the right to write from all in a folder, where this process is not root; root's files are root's anyway."""
     if os.geteuid() != 0:

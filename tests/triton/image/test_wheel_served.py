@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import tritonclient.grpc as grpcclient
 from waiting import wait_until
-from wheel_here import User, build_wheel, forbid_writing
+from wheel_here import User, build_wheel, forbid_writing, open_to_others
 
 from benchmarks.support.free_ports import free_ports
 
@@ -27,8 +27,7 @@ START_S = 180.0
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory) -> User:
     folder = tmp_path_factory.mktemp("installed")
-    for above in (folder, *folder.parents[:3]):
-        above.chmod(0o755)
+    open_to_others(folder)
     environment = folder / "environment"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     wheel = build_wheel(tmp_path_factory.mktemp("wheel"))

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from wheel_here import PROJECT, User, build_wheel, forbid_writing
+from wheel_here import PROJECT, User, build_wheel, forbid_writing, open_to_others
 
 from ensemble_configs.render.helm_values import render_helm_values
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
@@ -28,8 +28,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def user(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> User:
     """With the wheel in front of this environment's packages, whose own path to the project comes after it."""
     folder = tmp_path_factory.mktemp("user")
-    for above in (folder, *folder.parents[:3]):
-        above.chmod(0o755)
+    open_to_others(folder)
     packages = folder / "site-packages"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(packages)

@@ -89,6 +89,7 @@ def test_other_errors_of_triton_are_told_in_their_order() -> None:
     assert causes_in(lines) == [
         "failed to start HTTP service",
         "terminate called after throwing an instance of 'std::length_error'",
+        "what(): basic_string::_M_create",
         "error: creating server: Invalid argument - unexpected flag",
     ]
 
@@ -108,3 +109,12 @@ def test_each_cause_has_a_line_of_the_terminal(tmp_path: Path, capsys: pytest.Ca
     assert cause.startswith("  tensorrt_llm 1: the engine could not be loaded: OpenVINO cannot load")
     assert where == f"  the whole log is in {log}"
     assert cause_in(log, is_verbose=True) == "its log is above"
+
+
+def test_a_folder_that_the_python_backend_cannot_make_comes_with_the_next_step() -> None:
+    lines = [
+        "terminate called after throwing an instance of 'triton::backend::python::PythonBackendException'",
+        "  what():  Failed to create temporary directory for Python environments.",
+    ]
+    [cause] = causes_in(lines)
+    assert "make /tmp writable" in cause
