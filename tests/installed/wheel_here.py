@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wheel of the project, and a user that is not root and may not write where the wheel is installed."""
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
@@ -63,12 +65,15 @@ class User:
         return done.stderr if is_refused else done.stdout
 
 
-def open_to_others(folder: Path) -> None:
-    """Let every user pass the folders above a folder and read it, without taking a right from anybody."""
-    for each in (folder, *folder.parents):
-        mode = each.stat().st_mode
-        if mode & 0o055 != 0o055:
-            each.chmod(mode | 0o055)
+@contextlib.contextmanager
+def open_folder() -> Iterator[Path]:
+    """Give an empty folder that every user may read; pytest closes its own to others whenever another pytest starts."""
+    with tempfile.TemporaryDirectory(prefix="trireme-wheel-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+        if os.geteuid() != 0:
+            subprocess.run(["chmod", "-R", "u+w", name], check=True)
 
 
 def forbid_writing(folder: Path) -> None:

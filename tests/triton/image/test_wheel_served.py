@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import tritonclient.grpc as grpcclient
 from waiting import wait_until
-from wheel_here import User, build_wheel, forbid_writing, open_to_others
+from wheel_here import User, build_wheel, forbid_writing, open_folder
 
 from benchmarks.support.free_ports import free_ports
 
@@ -25,15 +25,14 @@ START_S = 180.0
 
 
 @pytest.fixture(scope="module")
-def user(tmp_path_factory: pytest.TempPathFactory) -> User:
-    folder = tmp_path_factory.mktemp("installed")
-    open_to_others(folder)
-    environment = folder / "environment"
-    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-    wheel = build_wheel(tmp_path_factory.mktemp("wheel"))
-    subprocess.run([environment / "bin/pip", "install", "--quiet", str(wheel)], check=True)
-    forbid_writing(environment)
-    return User(folder, environment / "bin/python")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
+    with open_folder() as folder:
+        environment = folder / "environment"
+        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+        wheel = build_wheel(tmp_path_factory.mktemp("wheel"))
+        subprocess.run([environment / "bin/pip", "install", "--quiet", str(wheel)], check=True)
+        forbid_writing(environment)
+        yield User(folder, environment / "bin/python")
 
 
 @contextmanager
@@ -59,10 +58,10 @@ def served(user: User, *options: str) -> Iterator[tuple[str, Path]]:
             assert process.wait(60) == 0, log.read_text()
 
 
-def ready_models(url: str) -> str:
-    """Return the names of the models that the server has ready, as it writes them."""
+def has_candidate(url: str) -> bool:
+    """Return whether the server has a candidate's `ensemble` ready."""
     with grpcclient.InferenceServerClient(url) as client:
-        return str(client.get_model_repository_index())
+        return bool(client.is_model_ready("ensemble_canary"))
 
 
 def test_triton_is_not_fetched_without_an_index(user: User) -> None:
@@ -93,7 +92,7 @@ def test_triton_is_there_the_next_time_and_a_candidate_is_rolled_out(user: User)
             user.command(["rollout", "start", "candidate.yaml", "--port", str(free_ports(1)[0])]),
             cwd=user.folder, env=user.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        wait_until(lambda: "ensemble_canary" in ready_models(url), START_S)
+        wait_until(lambda: has_candidate(url), START_S)
         user.run("rollout", "abort", "--why", "enough was seen")
         said, _ = rollout.communicate(timeout=START_S)
         assert rollout.returncode == 1, said

@@ -6,10 +6,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from wheel_here import PROJECT, User, build_wheel, forbid_writing, open_to_others
+from wheel_here import PROJECT, User, build_wheel, forbid_writing, open_folder
 
 from ensemble_configs.render.helm_values import render_helm_values
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
@@ -25,15 +26,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def user(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> User:
+def user(wheel: Path) -> Iterator[User]:
     """With the wheel in front of this environment's packages, whose own path to the project comes after it."""
-    folder = tmp_path_factory.mktemp("user")
-    open_to_others(folder)
-    packages = folder / "site-packages"
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(packages)
-    forbid_writing(packages)
-    return User(folder, Path(sys.executable), packages=packages)
+    with open_folder() as folder:
+        packages = folder / "site-packages"
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(packages)
+        forbid_writing(packages)
+        yield User(folder, Path(sys.executable), packages=packages)
 
 
 def test_the_wheel_has_every_module_and_data_file_of_its_packages(wheel: Path) -> None:
