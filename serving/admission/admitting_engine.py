@@ -20,11 +20,12 @@ from serving.engines.seam.base import AdmissionStats, Engine, EngineStats, Gener
 from serving.engines.seam.clock import Clock
 from serving.engines.seam.request_limits import refuse_unservable
 from serving.engines.seam.scheduling import Priority
+from serving.engines.seam.wrapped_engine import WrappedEngine
 from serving.shared_budget.shared_room import POLL_S, NothingShared, SharedRoom
 from trireme.base.errors import RequestError, ServingError, Unavailable
 
 
-class AdmittingEngine(Engine):
+class AdmittingEngine(WrappedEngine):
     """Requests wait here, not in the engine; what it has was promised room for all that it is expected to make.
 
     `add`, `leave`, `refuse_late` and `next_late_in_s` may be called by another thread while `step` runs: they see to
@@ -45,10 +46,9 @@ class AdmittingEngine(Engine):
         tokens_per_step: int = 1,
         shared: SharedRoom | None = None,
     ) -> None:
-        self._engine = engine
+        super().__init__(engine, msgspec.structs.replace(engine.info, is_admitting=True))
         self._clock = clock
         self._lock = threading.Lock()  # of all that follows, but not of the engine: nobody waits for a step
-        self.info = msgspec.structs.replace(engine.info, is_admitting=True)
         self._shared = shared or NothingShared()
         self._last_premium_s = -math.inf
         self._is_shut_out = False  # what would start finds no shared room
@@ -193,16 +193,6 @@ class AdmittingEngine(Engine):
         return bool(len(self._line)) or self._in_flight.is_leaving or self._engine.has_work
 
     @property
-    def progress(self) -> int | None:
-        """Delegate to the engine; a request that waits in line waits for no step."""
-        return self._engine.progress
-
-    @property
-    def max_idle_s(self) -> float:
-        """As the engine's."""
-        return self._engine.max_idle_s
-
-    @property
     def num_preemptions(self) -> int:
         """For want of room; each request once at most."""
         return self._in_flight.num_preemptions
@@ -221,10 +211,6 @@ class AdmittingEngine(Engine):
                     degradation_step=self._ladder.step if self._ladder else None,
                 ),
             )
-
-    def close(self) -> None:
-        """As the engine's."""
-        self._engine.close()
 
     def _start(self, now_s: float, chunks: list[TokenChunk]) -> int:
         """Start what fits; how many prompt tokens that is. What the engine does not take ends in `chunks`."""

@@ -29,6 +29,7 @@ from serving.engines.seam.base import (
 from serving.engines.seam.capabilities import DISAGGREGATION_FIELDS, DRAFT_FIELDS
 from serving.engines.seam.request_limits import refuse_unservable
 from serving.engines.seam.speculation import Speculation
+from serving.engines.seam.wrapped_engine import WrappedEngine
 from trireme.base.errors import RequestError, SpecError
 
 # Far above the keys of the requests themselves.
@@ -39,13 +40,17 @@ _OF_ONE_ROUND = ("beam_width", *DISAGGREGATION_FIELDS, *DRAFT_FIELDS)
 _DEFAULTS = SamplingParams(max_tokens=1)
 
 
-class SpeculatingEngine(Engine):
-    """The target, to which a request may say `num_draft_tokens`."""
+class SpeculatingEngine(WrappedEngine):
+    """The target, to which a request may say `num_draft_tokens`.
+
+    `is_ending` knows of requests without drafts alone, and need not know more: a round is short.
+    """
 
     def __init__(self, target: Engine, draft: Engine) -> None:
         """Raises: SpecError: the target cannot verify drafts, or the two do not share a vocabulary."""
         _check_pair(target.info, draft.info)
-        self._target = target
+        super().__init__(target, _info_of_pair(target.info, draft.info))
+        self._target = target  # the engine inside
         self._draft = draft
         self._running: dict[int, Speculation] = {}  # by the request's key
         self._drafting: dict[int, Speculation] = {}  # by the round's, as below
@@ -55,7 +60,6 @@ class SpeculatingEngine(Engine):
         # turns, and who looks every tenth of a second would see one of them idle for ever.
         self._num_target_blocks = 0
         self._num_draft_blocks = 0
-        self.info = _info_of_pair(target.info, draft.info)
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request, or the first draft of one."""
@@ -78,10 +82,6 @@ class SpeculatingEngine(Engine):
         else:
             del self._verifying[speculation.round_key]
             self._target.cancel(speculation.round_key)
-
-    def is_ending(self, key: int) -> bool:
-        """Delegate to the target, of requests without drafts; a round is short."""
-        return self._target.is_ending(key)
 
     def perf_of(self, key: int) -> PerfMetrics | None:
         """Of the rounds that are over; of other requests as the target's."""

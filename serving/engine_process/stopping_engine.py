@@ -5,27 +5,19 @@ Engines match token ids, and a stop string can be tokenized in many ways. So the
 process, where a match stops the very next step. `postprocessing` follows the same text and cuts it at the same place.
 """
 
-from serving.engines.seam.base import (
-    Beam,
-    Engine,
-    EngineStats,
-    FinishReason,
-    GenerationRequest,
-    PerfMetrics,
-    TokenChunk,
-)
+from serving.engines.seam.base import Beam, Engine, FinishReason, GenerationRequest, TokenChunk
+from serving.engines.seam.wrapped_engine import WrappedEngine
 from serving.requests.extra_outputs import cut, cut_beam
 from serving.text.detokenization import StopStringWatch, TextDecoder
 
 
-class StoppingEngine(Engine):
+class StoppingEngine(WrappedEngine):
     """Passes everything through; costs nothing for requests without stop strings."""
 
     def __init__(self, engine: Engine, decoder: TextDecoder) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._decoder = decoder
         self._watches: dict[int, StopStringWatch] = {}
-        self.info = engine.info
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request and, if it has stop strings, follow its text."""
@@ -39,14 +31,6 @@ class StoppingEngine(Engine):
         """Stop a request and following it."""
         self._watches.pop(key, None)
         self._engine.cancel(key)
-
-    def is_ending(self, key: int) -> bool:
-        """Delegate to the engine."""
-        return self._engine.is_ending(key)
-
-    def perf_of(self, key: int) -> PerfMetrics | None:
-        """Delegate to the engine."""
-        return self._engine.perf_of(key)
 
     def step(self) -> list[TokenChunk]:
         """One iteration; chunks end with the token that completes a stop string."""
@@ -85,21 +69,3 @@ class StoppingEngine(Engine):
             chunk.token_ids, chunk.log_probs = kept[0].token_ids, kept[0].log_probs
             chunk.finish_reason = FinishReason.STOP_STRING
         return chunk
-
-    @property
-    def has_work(self) -> bool:
-        """Delegate to the engine."""
-        return self._engine.has_work
-
-    @property
-    def progress(self) -> int | None:
-        """Delegate to the engine."""
-        return self._engine.progress
-
-    def stats(self) -> EngineStats:
-        """Delegate to the engine."""
-        return self._engine.stats()
-
-    def close(self) -> None:
-        """Delegate to the engine."""
-        self._engine.close()

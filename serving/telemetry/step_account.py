@@ -25,11 +25,11 @@ from serving.engines.seam.base import (
     EngineCosts,
     EngineStats,
     GenerationRequest,
-    PerfMetrics,
     StepStats,
     TokenChunk,
 )
 from serving.engines.seam.clock import Clock
+from serving.engines.seam.wrapped_engine import WrappedEngine
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Sequence:
     tells_perf: bool = False
 
 
-class AccountedEngine(Engine):
+class AccountedEngine(WrappedEngine):
     """Passes everything through, and adds what it sums up or asks for.
 
     That is `steps` in the stats, `costs` in what is told of the engine, and `perf` in the chunks of requests that want
@@ -47,7 +47,7 @@ class AccountedEngine(Engine):
     """
 
     def __init__(self, engine: Engine, clock: Clock, costs: EngineCosts | None = None) -> None:
-        self._engine = engine
+        super().__init__(engine, msgspec.structs.replace(engine.info, costs=costs))
         self._clock = clock
         self._sequences: dict[int, _Sequence] = {}
         self._num_decoding = 0
@@ -55,7 +55,6 @@ class AccountedEngine(Engine):
         self._num_reused_blocks: int | None = None  # in all; None: the engine has told of none
         self._num_seen_steps = self._num_steps_before = engine.stats().num_steps  # of its warm-up
         self._sums = StepStats()
-        self.info = msgspec.structs.replace(engine.info, costs=costs)
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request."""
@@ -66,14 +65,6 @@ class AccountedEngine(Engine):
         """Stop a request."""
         self._engine.cancel(key)
         self._forget(key)
-
-    def is_ending(self, key: int) -> bool:
-        """Delegate to the engine."""
-        return self._engine.is_ending(key)
-
-    def perf_of(self, key: int) -> PerfMetrics | None:
-        """Delegate to the engine."""
-        return self._engine.perf_of(key)
 
     def step(self) -> list[TokenChunk]:
         """One iteration, and what it did."""
@@ -139,21 +130,6 @@ class AccountedEngine(Engine):
             self._num_decoding -= 1
             self._num_context_tokens -= sequence.num_context_tokens
 
-    @property
-    def has_work(self) -> bool:
-        """Delegate to the engine."""
-        return self._engine.has_work
-
-    @property
-    def max_idle_s(self) -> float:
-        """Delegate to the engine."""
-        return self._engine.max_idle_s
-
-    @property
-    def progress(self) -> int | None:
-        """Delegate to the engine."""
-        return self._engine.progress
-
     def stats(self) -> EngineStats:
         """The engine's, with the account."""
         stats = self._engine.stats()
@@ -177,7 +153,3 @@ class AccountedEngine(Engine):
         }
         missing = {name: value for name, value in known.items() if getattr(told, name) is None}
         return msgspec.structs.replace(told, **missing)
-
-    def close(self) -> None:
-        """Delegate to the engine."""
-        self._engine.close()

@@ -16,7 +16,8 @@ import trtllm_iteration_stats
 from trtllm_behaviour import Executor
 from trtllm_generator import write_fake
 
-from serving.engines.seam.base import Engine, EngineStats, GenerationRequest, PerfMetrics, TokenChunk
+from serving.engines.seam.base import Engine, TokenChunk
+from serving.engines.seam.wrapped_engine import WrappedEngine
 from serving.engines.tensorrt_llm.trtllm_engine import TrtLlmEngine
 
 VOCAB_SIZE = 4096
@@ -92,35 +93,15 @@ def write_checkpoint(folder: Path, **changes: object) -> Path:
     return folder
 
 
-class SteppedEngine(Engine):
+class SteppedEngine(WrappedEngine):
     """An engine on the fake whose upstream iterates once for each step, so that tests can count."""
 
     def __init__(self, engine: Engine, executor: Executor) -> None:
         assert isinstance(engine, TrtLlmEngine)
+        super().__init__(engine)
         executor.is_paced = True
-        self._engine = engine
         self.executor = executor
-        self.info = engine.info
-
-    def add(self, request: GenerationRequest) -> None:
-        self._engine.add(request)
-
-    def cancel(self, key: int) -> None:
-        self._engine.cancel(key)
-
-    def perf_of(self, key: int) -> PerfMetrics | None:
-        return self._engine.perf_of(key)
 
     def step(self) -> list[TokenChunk]:
         self.executor.iterate()
-        return self._engine.step()
-
-    @property
-    def has_work(self) -> bool:
-        return self._engine.has_work
-
-    def stats(self) -> EngineStats:
-        return self._engine.stats()
-
-    def close(self) -> None:
-        self._engine.close()
+        return super().step()
