@@ -20,7 +20,7 @@ from serving.engine_process.engine_messages import Step
 from serving.engine_process.engine_sources import EngineSource
 from serving.engines.seam.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
 from serving.pipeline.left_clients import LeftClients
-from serving.pipeline.request_sequences import Generation, Prompt, RequestSequences
+from serving.pipeline.request_sequences import Generation, RequestSequences
 from serving.pipeline.response_checks import check_response
 from serving.pipeline.response_workers import ReplyLanes
 from serving.pipeline.running_request import Reply, ReplySink, RunningRequest
@@ -30,8 +30,7 @@ from serving.process.stub_warm_up import import_for_first_request
 from serving.requests.request_parameters import with_timeout
 from serving.requests.stream_state import Census, StreamContext
 from serving.telemetry.request_metrics import RequestMetrics
-from serving.telemetry.request_trace import RequestTrace
-from serving.telemetry.trace_context import read_context
+from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from serving.text.detokenization import TextDecoder
 from trireme.base.errors import RequestError, ServerError, ServingError, Unavailable
 
@@ -93,7 +92,7 @@ class GenerationService:
         stream_name: str = "",
         is_context_only: bool = False,
         timeout_us: int = 0,
-        trace: RequestTrace | None = None,
+        observer: RequestObserver = UNTRACED,
         was_taken: bool = False,
     ) -> None:
         """Take one request; returns at once, the replies come through `sink`.
@@ -106,7 +105,7 @@ class GenerationService:
             is_context_only: of disaggregated serving, to prefill and hand over.
             timeout_us: Triton's own parameter `timeout`: a deadline where there is admission, and else nothing, as
                 upstream has it; 0: none.
-            trace: what is noted of the request, and ended by whoever owns `sink`. None: nothing.
+            observer: the request's, which is told of its end by whoever owns `sink`.
             was_taken: before it came here, so that it is no new request that may be refused.
 
         Raises:
@@ -115,15 +114,16 @@ class GenerationService:
         if self.info.is_admitting:
             tensors = with_timeout(tensors, timeout_us)
         prompts = self._asked.prompts(tensors, is_context_only=is_context_only)
-        if trace is not None:
-            _note_in(trace, prompts[0])
+        observer.note_read(prompts[0].request.scheduling, prompts[0].context)
         if prompts[0].request.options.stop:
             for prompt in prompts:
                 self._stop(request_id, prompt.context)
             sink.send(Reply(token_ids=[], is_final=True))
             return
         check_response((prompt.request.options for prompt in prompts), sink, self.info)
-        sequences, group = self._asked.sequences(prompts, sink, request_id, trace=trace, on_failure=self._left.orphan)
+        sequences, group = self._asked.sequences(
+            prompts, sink, request_id, observer=observer, on_failure=self._left.orphan
+        )
         for _, running in sequences:
             running.stream_name = stream_name
         with self._lock:
@@ -132,7 +132,7 @@ class GenerationService:
                 self._running.update((request.key, running) for request, running in sequences)
         if refusal is not None:
             for _, running in sequences:
-                running.times.note_refusal()
+                running.observer.note_refusal()
             raise refusal
         self._submit_all(sequences, group)
         if stream_name in LEFT_STREAMS:
@@ -184,7 +184,7 @@ class GenerationService:
                 raise
             for request, running in sequences:
                 if self._pop(request.key) is not None:
-                    running.times.note_refusal()
+                    running.observer.note_refusal()
             group.fail(_told(exc))  # not raised: another sequence may have replied
 
     def _submit(self, request: GenerationRequest, running: RunningRequest) -> None:
@@ -192,7 +192,7 @@ class GenerationService:
             self._engine.submit(request, request_id=running.request_id)
         except Exception:
             if self._pop(request.key) is not None:  # else the engine's death has already been told to the sink
-                running.times.note_refusal()
+                running.observer.note_refusal()
                 running.disown()
                 raise
         if running.is_ending:  # somebody asked for its end before the engine knew of it
@@ -269,7 +269,7 @@ class GenerationService:
 
     def _note(self, chunk: TokenChunk, running: RunningRequest) -> None:
         try:
-            running.times.note(chunk)
+            running.observer.note_chunk(chunk)
         except Exception:  # what cannot be counted must be answered all the same
             _log.exception("a request could not be counted", extra=running.told)
 
@@ -286,8 +286,7 @@ class GenerationService:
             self._fail(running, error)
             return
         # An error in the middle of an ensemble's stream costs Triton 2.51 some 5 KiB for ever, and a good end nothing.
-        if running.times.trace is not None:
-            running.times.trace.end(error)
+        running.observer.request.end(error)
         self._reply(chunk, running)
 
     def _give_up(self, key: int, running: RunningRequest) -> None:
@@ -342,13 +341,6 @@ class EngineRefusal(ServerError):
         super().__init__(text)
         self.args = (text,)
         self.code = text[1:].partition(" ")[0].rstrip("]")
-
-
-def _note_in(trace: RequestTrace, prompt: Prompt) -> None:
-    trace.note_scheduling(prompt.request.scheduling)
-    earlier = None if prompt.context is None else read_context(prompt.context.traceparent)
-    if earlier is not None:
-        trace.join(earlier)
 
 
 def _told(exc: Exception) -> ServingError:

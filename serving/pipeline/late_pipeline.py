@@ -11,7 +11,7 @@ from collections.abc import Callable
 from serving.pipeline.late_refusal import fail_quietly, refuse_late
 from serving.pipeline.text_pipeline import TextPipeline
 from serving.requests.tensor_sink import Tensors, TensorSink
-from serving.telemetry.request_trace import RequestTrace
+from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from trireme.base.errors import ServerError, ServingError
 
 _log = logging.getLogger("trireme.late_pipeline")
@@ -30,7 +30,7 @@ class LatePipeline:
         self._give_up = give_up
         self._pipeline: TextPipeline | None = None
         self._failure: ServingError | None = None
-        self._waiting: list[tuple[Tensors, TensorSink, str, str, int, RequestTrace | None]] = []
+        self._waiting: list[tuple[Tensors, TensorSink, str, str, int, RequestObserver]] = []
         self._lock = threading.Lock()  # of all the above: a request waits, or finds the pipeline open, or the failure
         self._opener = threading.Thread(target=self._open, name="open-release", daemon=True)
         self._opener.start()
@@ -48,7 +48,7 @@ class LatePipeline:
         request_id: str = "",
         stream_name: str = "",
         timeout_us: int = 0,
-        trace: RequestTrace | None = None,
+        observer: RequestObserver = UNTRACED,
     ) -> None:
         """As `TextPipeline.start`; what is wrong with a request that has to wait comes through its sink.
 
@@ -59,10 +59,10 @@ class LatePipeline:
             if self._failure is not None:
                 raise self._failure
             if self._pipeline is None:
-                self._waiting.append((tensors, sink, request_id, stream_name, timeout_us, trace))
+                self._waiting.append((tensors, sink, request_id, stream_name, timeout_us, observer))
                 return
         self._pipeline.start(
-            tensors, sink, request_id=request_id, stream_name=stream_name, timeout_us=timeout_us, trace=trace
+            tensors, sink, request_id=request_id, stream_name=stream_name, timeout_us=timeout_us, observer=observer
         )
 
     @property
@@ -95,7 +95,7 @@ class LatePipeline:
             return
         with self._lock:
             self._pipeline = pipeline
-            for tensors, sink, request_id, stream_name, timeout_us, trace in self._waiting:
+            for tensors, sink, request_id, stream_name, timeout_us, observer in self._waiting:
                 try:
                     pipeline.start(
                         tensors,
@@ -103,10 +103,10 @@ class LatePipeline:
                         request_id=request_id,
                         stream_name=stream_name,
                         timeout_us=timeout_us,
-                        trace=trace,
+                        observer=observer,
                     )
                 except Exception as exc:  # one bad request must not end those behind it
-                    refuse_late(sink, exc, waited_for="a release", request_id=request_id, trace=trace)
+                    refuse_late(sink, exc, waited_for="a release", request_id=request_id, observer=observer)
             self._waiting.clear()
 
     def _fail_waiting(self, error: ServingError) -> None:

@@ -4,14 +4,14 @@
 import logging
 
 from serving.requests.tensor_sink import TensorSink
-from serving.telemetry.request_trace import RequestTrace
+from serving.telemetry.request_observer import RequestObserver
 from trireme.base.errors import ServerError, ServingError
 
 _log = logging.getLogger("trireme.late_refusal")
 
 
 def refuse_late(
-    sink: TensorSink, exc: Exception, *, waited_for: str, request_id: str, trace: RequestTrace | None
+    sink: TensorSink, exc: Exception, *, waited_for: str, request_id: str, observer: RequestObserver
 ) -> None:
     """Tell a request's sink why it is not served; the log, too, where nobody expected it.
 
@@ -20,9 +20,9 @@ def refuse_late(
         exc: what ended it.
         waited_for: what the request had waited for, for the log.
         request_id: the client's.
-        trace: the request's.
+        observer: the request's.
     """
-    of_request = {**(trace.told if trace is not None else {}), "request_id": request_id, "is_of_request": True}
+    of_request = {**observer.told, "request_id": request_id, "is_of_request": True}
     error = exc
     if not isinstance(error, ServingError):
         _log.error("unexpected error in a request that had waited for %s", waited_for, exc_info=exc, extra=of_request)

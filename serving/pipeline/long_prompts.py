@@ -16,7 +16,7 @@ import numpy.typing as npt
 from serving.pipeline.late_refusal import fail_quietly, refuse_late
 from serving.process.left_streams import LEFT_STREAMS
 from serving.requests.tensor_sink import TensorSink
-from serving.telemetry.request_trace import RequestTrace
+from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from serving.text.tokenization import LONG_TEXT_BYTES
 from trireme.base.errors import QueueFull, RequestCancelled, ServingError, Unavailable
 
@@ -58,7 +58,7 @@ class LongPrompt:
         *,
         request_id: str = "",
         stream_name: str = "",
-        trace: RequestTrace | None = None,
+        observer: RequestObserver = UNTRACED,
     ) -> None:
         """Set down what is to be done.
 
@@ -68,14 +68,14 @@ class LongPrompt:
             sink: told what they raise.
             request_id: the client's.
             stream_name: by which the server's frontends tell that the client has left; empty: not known.
-            trace: the request's.
+            observer: the request's.
         """
         self.prepare = prepare
         self.begin = begin
         self.sink = sink
         self.request_id = request_id
         self.stream_name = stream_name
-        self.trace = trace
+        self.observer = observer
         self.num_bytes = 0
         self.error: ServingError | None = None  # why it is not to begin
         self.lock = threading.Lock()  # of `error`, and held over `begin`: one of the two comes first
@@ -238,7 +238,9 @@ class _Lane:
 
     def _refuse(self, prompt: LongPrompt, exc: Exception) -> None:
         if not self._is_closed:
-            refuse_late(prompt.sink, exc, waited_for="a tokenizer", request_id=prompt.request_id, trace=prompt.trace)
+            refuse_late(
+                prompt.sink, exc, waited_for="a tokenizer", request_id=prompt.request_id, observer=prompt.observer
+            )
 
 
 def _has_left(prompt: LongPrompt) -> bool:

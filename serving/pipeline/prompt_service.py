@@ -7,7 +7,7 @@ from pathlib import Path
 from serving.pipeline.long_prompts import LongPrompt, LongPrompts
 from serving.pipeline.prompt_step import PromptStep
 from serving.requests.tensor_sink import Tensors, TensorSink
-from serving.telemetry.request_trace import RequestTrace
+from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from trireme.base.errors import ServingError, Unavailable
 
 
@@ -34,7 +34,7 @@ class PromptService:
         *,
         request_id: str = "",
         stream_name: str = "",
-        trace: RequestTrace | None = None,
+        observer: RequestObserver = UNTRACED,
     ) -> None:
         """Take one request; the response comes through `sink`, of long text after this has returned.
 
@@ -43,20 +43,18 @@ class PromptService:
             sink: where the response goes.
             request_id: the client's.
             stream_name: of the gRPC stream or HTTP request it came on, in the graph, too; empty: not known.
-            trace: the request's; None: nothing is noted.
+            observer: the request's.
 
         Raises:
             ServingError: the request is refused, and `sink` was not called.
         """
 
         def answer(prompt: Tensors) -> None:
-            if trace is not None:
-                trace.end_step("preprocessing")
+            observer.end_step("preprocessing")
             sink.send(prompt, is_final=True)
 
-        traceparent = trace.handed_on() if trace is not None else ""
-        prepare = partial(self._step.respond, tensors, traceparent=traceparent)
-        waiting = LongPrompt(prepare, answer, sink, request_id=request_id, stream_name=stream_name, trace=trace)
+        prepare = partial(self._step.respond, tensors, traceparent=observer.traceparent)
+        waiting = LongPrompt(prepare, answer, sink, request_id=request_id, stream_name=stream_name, observer=observer)
         if not self._long.take(tensors, waiting):
             answer(prepare())
 

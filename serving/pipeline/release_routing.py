@@ -24,7 +24,7 @@ from serving.requests.request_parameters import (
 )
 from serving.requests.tensor_sink import Tensors, TensorSink
 from serving.telemetry.request_metrics import RequestMetrics
-from serving.telemetry.request_trace import RequestTrace
+from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from trireme.base.errors import RequestError, ServingError, Unavailable
 
 
@@ -57,13 +57,13 @@ class PinnedReleases:
         request_id: str = "",
         parameters: str = "",
         timeout_us: int = 0,
-        trace: RequestTrace | None = None,
+        observer: RequestObserver = UNTRACED,
     ) -> None:
         """As `TextPipeline.start`, on the release that is asked for.
 
         Args:
             parameters: the request's, as Triton gives them: a JSON object, or nothing.
-            timeout_us: as in `GenerationService.start`; so is `trace`.
+            timeout_us: as in `GenerationService.start`; so is `observer`.
 
         Raises:
             ServingError: the request is refused, or its release is not loaded; `sink` was not called.
@@ -74,16 +74,15 @@ class PinnedReleases:
         stream_name = stream_name_of(read)
         if version is None or version == self._folder.name:
             self._own.start(
-                tensors, sink, request_id=request_id, stream_name=stream_name, timeout_us=timeout_us, trace=trace
+                tensors, sink, request_id=request_id, stream_name=stream_name, timeout_us=timeout_us, observer=observer
             )
             return
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
-            if trace is not None:
-                trace.release = version
+            observer.note_release(version)
             self._other(version).start(
-                tensors, sink, request_id=request_id, stream_name=stream_name, timeout_us=timeout_us, trace=trace
+                tensors, sink, request_id=request_id, stream_name=stream_name, timeout_us=timeout_us, observer=observer
             )
 
     @property

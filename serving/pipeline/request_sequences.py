@@ -16,8 +16,8 @@ from serving.pipeline.sequence_group import Member, SequenceGroup, context_of, s
 from serving.requests.engine_request import DecodedRequest, RequestDecoder
 from serving.requests.prompt_batch import Row, engine_rows, for_each_row
 from serving.requests.stream_state import KEYS_PER_REQUEST, StreamContext, unpack_context
-from serving.telemetry.request_metrics import RequestMetrics, RequestTimes
-from serving.telemetry.request_trace import RequestTrace
+from serving.telemetry.request_metrics import RequestMetrics
+from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from serving.text.detokenization import TextDecoder
 from serving.text.stop_strings import check_stop_strings
 from trireme.base.errors import RequestError
@@ -68,7 +68,7 @@ class RequestSequences:
         sink: ReplySink,
         request_id: str,
         *,
-        trace: RequestTrace | None = None,
+        observer: RequestObserver = UNTRACED,
         on_failure: Callable[[Iterable[int]], None],
     ) -> tuple[list[Generation], SequenceGroup | None]:
         """What the engine is to generate, and the group that shares the sink where that is several.
@@ -77,11 +77,11 @@ class RequestSequences:
             prompts: of one request.
             sink: the request's.
             request_id: the client's.
-            trace: the request's; None: nothing is noted of it.
+            observer: the request's.
             on_failure: called with the keys of all when the request has failed with one of them.
         """
         if len(prompts) == 1 and prompts[0].num_sequences == 1:
-            return [self._sequence(next(self._keys), prompts[0], 0, sink, request_id, trace)], None
+            return [self._sequence(next(self._keys), prompts[0], 0, sink, request_id, observer)], None
         members = [
             Member(batch_index if len(prompts) > 1 else None, index if prompt.num_sequences > 1 else None)
             for batch_index, prompt in enumerate(prompts)
@@ -90,7 +90,9 @@ class RequestSequences:
         keys = [next(self._keys) for _ in members]
         group = SequenceGroup(sink, members, on_failure=lambda: on_failure(keys))
         sequences = [
-            self._sequence(key, prompts[member.batch_index or 0], member.sequence_index or 0, each, request_id, trace)
+            self._sequence(
+                key, prompts[member.batch_index or 0], member.sequence_index or 0, each, request_id, observer
+            )
             for key, member, each in zip(keys, members, group.sinks, strict=True)
         ]
         return sequences, group
@@ -110,7 +112,7 @@ class RequestSequences:
         return check_stop_strings(self._text.decode(ids[start:end]) for start, end in itertools.pairwise([0, *offsets]))
 
     def _sequence(
-        self, key: int, prompt: Prompt, index: int, sink: ReplySink, request_id: str, trace: RequestTrace | None
+        self, key: int, prompt: Prompt, index: int, sink: ReplySink, request_id: str, observer: RequestObserver
     ) -> Generation:
         options = prompt.request.options
         sampling = sampling_of(prompt.request.sampling, index)
@@ -131,7 +133,9 @@ class RequestSequences:
             options,
             context_of(prompt.context, index),
             not is_excluded,
-            RequestTimes(self._metrics, len(options.input_ids), self._kv_block_tokens, trace),
+            observer.begin_sequence(
+                self._metrics, num_prompt_tokens=len(options.input_ids), kv_block_tokens=self._kv_block_tokens
+            ),
             returns_log_probs=sampling.return_log_probs,
             sequence_index=index,
         )

@@ -13,7 +13,7 @@ from serving.engines.seam.packed_array import PackedArray
 from serving.requests.engine_request import ResponseOptions
 from serving.requests.extra_outputs import merged
 from serving.requests.stream_state import StreamContext, StreamState
-from serving.telemetry.request_metrics import RequestTimes
+from serving.telemetry.request_observer import SequenceObserver
 from trireme.base.errors import ServingError
 
 _NOTHING_YET = PerfMetrics(0, 0, 0, 0, 0, 0, 0)
@@ -72,7 +72,7 @@ class RunningRequest:
     options: ResponseOptions
     context: StreamContext | None
     is_prompt_echoed: bool
-    times: RequestTimes
+    observer: SequenceObserver
     returns_log_probs: bool = False
     stream_name: str = ""  # the server's own, by which it is told that the client has left
     sequence_index: int = 0  # among those of one prompt; each has a stream of its own
@@ -93,8 +93,7 @@ class RunningRequest:
     @property
     def told(self) -> dict[str, object]:
         """Whose line of the log one is."""
-        trace = self.times.trace
-        return {"request_id": self.request_id, **(trace.told if trace is not None else {}), "is_of_request": True}
+        return {"request_id": self.request_id, **self.observer.request.told, "is_of_request": True}
 
     def send(self, reply: Reply) -> None:
         """Hand a reply to the sink; nothing happens where it has had its last call (the engine died meanwhile)."""
@@ -173,7 +172,7 @@ class RunningRequest:
         if perf is None and not has_tokens and not self.num_replies:
             perf = _NOTHING_YET  # it was stopped before it began, and its client looks at each output
         # The engine sees a request only when its step is over, which may take a while.
-        return None if perf is None else msgspec.structs.replace(perf, arrival_time_ns=self.times.arrival_ns)
+        return None if perf is None else msgspec.structs.replace(perf, arrival_time_ns=self.observer.arrival_ns)
 
     def _stream_state(self, is_final: bool, num_prompt_tokens: int) -> StreamState | None:
         if self.context is None:

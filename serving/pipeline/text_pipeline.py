@@ -24,7 +24,7 @@ from serving.pipeline.text_step import add_chunk, beam_texts
 from serving.requests.stream_state import StreamState
 from serving.requests.tensor_sink import Tensors, TensorSink
 from serving.telemetry.request_metrics import RequestMetrics
-from serving.telemetry.request_trace import RequestTrace
+from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from serving.text.detokenization import StreamText, TextDecoder
 from trireme.base.errors import ServingError, Unavailable
 
@@ -117,22 +117,21 @@ class TextPipeline:
         request_id: str = "",
         stream_name: str = "",
         timeout_us: int = 0,
-        trace: RequestTrace | None = None,
+        observer: RequestObserver = UNTRACED,
     ) -> None:
         """Take one request by the names of the ensemble's inputs; returns at once, the responses come through `sink`.
 
         One with long text is looked at later, so what is wrong with it comes through `sink`, too.
 
         Args:
-            stream_name: as in `GenerationService.start`; so are `timeout_us` and `trace`.
+            stream_name: as in `GenerationService.start`; so are `timeout_us` and `observer`.
 
         Raises:
             ServingError: the request is refused, and `sink` was not called.
         """
 
         def begin(prompt: Tensors, *, was_taken: bool = True) -> None:
-            if trace is not None:
-                trace.note_tokenized()
+            observer.note_tokenized()
             engine = {**_renamed(tensors, _TO_ENGINE_STEP), **_renamed(prompt, _FROM_PROMPT_TO_ENGINE)}
             text = _TextSink(sink, self._decoder, is_accumulating=self._is_accumulating)
             self._service.start(
@@ -141,13 +140,13 @@ class TextPipeline:
                 request_id=request_id,
                 stream_name=stream_name,
                 timeout_us=timeout_us,
-                trace=trace,
+                observer=observer,
                 was_taken=was_taken,
             )
 
         given = _renamed(tensors, _TO_PROMPT_STEP)
         prepare = partial(self._prompt_step.prepare, given)
-        waiting = LongPrompt(prepare, begin, sink, request_id=request_id, stream_name=stream_name, trace=trace)
+        waiting = LongPrompt(prepare, begin, sink, request_id=request_id, stream_name=stream_name, observer=observer)
         if not self._long.take(given, waiting):
             begin(prepare(), was_taken=False)
 

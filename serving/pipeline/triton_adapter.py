@@ -20,7 +20,7 @@ from ensemble_configs.spec.model_names import prefix_of
 from serving.engine_process.engine_sources import named_engine
 from serving.pipeline.whole_response import WholeResponse
 from serving.requests.tensor_sink import TensorSink
-from serving.telemetry.request_trace import RequestTrace
+from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from serving.telemetry.request_tracer import RequestTracer
 from trireme.base.errors import ServerError, ServingError
 
@@ -48,29 +48,28 @@ def error_response(error: ServingError) -> Any:
     return pb_utils.InferenceResponse(output_tensors=[], error=triton_error(error))
 
 
-def guarded(respond: Callable[[Any], Any], request: Any, trace: RequestTrace | None = None) -> Any:
+def guarded(respond: Callable[[Any], Any], request: Any, observer: RequestObserver = UNTRACED) -> Any:
     """`respond(request)`, or the response that says why not."""
     try:
         return respond(request)
     except ServingError as exc:
         error = exc
     except Exception:
-        told = trace.told if trace is not None else {}
-        _log.exception("unexpected error in request %r", request.request_id(), extra=told | {"is_of_request": True})
+        told = {**observer.told, "is_of_request": True}
+        _log.exception("unexpected error in request %r", request.request_id(), extra=told)
         error = ServerError("unexpected error; the server's log has the traceback")
-    if trace is not None:
-        trace.end(error)
+    observer.end(error)
     return error_response(error)
 
 
 def start_each(start: Callable[..., Any], requests: list[Any], tracer: RequestTracer) -> None:
-    """Call `start(request, trace=...)` for each request; what it raises is the only response.
+    """Call `start(request, observer=...)` for each request; what it raises is the only response.
 
     One whose refusal cannot be sent keeps none behind it from being started: Triton would wait for them for ever.
     """
     for request in requests:
-        trace = tracer.begin(request)
-        refusal = guarded(partial(start, trace=trace), request, trace)
+        observer = tracer.begin(request)
+        refusal = guarded(partial(start, observer=observer), request, observer)
         if refusal is None:
             continue
         try:
@@ -92,9 +91,9 @@ class Responses:
         self._is_decoupled = bool(policy.get("decoupled", False))
         self._all_outputs = frozenset(name for name, _ in outputs_of(step))
 
-    def sink(self, request: Any, trace: RequestTrace | None) -> TensorSink:
+    def sink(self, request: Any, observer: RequestObserver) -> TensorSink:
         """Return where the responses to one request go."""
-        sink = _SenderSink(request, trace, self._all_outputs)
+        sink = _SenderSink(request, observer, self._all_outputs)
         return sink if self._is_decoupled else WholeResponse(sink)
 
 
@@ -107,11 +106,11 @@ class _SenderSink:
 
     takes_one = False
 
-    def __init__(self, request: Any, trace: RequestTrace | None, all_outputs: frozenset[str]) -> None:
+    def __init__(self, request: Any, observer: RequestObserver, all_outputs: frozenset[str]) -> None:
         self._names = frozenset(request.requested_output_names())
         self._all_outputs = all_outputs
         self._sender = request.get_response_sender()
-        self._trace = trace
+        self._observer = observer
         self.is_cancelled = self._sender.is_cancelled
 
     def named_outputs(self) -> Collection[str]:
@@ -126,14 +125,13 @@ class _SenderSink:
         """
         wanted = [pb_utils.Tensor(name, tensor) for name, tensor in tensors.items() if name in self._names]
         response = pb_utils.InferenceResponse(wanted)
-        if is_final and self._trace is not None:
-            self._trace.end()  # before its client has it, whose own span ends then
+        if is_final:
+            self._observer.end()  # before its client has it, whose own span ends then
         self._sender.send(response, flags=final_flag() if is_final else 0)
 
     def fail(self, error: ServingError) -> None:
         """The last response, instead of a final one."""
-        if self._trace is not None:
-            self._trace.end(error)
+        self._observer.end(error)
         self._sender.send(error_response(error), flags=final_flag())
 
 

@@ -8,11 +8,10 @@ made a streamed response half as dear again (110 microseconds), among others it 
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Any
 
 from serving.engines.seam.base import FinishReason, PerfMetrics, TokenChunk
-from serving.telemetry.request_trace import RequestTrace, SequenceLife
+from serving.telemetry.sequence_life import SequenceLife
 
 FIRST_TOKEN_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -74,6 +73,7 @@ class RequestMetrics:
             name: family.Metric(labels=labels | _LABELS.get(name, {}), buckets=list(_HISTOGRAMS[name][1]))
             for name, family in histograms.items()
         }
+        self._gaps = self._histograms["trireme_inter_token_latency_seconds"]
         self._observed: deque[tuple[Any, float]] = deque()  # a histogram of Triton's and a value
         self._counted: deque[tuple[Any, float]] = deque()
         self._counters = {name: family.Metric(labels=labels) for name, family in counters.items()} | {
@@ -83,21 +83,57 @@ class RequestMetrics:
             reason: ends.Metric(labels=labels | {"finish_reason": reason}) for reason in (*FinishReason, _ERROR)
         }
 
-    def observe(self, histogram: str, value: float) -> None:
-        """One value, in the unit that the name says."""
+    def note_first_token(self, waited_s: float) -> None:
+        """Observe the time from a request's arrival to a sequence's first token, or to its end without one."""
+        self._observe("trireme_time_to_first_token_seconds", waited_s)
+
+    def note_gap(self, gap_s: float) -> None:
+        """Observe the time between the tokens of two chunks of a sequence."""
+        self._observed.append((self._gaps, gap_s))  # for every token of a stream: no look-up by name
+
+    def note_refusal(self) -> None:
+        """Count a sequence that the engine never had, as an error."""
+        self._count_end(_ERROR)  # as any, or an outage would be over as soon as nothing ran any more
+
+    def note_end(self, chunk: TokenChunk, life: SequenceLife) -> None:
+        """Observe and count a sequence that has had its last chunk."""
+        self._count_end(_ERROR if chunk.error is not None else str(chunk.finish_reason))
+        self._count("trireme_prompt_tokens_total", life.num_prompt_tokens)
+        self._count("trireme_generation_tokens_total", life.num_tokens)
+        self._observe("nv_llm_input_token_len", life.num_prompt_tokens)
+        self._observe("nv_llm_output_token_len", life.num_tokens)
+        if life.num_tokens:
+            self._observe("trireme_e2e_request_latency_seconds", life.last_s - life.arrival_s)
+        elif chunk.error is None and chunk.finish_reason is FinishReason.CANCELLED:
+            # It waited so long at least. Of those who stay alone, a queue that outlasts all patience would look fast.
+            self.note_first_token(time.monotonic() - life.arrival_s)
+        if life.num_tokens > 1:
+            tpot_s = (life.last_s - life.first_s) / (life.num_tokens - 1)
+            self._observe("trireme_time_per_output_token_seconds", tpot_s)
+        if chunk.error is None and chunk.perf is not None:
+            self._note_perf(chunk.perf, life)
+
+    def _note_perf(self, perf: PerfMetrics, life: SequenceLife) -> None:
+        if perf.first_scheduled_time_ns:
+            queued_s = max(0, perf.first_scheduled_time_ns - life.arrival_ns) / 1e9
+            self._observe("trireme_request_queue_time_seconds", queued_s)
+        num_cached = life.num_cached_tokens(perf)
+        if num_cached is not None:
+            self._looked_up.append((life.num_prompt_tokens, num_cached))
+        self._count("trireme_draft_tokens_total", perf.total_draft_tokens or 0)
+        self._count("trireme_accepted_draft_tokens_total", perf.total_accepted_draft_tokens or 0)
+        if perf.kv_cache_transfer_ms is not None:
+            self._count("kv_cache_transfer_ms", perf.kv_cache_transfer_ms)
+            self._count("request_count", 1)
+
+    def _observe(self, histogram: str, value: float) -> None:
         self._observed.append((self._histograms[histogram], value))
 
-    def count(self, counter: str, number: float) -> None:
-        """So many more."""
+    def _count(self, counter: str, number: float) -> None:
         if number:
             self._counted.append((self._counters[counter], number))
 
-    def count_lookup(self, num_tokens: int, *, num_cached: int) -> None:
-        """Count a prompt whose engine has told how much of it was in the KV cache."""
-        self._looked_up.append((num_tokens, num_cached))
-
-    def count_end(self, reason: str) -> None:
-        """One more request that ended so."""
+    def _count_end(self, reason: str) -> None:
         self._counted.append((self._ends[reason], 1))
 
     def flush(self) -> None:
@@ -125,91 +161,3 @@ class RequestMetrics:
                 self._families += (family,)
                 self._lookups[name] = family.Metric(labels=self._labels)
             self._lookups[name].increment(total)
-
-
-@dataclass(slots=True)
-class RequestTimes:
-    """One request's times on their way into the metrics."""
-
-    metrics: RequestMetrics
-    num_prompt_tokens: int
-    kv_block_tokens: int
-    trace: RequestTrace | None = None  # of its request
-    arrival_s: float = field(default_factory=time.monotonic)
-    arrival_ns: int = field(default_factory=time.time_ns)
-    num_tokens: int = 0
-    first_s: float = 0.0
-    last_s: float = 0.0
-
-    def note(self, chunk: TokenChunk) -> None:
-        """A chunk has come out of the engine."""
-        if chunk.token_ids:
-            self._note_tokens(len(chunk.token_ids))
-        if chunk.error is not None:
-            self._note_end(_ERROR, None)
-        elif chunk.finish_reason is not None:
-            self._note_end(chunk.finish_reason, chunk.perf)
-        else:
-            return
-        if self.trace is not None:
-            self.trace.note_end(chunk, self._life(chunk.perf))
-
-    def note_refusal(self) -> None:
-        """The engine never had it: an error as any, or an outage would be over as soon as nothing ran any more."""
-        self.metrics.count_end(_ERROR)
-
-    def _life(self, perf: PerfMetrics | None) -> SequenceLife:
-        return SequenceLife(
-            start_ns=self.arrival_ns,
-            first_token_ns=self._wall_ns(self.first_s),
-            last_token_ns=self._wall_ns(self.last_s),
-            num_prompt_tokens=self.num_prompt_tokens,
-            num_tokens=self.num_tokens,
-            num_cached_tokens=None if perf is None else perf.cached_tokens(self.kv_block_tokens),
-        )
-
-    def _wall_ns(self, moment_s: float) -> int:
-        """A moment of the monotonic clock; 0: it has not come."""
-        return self.arrival_ns + round((moment_s - self.arrival_s) * 1e9) if moment_s else 0
-
-    def _note_tokens(self, count: int) -> None:
-        now_s = time.monotonic()
-        if self.num_tokens:
-            self.metrics.observe("trireme_inter_token_latency_seconds", now_s - self.last_s)
-        else:
-            self.metrics.observe("trireme_time_to_first_token_seconds", now_s - self.arrival_s)
-            self.first_s = now_s
-        self.num_tokens += count
-        self.last_s = now_s
-
-    def _note_end(self, reason: str, perf: PerfMetrics | None) -> None:
-        metrics = self.metrics
-        metrics.count_end(reason)
-        metrics.count("trireme_prompt_tokens_total", self.num_prompt_tokens)
-        metrics.count("trireme_generation_tokens_total", self.num_tokens)
-        metrics.observe("nv_llm_input_token_len", self.num_prompt_tokens)
-        metrics.observe("nv_llm_output_token_len", self.num_tokens)
-        if self.num_tokens:
-            metrics.observe("trireme_e2e_request_latency_seconds", self.last_s - self.arrival_s)
-        elif reason == FinishReason.CANCELLED:
-            # It waited so long at least. Of those who stay alone, a queue that outlasts all patience would look fast.
-            metrics.observe("trireme_time_to_first_token_seconds", time.monotonic() - self.arrival_s)
-        if self.num_tokens > 1:
-            tpot_s = (self.last_s - self.first_s) / (self.num_tokens - 1)
-            metrics.observe("trireme_time_per_output_token_seconds", tpot_s)
-        if perf is not None:
-            self._note_perf(perf)
-
-    def _note_perf(self, perf: PerfMetrics) -> None:
-        metrics = self.metrics
-        if perf.first_scheduled_time_ns:
-            queued_s = max(0, perf.first_scheduled_time_ns - self.arrival_ns) / 1e9
-            metrics.observe("trireme_request_queue_time_seconds", queued_s)
-        num_cached = perf.cached_tokens(self.kv_block_tokens)
-        if num_cached is not None:
-            metrics.count_lookup(self.num_prompt_tokens, num_cached=num_cached)
-        metrics.count("trireme_draft_tokens_total", perf.total_draft_tokens or 0)
-        metrics.count("trireme_accepted_draft_tokens_total", perf.total_accepted_draft_tokens or 0)
-        if perf.kv_cache_transfer_ms is not None:
-            metrics.count("kv_cache_transfer_ms", perf.kv_cache_transfer_ms)
-            metrics.count("request_count", 1)

@@ -13,6 +13,7 @@ import msgspec
 
 from serving.engines.seam.base import PerfMetrics, TokenChunk
 from serving.engines.seam.scheduling import Priority, Scheduling
+from serving.telemetry.sequence_life import SequenceLife
 from serving.telemetry.span_record import Attribute, SpanRecord, told_of
 from serving.telemetry.trace_context import TraceContext
 from trireme.base.errors import ServingError
@@ -41,19 +42,8 @@ class Adapter(msgspec.Struct, frozen=True):
     logs: str = "none"  # which requests have a line in the log: none, failed, all
 
 
-class SequenceLife(msgspec.Struct, frozen=True):
-    """One sequence in the engine; times in ns of the system's clock, 0: it did not come to that."""
-
-    start_ns: int
-    first_token_ns: int
-    last_token_ns: int
-    num_prompt_tokens: int
-    num_tokens: int
-    num_cached_tokens: int | None  # None: the engine does not tell
-
-
 class RequestTrace:
-    """Of one request.
+    """The notes of one request, from which its spans and its line of the log are made.
 
     Args:
         parent: the caller's span; None: there is none.
@@ -92,44 +82,47 @@ class RequestTrace:
 
     @property
     def told(self) -> dict[str, str]:
-        """Whose line of the log one is."""
+        """Return what a line of the log has to say of the request."""
         told = {"request_id": self.request_id, "release": self.release, "model": self._adapter.model}
         if self._scheduling is not None and self._scheduling.tenant:
             told["tenant"] = self._scheduling.tenant
         return told | {"trace_id": f"{self.context.trace_id:032x}"}
 
-    def join(self, earlier: TraceContext) -> None:
-        """Go on in the trace of the step before this one, unless the caller's own is known."""
-        if self._parent is None:
-            self._parent = earlier
-            self.context = earlier.child()
-
     def handed_on(self) -> str:
-        """What the step behind this one is to join: nothing, where it can see the caller's as well."""
+        """Return what the step behind this one is to join: nothing, where it can see the caller's as well."""
         return "" if self._parent is not None else self.context.traceparent
 
     def note_tokenized(self) -> None:
-        """Its text has become token ids."""
+        """Note that the text has become token ids."""
         self._tokenized_ns = time.time_ns()
 
-    def note_scheduling(self, scheduling: Scheduling) -> None:
-        """It was read."""
+    def note_read(self, scheduling: Scheduling, earlier: TraceContext | None) -> None:
+        """Note what the request says, and go on in the trace of the step before this one, unless its caller's is known.
+
+        Args:
+            scheduling: who has sent the request, and how urgent it is.
+            earlier: the span of the step before; None: there is none.
+        """
         self._scheduling = scheduling
+        if self._parent is None and earlier is not None:
+            self._parent = earlier
+            self.context = earlier.child()
 
     def note_end(self, chunk: TokenChunk, life: SequenceLife) -> None:
-        """A sequence of it has had its last chunk."""
+        """Note that a sequence of the request has had its last chunk."""
         reason = "error" if chunk.finish_reason is None else str(chunk.finish_reason)
         self._end_reasons.append(reason)
         self._num_prompt_tokens = max(self._num_prompt_tokens, life.num_prompt_tokens)
         self._num_tokens += life.num_tokens
-        if life.first_token_ns and (not self._first_token_ns or life.first_token_ns < self._first_token_ns):
-            self._first_token_ns = life.first_token_ns
+        first_token_ns = life.first_token_ns
+        if first_token_ns and (not self._first_token_ns or first_token_ns < self._first_token_ns):
+            self._first_token_ns = first_token_ns
         export = self._adapter.export
         if export is not None and self.context.is_sampled:
             export.span(self._engine_span(chunk, life, reason))
 
     def end(self, error: ServingError | None = None) -> None:
-        """It has had its last reply, or `error` instead of one; what comes later is not told."""
+        """Tell of a request that has had its last reply, or `error` instead of one; what comes later is not told."""
         if self._is_over:
             return
         self._is_over = True
@@ -139,7 +132,7 @@ class RequestTrace:
             _log.exception("a request could not be told of", extra=self.told | {"is_of_request": True})
 
     def end_step(self, name: str) -> None:
-        """It has passed one step of several, and goes on in the next."""
+        """Tell of one step of several that the request has passed; it goes on in the next."""
         self._is_over = True
         export = self._adapter.export
         if export is not None and self.context.is_sampled:
@@ -210,7 +203,7 @@ class RequestTrace:
             "gen_ai.response.finish_reasons": [reason],
         }
         told = {
-            "trireme.cached_tokens": life.num_cached_tokens,
+            "trireme.cached_tokens": life.num_cached_tokens(chunk.perf),
             "trireme.preemptions": chunk.perf.num_preemptions if chunk.perf else None,
         }
         attributes |= {name: value for name, value in told.items() if value is not None}
@@ -219,7 +212,7 @@ class RequestTrace:
             name=ENGINE_SPAN,
             context=self.context.child(),
             parent=self.context,
-            start_ns=life.start_ns,
+            start_ns=life.arrival_ns,
             end_ns=now_ns,
             attributes=attributes if error is None else attributes | {"error.type": error.partition(" ")[0]},
             events=_events(life, chunk.perf, now_ns),
@@ -240,7 +233,7 @@ class RequestTrace:
 
 def _events(life: SequenceLife, perf: PerfMetrics | None, now_ns: int) -> list[tuple[str, int]]:
     """The engine's own times where it tells them, else those of its chunks here."""
-    times = [("queued", life.start_ns)]
+    times = [("queued", life.arrival_ns)]
     if perf is not None:
         times += [
             ("admitted", perf.arrival_time_ns),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One adapter's observer: sets up its process's log, begins a trace for each request, sends what is left at its end.
+"""The source of an adapter's observers: it sets up the process's log, begins to observe each request, traced or not,
+and sends what is left at the adapter's end.
 
 A caller's trace context comes as the request's parameters `traceparent` and `tracestate`, which is also what Triton
 makes of headers and gRPC metadata of these names; or, with Triton's own spans, from Triton.
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble_configs.spec.observability_spec import TracingSpec, read_adapter_parameters
 from serving.process.server_log import set_up_adapter_log
 from serving.requests.request_parameters import TRACEPARENT, TRACESTATE
+from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from serving.telemetry.request_trace import Adapter, RequestTrace
 from serving.telemetry.trace_context import TraceContext, new_trace, read_context
 from trireme.base.errors import SpecError
@@ -45,7 +47,7 @@ def check_installed() -> None:
 
 
 class RequestTracer:
-    """Of one adapter.
+    """The tracing of one adapter, and the observers of its requests.
 
     Args:
         args: Triton's to `initialize`.
@@ -62,17 +64,17 @@ class RequestTracer:
         self._adapter = Adapter(model, version, self._export, logs.requests)
         self._is_asked = self._export is not None or logs.requests != "none"
 
-    def begin(self, request: Any) -> RequestTrace | None:
-        """What is to be noted of a request of Triton's; None: nothing."""
+    def begin(self, request: Any) -> RequestObserver:
+        """Return the observer of a request of Triton's that has just arrived."""
         if not self._is_asked:
-            return None
+            return UNTRACED
         try:
             caller = self._caller(request)
             own = new_trace(self._ratio) if caller is None else caller.child()
-            return RequestTrace(self._adapter, own, caller, request.request_id())
+            return RequestObserver(RequestTrace(self._adapter, own, caller, request.request_id()))
         except Exception:  # what cannot be told of must be answered all the same
             _log.exception("a request could not be traced", extra={"is_of_request": True})
-            return None
+            return UNTRACED
 
     def close(self) -> None:
         """Send what is left."""

@@ -20,11 +20,11 @@ class TritonPythonModel:
     def execute(self, requests: list) -> None:
         start_each(self._start, requests, self.tracer)
 
-    def _start(self, request, *, trace) -> None:
+    def _start(self, request, *, observer) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        sink = self.responses.sink(request, trace)
+        sink = self.responses.sink(request, observer)
         stream_name = stream_name_of(parameters_of(request.parameters()))
-        self.service.start(tensors, sink, request_id=request.request_id(), stream_name=stream_name, trace=trace)
+        self.service.start(tensors, sink, request_id=request.request_id(), stream_name=stream_name, observer=observer)
 
     def finalize(self) -> None:
         self.lifeline.close()

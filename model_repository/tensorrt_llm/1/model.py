@@ -52,18 +52,18 @@ class TritonPythonModel:
     def execute(self, requests: list) -> None:
         start_each(self._start, requests, self.tracer)
 
-    def _start(self, request, *, trace) -> None:
+    def _start(self, request, *, observer) -> None:
         parameters = parameters_of(request.parameters())
         check_release(parameters, self.version)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         self.service.start(
             with_scheduling(tensors, parameters),
-            TensorReplies(self.responses.sink(request, trace)),
+            TensorReplies(self.responses.sink(request, observer)),
             request_id=request.request_id(),
             stream_name=stream_name_of(parameters),
             is_context_only=is_context_only(parameters),
             timeout_us=request.timeout(),
-            trace=trace,
+            observer=observer,
         )
 
     def finalize(self) -> None:

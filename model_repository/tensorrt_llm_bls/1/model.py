@@ -21,15 +21,15 @@ class TritonPythonModel:
     def execute(self, requests: list) -> None:
         start_each(self._start, requests, self.tracer)
 
-    def _start(self, request, *, trace) -> None:
+    def _start(self, request, *, observer) -> None:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         self.releases.start(
             tensors,
-            self.responses.sink(request, trace),
+            self.responses.sink(request, observer),
             request_id=request.request_id(),
             parameters=request.parameters(),
             timeout_us=request.timeout(),
-            trace=trace,
+            observer=observer,
         )
 
     def finalize(self) -> None:

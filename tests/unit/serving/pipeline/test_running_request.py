@@ -11,21 +11,22 @@ from serving.engines.seam.base import FinishReason, TokenChunk
 from serving.pipeline.running_request import Reply, RunningRequest
 from serving.requests.engine_request import ResponseOptions
 from serving.requests.stream_state import StreamContext, StreamState
-from serving.telemetry.request_metrics import RequestMetrics, RequestTimes
+from serving.telemetry.request_metrics import RequestMetrics
+from serving.telemetry.request_observer import UNTRACED, SequenceObserver
 from trireme.base.errors import ServerError
 
 LENGTH = FinishReason.LENGTH
 PROMPT = [1, 2, 3]
 
 
-def times() -> RequestTimes:
+def observer() -> SequenceObserver:
     metrics = RequestMetrics(pb_utils.MetricFamily, model="tensorrt_llm", version="1")
-    return RequestTimes(metrics, num_prompt_tokens=3, kv_block_tokens=16)
+    return UNTRACED.begin_sequence(metrics, num_prompt_tokens=3, kv_block_tokens=16)
 
 
 def running(*, context: StreamContext | None = None, is_prompt_echoed: bool = False, **options: bool) -> RunningRequest:
     given = ResponseOptions(input_ids=PROMPT, **options)  # type: ignore[arg-type]
-    return RunningRequest(RecordingSink(), "id", given, context, is_prompt_echoed, times())
+    return RunningRequest(RecordingSink(), "id", given, context, is_prompt_echoed, observer())
 
 
 def replies(request: RunningRequest, *chunks: TokenChunk) -> list[Reply]:
@@ -131,7 +132,7 @@ def test_a_reply_that_could_not_be_sent_is_not_counted() -> None:
     def fail(_: Reply) -> None:
         raise OSError("no room")
 
-    request = RunningRequest(RecordingSink(before_send=fail), "", ResponseOptions(), None, False, times())
+    request = RunningRequest(RecordingSink(before_send=fail), "", ResponseOptions(), None, False, observer())
     with pytest.raises(OSError, match="no room"):
         request.send(Reply(token_ids=[1], is_final=False))
     assert request.num_replies == 0

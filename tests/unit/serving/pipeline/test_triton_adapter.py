@@ -20,6 +20,7 @@ from serving.pipeline.triton_adapter import (
     triton_error,
 )
 from serving.requests.stream_state import Census
+from serving.telemetry.request_observer import UNTRACED
 from serving.telemetry.request_tracer import RequestTracer
 from trireme.base.errors import (
     BuildError,
@@ -80,8 +81,8 @@ def test_a_refusal_that_cannot_be_sent_keeps_no_other_request_from_being_started
 ) -> None:
     requests, started = [request(), request(), request()], []
 
-    def start(asked: pb_utils.InferenceRequest, *, trace: object) -> None:
-        assert trace is None
+    def start(asked: pb_utils.InferenceRequest, *, observer: object) -> None:
+        assert observer is UNTRACED
         started.append(asked)
         if asked is requests[0]:  # it has had its last response, and breaks down after that
             asked.get_response_sender().send(flags=final_flag())
@@ -122,7 +123,7 @@ def test_an_output_that_the_request_does_not_name_never_gets_to_the_stub(is_deco
     asked = pb_utils.InferenceRequest(
         inputs=[], requested_output_names=["text_output", "num_input_tokens"], model_name="ensemble"
     )
-    sink = Responses({"model_config": config}, step="ensemble").sink(asked, None)
+    sink = Responses({"model_config": config}, step="ensemble").sink(asked, UNTRACED)
     one = np.array([[1]], dtype=np.int32)
     text = np.array([b"x"], dtype=np.object_)
     sink.send({"text_output": text, "finish_reason": text, "num_preemptions": one}, is_final=True)

@@ -29,6 +29,7 @@ from serving.requests.prompt_batch import Row, engine_rows, for_each_row, rows_o
 from serving.requests.stream_state import KEYS_PER_REQUEST
 from serving.requests.tensor_sink import Tensors
 from serving.telemetry.request_metrics import RequestMetrics
+from serving.telemetry.request_observer import UNTRACED, RequestObserver
 from serving.text.detokenization import TextDecoder
 from serving.text.tokenization import PromptTokenizer
 from trireme.base.errors import RequestError
@@ -145,13 +146,13 @@ class AnyOrderService:
         request_id: str = "",
         stream_name: str = "",
         timeout_us: int = 0,
-        trace: None = None,
+        observer: RequestObserver = UNTRACED,
         was_taken: bool = False,
     ) -> None:
         assert not was_taken
         assert not stream_name
         assert not timeout_us
-        assert trace is None
+        assert observer is UNTRACED
         prompts = self._asked.prompts(tensors)
         sequences, _ = self._asked.sequences(prompts, sink, request_id, on_failure=lambda _: None)
         running = {request.key: one for request, one in sequences}

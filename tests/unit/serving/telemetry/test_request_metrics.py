@@ -6,8 +6,9 @@ import triton_python_backend_utils as pb_utils
 
 from serving.engines.seam.base import FinishReason, PerfMetrics, TokenChunk
 from serving.engines.seam.speculation import joined_perf
-from serving.telemetry import request_metrics
-from serving.telemetry.request_metrics import RequestMetrics, RequestTimes
+from serving.telemetry import request_metrics, request_observer
+from serving.telemetry.request_metrics import RequestMetrics
+from serving.telemetry.request_observer import UNTRACED, SequenceObserver
 
 
 class Clock:
@@ -24,7 +25,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(request_metrics, "time", clock)
+    for module in (request_metrics, request_observer):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
@@ -33,10 +35,10 @@ def metrics() -> RequestMetrics:
     return RequestMetrics(pb_utils.MetricFamily, model="ensemble", version="2")
 
 
-def begin(metrics: RequestMetrics, clock: Clock) -> RequestTimes:
-    times = RequestTimes(metrics, num_prompt_tokens=7, kv_block_tokens=16)
-    times.arrival_s, times.arrival_ns = clock.monotonic(), clock.time_ns()
-    return times
+def begin(metrics: RequestMetrics, clock: Clock) -> SequenceObserver:
+    sequence = UNTRACED.begin_sequence(metrics, num_prompt_tokens=7, kv_block_tokens=16)
+    sequence.arrival_s, sequence.arrival_ns = clock.monotonic(), clock.time_ns()
+    return sequence
 
 
 def observed(metrics: RequestMetrics) -> dict[str, list[float]]:
@@ -65,13 +67,13 @@ def counted(metrics: RequestMetrics) -> dict[str, float]:
 
 
 def test_a_stream_leaves_its_latencies_and_its_tokens(clock: Clock, metrics: RequestMetrics) -> None:
-    times = begin(metrics, clock)
+    sequence = begin(metrics, clock)
     clock.now_s += 0.25
-    times.note(TokenChunk(1, [5]))
+    sequence.note_chunk(TokenChunk(1, [5]))
     clock.now_s += 0.5
-    times.note(TokenChunk(1, [6, 7]))
+    sequence.note_chunk(TokenChunk(1, [6, 7]))
     clock.now_s += 0.25
-    times.note(TokenChunk(1, [8, 9], FinishReason.LENGTH))
+    sequence.note_chunk(TokenChunk(1, [8, 9], FinishReason.LENGTH))
     assert observed(metrics) == {
         "trireme_time_to_first_token_seconds": [0.25],
         "trireme_inter_token_latency_seconds": [0.5, 0.25],
@@ -88,17 +90,17 @@ def test_a_stream_leaves_its_latencies_and_its_tokens(clock: Clock, metrics: Req
 
 
 def test_nothing_is_sent_to_the_server_for_a_single_response(clock: Clock, metrics: RequestMetrics) -> None:
-    begin(metrics, clock).note(TokenChunk(1, [5]))
+    begin(metrics, clock).note_chunk(TokenChunk(1, [5]))
     assert not any(metric.observed for metric in metrics._histograms.values())
 
 
 def test_one_token_has_no_time_per_token(clock: Clock, metrics: RequestMetrics) -> None:
-    begin(metrics, clock).note(TokenChunk(1, [5], FinishReason.STOP))
+    begin(metrics, clock).note_chunk(TokenChunk(1, [5], FinishReason.STOP))
     assert "trireme_time_per_output_token_seconds" not in observed(metrics)
 
 
 def test_what_the_engine_tells_of_a_request_is_counted(clock: Clock, metrics: RequestMetrics) -> None:
-    times = begin(metrics, clock)
+    sequence = begin(metrics, clock)
     perf = PerfMetrics(
         arrival_time_ns=0,
         first_scheduled_time_ns=clock.time_ns() + 2_000_000_000,
@@ -108,7 +110,7 @@ def test_what_the_engine_tells_of_a_request_is_counted(clock: Clock, metrics: Re
         total_accepted_draft_tokens=4,
         total_draft_tokens=6,
     )
-    times.note(TokenChunk(1, [5], FinishReason.LENGTH, perf=perf))
+    sequence.note_chunk(TokenChunk(1, [5], FinishReason.LENGTH, perf=perf))
     assert observed(metrics)["trireme_request_queue_time_seconds"] == [pytest.approx(2.0)]
     assert counted(metrics)["trireme_cached_prompt_tokens_total"] == 48
     assert counted(metrics)["trireme_prefix_cache_queries_total"] == 7
@@ -130,12 +132,12 @@ def test_lookups_in_the_kv_cache_are_not_there_before_an_engine_tells_them(
         return {family.name for family in metrics._families}
 
     lookups = {"trireme_prefix_cache_queries_total", "trireme_cached_prompt_tokens_total"}
-    begin(metrics, clock).note(TokenChunk(1, [5], FinishReason.STOP, perf=perf_with()))
+    begin(metrics, clock).note_chunk(TokenChunk(1, [5], FinishReason.STOP, perf=perf_with()))
     assert not lookups & names()
-    begin(metrics, clock).note(TokenChunk(2, [5], FinishReason.STOP, perf=perf_with(num_cached_tokens=0)))
+    begin(metrics, clock).note_chunk(TokenChunk(2, [5], FinishReason.STOP, perf=perf_with(num_cached_tokens=0)))
     assert lookups < names()
-    begin(metrics, clock).note(TokenChunk(3, [5], FinishReason.STOP, perf=perf_with(num_cached_tokens=5)))
-    begin(metrics, clock).note(TokenChunk(4, [5], FinishReason.STOP, perf=perf_with()))
+    begin(metrics, clock).note_chunk(TokenChunk(3, [5], FinishReason.STOP, perf=perf_with(num_cached_tokens=5)))
+    begin(metrics, clock).note_chunk(TokenChunk(4, [5], FinishReason.STOP, perf=perf_with()))
     found = counted(metrics)
     assert [found[name] for name in sorted(lookups)] == [5, 14], "of the two requests that told"
 
@@ -167,22 +169,22 @@ def test_what_a_later_piece_of_a_request_finds_of_the_earlier_ones_is_no_hit() -
 def test_every_request_is_counted_by_how_it_ended(
     clock: Clock, metrics: RequestMetrics, chunk: TokenChunk, reason: str
 ) -> None:
-    begin(metrics, clock).note(chunk)
+    begin(metrics, clock).note_chunk(chunk)
     assert counted(metrics)["trireme_requests_total" + reason] == 1
 
 
 def test_a_client_that_leaves_without_a_token_has_waited_so_long_at_least(
     clock: Clock, metrics: RequestMetrics
 ) -> None:
-    times = begin(metrics, clock)
+    sequence = begin(metrics, clock)
     clock.now_s += 30
-    times.note(TokenChunk(1, [], FinishReason.CANCELLED))
+    sequence.note_chunk(TokenChunk(1, [], FinishReason.CANCELLED))
     assert observed(metrics)["trireme_time_to_first_token_seconds"] == [30]
-    times = begin(metrics, clock)
+    sequence = begin(metrics, clock)
     clock.now_s += 1
-    times.note(TokenChunk(1, [5]))
+    sequence.note_chunk(TokenChunk(1, [5]))
     clock.now_s += 8
-    times.note(TokenChunk(1, [], FinishReason.CANCELLED))
+    sequence.note_chunk(TokenChunk(1, [], FinishReason.CANCELLED))
     assert observed(metrics)["trireme_time_to_first_token_seconds"] == [30, 1], "one that left later has its own"
 
 

@@ -9,14 +9,15 @@ import pytest
 
 from serving.engines.seam.base import FinishReason, PerfMetrics, TokenChunk
 from serving.engines.seam.scheduling import Priority, Scheduling
-from serving.telemetry.request_trace import Adapter, RequestTrace, SequenceLife
+from serving.telemetry.request_observer import UNTRACED
+from serving.telemetry.request_trace import Adapter, RequestTrace
 from serving.telemetry.request_tracer import RequestTracer
+from serving.telemetry.sequence_life import SequenceLife
 from serving.telemetry.span_record import SpanRecord, told_of
 from serving.telemetry.trace_context import TraceContext
 from trireme.base.errors import QueueFull, RequestError, ServingError
 
 PARENT = TraceContext(11, 12, is_sampled=True)
-MS = 1_000_000
 
 
 class Export:
@@ -38,16 +39,20 @@ def trace_of(export: Export | None, *, parent: TraceContext = PARENT, logs: str 
 
 
 def life(trace: RequestTrace, *, first_ms: int = 5, last_ms: int = 9, num_tokens: int = 4) -> SequenceLife:
-    start_ns = trace._start_ns
-    return SequenceLife(start_ns, start_ns + first_ms * MS, start_ns + last_ms * MS, 7, num_tokens, 16)
+    life = SequenceLife(num_prompt_tokens=7, kv_block_tokens=16)
+    life.arrival_ns, life.num_tokens = trace._start_ns, num_tokens
+    life.first_s, life.last_s = (life.arrival_s + after_ms / 1000 for after_ms in (first_ms, last_ms))
+    return life
 
 
 def test_the_engines_times_are_the_events_of_its_span() -> None:
     export = Export()
     trace = trace_of(export)
     start_ns = trace._start_ns
-    perf = PerfMetrics(start_ns + 1, start_ns + 2, start_ns + 3, start_ns + 4, num_preemptions=2)
-    trace.note_scheduling(Scheduling(priority=Priority.BATCH, tenant="acme"))
+    perf = PerfMetrics(
+        start_ns + 1, start_ns + 2, start_ns + 3, start_ns + 4, kv_cache_reused_blocks=1, num_preemptions=2
+    )
+    trace.note_read(Scheduling(priority=Priority.BATCH, tenant="acme"), None)
     trace.note_end(TokenChunk(1, [], FinishReason.STOP, perf=perf), life(trace))
     trace.end()
     engine, own = export.spans
@@ -176,9 +181,9 @@ NOWHERE: dict[str, Any] = {"endpoint": "http://127.0.0.1:9"}
 
 
 def test_without_tracing_and_request_lines_nothing_is_noted() -> None:
-    assert tracer().begin(Request(sent(5))) is None
-    assert tracer(logs={"format": "json"}).begin(Request(sent(5))) is None
-    assert tracer(logs={"requests": "all"}).begin(Request(sent(5))) is not None
+    assert tracer().begin(Request(sent(5))) is UNTRACED
+    assert tracer(logs={"format": "json"}).begin(Request(sent(5))) is UNTRACED
+    assert tracer(logs={"requests": "all"}).begin(Request(sent(5))) is not UNTRACED
 
 
 @pytest.mark.parametrize(
@@ -202,7 +207,7 @@ def test_whose_trace_a_request_is_in(
     tracing: dict[str, object], request_of_triton: Request, trace_id: int | None, is_sampled: bool
 ) -> None:
     watching = tracer(NOWHERE | tracing)
-    trace = watching.begin(request_of_triton)
+    trace = watching.begin(request_of_triton)._trace
     watching.close()
     assert trace is not None
     assert trace.context.is_sampled is is_sampled
@@ -211,6 +216,6 @@ def test_whose_trace_a_request_is_in(
 
 def test_a_request_that_cannot_be_asked_is_answered_untraced(caplog: pytest.LogCaptureFixture) -> None:
     watching = tracer(NOWHERE)
-    assert watching.begin(object()) is None
+    assert watching.begin(object()) is UNTRACED
     watching.close()
     assert "could not be traced" in caplog.text

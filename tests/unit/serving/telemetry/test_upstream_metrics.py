@@ -17,7 +17,8 @@ from serving.engines.seam.clock import WallClock
 from serving.engines.tensorrt_llm.trtllm_perf import read_perf_metrics
 from serving.engines.tensorrt_llm.trtllm_stats import read_stats
 from serving.telemetry.engine_metrics import EngineMetrics
-from serving.telemetry.request_metrics import RequestMetrics, RequestTimes
+from serving.telemetry.request_metrics import RequestMetrics
+from serving.telemetry.request_observer import UNTRACED
 from serving.telemetry.step_account import AccountedEngine
 from serving.telemetry.upstream_metrics import CONSTANTS, GAUGES
 from trireme.base.project_files import CODE_ROOT
@@ -167,9 +168,9 @@ def test_a_prefill_that_came_from_another_engine_is_counted_with_its_transfer() 
     timing.kv_cache_transfer_end = zero
     assert read_perf_metrics(metrics, last_token_time_ns=0).kv_cache_transfer_ms is None
     requests = RequestMetrics(pb_utils.MetricFamily, model="m", version="1")
-    times = RequestTimes(requests, num_prompt_tokens=4, kv_block_tokens=16)
+    sequence = UNTRACED.begin_sequence(requests, num_prompt_tokens=4, kv_block_tokens=16)
     for _ in range(2):
-        times.note(TokenChunk(1, [5], finish_reason=FinishReason.LENGTH, perf=told))
+        sequence.note_chunk(TokenChunk(1, [5], finish_reason=FinishReason.LENGTH, perf=told))
     requests.flush()
     family = next(one for one in requests._families if one.name == "nv_trt_llm_disaggregated_serving_metrics")
     counted = {metric.labels["disaggregated_serving_type"]: metric.value() for metric in family.metrics}
