@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every room uses: errors, files that are there whole, sockets, paths."""
+"""Errors, files that are there whole, sockets, paths, percentiles and bootstrap intervals, for every room."""
