@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from build_engines.evaluation.intervals import bootstrap_interval, ratio_of_sums, unseen_share
 from build_engines.evaluation.observations import Observation
 from build_engines.recipes.recipe_parts import QualitySpec
 from trireme.base.errors import SpecError
+from trireme.base.sample_statistics import Floats, Indices, bootstrap, interval
 
-Floats = NDArray[np.float64]
+_NUM_RESAMPLES = 2000
+_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -87,27 +87,50 @@ def _figure(where: tuple[str, str, str], found: Sequence[Observation], quality: 
     metric = METRICS[name]
     amounts = np.array([each.amount for each in found], dtype=np.float64)
     weights = np.array([each.weight for each in found], dtype=np.float64)
-    value = _unlog(metric, ratio_of_sums(amounts, weights))
-    interval = _interval(metric, amounts, weights, seed)
+    value = _unlog(metric, float(ratio_of_sums(amounts, weights)))
+    between = _interval(metric, amounts, weights, seed)
     sides: list[float | None] = [None, None]
     if metric.compares is not None:
         columns = ([each.candidate or 0.0 for each in found], [each.baseline or 0.0 for each in found])
-        sides = [_unlog(metric, ratio_of_sums(np.array(column), weights)) for column in columns]
+        sides = [_unlog(metric, float(ratio_of_sums(np.array(column), weights))) for column in columns]
     limit: float | None = getattr(quality, metric.limit) if metric.limit else None
-    is_certain = None if limit is None or interval is None else not interval[0] <= limit <= interval[1]
+    is_certain = None if limit is None or between is None else not between[0] <= limit <= between[1]
     return Figure(
         task=task,
         group=group,
         metric=name,
         value=value,
         num_items=len(found),
-        interval=interval,
+        interval=between,
         candidate=sides[0],
         baseline=sides[1],
         limit=limit,
         passed=None if limit is None else excess(metric, value, limit) <= 0,
         is_certain=is_certain,
     )
+
+
+def ratio_of_sums(amounts: Floats, weights: Floats) -> Floats:
+    """Return sum(amounts) / sum(weights) over the last axis: a mean per token, or a share where the weights are 1."""
+    return np.asarray(amounts.sum(axis=-1) / weights.sum(axis=-1))
+
+
+def interval_of_ratio(amounts: Floats, weights: Floats, *, seed: int) -> tuple[float, float]:
+    """Return the middle 95 % of the ratio over resamples of the items; what one item compares is drawn together."""
+
+    def ratio(chosen: Indices) -> Floats:
+        return ratio_of_sums(amounts[chosen], weights[chosen])
+
+    resampled = bootstrap(ratio, len(amounts), num_resamples=_NUM_RESAMPLES, seed=seed)
+    return interval(resampled, confidence=_CONFIDENCE)
+
+
+def unseen_share(num_items: int) -> float:
+    """Return how large the share of something may be that was seen in none of `num_items`: (1 - p)^n = 0.025.
+
+    Resampling cannot tell: where no item differs, no resample does.
+    """
+    return float(1.0 - ((1 - _CONFIDENCE) / 2) ** (1 / num_items))
 
 
 def _unlog(metric: Metric, value: float) -> float:
@@ -122,7 +145,7 @@ def _interval(metric: Metric, amounts: Floats, weights: Floats, seed: int) -> tu
         value, missed = float(amounts[0]), unseen_share(len(amounts))
         lowest = 0.0 if metric.compares is None else -1.0
         return max(lowest, value - missed), min(1.0, value + missed)
-    low, high = bootstrap_interval(amounts, weights, seed=seed)
+    low, high = interval_of_ratio(amounts, weights, seed=seed)
     return _unlog(metric, low), _unlog(metric, high)
 
 
