@@ -4,11 +4,11 @@
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 
-from clients.load_report.intervals import MIN_REQUESTS, NAMES, Blocks, Interval, Values, bounds
+from clients.load_report.intervals import MIN_REQUESTS, NAMES, Interval, interval_of, with_draws
 from clients.load_report.run_figures import LATENCIES, RunFigures, values_of
 from clients.load_run.run_folder import Run
+from trireme.base.sample_statistics import Floats
 
 _SHOWN = ("50", "99")
 
@@ -51,15 +51,13 @@ def compare(run: Run, figures: RunFigures, base: Run, base_figures: RunFigures) 
 
 
 def _of_latencies(name: str, over: Sequence[Sequence[float]], under: Sequence[Sequence[float]]) -> list[Ratio]:
-    one, other = Blocks(over), Blocks(under)
-    values, base = (each.figures(np.ones(each.count, dtype=np.int64)) for each in (one, other))
+    (values, drawn), (base, drawn_base) = (with_draws(each, seed=seed) for seed, each in enumerate((over, under)))
     is_enough = min(len(over), len(under)) >= MIN_REQUESTS
-    drawn = (one.resampled(0), other.resampled(1)) if is_enough else None
     return [
         Ratio(
             figure=f"{name.upper()} p{percentile}",
             value=float(values[column] / base[column]),
-            interval=_of_draws(drawn[0][:, column], drawn[1][:, column]) if drawn is not None else None,
+            interval=_of_draws(drawn[:, column], drawn_base[:, column]) if is_enough else None,
         )
         for percentile in _SHOWN
         for column in [NAMES.index(percentile)]
@@ -67,11 +65,8 @@ def _of_latencies(name: str, over: Sequence[Sequence[float]], under: Sequence[Se
     ]
 
 
-def _of_draws(over: Values, under: Values) -> Interval | None:
-    if not under.all():
-        return None
-    low, high = bounds((over / under)[:, np.newaxis])
-    return Interval(float(low[0]), float(high[0]))
+def _of_draws(over: Floats, under: Floats) -> Interval | None:
+    return interval_of(over / under) if under.all() else None
 
 
 def _of_rates(one: Interval | None, other: Interval | None) -> Interval | None:

@@ -10,17 +10,12 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from clients.load_report.intervals import MIN_REQUESTS, NUM_BLOCKS, Interval
+from clients.load_report.intervals import CONFIDENCE, MIN_REQUESTS, NUM_BLOCKS, Interval
 from clients.load_report.steady_state import Window
 from clients.load_run.load_record import LoadRecord
 
 _REQUESTS_LONG = 2.0  # a stretch; of one as long as a request a 95 % interval held the truth in 84 % of runs (2/s, 5 s)
 _MIN_STRETCHES = 5
-# Student's t, 97.5 %, by degrees of freedom: of 5 stretches to 20.
-_STUDENT_T = {
-    4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 11: 2.201,
-    12: 2.179, 13: 2.160, 14: 2.145, 15: 2.131, 16: 2.120, 17: 2.110, 18: 2.101, 19: 2.093,
-}  # fmt: skip
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -41,11 +36,14 @@ def rate_of(counts: Sequence[tuple[int, float | None]], window: Window, done: Se
     num_stretches = _num_stretches(window, done)
     if not num_stretches:
         return Rate(per_s, None)
+    # Student's t; scipy.stats.t.ppf is this function, and half a second more to import.
+    from scipy.special import stdtrit  # noqa: PLC0415  a seventh of a second, and most commands have no rate
+
     edges = np.linspace(window.start_ns, window.end_ns, num_stretches + 1)
     totals, _ = np.histogram([at for at, _ in within], bins=edges, weights=[count for _, count in within])
     of_stretches = totals / (window.seconds / num_stretches)
     error = float(of_stretches.std(ddof=1)) / num_stretches**0.5
-    margin = _STUDENT_T[num_stretches - 1] * error
+    margin = float(stdtrit(num_stretches - 1, (1 + CONFIDENCE) / 2)) * error
     return Rate(per_s, Interval(max(0.0, per_s - margin), per_s + margin))
 
 

@@ -8,10 +8,9 @@ import pytest
 from load_records import record, run, steady
 from scipy.stats import t
 
-from clients.load_report import rates
 from clients.load_report.comparison import Ratio, compare
 from clients.load_report.document import document_of
-from clients.load_report.intervals import Interval, spread_of
+from clients.load_report.intervals import PERCENTILES, Interval, spread_of, with_draws
 from clients.load_report.knee import knee_of
 from clients.load_report.rates import rate_of
 from clients.load_report.run_figures import figures_of
@@ -24,6 +23,7 @@ from clients.load_run.load_record import Unended
 from clients.load_run.run_folder import Run
 from clients.load_run.server_samples import ServerSample
 from trireme.base.errors import RequestError, SpecError
+from trireme.base.sample_statistics import Floats, block_bootstrap
 
 
 def test_every_latency_by_hand() -> None:
@@ -121,6 +121,19 @@ def test_percentiles_are_numpys() -> None:
     assert spread.mean == pytest.approx(np.mean(pooled))
 
 
+def test_the_figures_of_a_draw_are_those_of_its_pooled_blocks() -> None:
+    rng = random.Random(1)
+    values = [[rng.expovariate(1.0) for _ in range(rng.randrange(1, 9))] for _ in range(300)]
+    blocks = [np.concatenate(values[first : first + 15]) for first in range(0, 300, 15)]
+
+    def figures(pooled: Floats) -> list[float]:
+        return [pooled.mean(), *np.percentile(pooled, PERCENTILES)]
+
+    all_of_them, drawn = with_draws(values, seed=3)
+    assert all_of_them == pytest.approx(np.array(figures(np.concatenate(blocks))), rel=1e-9)
+    assert drawn == pytest.approx(block_bootstrap(figures, blocks, num_resamples=400, seed=3), rel=1e-9)
+
+
 def test_an_interval_holds_the_truth_about_as_often_as_it_says_though_neighbours_are_alike() -> None:
     rng, held = random.Random(2), 0
     for _ in range(100):
@@ -168,9 +181,17 @@ def test_a_rate_of_few_requests_or_of_a_window_not_much_longer_than_one_has_no_i
     assert many.output_tokens.interval is not None
 
 
-def test_the_table_of_students_t_is_right() -> None:
-    for degrees, value in rates._STUDENT_T.items():
-        assert value == pytest.approx(t.ppf(0.975, degrees), abs=0.0005)
+def test_the_interval_of_a_rate_is_students() -> None:
+    # 100 requests/s of one token for 20 s, the second half of each second twice as many tokens: a mean of 150/s.
+    records = [record(n * 10, [(n * 10 + 5, 1 + (n // 50) % 2)]) for n in range(2000)]
+    window = Window(start_ns=0, end_ns=20 * 10**9, is_steady=True, why="")
+    done = [record(0, [(2000, 1)])] * 40  # of 2 s: stretches of 4 s
+    counts = [(each.times_ns[0], each.tokens[0] + (each.times_ns[0] > 16 * 10**9)) for each in records]
+    found = rate_of(counts, window, done)
+    error = np.std([150, 150, 150, 150, 250], ddof=1) / 5**0.5
+    assert found.interval is not None
+    assert found.per_s == pytest.approx(170)
+    assert found.interval.high - found.per_s == pytest.approx(t.ppf(0.975, 4) * error)
 
 
 def test_few_requests_have_no_interval() -> None:
