@@ -5,22 +5,22 @@
 """
 
 import gzip
-import random
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.support.report import RESULTS
+from benchmarks.support.report import RESULTS, interval_90
 from ensemble_configs.spec.admission_spec import SloSpec
 from serving.engines.seam.scheduling import Priority
+from trireme.base.sample_statistics import Sample, bootstrap, percentile
 
 _WARM_UP_SHARE = 0.1  # of a load's time, at its beginning
-_RESAMPLES = 1_000
 
 
 class Header(msgspec.Struct, kw_only=True):
@@ -77,16 +77,16 @@ def read_records(path: Path) -> tuple[Header, list[Record]]:
     return msgspec.json.decode(first, type=Header), [msgspec.json.decode(line, type=Record) for line in lines]
 
 
-def interval(values: Sequence[float], figure: Callable[[Sequence[float]], float]) -> dict[str, float]:
-    """A figure of a sample with its 90 % bootstrap interval (percentile method, seeded)."""
-    rng = random.Random(0)
-    found = sorted(figure(rng.choices(values, k=len(values))) for _ in range(_RESAMPLES))
-    return {"value": figure(values), "low": found[int(0.05 * _RESAMPLES)], "high": found[int(0.95 * _RESAMPLES) - 1]}
+def with_interval(values: Sequence[float], figure: Callable[[Sample], float]) -> dict[str, float]:
+    """Return a figure of a sample with its 90 % bootstrap interval (percentile method, 1,000 seeded resamples)."""
+    sample = np.array(values)
+    found = bootstrap(lambda chosen: [figure(drawn) for drawn in sample[chosen]], len(sample), num_resamples=1000)
+    return {"value": figure(values), **interval_90(found)}
 
 
-def p99(values: Sequence[float]) -> float:
-    """The 99th percentile."""
-    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
+def p99(values: Sample) -> float:
+    """Return the 99th percentile, a value that was measured."""
+    return percentile(values, 99, method="higher")
 
 
 def of_load(header: Header, records: list[Record]) -> dict[str, object]:
@@ -118,9 +118,9 @@ def of_load(header: Header, records: list[Record]) -> dict[str, object]:
                 statistics.fmean(quartile) if quartile else None for quartile in quartiles
             ],
             "ttft_p50_ms": statistics.median(ttfts_ms) if ttfts_ms else None,
-            "ttft_p99_ms": interval(ttfts_ms, p99) if ttfts_ms else None,
+            "ttft_p99_ms": with_interval(ttfts_ms, p99) if ttfts_ms else None,
         }
-    rate = interval(good, statistics.fmean)
+    rate = with_interval(good, lambda values: float(np.mean(values)))
     return {
         "requests": len(counted),
         "goodput_per_s": {name: share * len(counted) / counted_s for name, share in rate.items()},

@@ -9,23 +9,24 @@ of a committed file again.
 """
 
 import asyncio
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import numpy as np
 import typer
 from rich.console import Console
 
 from benchmarks.overload import ENGINE, Load, ask, deployment
 from benchmarks.overload_figures import Record, p99
-from benchmarks.support.report import environment, write_result
+from benchmarks.support.report import environment, interval_90, write_result
 from benchmarks.support.through_ensemble import ThroughEnsemble
 from clients.load.arrivals import arrivals_s
 from clients.streaming import AsyncTritonClient
@@ -34,6 +35,7 @@ from ensemble_configs.spec.admission_spec import AdmissionSpec
 from ensemble_configs.spec.deployment import load_deployment
 from serving.engines.seam.scheduling import Priority
 from serving.text.tokenization import PromptTokenizer
+from trireme.base.sample_statistics import Sample, block_bootstrap
 
 WARM_UP_S, MEASURED_S = 8.0, 20.0
 INTERACTIVE_SHARE = 0.5  # of the closed loop's rate
@@ -60,45 +62,38 @@ def figures_of(segments: Sequence[Segment], capacity_tokens_per_s: float) -> dic
         [next(one for one in segments if (one.pair, one.is_beside) == (pair, is_beside)) for is_beside in (False, True)]
         for pair in sorted({one.pair for one in segments})
     ]
+    alone, beside = ([pair[is_beside].ttft_ms for pair in pairs] for is_beside in (False, True))
+    all_alone, all_beside = (list(chain.from_iterable(side)) for side in (alone, beside))
 
-    def ttft(chosen: Sequence[Sequence[Segment]], is_beside: bool) -> list[float]:
-        return [value for pair in chosen for value in pair[is_beside].ttft_ms]
+    def with_interval(figure: Callable[[Sample], float]) -> dict[str, float]:
+        # Without a seed of its own each side is of the same pairs.
+        over, under = (block_bootstrap(figure, side, num_resamples=_RESAMPLES) for side in (beside, alone))
+        return {"value": figure(all_beside) / figure(all_alone), **interval_90(over / under)}
 
-    def ratio(chosen: Sequence[Sequence[Segment]], figure: object) -> float:
-        assert callable(figure)
-        return float(figure(ttft(chosen, True)) / figure(ttft(chosen, False)))
-
-    rng = random.Random(0)
-    resamples = [rng.choices(pairs, k=len(pairs)) for _ in range(_RESAMPLES)]
-
-    def with_interval(figure: object) -> dict[str, float]:
-        found = sorted(ratio(chosen, figure) for chosen in resamples)
-        low, high = found[int(0.05 * _RESAMPLES)], found[int(0.95 * _RESAMPLES) - 1]
-        return {"value": ratio(pairs, figure), "low": low, "high": high}
-
+    p99_ratios = [p99(over) / p99(under) for over, under in zip(beside, alone, strict=True)]
     alone_tokens = statistics.fmean(pair[0].interactive_tokens_per_s for pair in pairs)
-    beside = [pair[1].interactive_tokens_per_s + pair[1].batch_tokens_per_s for pair in pairs]
+    beside_tokens = statistics.fmean(pair[1].interactive_tokens_per_s + pair[1].batch_tokens_per_s for pair in pairs)
     idle = capacity_tokens_per_s - alone_tokens
     return {
         "interactive_ttft_p99_ratio": with_interval(p99),
-        "interactive_ttft_p50_ratio": with_interval(statistics.median),
+        "interactive_ttft_p50_ratio": with_interval(lambda values: float(np.median(values))),
         # One number for each pair: a machine that was busy for a while spoils a pair and not the median.
-        "p99_ratio_of_pairs": [ratio([pair], p99) for pair in pairs],
-        "p99_ratio_median_of_pairs": statistics.median(ratio([pair], p99) for pair in pairs),
-        "ttft_p99_ms": {"alone": p99(ttft(pairs, False)), "beside": p99(ttft(pairs, True))},
-        "ttft_p50_ms": {"alone": statistics.median(ttft(pairs, False)), "beside": statistics.median(ttft(pairs, True))},
+        "p99_ratio_of_pairs": p99_ratios,
+        "p99_ratio_median_of_pairs": statistics.median(p99_ratios),
+        "ttft_p99_ms": {"alone": p99(all_alone), "beside": p99(all_beside)},
+        "ttft_p50_ms": {"alone": statistics.median(all_alone), "beside": statistics.median(all_beside)},
         "tpot_p50_ms": {
             name: statistics.median(value for pair in pairs for value in pair[is_beside].tpot_ms)
             for name, is_beside in (("alone", False), ("beside", True))
         },
-        "requests": {"alone": len(ttft(pairs, False)), "beside": len(ttft(pairs, True))},
+        "requests": {"alone": len(all_alone), "beside": len(all_beside)},
         "failed": {
             name: sum(pair[is_beside].num_failed for pair in pairs) for name, is_beside in (("alone", 0), ("beside", 1))
         },
         "capacity_tokens_per_s": capacity_tokens_per_s,
-        "tokens_per_s": {"alone": alone_tokens, "beside": statistics.fmean(beside)},
-        "total_over_capacity": statistics.fmean(beside) / capacity_tokens_per_s,
-        "idle_capacity_filled": (statistics.fmean(beside) - alone_tokens) / idle,
+        "tokens_per_s": {"alone": alone_tokens, "beside": beside_tokens},
+        "total_over_capacity": beside_tokens / capacity_tokens_per_s,
+        "idle_capacity_filled": (beside_tokens - alone_tokens) / idle,
     }
 
 

@@ -6,32 +6,37 @@ import importlib.metadata
 import json
 import os
 import platform
-import random
-import statistics
 import subprocess
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import psutil
+
+from trireme.base.sample_statistics import Floats, block_bootstrap, bootstrap, interval, percentile
 
 RESULTS = Path(__file__).parents[1] / "results"
 _PACKAGES = ("openvino-genai", "tokenizers", "tritonclient", "grpcio", "numpy", "msgspec")
-_RESAMPLES = 10_000
 
 
 def median_with_interval(values: Sequence[float]) -> dict[str, float]:
-    """Median and the 90 % bootstrap interval of the median (percentile method, 10,000 seeded resamples)."""
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(_RESAMPLES))
-    low, high = medians[int(0.05 * _RESAMPLES)], medians[int(0.95 * _RESAMPLES) - 1]
-    return {"median": statistics.median(values), "low": low, "high": high}
+    """Return the median and its 90 % bootstrap interval (percentile method, 10,000 seeded resamples)."""
+    sample = np.array(values)
+    medians = bootstrap(lambda chosen: np.median(sample[chosen], axis=1), len(sample), num_resamples=10_000)
+    return {"median": float(np.median(sample)), **interval_90(medians)}
+
+
+def interval_90(resampled: Floats) -> dict[str, float]:
+    """Return the ends of the middle 90 % of resampled figures, `low` and `high`."""
+    low, high = interval(resampled, confidence=0.90)
+    return {"low": low, "high": high}
 
 
 def ratio_of_quantiles(
     over: Sequence[Sequence[float]], under: Sequence[Sequence[float]], quantile: float
 ) -> dict[str, float]:
-    """One quantile over another, with the 90 % bootstrap interval of their ratio.
+    """Return one quantile over another, with the 90 % bootstrap interval of their ratio.
 
     Whole windows are drawn again (1,000 times, seeded), for the values of one window are alike.
 
@@ -40,14 +45,14 @@ def ratio_of_quantiles(
         under: values of each window below it.
         quantile: 0 to 1.
     """
-    rng = random.Random(0)
 
-    def ratio(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
-        first, second = (sorted(value for window in windows for value in window) for windows in (one, other))
-        return first[int(quantile * (len(first) - 1))] / second[int(quantile * (len(second) - 1))]
+    def figure(pooled: Floats) -> float:
+        return percentile(pooled, 100 * quantile)
 
-    drawn = sorted(ratio(rng.choices(over, k=len(over)), rng.choices(under, k=len(under))) for _ in range(1000))
-    return {"ratio": ratio(over, under), "low": drawn[50], "high": drawn[949]}
+    one, other = (
+        block_bootstrap(figure, windows, num_resamples=1000, seed=seed) for seed, windows in enumerate((over, under))
+    )
+    return {"ratio": figure(np.concatenate(over)) / figure(np.concatenate(under)), **interval_90(one / other)}
 
 
 def environment(*, triton_http: str | None = None) -> dict[str, object]:

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.first_request import Row, Start
 from benchmarks.support import free_ports
 from benchmarks.support.http2_streams import Received
+from benchmarks.support.report import median_with_interval, ratio_of_quantiles
 from benchmarks.support.workload import Run
 
 
@@ -59,3 +60,16 @@ def test_the_first_request_is_held_against_the_later_ones_of_its_own_server() ->
     ]
     ratios = Row(is_warmed_up=True, entry="ensemble", is_streaming=True, starts=starts).ratios()
     assert (ratios["same_length"]["median"], ratios["other_lengths"]["median"]) == (1.5, 1.0)
+
+
+def test_a_ratio_of_quantiles_is_of_all_values_and_its_interval_of_whole_windows() -> None:
+    # Medians of the pooled values: 40 over 20; each window alone has one of 20 to 60 over 10 to 30.
+    found = ratio_of_quantiles([[20.0, 20.0], [40.0], [60.0, 60.0]], [[10.0, 10.0], [20.0], [30.0, 30.0]], 0.5)
+    assert found["ratio"] == 2
+    assert 20 / 30 <= found["low"] < 2 < found["high"] <= 60 / 10
+    assert ratio_of_quantiles([[3.0]] * 4, [[2.0]] * 4, 0.99) == {"ratio": 1.5, "low": 1.5, "high": 1.5}
+
+
+def test_a_median_has_the_interval_of_its_draws() -> None:
+    found = median_with_interval([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert found == {"median": 3, "low": 1, "high": 100}  # three of five are 1 in 5.8 % of the draws
