@@ -7,7 +7,6 @@ prefill, and beside it in one piece.
 
 import asyncio
 import contextlib
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +23,7 @@ from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
 from serving.engines.providers import create_engine
 from serving.text.tokenization import PromptTokenizer
+from trireme.base.sample_statistics import percentile
 
 _STREAM_TOKENS = 200  # of each stream, so that it outlasts the prefill
 _TOKENS_BEFORE = 40
@@ -106,7 +106,7 @@ def _measure(path: str, chunked: Disturb, in_one_piece: Disturb, long: PromptMak
         if index:  # the first round warms up
             for name, run in runs.items():
                 found[name].append(run)
-    p99 = {name: [_p99(run.gaps_ms) for run in runs] for name, runs in found.items()}
+    p99 = {name: [percentile(run.gaps_ms, 99) for run in runs] for name, runs in found.items()}
     row: dict[str, object] = {"path": path}
     for name, those in found.items():
         row[f"{name}_p99_itl_ms"] = median_with_interval(p99[name])
@@ -115,10 +115,6 @@ def _measure(path: str, chunked: Disturb, in_one_piece: Disturb, long: PromptMak
             row[f"{name}_p99_itl_ratio"] = median_with_interval(ratios)
             row[f"{name}_ttft_ms"] = median_with_interval([run.ttft_ms or 0.0 for run in those])
     return row
-
-
-def _p99(gaps_ms: list[float]) -> float:
-    return statistics.quantiles(gaps_ms, n=100, method="inclusive")[98]
 
 
 def _table(rows: list[dict[str, object]]) -> Table:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 import typer
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -29,6 +28,7 @@ from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
+from trireme.base.sample_statistics import percentile
 
 OSL = Lengths(mean=64, stddev=48, distribution="lognormal", min=4, max=256)
 _PROMPT_TOKENS = 32
@@ -136,12 +136,12 @@ def measure(bench: Bench, size: int, pairs: int, rng: random.Random, advance: An
         },
         "tokens_per_s_ratio": ratios(lambda side: side.tokens_per_s),
         "e2e_p50_ratio": ratios(lambda side: statistics.median(side.e2e_ms)),
-        "e2e_p99_ratio": ratios(lambda side: float(np.percentile(side.e2e_ms, 99))),
+        "e2e_p99_ratio": ratios(lambda side: percentile(side.e2e_ms, 99)),
         "mean_batch": {name: statistics.median(side.mean_batch for side in sides) for name, sides in found.items()},
         "e2e_ms": {
             name: {
-                percentile: float(np.percentile([value for side in sides for value in side.e2e_ms], float(percentile)))
-                for percentile in ("50", "99")
+                str(percent): percentile([value for side in sides for value in side.e2e_ms], percent)
+                for percent in (50, 99)
             }
             for name, sides in found.items()
         },
@@ -205,9 +205,9 @@ def _draw(rows: list[dict[str, Any]], path: Path) -> None:
         ]
         medians = [one["median"] for one in speeds]
         speed.errorbar(xs, medians, yerr=errors, fmt=style, color="black", fillstyle="none", capsize=3, label=label)
-        for percentile, marker in (("50", style), ("99", f"{style[0]}:")):
-            ys = [row["e2e_ms"][name][percentile] / 1000 for row in rows]
-            wait.plot(xs, ys, marker, color="black" if name == "in_flight" else "0.5", label=f"{label}, p{percentile}")
+        for percent, marker in (("50", style), ("99", f"{style[0]}:")):
+            ys = [row["e2e_ms"][name][percent] / 1000 for row in rows]
+            wait.plot(xs, ys, marker, color="black" if name == "in_flight" else "0.5", label=f"{label}, p{percent}")
     for axis, title in ((speed, "output tokens/s"), (wait, "end to end, s")):
         axis.set_title(title)
         axis.set_xticks(xs, [str(row["requests"]) for row in rows])

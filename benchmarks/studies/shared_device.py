@@ -28,6 +28,7 @@ from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.shared_budget.shared_ledger import LEDGER_FILE, SharedLedger
 from trireme.base.errors import Unavailable
+from trireme.base.sample_statistics import percentile
 
 MODELS = ("small", "large")
 NUM_STREAMS = 8  # of both models together
@@ -238,16 +239,11 @@ def measure_neighbour(*, duration_s: float, num_rounds: int) -> dict[str, object
                 neighbour_ttft_ms(server.url, duration_s=duration_s, is_flooded=is_flooded, seed=seed)
             )
     figures: dict[str, object] = {
-        name: {"requests": len(times)} | {f"p{p}": round(percentile(times, p / 100), 2) for p in (50, 99)}
+        name: {"requests": len(times)} | {f"p{p}": round(percentile(times, p, method="higher"), 2) for p in (50, 99)}
         for name, times in (("alone_ttft_ms", ttft_ms[False]), ("flooded_ttft_ms", ttft_ms[True]))
     }
-    moved = percentile(ttft_ms[True], 0.99) / percentile(ttft_ms[False], 0.99)
+    moved = percentile(ttft_ms[True], 99, method="higher") / percentile(ttft_ms[False], 99, method="higher")
     return {**figures, "p99_flooded_over_alone": round(moved, 3)}
-
-
-def percentile(values: list[float], fraction: float) -> float:
-    """The smallest value that so many are not above."""
-    return sorted(values)[min(len(values) - 1, int(fraction * len(values)))]
 
 
 def _in_turn(num_rounds: int) -> Iterator[tuple[int, bool]]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from clients.streaming import GenerateRequest
+from trireme.base.sample_statistics import percentile
 
 
 def exact_stream(
@@ -52,13 +53,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, arrivals_s: Sequence[Sequence[float]], *, num_tokens: int, client_cpu_s: float = 0.0) -> "Run":
         """Args: `arrivals_s` of each request's responses, seconds since the requests were sent; none is empty."""
         gaps_ms = [1000 * (late - early) for times in arrivals_s for early, late in itertools.pairwise(times)]
-        centiles = statistics.quantiles(gaps_ms, n=100) if len(gaps_ms) > 1 else [0.0] * 99
         num_responses = sum(len(times) for times in arrivals_s)
         return cls(
             tokens_per_s=num_tokens / max(times[-1] for times in arrivals_s),
             ttft_ms=1000 * statistics.median(times[0] for times in arrivals_s),
-            itl_p50_ms=centiles[49],
-            itl_p99_ms=centiles[98],
+            itl_p50_ms=percentile(gaps_ms, 50) if gaps_ms else 0.0,
+            itl_p99_ms=percentile(gaps_ms, 99) if gaps_ms else 0.0,
             tokens_per_response=num_tokens / num_responses,
             client_cpu_us=1e6 * client_cpu_s / num_responses,
         )

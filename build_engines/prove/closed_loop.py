@@ -13,6 +13,7 @@ import msgspec
 
 from build_engines.prove.proof import Figures
 from clients.latency import Arrival, RequestRecord, tpot_ms, ttft_ms
+from trireme.base.sample_statistics import percentile
 
 
 class SteadyLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,15 +95,14 @@ class ClosedLoop:
         """Of the counted requests: means, and the tokens of everybody in that time."""
         assert self.is_over, "the load has not run to its end"
         assert self._began_ns is not None
-        ttfts_ms = sorted(ttft_ms(record) for record in self._records)
+        ttfts_ms = [ttft_ms(record) for record in self._records]
         tpots_ms = [tpot_ms(record) for record in self._records if record.output_tokens > 1]
         figures = Figures(
             ttft_ms=sum(ttfts_ms) / len(ttfts_ms),
             tpot_ms=sum(tpots_ms) / len(tpots_ms) if tpots_ms else 0.0,
             tokens_per_s=self._num_tokens / max(1e-9, (self._ended_ns - self._began_ns) / 1e9),
         )
-        p99 = ttfts_ms[min(len(ttfts_ms) - 1, int(0.99 * len(ttfts_ms)))]
-        return Measured(figures, p99, len(ttfts_ms))
+        return Measured(figures, percentile(ttfts_ms, 99, method="higher"), len(ttfts_ms))
 
 
 def random_prompts(vocab_size: int, num_tokens: int, *, seed: int) -> Iterator[list[int]]:

@@ -13,6 +13,7 @@ from clients.load_report.server_figures import Timeline
 from clients.load_run.run_folder import Run
 from trireme.base.errors import SpecError
 from trireme.base.extras import how_to_install
+from trireme.base.sample_statistics import percentile
 
 _TITLES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 _BINS = 40
@@ -38,9 +39,9 @@ def histograms(run: Run, figures: RunFigures) -> Chart | None:
         for axis, (name, values) in zip(axes, shown.items(), strict=False):
             limit = _limit(values)
             axis.hist([min(value, limit) for value in values], bins=_BINS, color="0.55", edgecolor="0.2", linewidth=0.4)
-            for percentile, dashes in (("50", (1, 0)), ("99", (4, 3))):
-                at = figures.latencies[name].percentiles[percentile]
-                axis.axvline(at, color="black", linewidth=1.2, dashes=dashes, label=f"p{percentile} {at:.1f} ms")
+            for percent, dashes in (("50", (1, 0)), ("99", (4, 3))):
+                at = figures.latencies[name].percentiles[percent]
+                axis.axvline(at, color="black", linewidth=1.2, dashes=dashes, label=f"p{percent} {at:.1f} ms")
             axis.set_title(f"{_TITLES[name]}, ms")
             axis.set_xlabel(_beyond(values, limit))
             axis.set_ylabel("values")
@@ -57,7 +58,7 @@ def histograms(run: Run, figures: RunFigures) -> Chart | None:
 
 def _limit(values: Sequence[float]) -> float:
     """Where the axis ends, so that a few outliers do not press all others into one bar."""
-    return sorted(values)[min(len(values) - 1, int(0.995 * len(values)))]
+    return percentile(values, 99.5, method="higher")
 
 
 def _beyond(values: Sequence[float], limit: float) -> str:
@@ -122,11 +123,9 @@ def load_curve(document: Document) -> Chart | None:
                 kind, *styles = _STYLES[is_open]
                 there = [figures for figures in runs if name in figures.latencies]
                 xs = [figures.output_tokens.per_s for figures in there]
-                for percentile, style in zip(("50", "99"), styles, strict=True):
-                    ys = [figures.latencies[name].percentiles[percentile] for figures in there]
-                    axis.plot(
-                        xs, ys, style, color="black", fillstyle="none", label=f"p{percentile}, {kind}", linewidth=1
-                    )
+                for percent, style in zip(("50", "99"), styles, strict=True):
+                    ys = [figures.latencies[name].percentiles[percent] for figures in there]
+                    axis.plot(xs, ys, style, color="black", fillstyle="none", label=f"p{percent}, {kind}", linewidth=1)
             axis.set_title(f"{_TITLES[name]}, ms")
             axis.set_xlabel("output tokens/s")
             axis.set_ylim(0, 1.15 * axis.dataLim.y1)  # room for a name above the highest point

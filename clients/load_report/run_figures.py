@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
-import numpy as np
 
 from clients.latency import MetricUndefined, RequestRecord, e2e_ms, itl_ms, tpot_ms, ttft_ms
 from clients.load_report.intervals import Spread, spread_of
@@ -17,6 +16,7 @@ from clients.load_report.steady_state import Window, steady_window
 from clients.load_run.load_record import LoadRecord
 from clients.load_run.run_folder import Run
 from trireme.base.errors import SpecError
+from trireme.base.sample_statistics import percentile
 
 CLIENT_BOUND_SHARE = 0.7  # of one core, of the busiest process of the client
 LATE_MS = 10.0  # requests that go out later than this after they were due are not the load that was asked for
@@ -163,7 +163,7 @@ def _client(run: Run, window: Window) -> ClientFigures:
             shares.append((used[-1].cpu_s - used[0].cpu_s) / ((used[-1].at_ns - used[0].at_ns) / 1e9))
     lags = [record.lag_ns / 1e6 for record in run.records if window.holds(record.due_ns) and not record.turn]
     cpu_share = max(shares, default=None)
-    lag_p99_ms = float(np.percentile(lags, 99)) if run.info.is_open and lags else None
+    lag_p99_ms = percentile(lags, 99) if run.info.is_open and lags else None
     reasons = []
     if cpu_share is not None and cpu_share > CLIENT_BOUND_SHARE:
         reasons.append(f"a process of the client used {cpu_share:.0%} of a core; give it more with --processes")

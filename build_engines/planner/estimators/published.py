@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
@@ -132,9 +133,11 @@ def errors_by_cell(pairs: Iterable[tuple[Measurement, float | None]]) -> dict[st
 
 def errors_of(cells: dict[str, list[float]]) -> Errors:
     """Scored as `Errors` says."""
-    medians = sorted(_quantile(sorted(map(abs, cell)), 0.5) for cell in cells.values())
-    bias = _quantile(sorted(_quantile(sorted(cell), 0.5) for cell in cells.values()), 0.5)
-    return Errors(len(cells), math.exp(_quantile(medians, 0.5)), math.exp(_quantile(medians, 0.9)), math.exp(bias))
+    from trireme.base.sample_statistics import percentile  # noqa: PLC0415  numpy, which `trireme cost` does without
+
+    medians = [median(map(abs, cell)) for cell in cells.values()]
+    bias = median(median(cell) for cell in cells.values())
+    return Errors(len(cells), math.exp(median(medians)), math.exp(percentile(medians, 90)), math.exp(bias))
 
 
 def _is_scored(one: Measurement) -> bool:
@@ -187,11 +190,3 @@ def _static_batch(engine: Engine, eff: Efficiencies, workload: Workload, batch: 
     step = step_time(engine, eff, StepLoad(batch, workload.isl + workload.osl / 2)).total_s
     seconds = step_time(engine, eff, prompts).total_s + (workload.osl - 1) * step
     return batch * workload.osl / seconds / engine.layout.world_size
-
-
-def _quantile(ordered: list[float], share: float) -> float:
-    """Linear between the two nearest."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

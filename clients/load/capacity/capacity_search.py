@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Callable
 
 import msgspec
-import numpy as np
 
 from clients.load_report.run_figures import RunFigures, values_of
 from clients.load_report.slo import METRICS, Target
 from clients.load_run.load_record import REFUSED, LoadRecord
 from clients.load_run.run_folder import Run
 from trireme.base.errors import RequestError, RequestTimeout, ServerError
+from trireme.base.sample_statistics import percentile
 
 MAX_TRIALS = 24
 _CLEAR_FACTOR = 2.0  # a target that is missed by it is not missed by chance
@@ -64,7 +64,7 @@ def judge(run: Run, figures: RunFigures, targets: tuple[Target, ...], *, max_err
         if not values:
             near.append(f"no request has a {target.metric}")  # what was not measured is not missed
             continue
-        found_ms = measured[target.name] = float(np.percentile(values, target.percentile or 50.0))
+        found_ms = measured[target.name] = percentile(values, target.percentile or 50.0)
         if found_ms > target.limit_ms:
             reasons = clear if found_ms > _CLEAR_FACTOR * target.limit_ms else near
             reasons.append(f"{target.name} {found_ms:.1f} ms > {target.limit_ms:g} ms")

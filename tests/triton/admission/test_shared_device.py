@@ -30,7 +30,6 @@ from benchmarks.studies.shared_device import (
     apart_deployment,
     embed_once,
     neighbour_ttft_ms,
-    percentile,
     saturate,
     shared_deployment,
     unshared_deployment,
@@ -43,6 +42,7 @@ from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from serving.shared_budget.shared_ledger import SharedLedger
 from trireme.base.errors import Unavailable
+from trireme.base.sample_statistics import percentile
 
 
 def serving(spec: DeploymentSpec, folder: Path) -> RunningServer:
@@ -155,4 +155,4 @@ def test_a_flood_leaves_a_model_alone_whose_resources_are_apart(tmp_path: Path) 
             for is_flooded in (False, True)
         )
     # In the flooded model's queue it would have waited for seconds.
-    assert percentile(flooded, 0.9) < 5 * percentile(alone, 0.9)
+    assert percentile(flooded, 90) < 5 * percentile(alone, 90)
