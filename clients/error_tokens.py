@@ -1,48 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one parser of error texts: what came over the wire, as a typed exception of `trireme.base.errors`.
 
-Our own errors carry a token (`trireme.base.errors.format_token`); Triton's and gRPC's are told by their words.
+Our own errors carry a token (`trireme.base.errors.parse_token`); Triton's and gRPC's are told by their words.
 """
 
-import json
 import re
 from typing import NamedTuple
 
 from clients.access import redacted
 from trireme.base.errors import (
-    AccessDenied,
-    BuildError,
     QueueFull,
     RequestCancelled,
     RequestError,
     RequestTimeout,
     ServerError,
     ServingError,
-    SpecError,
     Unavailable,
+    parse_token,
 )
-
-Fact = int | float | str
-
-_ERRORS = (
-    SpecError,
-    BuildError,
-    RequestError,
-    AccessDenied,
-    ServerError,
-    Unavailable,
-    RequestTimeout,
-    RequestCancelled,
-)
-# INTERNAL from a server is a ServerError: the client cannot know more.
-_BY_CODE: dict[str, type[ServingError]] = {error.code: error for error in _ERRORS}
-
-_VALUE = r'[^\s\[\]"=]+|"(?:[^"\\]|\\.)*"'
-_TOKEN = re.compile(rf"\[(?P<code>{'|'.join(_BY_CODE)})(?P<facts>(?: \w+=(?:{_VALUE}))*)\]")
-_FACT = re.compile(rf" (?P<key>\w+)=(?P<value>{_VALUE})")
-# As Python writes numbers; "007", "nan" and "1_000" stay text. Bounded, as int() of endless digits raises.
-_INT = re.compile(r"-?(?:0|[1-9][0-9]{0,39})")
-_FLOAT = re.compile(rf"{_INT.pattern}(?:\.[0-9]{{1,40}})?(?:e[+-]?[0-9]{{1,3}})?")
 
 # What others put in front: gRPC's status (ours, in `clients.streaming`), an ensemble's name, Triton's request id.
 _PREFIX = re.compile(r"(?:\[StatusCode\.\w+\] |in ensemble '[^']*', |\[request id: [^\]]*\] )+")
@@ -125,32 +100,7 @@ def parse_error(text: str, *, address: str | None = None) -> ServingError:
         address: the server that was called, for messages about the connection; found in the text where not given.
     """
     text = redacted(text)
-    token = _TOKEN.search(text)
-    if token is None:
-        return _from_known_text(text, address)
-    facts = _parse_facts(token["facts"])
-    error = _BY_CODE[token["code"]]
-    if error is Unavailable and facts.get("reason") == "queue_full":
-        error = QueueFull
-    message = text[token.end() :].strip() or "the server gave no reason"
-    return error(message, **facts)
-
-
-def _parse_facts(text: str) -> dict[str, Fact]:
-    # A fact named as a parameter of ServingError cannot be ours: its constructor could not have taken it.
-    pairs = ((match["key"], match["value"]) for match in _FACT.finditer(text))
-    return {key: _parse_value(value) for key, value in pairs if key not in {"self", "message"}}
-
-
-def _parse_value(text: str) -> Fact:
-    if text.startswith('"'):
-        try:
-            return str(json.loads(text))
-        except ValueError:  # not written by us: kept as it is
-            return text
-    if _INT.fullmatch(text):
-        return int(text)
-    return float(text) if _FLOAT.fullmatch(text) else text
+    return parse_token(text) or _from_known_text(text, address)
 
 
 def _from_known_text(text: str, address: str | None) -> ServingError:

@@ -14,13 +14,20 @@
 
 Triton carries only text with an error of a stream, and an ensemble puts its own words in front of it. So the text of
 every error holds one machine-readable token, ``[CODE key=value ...]``, wherever it stands in the text.
-`clients.error_tokens` is the one parser of it.
+`parse_token` reads it; `clients.error_tokens` knows the texts of Triton and gRPC beside.
 """
 
 import json
 import re
 
+Fact = int | float | str
+
 _PLAIN_VALUE = re.compile(r"[^\s\[\]\"=]+")
+_ANY_VALUE = rf'{_PLAIN_VALUE.pattern}|"(?:[^"\\]|\\.)*"'
+_FACT = re.compile(rf" (?P<key>\w+)=(?P<value>{_ANY_VALUE})")
+# As Python writes numbers; "007", "nan" and "1_000" stay text. Bounded, as int() of endless digits raises.
+_INT = re.compile(r"-?(?:0|[1-9][0-9]{0,39})")
+_FLOAT = re.compile(rf"{_INT.pattern}(?:\.[0-9]{{1,40}})?(?:e[+-]?[0-9]{{1,3}})?")
 
 
 class ServingError(Exception):
@@ -100,3 +107,46 @@ def format_token(code: str, facts: dict[str, object]) -> str:
 def _format_value(value: object) -> str:
     text = str(value)
     return text if _PLAIN_VALUE.fullmatch(text) else json.dumps(text)
+
+
+# INTERNAL from a server is a ServerError: who was told the text cannot know more.
+_BY_CODE: dict[str, type[ServingError]] = {
+    error.code: error
+    for error in (
+        *(SpecError, BuildError, RequestError, AccessDenied),
+        *(ServerError, Unavailable, RequestTimeout, RequestCancelled),
+    )
+}
+_TOKEN = re.compile(rf"\[(?P<code>{'|'.join(_BY_CODE)})(?P<facts>(?: \w+=(?:{_ANY_VALUE}))*)\]")
+
+
+def parse_token(text: str) -> ServingError | None:
+    """Return the error whose token stands anywhere in a text, with what follows it as the message; None: there is none.
+
+    Never fails.
+    """
+    token = _TOKEN.search(text)
+    if token is None:
+        return None
+    facts = _parse_facts(token["facts"])
+    error = _BY_CODE[token["code"]]
+    if error is Unavailable and facts.get("reason") == "queue_full":
+        error = QueueFull
+    return error(text[token.end() :].strip() or "the server gave no reason", **facts)
+
+
+def _parse_facts(text: str) -> dict[str, Fact]:
+    # A fact named as a parameter of ServingError cannot be ours: its constructor could not have taken it.
+    pairs = ((match["key"], match["value"]) for match in _FACT.finditer(text))
+    return {key: _parse_value(value) for key, value in pairs if key not in {"self", "message"}}
+
+
+def _parse_value(text: str) -> Fact:
+    if text.startswith('"'):
+        try:
+            return str(json.loads(text))
+        except ValueError:  # not written by us: kept as it is
+            return text
+    if _INT.fullmatch(text):
+        return int(text)
+    return float(text) if _FLOAT.fullmatch(text) else text
