@@ -23,7 +23,7 @@ from serving.engine_guard.process_tree import (
     processes_below,
     reap_orphans,
 )
-from trireme.base.unix_socket import bind_socket
+from trireme.base.unix_socket import UnixListener
 
 _POLL_S = 0.1
 _LOOK_S = 0.3  # between two searches for new ranks while the engine loads
@@ -54,7 +54,7 @@ class Guard:
         self._seen: set[int] = set()
         self._looked_s = 0.0
         self._fds = fds
-        self._door: socket.socket | None = self._open_door()
+        self._door: UnixListener | None = self._open_door()
         if self._order.cpus is not None:
             with contextlib.suppress(OSError):  # the engine's process says which core is not there
                 os.sched_setaffinity(0, self._order.cpus)
@@ -94,16 +94,14 @@ class Guard:
         finally:
             os.close(write)
 
-    def _open_door(self) -> socket.socket:
-        door = socket.socket(socket.AF_UNIX)
-        bind_socket(door, Path(self._order.socket_path))
-        door.listen(1)
-        self._selector.register(door, selectors.EVENT_READ)
+    def _open_door(self) -> UnixListener:
+        door = UnixListener(Path(self._order.socket_path))
+        self._selector.register(door.socket, selectors.EVENT_READ)
         return door
 
     def _hand_over(self) -> None:
         assert self._door is not None
-        caller, _ = self._door.accept()
+        caller, _ = self._door.socket.accept()
         with caller:
             self._engine_itself = psutil.Process(_pid_of(caller))
             socket.send_fds(caller, [b"\0"], self._fds)
@@ -112,10 +110,10 @@ class Guard:
 
     def _close_door(self) -> None:
         if self._door is not None:
-            self._selector.unregister(self._door)
-            self._door.close()
+            self._selector.unregister(self._door.socket)
+            self._door.remove()
+            self._door.socket.close()
             self._door = None
-            Path(self._order.socket_path).unlink(missing_ok=True)
 
     def _drop_fds(self) -> None:
         for descriptor in self._fds:

@@ -9,7 +9,6 @@ its queue while an engine is being restarted.
 import contextlib
 import logging
 import os
-import secrets
 import shutil
 import socket
 import sys
@@ -33,7 +32,7 @@ from serving.engines.seam.engine_start import EngineStart
 from serving.process.run_dir import run_dir
 from serving.process.server_log import log_format
 from trireme.base.errors import ServerError, Unavailable
-from trireme.base.unix_socket import bind_socket, connect_socket
+from trireme.base.unix_socket import UnixListener, connect_socket
 
 _log = logging.getLogger("trireme.engine_sources")
 
@@ -278,25 +277,17 @@ class EngineListener:
 
     def __init__(self, name: str) -> None:
         """Args: `name` of the engine, by `named_engine`."""
-        self._path = _address(name)
-        own = self._path.with_suffix(f".{secrets.token_hex(4)}")
-        self._socket = socket.socket(socket.AF_UNIX)
-        bind_socket(self._socket, own)
-        self._socket.listen()
-        self._inode = own.stat().st_ino
         # In place of an older one's: Triton may load a version anew before it unloads the old instance.
-        own.rename(self._path)
+        self._listener = UnixListener(_address(name))
 
     def fileno(self) -> int:
         """Of the listening socket."""
-        return self._socket.fileno()
+        return self._listener.socket.fileno()
 
     def close(self) -> None:
         """Guests that wait are told that there is no engine."""
-        with contextlib.suppress(FileNotFoundError):
-            if self._path.stat().st_ino == self._inode:
-                self._path.unlink()
-        self._socket.close()
+        self._listener.remove()
+        self._listener.socket.close()
 
 
 def _start_of_outer(release: ReleaseSpec) -> EngineStart:

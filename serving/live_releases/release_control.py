@@ -23,8 +23,8 @@ from ensemble_configs.spec.release_spec import ReleaseSpec
 from ensemble_configs.spec.validation import validate
 from serving.doctor.preflight import NO_ROOM_FIELDS, check_room
 from serving.live_releases.live_deployment import LiveDeployment
-from serving.triton.control import Handler, Say
 from trireme.base.errors import RequestError, SpecError
+from trireme.base.unix_rpc import Handler, Say
 
 _DRAIN_S = 600.0
 

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The line between `trireme serve` and the adapters inside Triton: how many streams run, close admission, end them.
 
-A Unix socket for each adapter, in a folder that only the server's owner can enter; one JSON object a line, each way.
-Without the folder (plain `tritonserver`) there is no line, and nothing else changes.
+A socket of `trireme.base.unix_rpc` for each adapter, in a folder that only the server's owner can enter. Without the
+folder (plain `tritonserver`) there is no line, and nothing else changes.
 """
 
 import enum
-import json
 import logging
 import os
 import secrets
-import socket
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -21,17 +18,17 @@ from serving.process.orphan_watch import end_with_server, is_stub
 from serving.process.resumed_process import end_when_resumed
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from trireme.base.errors import ServingError, Unavailable
-from trireme.base.unix_socket import bind_socket, connect_socket
+from trireme.base.unix_rpc import Handler, RpcServer, Say, call
 
 _log = logging.getLogger("trireme.lifeline")
 
-_QUESTION_S = 1.0  # from the connection to the whole question
 _ANSWER_S = 2.0
 _TOLD_S = 0.5
 _IS_ENGINE_UP = "is_engine_up"
+_OPERATIONS = ("status", "leave", "drain", "cancel")
 _LEFT = "left"  # with the names of streams whose clients have gone
 
-Handler = Callable[[], Mapping[str, object]]
+Answer = Callable[[], Mapping[str, object]]
 
 
 class Streams(Protocol):
@@ -48,7 +45,7 @@ class Streams(Protocol):
         """End every running request; each fails with `because`."""
 
 
-def generation_handlers(service: Streams, *, is_engine_up: Callable[[], bool] | None = None) -> dict[str, Handler]:
+def generation_handlers(service: Streams, *, is_engine_up: Callable[[], bool] | None = None) -> dict[str, Answer]:
     """What can be asked of an adapter that generates. Args: `is_engine_up`: of the engine that it owns, if any."""
 
     def status() -> Mapping[str, object]:
@@ -73,54 +70,38 @@ def generation_handlers(service: Streams, *, is_engine_up: Callable[[], bool] | 
 
 
 class Lifeline:
-    """The adapter's end; answers on a thread of its own."""
+    """The adapter's end; answers on threads of its own."""
 
-    def __init__(self, args: Mapping[str, str], handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, args: Mapping[str, str], handlers: Mapping[str, Answer]) -> None:
         """Args: `args` are Triton's to `initialize`; `handlers` by operation, with ``status`` for all others."""
         end_with_server()
         if is_stub():
             end_when_resumed()
-        self._handlers = handlers
-        self._listener: socket.socket | None = None
+        self._server: RpcServer | None = None
         run_dir = os.environ.get(RUN_DIR_VARIABLE)
         if run_dir:
             # Another name each time: Triton may load a version anew before it has unloaded the old instance.
-            self._path = Path(run_dir) / f"{args['model_name']}-{args['model_version']}-{secrets.token_hex(4)}.sock"
-            self._listener = socket.socket(socket.AF_UNIX)
-            bind_socket(self._listener, self._path)
-            self._listener.listen()
-            threading.Thread(target=self._serve, args=(self._listener,), name="lifeline", daemon=True).start()
+            name = f"{args['model_name']}-{args['model_version']}-{secrets.token_hex(4)}.sock"
+            self._server = RpcServer(Path(run_dir) / name, _operations(handlers))
 
     def close(self) -> None:
         """Stop listening."""
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            self._path.unlink(missing_ok=True)
-            listener.shutdown(socket.SHUT_RDWR)  # close() alone would leave the thread in accept(), still answering
-            listener.close()
+        if self._server is not None:
+            self._server.close()
 
-    def _serve(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:  # closed
-                return
-            try:
-                self._answer(connection)
-            except ConnectionError:
-                _log.info("who asked on the lifeline has gone before the answer")  # it waits only so long
-            except Exception:
-                _log.exception("a question on the lifeline could not be answered")
 
-    def _answer(self, connection: socket.socket) -> None:
-        with connection:
-            connection.settimeout(_QUESTION_S)
-            question = _read(connection)
-            operation = question["op"]
-            if operation == _LEFT and isinstance(names := question.get("streams"), list):
-                LEFT_STREAMS.note(map(str, names))
-            answer = self._handlers.get(str(operation), self._handlers["status"])()
-            _write(connection, answer)
+def _operations(handlers: Mapping[str, Answer]) -> dict[str, Handler]:
+    def left(request: Mapping[str, object], say: Say) -> Mapping[str, object]:
+        del say
+        if isinstance(names := request.get("streams"), list):
+            LEFT_STREAMS.note(map(str, names))
+        return handlers["status"]()
+
+    return {_LEFT: left} | {name: _without_request(handlers.get(name, handlers["status"])) for name in _OPERATIONS}
+
+
+def _without_request(answer: Answer) -> Handler:
+    return lambda _request, _say: answer()
 
 
 def ask_all(run_dir: Path, operation: str, *, adapter: str = "", is_without_dead: bool = False) -> int:
@@ -136,10 +117,11 @@ def ask_all(run_dir: Path, operation: str, *, adapter: str = "", is_without_dead
     num_streams = 0
     for path in sorted(run_dir.glob(f"{adapter}-*.sock" if adapter else "*.sock")):
         try:
-            num_streams += int(str(_ask(path, operation)["num_streams"]))
-        except Unavailable as exc:
-            if not (is_without_dead and isinstance(exc.__cause__, ConnectionRefusedError | FileNotFoundError)):
-                raise
+            num_streams += int(str(call(path, operation, timeout_s=_ANSWER_S)["num_streams"]))
+        except (OSError, ServingError) as exc:
+            is_dead = isinstance(exc, ConnectionRefusedError | FileNotFoundError)
+            if not (is_dead and is_without_dead):
+                raise Unavailable(f"{path.stem} does not answer {operation!r}: {exc}", reason="no_answer") from exc
     return num_streams
 
 
@@ -147,8 +129,8 @@ def tell_left(run_dir: Path, names: list[str]) -> None:
     """Tell every adapter of a server which streams have lost their clients; one that does not answer is left out."""
     for path in run_dir.glob("*.sock"):
         try:
-            _exchange(path, _LEFT, _TOLD_S, streams=names)
-        except (OSError, ValueError) as exc:
+            call(path, _LEFT, {"streams": names}, timeout_s=_TOLD_S)
+        except (OSError, ServingError) as exc:
             _log.debug("%s does not hear of clients that have left: %s", path.stem, exc)
 
 
@@ -165,53 +147,14 @@ class Pulse(enum.Enum):
 def feel_pulse(path: Path, *, timeout_s: float) -> Pulse:
     """Ask the adapter behind one socket of a run dir whether it lives.
 
-    One that is being loaded seems dead for the moment between its bind() and its listen(): ask twice.
+    One that is being unloaded may seem dead for a moment, found before its file was removed: ask twice.
     """
     try:
-        answer = _exchange(path, "status", timeout_s)
+        answer = call(path, "status", timeout_s=timeout_s)
     except FileNotFoundError:
         return Pulse.CLOSED
     except ConnectionRefusedError:
         return Pulse.DEAD
-    except (OSError, ValueError):
+    except (OSError, ServingError):
         return Pulse.SILENT
     return Pulse.ALIVE if answer.get(_IS_ENGINE_UP, True) else Pulse.ENGINE_DEAD
-
-
-def _ask(path: Path, operation: str) -> Mapping[str, object]:
-    """Ask an adapter one thing.
-
-    Raises:
-        Unavailable: it does not answer.
-    """
-    try:
-        return _exchange(path, operation, _ANSWER_S)
-    except (OSError, ValueError) as exc:
-        raise Unavailable(f"{path.stem} does not answer {operation!r}: {exc}", reason="no_answer") from exc
-
-
-def _exchange(path: Path, operation: str, timeout_s: float, **more: object) -> Mapping[str, object]:
-    """Raises: OSError, ValueError: nobody is there, or not in time, or what came is not an answer."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(timeout_s)
-        connect_socket(connection, path)
-        _write(connection, {"op": operation, **more})
-        return _read(connection)
-
-
-def _write(connection: socket.socket, message: Mapping[str, object]) -> None:
-    connection.sendall(json.dumps(message).encode() + b"\n")
-
-
-def _read(connection: socket.socket) -> Mapping[str, object]:
-    """Raises: ValueError: the other side went away, or did not send an object."""
-    line = b""
-    while not line.endswith(b"\n"):
-        received = connection.recv(65536)
-        if not received:
-            raise ValueError("the line ended within a message")
-        line += received
-    message = json.loads(line)
-    if not isinstance(message, dict):
-        raise ValueError(f"{message!r} is not an object")  # noqa: TRY004  as from json.loads: what was sent is wrong
-    return message

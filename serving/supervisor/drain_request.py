@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Mapping
 
 from serving.supervisor.drain import Outcome
-from serving.triton.control import Handler, Say
 from trireme.base.errors import ServerError
+from trireme.base.unix_rpc import Handler, Say
 
 
 class DrainRequest:

@@ -32,10 +32,10 @@ from serving.supervisor.start_failure import cause_in
 from serving.supervisor.stop_signal import StopSignal
 from serving.supervisor.supervision import Supervision
 from serving.telemetry.request_tracer import check_installed
-from serving.triton.control import ControlSocket
 from serving.triton.frontends import Frontends
 from serving.triton.triton_process import TritonProcess
 from trireme.base.errors import ServerError, SpecError
+from trireme.base.unix_rpc import RpcServer
 from trireme.base.unix_socket import CONTROL_SOCKET
 
 _log = logging.getLogger("trireme.serve")
@@ -143,7 +143,7 @@ def serve(
             frontends = held.enter_context(contextlib.closing(Frontends(spec.triton, _tell)))
         drain_request = DrainRequest(stop.ask)
         handlers = release_handlers(live) | drain_request.handlers()
-        held.enter_context(contextlib.closing(ControlSocket(folder / CONTROL_SOCKET, handlers)))
+        held.enter_context(contextlib.closing(RpcServer(folder / CONTROL_SOCKET, handlers)))
         try:
             Supervision(
                 start=live.start,

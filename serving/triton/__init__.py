@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton as a child process: its start, its control socket, loads that never end."""
+"""Triton as a child process: its start, its frontends, loads that never end."""

@@ -2,7 +2,6 @@
 """`trireme serve` asks the adapters what they hold; whatever happens to one question, the next is answered."""
 
 import json
-import logging
 import socket
 import threading
 import time
@@ -12,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from serving.process import control_channel as lifeline
-from serving.process.control_channel import Lifeline, Pulse, ask_all, feel_pulse, generation_handlers
+from serving.process.control_channel import Lifeline, Pulse, ask_all, feel_pulse, generation_handlers, tell_left
+from serving.process.left_streams import LeftStreams
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from trireme.base.errors import ServingError, Unavailable
 
@@ -42,7 +42,7 @@ def open_line(run_dir: Path) -> Iterator[Open]:
     for line in lines:
         line.close()
     deadline_s = time.monotonic() + 5
-    while any(thread.name == "lifeline" for thread in threading.enumerate()):
+    while any(thread.name.startswith("rpc ") for thread in threading.enumerate()):
         assert time.monotonic() < deadline_s, "a closed line is still served"
         time.sleep(0.005)
 
@@ -153,64 +153,29 @@ def test_an_adapter_that_is_stuck_is_not_waited_for(
     wait_until(lambda: answers(run_dir) == 1)
 
 
-def test_an_adapter_that_cannot_answer_says_nothing_and_is_asked_again(
+def test_an_adapter_that_cannot_answer_says_so_and_is_asked_again(
     run_dir: Path, open_line: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> Mapping[str, object]:
         raise RuntimeError("broken")
 
     open_line(1, drain=fail)
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match=r"m-1-.* does not answer 'drain': .*broken"):
         ask_all(run_dir, "drain")
-    wait_until(lambda: "broken" in caplog.text)
+    assert "Traceback" in caplog.text
     assert ask_all(run_dir, "status") == 1
 
 
-@pytest.mark.parametrize("question", [b"", b"nonsense\n", b"[]\n", b"{}\n", b'{"op": "status"}\n', b"\xff\n"])
-def test_somebody_who_asks_and_runs_away_does_not_silence_the_line(
-    run_dir: Path, open_line: Open, question: bytes
-) -> None:
-    open_line(1, drain=lambda: {"num_streams": 0, "filler": "x" * 500_000})
-    [path] = run_dir.glob("*.sock")
-    for _ in range(3):
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(path))
-            connection.sendall(question)
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(path))
-            connection.sendall(b'{"op": "drain"}\n')  # its answer is larger than the socket holds
-    assert ask_all(run_dir, "status") == 1
-
-
-def test_somebody_who_does_not_wait_for_the_answer_is_no_error(
-    run_dir: Path, open_line: Open, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    has_gone = threading.Event()
-
-    def answer_late() -> Mapping[str, object]:
-        assert has_gone.wait(5)
-        return {"num_streams": 0}
-
-    open_line(1, drain=answer_late)
-    [path] = run_dir.glob("*.sock")
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(path))
-        connection.sendall(b'{"op": "drain"}\n')
-    has_gone.set()
-    wait_until(lambda: "has gone before the answer" in caplog.text)
-    assert "Traceback" not in caplog.text
-
-
-def test_somebody_who_says_nothing_does_not_block_the_line(
+def test_the_streams_of_clients_that_have_left_are_noted(
     run_dir: Path, open_line: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifeline, "_QUESTION_S", 0.05)
-    open_line(1)
-    [path] = run_dir.glob("*.sock")
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.connect(str(path))
-        assert ask_all(run_dir, "status") == 1
+    left = LeftStreams()
+    monkeypatch.setattr(lifeline, "LEFT_STREAMS", left)
+    open_line()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(run_dir / "dead.sock"))
+    tell_left(run_dir, ["a", "b"])
+    assert [name in left for name in ("a", "b", "c")] == [True, True, False]
 
 
 class Service:

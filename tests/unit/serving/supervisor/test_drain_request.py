@@ -12,8 +12,8 @@ import pytest
 from clients.server_control import ServerControl
 from serving.supervisor.drain import Outcome
 from serving.supervisor.drain_request import DrainRequest
-from serving.triton.control import ControlSocket
 from trireme.base.errors import ServerError
+from trireme.base.unix_rpc import RpcServer
 
 WAIT_S = 20.0
 
@@ -25,7 +25,7 @@ class Server:
         self.is_asked = threading.Event()
         self.request = DrainRequest(self.is_asked.set)
         self.path = folder / "control.sock"
-        self._socket = ControlSocket(self.path, self.request.handlers())
+        self._socket = RpcServer(self.path, self.request.handlers())
 
     def close(self) -> None:
         self._socket.close()
