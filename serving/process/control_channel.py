@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The line between `trireme serve` and the adapters inside Triton: how many streams run, close admission, end them.
+"""The control channel between `trireme serve` and the adapters in Triton: count streams, close admission, end streams.
 
 A socket of `trireme.base.unix_rpc` for each adapter, in a folder that only the server's owner can enter. Without the
-folder (plain `tritonserver`) there is no line, and nothing else changes.
+folder (plain `tritonserver`) there is none, and nothing else changes.
 """
 
 import enum
@@ -20,7 +20,7 @@ from serving.process.run_dir import RUN_DIR_VARIABLE
 from trireme.base.errors import ServingError, Unavailable
 from trireme.base.unix_rpc import Handler, RpcServer, Say, call
 
-_log = logging.getLogger("trireme.lifeline")
+_log = logging.getLogger("trireme.control_channel")
 
 _ANSWER_S = 2.0
 _TOLD_S = 0.5
@@ -69,8 +69,8 @@ def generation_handlers(service: Streams, *, is_engine_up: Callable[[], bool] | 
     return {"status": status, "leave": leave, "drain": drain, "cancel": cancel}
 
 
-class Lifeline:
-    """The adapter's end; answers on threads of its own."""
+class ControlChannel:
+    """The adapter's end of its control channel; answers on threads of its own."""
 
     def __init__(self, args: Mapping[str, str], handlers: Mapping[str, Answer]) -> None:
         """Args: `args` are Triton's to `initialize`; `handlers` by operation, with ``status`` for all others."""
@@ -135,7 +135,7 @@ def tell_left(run_dir: Path, names: list[str]) -> None:
 
 
 class Pulse(enum.Enum):
-    """What an adapter's line says about its process."""
+    """What an adapter's control channel says about its process."""
 
     ALIVE = "alive"
     ENGINE_DEAD = "engine dead"  # it lives, and starts its engine again

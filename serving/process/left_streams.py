@@ -36,4 +36,4 @@ class LeftStreams:
 
 
 LEFT_STREAMS = LeftStreams()
-"""Those of this process: a stub has one lifeline and may have the pipelines of several releases."""
+"""Those of this process: a stub has one control channel and may have the pipelines of several releases."""

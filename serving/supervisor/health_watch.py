@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a running server does its work: the process, its HTTP endpoint, and every adapter behind its lifeline.
+"""Whether a running server does its work: the process, its HTTP endpoint, and every adapter behind its control channel.
 
 Triton itself goes on answering "ready" when one of its stubs is dead, and restarts none.
 """

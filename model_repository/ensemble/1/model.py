@@ -6,7 +6,7 @@ import triton_python_backend_utils as pb_utils
 from serving.engine_process.engine_sources import SharedEngine
 from serving.pipeline.text_pipeline import TextPipeline
 from serving.pipeline.triton_adapter import Responses, engine_name, release_folder, start_each
-from serving.process.control_channel import Lifeline, generation_handlers
+from serving.process.control_channel import ControlChannel, generation_handlers
 from serving.requests.request_parameters import check_release, parameters_of, stream_name_of, with_scheduling
 from serving.telemetry.request_metrics import RequestMetrics
 from serving.telemetry.request_tracer import RequestTracer
@@ -22,7 +22,7 @@ class TritonPythonModel:
         metrics = RequestMetrics(pb_utils.MetricFamily, model=args["model_name"], version=args["model_version"])
         source = SharedEngine(engine_name(args, step="ensemble"))
         self.pipeline = TextPipeline.from_release(release_folder(args), source, metrics)
-        self.lifeline = Lifeline(args, generation_handlers(self.pipeline))
+        self.control_channel = ControlChannel(args, generation_handlers(self.pipeline))
 
     def execute(self, requests: list) -> None:
         start_each(self._start, requests, self.tracer)
@@ -41,6 +41,6 @@ class TritonPythonModel:
         )
 
     def finalize(self) -> None:
-        self.lifeline.close()
+        self.control_channel.close()
         self.pipeline.close()
         self.tracer.close()

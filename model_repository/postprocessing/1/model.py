@@ -5,7 +5,7 @@ import triton_python_backend_utils as pb_utils
 
 from serving.pipeline.text_step import TextStep
 from serving.pipeline.triton_adapter import guarded, release_folder
-from serving.process.control_channel import Lifeline
+from serving.process.control_channel import ControlChannel
 from serving.process.server_log import set_up_adapter_log
 
 
@@ -15,7 +15,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         set_up_adapter_log(args)
         self.step = TextStep.from_release(release_folder(args))
-        self.lifeline = Lifeline(args, {"status": lambda: {"num_streams": self.step.num_streams}})
+        self.control_channel = ControlChannel(args, {"status": lambda: {"num_streams": self.step.num_streams}})
 
     def execute(self, requests: list) -> list:
         return [guarded(self._respond, request) for request in requests]
@@ -25,4 +25,4 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", self.step.respond(tensors, request.is_cancelled))])
 
     def finalize(self) -> None:
-        self.lifeline.close()
+        self.control_channel.close()

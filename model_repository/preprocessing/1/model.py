@@ -3,7 +3,7 @@
 
 from serving.pipeline.prompt_service import PromptService
 from serving.pipeline.triton_adapter import Responses, release_folder, start_each
-from serving.process.control_channel import Lifeline, generation_handlers
+from serving.process.control_channel import ControlChannel, generation_handlers
 from serving.requests.request_parameters import parameters_of, stream_name_of
 from serving.telemetry.request_tracer import RequestTracer
 
@@ -15,7 +15,7 @@ class TritonPythonModel:
         self.tracer = RequestTracer(args)
         self.responses = Responses(args, step="preprocessing")
         self.service = PromptService.from_release(release_folder(args))
-        self.lifeline = Lifeline(args, generation_handlers(self.service))
+        self.control_channel = ControlChannel(args, generation_handlers(self.service))
 
     def execute(self, requests: list) -> None:
         start_each(self._start, requests, self.tracer)
@@ -27,6 +27,6 @@ class TritonPythonModel:
         self.service.start(tensors, sink, request_id=request.request_id(), stream_name=stream_name, observer=observer)
 
     def finalize(self) -> None:
-        self.lifeline.close()
+        self.control_channel.close()
         self.service.close()
         self.tracer.close()

@@ -13,7 +13,7 @@ from serving.pipeline.abandoned_streams import take_census
 from serving.pipeline.generation import GenerationService
 from serving.pipeline.reply_tensors import TensorReplies
 from serving.pipeline.triton_adapter import Responses, engine_name, release_folder, start_each
-from serving.process.control_channel import Lifeline, generation_handlers
+from serving.process.control_channel import ControlChannel, generation_handlers
 from serving.requests.request_parameters import (
     check_release,
     is_context_only,
@@ -47,7 +47,7 @@ class TritonPythonModel:
         self.service = GenerationService(release, engine, metrics=metrics, on_stats=gauges.update, take_census=census)
         gauges.describe(self.service.info, is_verified=is_verified(release))
         handlers = generation_handlers(self.service, is_engine_up=lambda: self.service.is_engine_up)
-        self.lifeline = Lifeline(args, handlers)
+        self.control_channel = ControlChannel(args, handlers)
 
     def execute(self, requests: list) -> None:
         start_each(self._start, requests, self.tracer)
@@ -67,6 +67,6 @@ class TritonPythonModel:
         )
 
     def finalize(self) -> None:
-        self.lifeline.close()
+        self.control_channel.close()
         self.service.close()
         self.tracer.close()

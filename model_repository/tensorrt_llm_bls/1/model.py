@@ -5,7 +5,7 @@ import triton_python_backend_utils as pb_utils
 
 from serving.pipeline.release_routing import PinnedReleases
 from serving.pipeline.triton_adapter import Responses, release_folder, start_each
-from serving.process.control_channel import Lifeline, generation_handlers
+from serving.process.control_channel import ControlChannel, generation_handlers
 from serving.telemetry.request_tracer import RequestTracer
 
 
@@ -16,7 +16,7 @@ class TritonPythonModel:
         self.tracer = RequestTracer(args)
         self.responses = Responses(args, step="tensorrt_llm_bls")
         self.releases = PinnedReleases(release_folder(args), pb_utils.MetricFamily)
-        self.lifeline = Lifeline(args, generation_handlers(self.releases))
+        self.control_channel = ControlChannel(args, generation_handlers(self.releases))
 
     def execute(self, requests: list) -> None:
         start_each(self._start, requests, self.tracer)
@@ -33,6 +33,6 @@ class TritonPythonModel:
         )
 
     def finalize(self) -> None:
-        self.lifeline.close()
+        self.control_channel.close()
         self.releases.close()
         self.tracer.close()

@@ -2,7 +2,7 @@
 """Word to the models of clients that have left.
 
 Triton tells a model of that late, or, in an ensemble of its own, not at all. So each stream has a name, which reaches
-the models as a parameter of its requests, and their lifelines are told the names of those whose client has gone.
+the models as a parameter of its requests, and their control channels are told the names of those whose client has gone.
 """
 
 import asyncio

@@ -12,7 +12,7 @@ class Upstream(msgspec.Struct, frozen=True, tag="upstream"):
     http_port: int
     grpc_port: int
     metrics_port: int
-    run_dir: str  # where its models' lifelines are
+    run_dir: str  # where its models' control channels are
     key_header: str
     key: str  # of its restricted APIs
     own_models: frozenset[str]  # whose inputs are all in the contract

@@ -14,7 +14,7 @@ import pytest
 from ensemble_configs.render.model_configs import GENERATED
 from serving.live_releases import stuck_unload as lost_versions
 from serving.live_releases.stuck_unload import forget, wait_unloaded
-from serving.process.control_channel import Lifeline
+from serving.process.control_channel import ControlChannel
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from trireme.base.errors import ServerError, Unavailable
 
@@ -71,11 +71,11 @@ def server(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def adapter(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The lifeline of version 1 of m, which nobody has asked to end."""
+    """The control channel of version 1 of m, which nobody has asked to end."""
     monkeypatch.setenv(RUN_DIR_VARIABLE, str(server.run_dir))
     monkeypatch.setattr("serving.process.control_channel.end_with_server", lambda: None)
     args = {"model_name": "m", "model_version": "1"}
-    with contextlib.closing(Lifeline(args, {"status": lambda: {"num_streams": 0}})):
+    with contextlib.closing(ControlChannel(args, {"status": lambda: {"num_streams": 0}})):
         yield
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from serving.process import control_channel as lifeline
-from serving.process.control_channel import Lifeline, Pulse, ask_all, feel_pulse, generation_handlers, tell_left
+from serving.process import control_channel
+from serving.process.control_channel import ControlChannel, Pulse, ask_all, feel_pulse, generation_handlers, tell_left
 from serving.process.left_streams import LeftStreams
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from trireme.base.errors import ServingError, Unavailable
 
 ARGS = {"model_name": "m", "model_version": "1"}
 
-Open = Callable[..., Lifeline]
+Open = Callable[..., ControlChannel]
 
 
 @pytest.fixture
@@ -30,12 +30,14 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def open_line(run_dir: Path) -> Iterator[Open]:
     """`open_line(2, name="tensorrt_llm")`: an adapter that holds two streams."""
-    lines: list[Lifeline] = []
+    lines: list[ControlChannel] = []
 
-    def start(num_streams: int = 0, *, name: str = "m", **handlers: Callable[[], Mapping[str, object]]) -> Lifeline:
+    def start(
+        num_streams: int = 0, *, name: str = "m", **handlers: Callable[[], Mapping[str, object]]
+    ) -> ControlChannel:
         assert run_dir.is_dir()
         status = {"status": lambda: {"num_streams": num_streams}}
-        lines.append(Lifeline(ARGS | {"model_name": name}, status | handlers))
+        lines.append(ControlChannel(ARGS | {"model_name": name}, status | handlers))
         return lines[-1]
 
     yield start
@@ -83,7 +85,7 @@ def test_neither_a_deep_folder_nor_a_long_name_of_a_model_keeps_it_from_being_as
 
 def test_without_a_run_dir_there_is_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(RUN_DIR_VARIABLE, raising=False)
-    line = Lifeline(ARGS, {})
+    line = ControlChannel(ARGS, {})
     assert list(tmp_path.iterdir()) == []
     line.close()
 
@@ -139,7 +141,7 @@ def test_a_pulse_tells_the_living_the_dead_the_silent_and_the_unloaded_apart(run
 def test_an_adapter_that_is_stuck_is_not_waited_for(
     run_dir: Path, open_line: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifeline, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(control_channel, "_ANSWER_S", 0.05)
     is_free = threading.Event()
 
     def hang() -> Mapping[str, object]:
@@ -170,7 +172,7 @@ def test_the_streams_of_clients_that_have_left_are_noted(
     run_dir: Path, open_line: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = LeftStreams()
-    monkeypatch.setattr(lifeline, "LEFT_STREAMS", left)
+    monkeypatch.setattr(control_channel, "LEFT_STREAMS", left)
     open_line()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(run_dir / "dead.sock"))
