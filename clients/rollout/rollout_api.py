@@ -39,6 +39,7 @@ from trireme.base.errors import RequestError, ServingError
 _MAX_BODY_BYTES = 16 << 20
 _MAX_NAME_CHARS = 64
 _LINGER_S = 60.0  # longer than a follower may take between two looks (`clients.rollout.export.analysis_template`)
+_SILENCE_S = 30.0
 _WHAT_THERE_IS = {"error": "there is GET /split, GET /judgement and POST /outcomes"}
 
 Evidence = Mapping[str, object]
@@ -61,6 +62,7 @@ class RolloutFront:
         merge: makes evidence of what was counted and what comes.
         port: 0: any that is free.
         linger_s: how long who asked for the judgement may still hear of the end.
+        silence_s: how long a caller may send nothing before it is hung up on.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class RolloutFront:
         host: str,
         port: int,
         linger_s: float = _LINGER_S,
+        silence_s: float = _SILENCE_S,
     ) -> None:
         self._store = store
         self._number = number
@@ -81,7 +84,7 @@ class RolloutFront:
         self._clients = RecentClients()
         self._linger_s = linger_s
         self._judged_at_s: float | None = None
-        handler = type("Handler", (_Handler,), {"front": self})
+        handler = type("Handler", (_Handler,), {"front": self, "timeout": silence_s})
         self._server = _Server(host, port, handler)
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, name="rollout-front", daemon=True).start()
@@ -213,7 +216,6 @@ class _Server(http.server.ThreadingHTTPServer):
 class _Handler(http.server.BaseHTTPRequestHandler):
     front: ClassVar[RolloutFront]
     protocol_version = "HTTP/1.1"
-    timeout = 30.0
 
     def do_GET(self) -> None:
         url = urllib.parse.urlsplit(self.path)
