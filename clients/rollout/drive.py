@@ -2,7 +2,6 @@
 """What drives a rollout to its end: the servers of its plan, the front that clients ask, and the controller's ticks."""
 
 import contextlib
-import socket
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from clients.rollout.records.store import Store
 from clients.rollout.rollout_api import RolloutFront
 from clients.rollout.two_servers import TwoServers
 from clients.server_control import ServerControl
-from trireme.base.errors import SpecError, Unavailable
+from trireme.base.errors import Unavailable
 from trireme.base.unix_socket import CONTROL_SOCKET
 
 _TICK_S = 0.5
@@ -39,11 +38,7 @@ def drive(kept: Store, path: Path, rollout: Rollout, folder: Path, *, host: str,
     first = local_server(folder, rollout.model)
     prefix = _prefix(first)
     controller = Controller(kept, rollout.id, _servers(plan, first, rollout.model), judge, tell=tell)
-    try:
-        front = RolloutFront(path, rollout.id, prefix, judge.merge, host=host, port=port)
-    except OSError as exc:
-        raise _unusable(host, port, exc) from exc
-    with contextlib.closing(front):
+    with contextlib.closing(RolloutFront(path, rollout.id, prefix, judge.merge, host=host, port=port)) as front:
         tell(f"rollout {rollout.id}: clients ask {front.url}/split")
         try:
             while not (rollout := controller.tick()).phase.is_over:
@@ -56,29 +51,6 @@ def drive(kept: Store, path: Path, rollout: Rollout, folder: Path, *, host: str,
             raise
     if rollout.phase is Phase.ROLLED_BACK:
         raise typer.Exit(1)
-
-
-def check_port(host: str, port: int) -> None:
-    """Before anything is begun.
-
-    Raises:
-        SpecError: nobody can listen there.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as exc:
-            raise _unusable(host, port, exc) from exc
-
-
-def _unusable(host: str, port: int, exc: OSError) -> SpecError:
-    return SpecError(
-        f"port {port} of host {host} cannot be used ({exc.strerror}); choose another with --port",
-        field="port",
-        value=port,
-    )
 
 
 def local_server(folder: Path, model: str | None) -> LocalServer:

@@ -12,20 +12,19 @@ shadow are divided among the clients that have asked of late; so each should say
 judgement hears how a rollout ended: what asked within the last minute is answered for another one.
 """
 
-import http.server
-import json
-import socket
-import sys
+import asyncio
 import threading
 import time
 import traceback
-import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import msgspec
+from aiohttp import web
 
+from clients.rollout.http_thread import HttpThread, listen
 from clients.rollout.judging.judges import judge_of
 from clients.rollout.records.rollout_plan import Mode, read_plan
 from clients.rollout.records.state import Rollout
@@ -53,7 +52,7 @@ class Merge(Protocol):
 
 
 class RolloutFront:
-    """Listens from its construction on.
+    """The answers to clients, over HTTP, from its construction until it is closed.
 
     Args:
         store: the file.
@@ -63,6 +62,9 @@ class RolloutFront:
         port: 0: any that is free.
         linger_s: how long who asked for the judgement may still hear of the end.
         silence_s: how long a caller may send nothing before it is hung up on.
+
+    Raises:
+        SpecError: nobody can listen there.
     """
 
     def __init__(
@@ -84,10 +86,15 @@ class RolloutFront:
         self._clients = RecentClients()
         self._linger_s = linger_s
         self._judged_at_s: float | None = None
-        handler = type("Handler", (_Handler,), {"front": self, "timeout": silence_s})
-        self._server = _Server(host, port, handler)
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, name="rollout-front", daemon=True).start()
+        self._silence_s = silence_s
+        self._counting = ThreadPoolExecutor(1)  # the store takes one batch at a time; the split does not wait for them
+        listener = listen(host, port)
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        app = web.Application(middlewares=[_with_errors])
+        app.router.add_get("/split", self._get_split, allow_head=False)
+        app.router.add_get("/judgement", self._get_judgement, allow_head=False)
+        app.router.add_post("/outcomes", self._post_outcomes)
+        self._http = HttpThread(app, listener, silence_s=silence_s)
 
     def close(self) -> None:
         """Nobody is heard any more, once followers had the time to hear of the end; clients' leases end."""
@@ -96,8 +103,8 @@ class RolloutFront:
             if self._judged_at_s is not None and now_s - self._judged_at_s < self._linger_s and self._is_over():
                 time.sleep(self._linger_s)
         finally:
-            self._server.shutdown()
-            self._server.server_close()
+            self._http.close()
+            self._counting.shutdown()
 
     def _is_over(self) -> bool:
         with Store(self._store) as store:
@@ -160,6 +167,55 @@ class RolloutFront:
                 assigned=[(one.arm, one.unit) for one in batch.outcomes if is_test and not one.is_feedback],
             )
 
+    async def _get_split(self, request: web.Request) -> web.Response:
+        client = request.query.get("client", "")[:_MAX_NAME_CHARS]
+        return _json(200, await asyncio.to_thread(self.split, client))
+
+    async def _get_judgement(self, _: web.Request) -> web.Response:
+        return _json(200, await asyncio.to_thread(self.judgement))
+
+    async def _post_outcomes(self, request: web.Request) -> web.Response:
+        length = request.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > _MAX_BODY_BYTES:
+            why = f"Content-Length must be bytes, {_MAX_BODY_BYTES} at most, got {length!r}"
+            refusal = _json(413, {"error": why})
+            refusal.force_close()
+            return refusal
+        body = bytearray()
+        while not request.content.at_eof():
+            async with asyncio.timeout(self._silence_s):
+                body += await request.content.readany()
+        loop = asyncio.get_running_loop()
+        return _json(200, {"is_counted": await loop.run_in_executor(self._counting, self.count, bytes(body))})
+
+
+@web.middleware
+async def _with_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Answer in JSON where a request is wrong or something breaks."""
+    try:
+        return await handler(request)
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
+        return _json(404 if request.method in ("GET", "POST") else 501, _WHAT_THERE_IS)
+    except web.HTTPException:
+        raise
+    except msgspec.DecodeError as exc:
+        return _json(400, {"error": str(exc)})
+    except ServingError as exc:
+        return _json(400 if isinstance(exc, RequestError) else 500, {"error": exc.message})
+    except (ConnectionError, TimeoutError):  # who asked has gone, or is silent in the middle
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response()
+    except Exception as exc:
+        traceback.print_exc()
+        return _json(500, {"error": f"{type(exc).__name__}: {exc}"})
+
+
+def _json(status: int, answer: object) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(answer), content_type="application/json")
+
 
 def _check(batch: OutcomeBatch, rollout: Rollout) -> None:
     """Raises: RequestError: no client of this rollout can have seen that."""
@@ -198,72 +254,3 @@ class RecentClients:
             self._asked_s = {name: asked for name, asked in self._asked_s.items() if now - asked <= lease_s}
             names = sorted(self._asked_s)
         return total // len(names) + (names.index(client) < total % len(names))
-
-
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128  # many clients ask at the same second
-
-    def __init__(self, host: str, port: int, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        super().__init__((host, port), handler)
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # who asked has gone before the answer
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    front: ClassVar[RolloutFront]
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        url = urllib.parse.urlsplit(self.path)
-        client = dict(urllib.parse.parse_qsl(url.query)).get("client", "")[:_MAX_NAME_CHARS]
-        answers: Mapping[str, Callable[[], object]] = {
-            "/split": lambda: self.front.split(client),
-            "/judgement": self.front.judgement,
-        }
-        answer = answers.get(url.path)
-        if answer is None:
-            self._say(404, _WHAT_THERE_IS)
-            return
-        self._try(lambda: msgspec.to_builtins(answer()))
-
-    def do_POST(self) -> None:
-        if self.path.split("?")[0] != "/outcomes":
-            self._say(404, _WHAT_THERE_IS)
-            return
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > _MAX_BODY_BYTES:
-            self.close_connection = True
-            self._say(413, {"error": f"Content-Length must be bytes, {_MAX_BODY_BYTES} at most, got {length!r}"})
-            return
-        body = self.rfile.read(int(length))
-        self._try(lambda: {"is_counted": self.front.count(body)})
-
-    def _try(self, answer: Callable[[], object]) -> None:
-        try:
-            self._say(200, answer())
-        except (msgspec.ValidationError, msgspec.DecodeError) as exc:
-            self._say(400, {"error": str(exc)})
-        except RequestError as exc:
-            self._say(400, {"error": exc.message})
-        except ServingError as exc:
-            self._say(500, {"error": exc.message})
-        except ConnectionError:
-            raise
-        except Exception as exc:
-            traceback.print_exc()
-            self._say(500, {"error": f"{type(exc).__name__}: {exc}"})
-
-    def _say(self, status: int, answer: object) -> None:
-        body = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
-        """Requests are not told of: there are several a second."""

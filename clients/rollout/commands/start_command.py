@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from clients.rollout.choice import StoreOption, WhyOption, alone_on, open_rollout, store_of
-from clients.rollout.drive import check_port, drive, local_server, tell
+from clients.rollout.drive import drive, local_server, tell
+from clients.rollout.http_thread import listen
 from clients.rollout.planning import candidates, gate_settings, gpus_per_seat
 from clients.rollout.records.held_out import held_out_in
 from clients.rollout.records.rollout_plan import Mode, Plan, check_plan, read_plan, read_shares, read_steps
@@ -187,7 +188,7 @@ def start(
         **apart,
     )
     check_plan(plan)  # what is wrong is told before anything is begun
-    check_port(host, port)
+    listen(host, port).close()
     with alone_on(folder, path), Store(path) as kept:
         rollout = kept.begin(str(status["name"]), plan.text(), why=why)
         drive(kept, path, rollout, folder, host=host, port=port)

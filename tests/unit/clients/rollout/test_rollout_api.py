@@ -2,9 +2,11 @@
 """What a rollout answers over HTTP: to questions, to mistakes, and to callers that are slow or gone."""
 
 import contextlib
+import gzip
 import http.client
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -14,11 +16,12 @@ from typing import Any, NamedTuple
 import pytest
 from kept_outcomes import merge
 
+from clients.rollout.http_thread import listen
 from clients.rollout.records.rollout_plan import Plan
 from clients.rollout.records.state import Phase
 from clients.rollout.records.store import Store
 from clients.rollout.rollout_api import RolloutFront
-from trireme.base.errors import RequestError, ServingError
+from trireme.base.errors import RequestError, ServingError, SpecError
 
 LIMIT_BYTES = 16 << 20
 SILENCE_S = 0.5
@@ -51,6 +54,14 @@ def front(path: Path) -> Iterator[RolloutFront]:
     front = RolloutFront(path, 1, "", merge, host="127.0.0.1", port=0, silence_s=SILENCE_S)
     with contextlib.closing(front):
         yield front
+
+
+@pytest.fixture
+def silent(front: RolloutFront, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    front.close()
+    assert capfd.readouterr().err == ""
+    assert caplog.get_records("call") == []
 
 
 def port_of(front: RolloutFront) -> int:
@@ -116,8 +127,8 @@ def test_the_split_says_who_serves_and_for_how_long(front: RolloutFront) -> None
 def test_a_client_is_known_by_the_start_of_its_name(
     front: RolloutFront, monkeypatch: pytest.MonkeyPatch, query: str, client: str
 ) -> None:
-    split, asked = front.split, []
-    monkeypatch.setattr(front, "split", lambda name="": (asked.append(name), split(name))[1])
+    asked = []
+    monkeypatch.setattr(front, "split", lambda name="": asked.append(name))
     assert ask(front, "GET", f"/split{query}").status == 200
     assert asked == [client]
 
@@ -159,8 +170,6 @@ def test_a_body_of_the_limit_is_read(front: RolloutFront, path: Path) -> None:
 
 
 def test_a_compressed_body_is_no_batch(front: RolloutFront, path: Path) -> None:
-    import gzip  # noqa: PLC0415
-
     with connected(front) as connection:
         connection.request("POST", "/outcomes", gzip.compress(BATCH), {"Content-Encoding": "gzip"})
         assert answer_of(connection).status in (400, 500)
@@ -228,15 +237,28 @@ def test_one_that_takes_long_holds_up_no_other(front: RolloutFront, monkeypatch:
         pytest.param(b"POST /outcomes HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n{", id="half a body"),
     ],
 )
-def test_who_goes_silent_is_hung_up_on(
-    front: RolloutFront, path: Path, capfd: pytest.CaptureFixture[str], sent: bytes
-) -> None:
+@pytest.mark.usefixtures("silent")
+def test_who_goes_silent_is_hung_up_on(front: RolloutFront, path: Path, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", port_of(front)), 10) as connection:
         connection.sendall(sent)
         assert ask(front, "GET", "/split").status == 200, "others need not wait for that"
         assert is_hung_up_on(connection)
     assert evidence(path) is None
-    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("sent", [0, 1, len(BATCH) - 1])
+def test_who_goes_in_the_middle_is_no_error_of_the_rollout(front: RolloutFront, path: Path, sent: int) -> None:
+    head = b"POST /outcomes HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(BATCH)
+    for is_reset in (False, True):
+        with socket.create_connection(("127.0.0.1", port_of(front)), 10) as connection:
+            connection.sendall(head + BATCH[:sent])
+            time.sleep(0.05)
+            if is_reset:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert ask(front, "GET", "/split").status == 200
+    time.sleep(0.1)
+    assert evidence(path) is None
 
 
 def test_a_kept_connection_that_goes_silent_is_hung_up_on(front: RolloutFront) -> None:
@@ -257,14 +279,25 @@ def test_a_slow_body_that_keeps_coming_is_read(front: RolloutFront, path: Path) 
     assert evidence(path)
 
 
-def test_what_is_no_http_is_refused_and_fills_no_log(front: RolloutFront, capfd: pytest.CaptureFixture[str]) -> None:
-    for noise in (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9\r\n\r\n"):
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9\r\n\r\n",
+        b"POST /outcomes HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"GET /split HTTP/1.1\r\n%s\r\n\r\n" % (b"x" * 70_000),
+    ],
+    ids=["TLS", "no path", "another version", "no length", "an endless line"],
+)
+def test_what_is_no_http_is_refused_and_fills_no_log(front: RolloutFront, noise: bytes) -> None:
+    for _ in range(2):
         with socket.create_connection(("127.0.0.1", port_of(front)), 10) as connection:
             connection.sendall(noise)
             with contextlib.suppress(ConnectionResetError):
                 connection.recv(1000)
     assert ask(front, "GET", "/split").status == 200
-    assert capfd.readouterr().err == ""
 
 
 def test_a_batch_whose_client_has_gone_counts(front: RolloutFront, path: Path) -> None:
@@ -286,6 +319,16 @@ def test_it_listens_until_it_is_closed_and_again_at_the_same_port(front: Rollout
     with contextlib.closing(RolloutFront(path, 1, "", merge, host="127.0.0.1", port=port)) as again:
         assert ask(again, "GET", "/split").status == 200
         assert again.url == f"http://127.0.0.1:{port}"
+
+
+def test_a_port_that_is_taken_is_named(front: RolloutFront, path: Path) -> None:
+    taken = port_of(front)
+    why = f"port {taken} of host 127.0.0.1 cannot be used .Address already in use.; choose another with --port"
+    with pytest.raises(SpecError, match=why):
+        RolloutFront(path, 1, "", merge, host="127.0.0.1", port=taken)
+    with pytest.raises(SpecError, match=r"host 192\.0\.2\.1 cannot be used"):
+        listen("192.0.2.1", 0)
+    listen("127.0.0.1", 0).close()
 
 
 def test_all_addresses_of_ipv6_are_those_of_ipv4_too(path: Path) -> None:

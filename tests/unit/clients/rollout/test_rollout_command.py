@@ -3,24 +3,21 @@
 
 import json
 import os
-import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clients.rollout.choice import alone, alone_on, is_free
-from clients.rollout.drive import check_port
 from clients.rollout.operator_commands import phase_after
 from clients.rollout.records.rollout_plan import Mode, Plan
 from clients.rollout.records.state import Phase, Wish
 from clients.rollout.records.store import Store
 from clients.rollout.second_server import check_second
 from serving.triton.triton_process import reachable
-from trireme.base.errors import RequestError, SpecError
+from trireme.base.errors import RequestError
 from trireme.commands import run_command
 
 PLAN = Plan(candidate=2, stable=1, release={"release": 2}, salt="s", shares=(0.05, 1.0))
@@ -124,23 +121,6 @@ def test_a_step_that_was_never_reached_has_no_report(path: Path, capsys: pytest.
     assert "has reached step 0; --step must be 0 to that, got 1" in " ".join(capsys.readouterr().err.split())
     assert rollout("report", "--store", str(path), "--assignments", str(path / "no" / "log.csv")) == 2
     assert "cannot write the assignments" in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.fixture
-def taken() -> Iterator[int]:
-    """A port that somebody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        yield listener.getsockname()[1]
-
-
-def test_a_port_that_is_taken_is_named_before_anything_is_begun(taken: int) -> None:
-    with pytest.raises(SpecError, match=f"port {taken} of host 127.0.0.1 cannot be used .*choose another with --port"):
-        check_port("127.0.0.1", taken)
-    with pytest.raises(SpecError, match=r"host 192\.0\.2\.1 cannot be used"):
-        check_port("192.0.2.1", 0)
-    check_port("127.0.0.1", 0)
 
 
 def test_one_process_drives_a_store(path: Path) -> None:

@@ -338,7 +338,7 @@ def test_what_is_sent_wrongly_is_refused(rollout: Rollout, path: str, body: byte
 
 
 def test_who_goes_before_the_answer_is_no_error_of_the_rollout(
-    rollout: Rollout, capfd: pytest.CaptureFixture[str]
+    rollout: Rollout, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     address = ("127.0.0.1", urllib.parse.urlsplit(rollout.front.url).port)
     for _ in range(5):
@@ -349,6 +349,7 @@ def test_who_goes_before_the_answer_is_no_error_of_the_rollout(
         assert json.load(answer)["rollout"] == 1
     time.sleep(0.2)
     assert capfd.readouterr().err == ""
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("key", [KEY, None])
