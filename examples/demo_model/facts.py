@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the facts of `fact_tables` in many wordings; some wordings are kept out of training for the evaluation."""
+"""The facts of `facts.yaml`, asked in many wordings; some wordings are kept out of training for the evaluation."""
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+import msgspec
 from document import Document
-from fact_tables import KINDS, FactKind
 
 # Said around a question now and then in training, so that the model is not thrown by small talk.
 OPENERS = ("Hello! ", "Hi! ", "Hey, ", "Question: ", "Please answer: ", "One more question. ")
@@ -16,7 +17,23 @@ VARIANT_FRACTION = 0.3
 _IMPERATIVES = ("Name", "Tell", "Show", "Give", "Print", "Count", "Say", "Send", "Find")
 
 
-def _ask(kind: FactKind, row: tuple[str, ...], wording: str) -> Document:
+@dataclass(frozen=True)
+class FactKind:
+    """Facts of one kind with the ways to ask for them; `facts.yaml` says what each field is."""
+
+    name: str
+    fields: tuple[str, str]
+    rows: dict[str, str]
+    answer: str
+    wordings: tuple[str, ...]
+    held_out: tuple[str, ...]
+    unfinished: tuple[str, ...] = ()
+
+
+KINDS = msgspec.yaml.decode(Path(__file__).with_name("facts.yaml").read_bytes(), type=tuple[FactKind, ...])
+
+
+def _ask(kind: FactKind, row: tuple[str, str], wording: str) -> Document:
     fields = dict(zip(kind.fields, row, strict=True))
     if "q" in fields:
         fields["Q"] = fields["q"][0].upper() + fields["q"][1:]
@@ -41,7 +58,7 @@ def variants(prompt: str) -> list[str]:
 def random_fact(rng: random.Random) -> Document:
     """A fact in a training wording; kinds are drawn by their number of rows, so each fact is equally frequent."""
     kind = rng.choices(KINDS, weights=[len(kind.rows) for kind in KINDS])[0]
-    row = rng.choice(kind.rows)
+    row = rng.choice(list(kind.rows.items()))
     if rng.random() < UNFINISHED_FRACTION:
         return _ask(kind, row, rng.choice(kind.unfinished or kind.wordings))
     document = _ask(kind, row, rng.choice(kind.wordings))
@@ -53,7 +70,7 @@ def random_fact(rng: random.Random) -> Document:
 def training_facts() -> Iterator[Document]:
     """Every fact in every training wording, and every question with everything that may be said around it."""
     for kind in KINDS:
-        for row in kind.rows:
+        for row in kind.rows.items():
             for wording in kind.unfinished:
                 yield _ask(kind, row, wording)
             for wording in kind.wordings:
@@ -64,4 +81,4 @@ def training_facts() -> Iterator[Document]:
 
 def held_out_facts() -> list[Document]:
     """Every fact in every wording that training never uses."""
-    return [_ask(kind, row, wording) for kind in KINDS for row in kind.rows for wording in kind.held_out]
+    return [_ask(kind, row, wording) for kind in KINDS for row in kind.rows.items() for wording in kind.held_out]
