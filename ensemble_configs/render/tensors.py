@@ -50,9 +50,9 @@ class Tensor:
         return str(getattr(self, {"tensorrt_llm": "engine"}.get(model, model)))
 
 
-def _option(name: str, data_type: str, *, engine: str = "", field: str = "") -> Tensor:
-    """A scalar that the client may send and the engine step reads."""
-    return Tensor(data_type=data_type, ensemble=name, engine=engine or name, is_scalar=True, field=field)
+def _prompt_input(name: str, preprocessing: str, data_type: str, dims: tuple[int, ...] = (1,), *, field: str) -> Tensor:
+    """Return the row of what the client may send and the first step reads."""
+    return Tensor(ensemble=name, data_type=data_type, dims=dims, preprocessing=preprocessing, field=field)
 
 
 def _special_id(name: str, *, preprocessing: str) -> Tensor:
@@ -60,10 +60,27 @@ def _special_id(name: str, *, preprocessing: str) -> Tensor:
     return Tensor(data_type=INT32, ensemble=name, preprocessing=preprocessing, engine=name, is_scalar=True, field=name)
 
 
+def _option(name: str, data_type: str, *, engine: str = "", field: str = "") -> Tensor:
+    """Return the row of a scalar that the client may send and the engine step reads."""
+    return Tensor(data_type=data_type, ensemble=name, engine=engine or name, is_scalar=True, field=field)
+
+
+def _array_option(name: str, data_type: str, dims: tuple[int, ...] = (1,), *, field: str) -> Tensor:
+    """Return the row of an array that the client may send and the engine step reads."""
+    return Tensor(data_type=data_type, dims=dims, ensemble=name, engine=name, is_ragged=True, field=field)
+
+
+def _prompt_array(preprocessing: str, engine: str, data_type: str, dims: tuple[int, ...], *, field: str) -> Tensor:
+    """Return the row of an array that the first step makes and the engine step reads."""
+    return Tensor(
+        preprocessing=preprocessing, data_type=data_type, dims=dims, engine=engine, is_ragged=True, field=field
+    )
+
+
 def _engine_only(
     name: str, data_type: str, dims: tuple[int, ...] = (1,), *, is_ragged: bool = True, field: str = ""
 ) -> Tensor:
-    """An input that upstream offers to direct callers of `tensorrt_llm` alone."""
+    """Return the row of an input that upstream offers to direct callers of `tensorrt_llm` alone."""
     return Tensor(
         data_type=data_type, dims=dims, engine=name, is_ragged=is_ragged, is_scalar=not is_ragged, field=field
     )
@@ -79,41 +96,18 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
         instead="messages",
         field="input_ids",
     ),
-    Tensor(ensemble="messages", data_type=STRING, preprocessing="MESSAGES", field="input_ids"),  # ours
+    _prompt_input("messages", "MESSAGES", STRING, field="input_ids"),  # ours
     Tensor(
-        ensemble="max_tokens",
-        data_type=INT32,
-        preprocessing="REQUEST_OUTPUT_LEN",
-        is_required=True,
-        field="max_tokens",
+        ensemble="max_tokens", data_type=INT32, preprocessing="REQUEST_OUTPUT_LEN", is_required=True, field="max_tokens"
     ),
-    Tensor(ensemble="decoder_text_input", data_type=STRING, preprocessing="DECODER_QUERY", field="decoder_input_ids"),
-    Tensor(ensemble="bad_words", data_type=STRING, dims=(-1,), preprocessing="BAD_WORDS_DICT", field="bad_words"),
-    Tensor(
-        ensemble="stop_words", data_type=STRING, dims=(-1,), preprocessing="STOP_WORDS_DICT", field="stop_words_list"
-    ),
+    _prompt_input("decoder_text_input", "DECODER_QUERY", STRING, field="decoder_input_ids"),
+    _prompt_input("bad_words", "BAD_WORDS_DICT", STRING, (-1,), field="bad_words"),
+    _prompt_input("stop_words", "STOP_WORDS_DICT", STRING, (-1,), field="stop_words_list"),
     _special_id("end_id", preprocessing="END_ID"),
     _special_id("pad_id", preprocessing="PAD_ID"),
-    Tensor(
-        ensemble="embedding_bias_words",
-        data_type=STRING,
-        dims=(-1,),
-        preprocessing="EMBEDDING_BIAS_WORDS",
-        field="embedding_bias",
-    ),
-    Tensor(
-        ensemble="embedding_bias_weights",
-        data_type=FP32,
-        dims=(-1,),
-        preprocessing="EMBEDDING_BIAS_WEIGHTS",
-        field="embedding_bias",
-    ),
-    Tensor(
-        ensemble="prompt_table_extra_id",
-        data_type=UINT64,
-        preprocessing="PROMPT_TABLE_EXTRA_ID",
-        field="prompt_table_extra_ids",
-    ),
+    _prompt_input("embedding_bias_words", "EMBEDDING_BIAS_WORDS", STRING, (-1,), field="embedding_bias"),
+    _prompt_input("embedding_bias_weights", "EMBEDDING_BIAS_WEIGHTS", FP32, (-1,), field="embedding_bias"),
+    _prompt_input("prompt_table_extra_id", "PROMPT_TABLE_EXTRA_ID", UINT64, field="prompt_table_extra_ids"),
     _option("stream", BOOL, engine="streaming", field="is_streaming"),
     _option("exclude_input_in_output", BOOL, field="exclude_input_in_output"),
     _option("temperature", FP32, field="temperature"),
@@ -140,39 +134,11 @@ CLIENT_INPUTS: tuple[Tensor, ...] = (
     _option("prompt_vocab_size", INT32, field="prompt_vocab_size"),
     _option("lora_task_id", UINT64, field="lora_task_id"),
     _option("lora_name", STRING, field="lora_name"),  # ours
-    Tensor(
-        ensemble="prompt_embedding_table",
-        data_type=FP16,
-        dims=(-1, -1),
-        engine="prompt_embedding_table",
-        is_ragged=True,
-        field="prompt_embedding_table",
-    ),
-    Tensor(
-        ensemble="lora_weights",
-        data_type=FP16,
-        dims=(-1, -1),
-        engine="lora_weights",
-        is_ragged=True,
-        field="lora_weights",
-    ),
-    Tensor(
-        ensemble="lora_config", data_type=INT32, dims=(-1, 3), engine="lora_config", is_ragged=True, field="lora_config"
-    ),
-    Tensor(
-        ensemble="guided_decoding_guide_type",
-        data_type=STRING,
-        engine="guided_decoding_guide_type",
-        is_ragged=True,
-        field="guide_type",
-    ),
-    Tensor(
-        ensemble="guided_decoding_guide",
-        data_type=STRING,
-        engine="guided_decoding_guide",
-        is_ragged=True,
-        field="guide",
-    ),
+    _array_option("prompt_embedding_table", FP16, (-1, -1), field="prompt_embedding_table"),
+    _array_option("lora_weights", FP16, (-1, -1), field="lora_weights"),
+    _array_option("lora_config", INT32, (-1, 3), field="lora_config"),
+    _array_option("guided_decoding_guide_type", STRING, field="guide_type"),
+    _array_option("guided_decoding_guide", STRING, field="guide"),
 )
 
 _TEXT_ONLY = "the models served here read text alone; describe the picture in text_input"
@@ -198,9 +164,7 @@ BLS_INPUTS: tuple[Tensor, ...] = (
 
 # preprocessing -> tensorrt_llm
 PROMPT_TENSORS: tuple[Tensor, ...] = (
-    Tensor(
-        preprocessing="INPUT_ID", data_type=INT32, dims=(-1,), engine="input_ids", is_ragged=True, field="input_ids"
-    ),
+    _prompt_array("INPUT_ID", "input_ids", INT32, (-1,), field="input_ids"),
     Tensor(
         preprocessing="REQUEST_INPUT_LEN",
         data_type=INT32,
@@ -222,38 +186,10 @@ PROMPT_TENSORS: tuple[Tensor, ...] = (
     # more ways for a text to end. So in the ensemble what a client sends goes to the engine, and these go nowhere.
     Tensor(preprocessing="OUT_END_ID", data_type=INT32, field="end_id"),
     Tensor(preprocessing="OUT_PAD_ID", data_type=INT32, field="pad_id"),
-    Tensor(
-        preprocessing="STOP_WORDS_IDS",
-        data_type=INT32,
-        dims=(2, -1),
-        engine="stop_words_list",
-        is_ragged=True,
-        field="stop_words_list",
-    ),
-    Tensor(
-        preprocessing="STREAM_CONTEXT",
-        data_type=UINT8,
-        dims=(-1,),
-        engine="stream_context",
-        is_ragged=True,
-        field="stream_context",
-    ),  # ours
-    Tensor(
-        preprocessing="BAD_WORDS_IDS",
-        data_type=INT32,
-        dims=(2, -1),
-        engine="bad_words_list",
-        is_ragged=True,
-        field="bad_words",
-    ),
-    Tensor(
-        preprocessing="DECODER_INPUT_ID",
-        data_type=INT32,
-        dims=(-1,),
-        engine="decoder_input_ids",
-        is_ragged=True,
-        field="decoder_input_ids",
-    ),
+    _prompt_array("STOP_WORDS_IDS", "stop_words_list", INT32, (2, -1), field="stop_words_list"),
+    _prompt_array("STREAM_CONTEXT", "stream_context", UINT8, (-1,), field="stream_context"),  # ours
+    _prompt_array("BAD_WORDS_IDS", "bad_words_list", INT32, (2, -1), field="bad_words"),
+    _prompt_array("DECODER_INPUT_ID", "decoder_input_ids", INT32, (-1,), field="decoder_input_ids"),
     Tensor(
         preprocessing="REQUEST_DECODER_INPUT_LEN",
         data_type=INT32,
@@ -261,21 +197,9 @@ PROMPT_TENSORS: tuple[Tensor, ...] = (
         is_scalar=True,
         field="decoder_input_lengths",
     ),
-    Tensor(
-        preprocessing="EMBEDDING_BIAS",
-        data_type=FP32,
-        dims=(-1,),
-        engine="embedding_bias",
-        is_ragged=True,
-        field="embedding_bias",
-    ),
-    Tensor(
-        preprocessing="OUT_PROMPT_TABLE_EXTRA_IDS",
-        data_type=UINT64,
-        dims=(-1,),
-        engine="prompt_table_extra_ids",
-        is_ragged=True,
-        field="prompt_table_extra_ids",
+    _prompt_array("EMBEDDING_BIAS", "embedding_bias", FP32, (-1,), field="embedding_bias"),
+    _prompt_array(
+        "OUT_PROMPT_TABLE_EXTRA_IDS", "prompt_table_extra_ids", UINT64, (-1,), field="prompt_table_extra_ids"
     ),
 )
 
