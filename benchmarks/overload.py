@@ -29,7 +29,7 @@ from clients.streaming import AsyncTritonClient, GenerateRequest
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.engines.seam.scheduling import Priority
 from serving.text.tokenization import PromptTokenizer
 from trireme.base.errors import ServingError, Unavailable

@@ -22,7 +22,7 @@ from benchmarks.support.workload import Ask
 from clients.exact_prompts import WORDS, PromptMaker
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import load_deployment
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from serving.engines.openvino.openvino_pipeline import KV_BLOCK_TOKENS
 from serving.text.tokenization import PromptTokenizer
 

@@ -20,7 +20,7 @@ from benchmarks.support.workload import Ask, Run
 from clients.exact_prompts import PromptMaker
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from ensemble_configs.spec.release_spec import ResponseSpec, TokenizerSpec
 from ensemble_configs.spec.triton_spec import TritonSpec
 from serving.text.tokenization import PromptTokenizer

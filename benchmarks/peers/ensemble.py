@@ -9,7 +9,7 @@ from benchmarks.peers.peer import AskedServer, Bits, Started
 from benchmarks.support.report import triton_version
 from benchmarks.support.through_ensemble import ThroughEnsemble
 from clients.load_run.run_folder import package_version
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 
 NAMES: dict[Bits, str] = {8: "trireme int8", 16: "trireme bf16"}
 

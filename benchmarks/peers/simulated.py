@@ -10,7 +10,7 @@ from benchmarks.support.report import triton_version
 from benchmarks.support.through_ensemble import ThroughEnsemble
 from clients.load_run.run_folder import package_version
 from ensemble_configs.spec.deployment import DeploymentSpec
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from ensemble_configs.spec.release_spec import ResponseSpec, TokenizerSpec
 from ensemble_configs.spec.triton_spec import TritonSpec
 

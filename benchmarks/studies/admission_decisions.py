@@ -15,7 +15,7 @@ import typer
 
 from benchmarks.support.report import write_result
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.seam.clock import VirtualClock

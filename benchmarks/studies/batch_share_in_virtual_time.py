@@ -19,7 +19,7 @@ from benchmarks.overload import ENGINE
 from benchmarks.overload_figures import p99
 from benchmarks.support.report import write_result
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engines.seam.base import GenerationRequest, SamplingParams
 from serving.engines.seam.clock import VirtualClock

@@ -20,7 +20,7 @@ from benchmarks.support.report import write_result
 from benchmarks.support.virtual_run import Record, VirtualRun
 from clients.load.arrivals import SHAPES, arrivals_s
 from ensemble_configs.spec.admission_spec import AdmissionSpec, QueueSpec, SloSpec
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
 from serving.engines.seam.clock import VirtualClock

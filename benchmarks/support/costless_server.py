@@ -3,7 +3,7 @@
 
 from ensemble_configs.render.repository import DEFAULT_DEPLOYMENT
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.text.tokenization import PromptTokenizer
 
 

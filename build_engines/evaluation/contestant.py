@@ -12,7 +12,9 @@ from tokenizers import Tokenizer
 from build_engines.evaluation.observations import log_softmax
 from ensemble_configs.releases.release_manifest import ReleaseManifest, address, verify
 from ensemble_configs.spec.deployment import load_deployment
-from ensemble_configs.spec.engine_specs import EngineSpec, OpenVinoEngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
 from serving.text.tokenizer_files import load_tokenizer

@@ -12,7 +12,8 @@ from build_engines.planner.engine_memory import EngineMemory, memory_of
 from ensemble_configs.releases.engine_fit import whole_sequence_of
 from ensemble_configs.releases.kv_capacity import WholeSequence
 from ensemble_configs.spec.deployment import DeploymentSpec
-from ensemble_configs.spec.engine_specs import EngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from trireme.base.errors import SpecError
 

@@ -13,13 +13,10 @@ from build_engines.planner.roofline.footprint import kv_bytes_per_token, workspa
 from build_engines.sharding.parallel_sizes import ParallelSizes
 from ensemble_configs.releases.kept_logits import kept_logits_bytes
 from ensemble_configs.releases.release_manifest import ReleaseManifest, find_release, load_manifest
-from ensemble_configs.spec.engine_specs import (
-    EngineSpec,
-    OpenVinoEngineSpec,
-    PyTorchEngineSpec,
-    SimulatedEngineSpec,
-    TensorRtEngineSpec,
-)
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from trireme.base.errors import SpecError
 
 _OPENVINO_BLOCK_TOKENS = 32

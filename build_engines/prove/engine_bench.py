@@ -14,7 +14,7 @@ import msgspec
 from pydantic import TypeAdapter
 
 from build_engines.prove.closed_loop import ClosedLoop, Measured, SteadyLoad, random_prompts
-from ensemble_configs.spec.engine_specs import EngineSpec
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
 from trireme.base.errors import ServerError

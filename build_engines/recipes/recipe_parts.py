@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ensemble_configs.releases.release_parts import Sha256
 from ensemble_configs.spec.base import Integer, Number, Positive, Spec
-from ensemble_configs.spec.speculation_specs import lookahead_drafts
+from ensemble_configs.spec.engine.speculation_specs import lookahead_drafts
 
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 PluginDtype = Literal["auto", "float16", "float32", "bfloat16", "int32", "disable"]

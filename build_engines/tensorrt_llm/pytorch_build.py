@@ -160,7 +160,7 @@ def _launch_stage(recipe: PyTorchRecipe, shards: ShardPlan, sizes: RankSizes) ->
 
 
 def launch_settings(recipe: PyTorchRecipe) -> dict[str, JsonValue]:
-    """The engine of a deployment that serves the release, as `ensemble_configs.spec.engine_specs` has its fields."""
+    """The engine of a deployment that serves the release, with the fields of its `PyTorchEngineSpec`."""
     settings: dict[str, JsonValue] = {
         "provider": "pytorch",
         "dir": "engine",

@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from ensemble_configs.releases.context_attention import longest_prompt
 from ensemble_configs.releases.kv_capacity import WholeSequence
 from ensemble_configs.spec.batch_limits import is_default
-from ensemble_configs.spec.engine_specs import TensorRtEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import TensorRtEngineSpec
 from trireme.base.errors import SpecError
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)

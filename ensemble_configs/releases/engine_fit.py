@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from ensemble_configs.releases.built_engine import Mismatch, engine_mismatches, load_built_engine, whole_sequence
 from ensemble_configs.releases.kv_capacity import WholeSequence
 from ensemble_configs.releases.pytorch_checkpoint import checkpoint_mismatches
-from ensemble_configs.spec.engine_specs import EngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.spec.finding import Finding
 from trireme.base.errors import SpecError
 

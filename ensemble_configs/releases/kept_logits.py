@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPU memory of the logits that a compiled engine keeps for log probabilities."""
 
-from ensemble_configs.spec.engine_specs import EngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import TensorRtEngineSpec
 
 _NUM_STEPS = 8
 _LOGIT_BYTES = 4  # float32, what `trtllm-build` makes the logits unless it is told otherwise

@@ -5,7 +5,7 @@ from ensemble_configs.releases.kept_logits import kept_logits_bytes
 from ensemble_configs.releases.kv_capacity import blocks_of_sequence
 from ensemble_configs.releases.machine import Machine
 from ensemble_configs.releases.release_manifest import ReleaseManifest
-from ensemble_configs.spec.engine_specs import PyTorchEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec
 from ensemble_configs.spec.finding import Finding
 from ensemble_configs.spec.release_spec import ReleaseSpec
 

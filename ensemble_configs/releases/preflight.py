@@ -23,7 +23,7 @@ from ensemble_configs.releases.release_manifest import (
 )
 from ensemble_configs.releases.release_signature import check_signature
 from ensemble_configs.spec.batch_limits import is_default
-from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.spec.extra_llm_args import FIELD, argument_meant
 from ensemble_configs.spec.finding import Finding
 from ensemble_configs.spec.release_spec import ReleaseSpec

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ensemble_configs.releases.built_engine import Mismatch
 from ensemble_configs.releases.context_attention import why_not_on_pytorch
-from ensemble_configs.spec.engine_specs import PyTorchEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec
 from trireme.base.errors import SpecError
 
 _INT4_AWQ = frozenset({"W4A16_AWQ", "AWQ"})  # ModelOpt's name, and that of checkpoints of AutoAWQ

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
 from ensemble_configs.spec.base import Boolean, Integer, Name, NotNegative, Number, Positive, Spec
-from ensemble_configs.spec.engine_specs import EngineSpec
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
 
 
 class TokenizerSpec(Spec):

@@ -12,7 +12,7 @@ from ensemble_configs.releases.engine_fit import refuse_unfit_engine
 from ensemble_configs.releases.memory_need import memory_need_bytes
 from ensemble_configs.releases.release_manifest import find_release, load_manifest
 from ensemble_configs.spec.deployment import DeploymentSpec
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from ensemble_configs.spec.grpc_tls import grpc_tls_findings
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from ensemble_configs.spec.triton_spec import TritonSpec

@@ -9,13 +9,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ensemble_configs.spec.engine_specs import (
-    EngineSpec,
-    OpenVinoEngineSpec,
-    PyTorchEngineSpec,
-    SimulatedEngineSpec,
-    TensorRtEngineSpec,
-)
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engines.seam.base import Engine
 from serving.engines.seam.clock import Clock, WallClock

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ensemble_configs.spec.deployment import load_deployment
-from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from serving.engines.tensorrt_llm.trtllm_arguments import TrtLlmSpec
 from serving.engines.tensorrt_llm.trtllm_launch import LAUNCH_SCRIPT, render_launch
 from serving.multi_node.group_key import leader_files, own_user, private_folder, program, write_worker_files

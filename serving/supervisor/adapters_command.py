@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 
 from ensemble_configs.spec.deployment import load_deployment
-from ensemble_configs.spec.engine_specs import LoraSpec, PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import LoraSpec, PyTorchEngineSpec, TensorRtEngineSpec
 from serving.engines.seam.adapter_check import CONFIG, NAME, WEIGHTS, AdapterFacts, ModelSizes, check_adapter
 from serving.engines.seam.adapter_folder import adapter_folders, engine_modules, files_of, model_sizes
 from trireme.base.durable_files import sync

@@ -8,7 +8,8 @@ was ever measured; an engine on GPUs what the manifest of its release says. What
 import msgspec
 
 from ensemble_configs.releases.release_manifest import find_release, load_manifest
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec, SimulatedEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engines.openvino.openvino_costs import openvino_costs
 from serving.engines.seam.base import EngineCosts

@@ -7,7 +7,7 @@ it loses what it preempts while drafting, and with prefix caching spoils answers
 
 from collections.abc import Collection
 
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from serving.engines.openvino.openvino_drafting import num_drafts_of
 from serving.engines.openvino.openvino_generation import Generation
 from serving.engines.openvino.openvino_pipeline import KV_BLOCK_TOKENS

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import openvino_genai
 
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from serving.engines.seam.base import SamplingParams
 from serving.engines.seam.model_folder import load_model_folder
 from trireme.base.errors import RequestError, SpecError

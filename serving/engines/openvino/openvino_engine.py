@@ -11,7 +11,7 @@ from collections import deque
 
 import msgspec
 
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from serving.engines.openvino.openvino_admission import Admission
 from serving.engines.openvino.openvino_beams import as_beam, best_first, refuse_unsearchable
 from serving.engines.openvino.openvino_cached_tokens import CachedTokens

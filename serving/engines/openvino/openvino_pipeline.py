@@ -13,7 +13,7 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from serving.engines.openvino.openvino_beams import set_beams
 from serving.engines.openvino.openvino_drafting import draft_properties, set_drafting
 from serving.engines.seam.base import FinishReason, SamplingParams

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from ensemble_configs.releases.safetensors_file import read_header
-from ensemble_configs.spec.engine_specs import LoraSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import LoraSpec
 from trireme.base.errors import SpecError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ensemble_configs.spec.engine_specs import LoraSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import LoraSpec
 from serving.engines.seam.adapter_check import ANY_SIZES, CONFIG, NAME, WEIGHTS, ModelSizes, check_adapter
 from trireme.base.errors import RequestError, SpecError
 

@@ -9,7 +9,7 @@ import msgspec
 
 from ensemble_configs.releases.built_engine import BuiltMapping, decode_file, engine_mismatches, load_built_engine
 from ensemble_configs.releases.engine_fit import refuse_mismatches
-from ensemble_configs.spec.engine_specs import TensorRtEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import TensorRtEngineSpec
 from trireme.base.errors import SpecError
 
 

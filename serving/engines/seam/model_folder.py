@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ensemble_configs.spec.engine_specs import EngineSpec
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from trireme.base.errors import SpecError
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)

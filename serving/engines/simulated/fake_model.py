@@ -5,7 +5,7 @@ import itertools
 import random
 from collections.abc import Iterator
 
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.engines.seam.base import GenerationRequest, SamplingParams
 from serving.engines.simulated.fake_hash import (
     NUM_RESERVED_IDS,

@@ -6,7 +6,7 @@ For tests of everything around an engine, and for capacity, overload and autosca
 
 import msgspec
 
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.engines.seam.base import (
     FIRST_WARM_UP_KEY,
     BatchStats,

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 
-from ensemble_configs.spec.engine_specs import SimulatedFaultSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedFaultSpec
 
 _FOR_EVER_S = 1e6
 

@@ -3,7 +3,7 @@
 
 from ensemble_configs.releases.engine_fit import whole_sequence_of
 from ensemble_configs.spec.batch_limits import within_build
-from ensemble_configs.spec.engine_specs import TensorRtEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import TensorRtEngineSpec
 from serving.engines.seam.base import Engine, EngineInfo
 from serving.engines.seam.engine_folder import load_engine_folder
 from serving.engines.tensorrt_llm.trtllm_arguments import llm_arguments

@@ -5,7 +5,7 @@ from ensemble_configs.releases.engine_fit import refuse_mismatches, whole_sequen
 from ensemble_configs.releases.pytorch_checkpoint import checkpoint_mismatches
 from ensemble_configs.releases.release_manifest import find_release, load_manifest
 from ensemble_configs.spec.batch_limits import within_build
-from ensemble_configs.spec.engine_specs import PyTorchEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec
 from serving.engines.seam.base import Engine, EngineInfo
 from serving.engines.seam.model_folder import ModelFolder, check_max_seq_len
 from serving.engines.tensorrt_llm.trtllm_arguments import llm_arguments

@@ -7,7 +7,7 @@ compares them with an installed version.
 
 from collections.abc import Collection, Mapping
 
-from ensemble_configs.spec.speculation_specs import Eagle3Spec, MtpSpec
+from ensemble_configs.spec.engine.speculation_specs import Eagle3Spec, MtpSpec
 from serving.engines.seam.capabilities import (
     BEAM_FIELDS,
     DISAGGREGATION_FIELDS,

@@ -20,7 +20,7 @@ import msgspec
 
 from ensemble_configs.releases.kv_capacity import WholeSequence
 from ensemble_configs.spec.end_times import MAX_CLOSE_S
-from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from serving.engines.seam.base import (
     Engine,
     EngineInfo,

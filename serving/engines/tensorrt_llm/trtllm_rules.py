@@ -8,8 +8,8 @@ Each rule is a row of `docs/trtllm_behaviour.md`, with its source; how long requ
 
 import math
 
-from ensemble_configs.spec.engine_specs import PyTorchEngineSpec
-from ensemble_configs.spec.speculation_specs import EagleSpec
+from ensemble_configs.spec.engine.speculation_specs import EagleSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec
 from serving.engines.seam.base import GenerationRequest, SamplingParams
 from serving.engines.tensorrt_llm.trtllm_arguments import TrtLlmSpec
 from serving.engines.tensorrt_llm.trtllm_call_parts import comes_at_once

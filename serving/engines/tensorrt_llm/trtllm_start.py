@@ -15,7 +15,7 @@ llmapi/mpi_session.py, llmapi/trtllm-llmapi-launch; docs/trtllm_behaviour.md, B1
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engines.seam.engine_start import EngineStart
 from serving.engines.tensorrt_llm.trtllm_arguments import TrtLlmSpec

@@ -3,7 +3,7 @@
 
 import logging
 
-from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from ensemble_configs.spec.trtllm_facts import facts_of, is_newer_than_known, known_facts, leading_numbers
 from trireme.base.errors import SpecError
 

@@ -20,7 +20,7 @@ from benchmarks.support.free_ports import free_ports
 from benchmarks.support.report import environment, write_result
 from ensemble_configs.render.repository import render_repository, write_repository
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment, override_triton
-from ensemble_configs.spec.engine_specs import SimulatedFaultSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedFaultSpec
 from serving.doctor.preflight import check
 from serving.doctor.server_features import refuse_missing_flags
 from serving.process.installation import find_triton

@@ -17,7 +17,7 @@ from streams_under_change import MAX_TOKENS, PROMPTS
 from benchmarks.support.free_ports import free_ports
 from clients.rollout.records.store import Store
 from clients.server_control import ServerControl
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import GenerationRequest, SamplingParams

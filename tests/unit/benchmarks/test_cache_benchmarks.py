@@ -8,7 +8,7 @@ import pytest
 from benchmarks.paged_memory import Load, Moment, _run, _wasted_in_blocks, _wasted_in_reserve
 from benchmarks.prefix_cache import PairMaker, _counted, _Counts
 from benchmarks.support.metrics_page import MetricsPage
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.engines.providers import create_engine
 from serving.text.tokenization import PromptTokenizer

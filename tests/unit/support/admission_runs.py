@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engines.seam.base import GenerationRequest, SamplingParams, TokenChunk
 from serving.engines.seam.clock import VirtualClock

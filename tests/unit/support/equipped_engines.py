@@ -9,7 +9,7 @@ from lora_adapters import write_adapter
 from pydantic import TypeAdapter
 from trtllm_behaviour import Executor
 
-from ensemble_configs.spec.engine_specs import EngineSpec
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from serving.engine_process.speculating_engine import SpeculatingEngine
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import Engine

@@ -9,7 +9,7 @@ from ensemble_configs.render.release_file import RELEASE_FILE
 from ensemble_configs.render.repository import write_repository
 from ensemble_configs.spec.admission_spec import AdmissionSpec
 from ensemble_configs.spec.deployment import DeploymentSpec
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from ensemble_configs.spec.release_spec import BlsSpec, ResponseSpec, TokenizerSpec
 from trireme.base.project_files import CODE_ROOT
 

@@ -32,7 +32,7 @@ from build_engines.migration.tensor_contract import PICTURES
 from ensemble_configs.releases.built_engine import engine_mismatches, load_built_engine
 from ensemble_configs.render.model_configs import render_configs
 from ensemble_configs.spec.deployment import load_deployment
-from ensemble_configs.spec.engine_specs import TensorRtEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import TensorRtEngineSpec
 from trireme.base.errors import SpecError
 from trireme.base.project_files import CODE_ROOT
 

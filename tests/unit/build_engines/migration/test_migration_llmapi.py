@@ -18,7 +18,7 @@ from build_engines.migration.importing import Import, plan_import
 from build_engines.migration.llmapi_tensors import INPUTS, OUTPUTS
 from ensemble_configs.render.tensors import inputs_of, outputs_of
 from ensemble_configs.spec import llm_argument_rows
-from ensemble_configs.spec.engine_specs import PyTorchEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec
 from trireme.base.errors import SpecError
 
 FACTS = load_facts("1.2.1")["llm_args"]["classes"]

@@ -15,7 +15,7 @@ from build_engines.migration.compiled_engine import CompiledEngine, load_compile
 from build_engines.migration.import_report import Outcome
 from build_engines.migration.importing import Import, plan_import
 from ensemble_configs.releases.engine_fit import fit_findings
-from ensemble_configs.spec.engine_specs import TensorRtEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import TensorRtEngineSpec
 from trireme.base.errors import SpecError
 
 CARRIED, IMPLIED, LOST = Outcome.CARRIED, Outcome.IMPLIED, Outcome.LOST

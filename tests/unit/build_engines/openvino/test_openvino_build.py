@@ -25,7 +25,7 @@ from build_engines.stages.build_job import BuildJob, BuildPlan
 from build_engines.stages.stage_list import Command
 from ensemble_configs.releases.machine import Machine
 from ensemble_configs.releases.release_manifest import address, load_manifest, verify
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import GenerationRequest, SamplingParams
 from serving.text.tokenizer_files import load_tokenizer

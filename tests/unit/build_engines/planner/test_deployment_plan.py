@@ -14,7 +14,8 @@ from build_engines.planner.engine_memory import memory_of
 from ensemble_configs.releases.release_manifest import load_manifest
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.deployment_checks import unbounded_caches
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec, PyTorchEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec
 from trireme.base.errors import SpecError
 from trireme.base.project_files import CODE_ROOT
 from trireme.commands import run_command

@@ -10,7 +10,7 @@ import pytest
 from build_engines.checkpoint.known_models import known_models
 from build_engines.recipes.recipe import PyTorchRecipe, load_recipe, recipe_names
 from build_engines.tensorrt_llm.pytorch_build import launch_settings
-from ensemble_configs.spec.engine_specs import PyTorchEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec
 from trireme.base.project_files import CODE_ROOT
 from trireme.commands import run_command
 

@@ -42,8 +42,8 @@ from build_engines.tensorrt_llm.trtllm_commands import hf_ptq_argv, trtllm_build
 from ensemble_configs.releases.engine_fit import fit_findings
 from ensemble_configs.releases.release_manifest import load_manifest
 from ensemble_configs.spec.deployment import load_deployment
-from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
-from ensemble_configs.spec.speculation_specs import LookaheadSpec, MedusaSpec
+from ensemble_configs.spec.engine.speculation_specs import LookaheadSpec, MedusaSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from trireme.base.project_files import CODE_ROOT
 
 DEPLOYMENTS = CODE_ROOT / "ensemble_configs/deployments"

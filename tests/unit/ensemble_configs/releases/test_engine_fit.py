@@ -14,7 +14,7 @@ from trtllm_loader import LoadRefused, RuntimeOptions, load
 from ensemble_configs.releases.built_engine import load_built_engine
 from ensemble_configs.releases.engine_fit import fit_findings, refuse_unfit_engine, whole_sequence_of
 from ensemble_configs.spec.batch_limits import step_limits, within_build
-from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from serving.engines.seam.base import EngineInfo, GenerationRequest, SamplingParams
 from serving.engines.seam.engine_folder import load_engine_folder
 from serving.engines.seam.request_limits import refuse_short_cache, refuse_unservable

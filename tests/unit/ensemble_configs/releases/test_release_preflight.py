@@ -30,7 +30,7 @@ from ensemble_configs.releases.preflight import check_release, highest_token_id
 from ensemble_configs.releases.release_manifest import address, load_manifest, seal
 from ensemble_configs.releases.release_parts import DraftModel, EvaluationResult, ModelIdentity, Override, ReleaseLimits
 from ensemble_configs.spec.deployment import load_deployment
-from ensemble_configs.spec.engine_specs import TensorRtEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import TensorRtEngineSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec, TokenizerSpec
 from trireme.base.errors import SpecError
 

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 from ensemble_configs.render.release_file import RELEASE_FILE, load_release, render_release
-from ensemble_configs.spec.engine_specs import (
-    CacheTransceiverSpec,
-    EngineSpec,
-    LoraSpec,
-    OpenVinoEngineSpec,
-    PyTorchEngineSpec,
-    SimulatedEngineSpec,
-    TensorRtEngineSpec,
-)
-from ensemble_configs.spec.release_spec import ReleaseSpec, ResponseSpec, TokenizerSpec
-from ensemble_configs.spec.speculation_specs import (
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
+from ensemble_configs.spec.engine.speculation_specs import (
     DraftTargetSpec,
     MedusaSpec,
 )
+from ensemble_configs.spec.engine.tensorrt_llm_specs import (
+    CacheTransceiverSpec,
+    LoraSpec,
+    PyTorchEngineSpec,
+    TensorRtEngineSpec,
+)
+from ensemble_configs.spec.release_spec import ReleaseSpec, ResponseSpec, TokenizerSpec
 from trireme.base.errors import SpecError
 
 ENGINES: list[EngineSpec] = [

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from ensemble_configs.spec.deployment import load_deployment, override_triton
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from trireme.base.errors import SpecError
 
 GOOD = """

@@ -21,7 +21,8 @@ from ensemble_configs.releases.preflight import check_release
 from ensemble_configs.render.release_file import load_release
 from ensemble_configs.render.repository import write_repository
 from ensemble_configs.spec.deployment import DeploymentSpec, load_deployment
-from ensemble_configs.spec.engine_specs import EngineSpec, PyTorchEngineSpec
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from ensemble_configs.spec.trtllm_facts import DATA, facts_note, facts_of, known_facts
 from scripts import trtllm_names

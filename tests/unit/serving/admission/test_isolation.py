@@ -11,7 +11,7 @@ from benchmarks.overload_figures import p99
 from benchmarks.support.virtual_run import Record, VirtualRun
 from clients.load.arrivals import arrivals_s
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.admission.budget import KvBudget
 from serving.admission.kv_budget import Room

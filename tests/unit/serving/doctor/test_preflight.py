@@ -13,7 +13,10 @@ from ensemble_configs.releases.machine import Machine
 from ensemble_configs.releases.memory_need import memory_need_bytes
 from ensemble_configs.releases.release_manifest import load_manifest
 from ensemble_configs.spec.deployment import DeploymentSpec, override_triton
-from ensemble_configs.spec.engine_specs import EngineSpec, OpenVinoEngineSpec, SimulatedEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import TensorRtEngineSpec
 from ensemble_configs.spec.model_spec import ExtraModelSpec, RateLimiterSpec
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from ensemble_configs.spec.triton_spec import TritonSpec

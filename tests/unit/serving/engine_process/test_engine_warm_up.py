@@ -9,7 +9,7 @@ import pytest
 from simulated_release import write_release
 
 from ensemble_configs.render.release_file import load_release
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engine_process.engine_loading import load_engine
 from serving.engine_process.engine_sources import OwnedEngine

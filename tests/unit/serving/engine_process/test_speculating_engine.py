@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from simulated_release import TOKENIZER
 
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.engine_process.speculating_engine import SpeculatingEngine
 from serving.engine_process.stopping_engine import StoppingEngine

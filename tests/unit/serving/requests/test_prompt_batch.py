@@ -15,7 +15,7 @@ from recording_tensor_sink import RecordingTensorSink
 from simulated_release import write_release
 
 from ensemble_configs.render.release_file import load_release
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.engine_process.stopping_engine import StoppingEngine
 from serving.engines.seam.base import TokenChunk
 from serving.engines.seam.clock import VirtualClock

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import triton_python_backend_utils as pb_utils
 
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.engines.seam.base import (
     Engine,
     EngineCosts,

@@ -12,7 +12,7 @@ from typing import cast
 import openvino_genai
 import pytest
 
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from serving.engines.openvino.openvino_cached_tokens import CachedTokens
 from serving.engines.openvino.openvino_pipeline import (
     FINISH_REASONS,

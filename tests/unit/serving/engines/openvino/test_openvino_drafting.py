@@ -13,7 +13,7 @@ from sampled_distribution import deviation, sampled_outputs
 from test_engine_conformance import DEMO_MODEL, Session, come_and_go, openvino, prompt_of
 from tokenizers import Tokenizer
 
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from serving.engines.openvino import openvino_engine
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import Engine, SamplingParams

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from serving.engines.openvino import openvino_pipeline
 from serving.engines.openvino.openvino_pipeline import Handle, Pipeline, has_bf16
 from serving.engines.providers import create_engine
@@ -257,7 +257,7 @@ def test_a_signal_after_the_engine_is_closed_does_not_end_the_process() -> None:
     program = f"""
 import signal, sys
 from pathlib import Path
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from serving.engines.providers import create_engine
 signal.signal(signal.SIGALRM, lambda *_: print("handled", flush=True))
 create_engine(OpenVinoEngineSpec(provider="openvino", dir=Path({str(DEMO_MODEL)!r}))).close()
@@ -273,7 +273,7 @@ def test_memory_does_not_grow_with_every_length_of_a_prompt() -> None:
     program = f"""
 from pathlib import Path
 import psutil
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from serving.engines.seam.base import GenerationRequest, SamplingParams
 from serving.engines.providers import create_engine
 

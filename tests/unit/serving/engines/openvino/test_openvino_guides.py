@@ -12,7 +12,7 @@ import openvino_genai
 import pytest
 from tokenizers import Tokenizer
 
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from serving.engines.openvino import openvino_pipeline
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import Engine, FinishReason, GenerationRequest, SamplingParams

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from ensemble_configs.spec.engine_specs import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.engines.openvino import openvino_pipeline
 from serving.engines.openvino.openvino_shared_blocks import EarlierPrompts

@@ -24,13 +24,10 @@ from trtllm_behaviour import Executor
 
 from ensemble_configs.releases.built_engine import load_built_engine
 from ensemble_configs.releases.engine_fit import whole_sequence_of
-from ensemble_configs.spec.engine_specs import (
-    EngineSpec,
-    OpenVinoEngineSpec,
-    PyTorchEngineSpec,
-    SimulatedEngineSpec,
-    TensorRtEngineSpec,
-)
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.openvino_spec import OpenVinoEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from serving.engine_process.engine_warm_up import warm_up
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import Beam, Engine, FinishReason, GenerationRequest, PerfMetrics, SamplingParams

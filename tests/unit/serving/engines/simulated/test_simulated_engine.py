@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from pydantic import ValidationError
 
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.engines.seam.base import FinishReason, GenerationRequest, SamplingParams
 from serving.engines.seam.clock import VirtualClock
 from serving.engines.simulated.fake_hash import NUM_RESERVED_IDS, hash_tokens

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ensemble_configs.spec.engine_specs import SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
 from serving.engines.seam.base import (
     ExtraOutputs,
     FinishReason,

@@ -19,7 +19,7 @@ from trtllm_tools import write_nvidia_smi
 from ensemble_configs.render.release_file import load_release
 from ensemble_configs.render.repository import write_repository
 from ensemble_configs.spec.deployment import DeploymentSpec
-from ensemble_configs.spec.engine_specs import EngineSpec
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.release_spec import OnDemandSpec, PlacementSpec, TokenizerSpec
 from scripts.environments import ENVIRONMENTS
 from serving.engine_process.engine_client import EngineClient

@@ -15,14 +15,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from trtllm_behaviour import Executor
 
 from ensemble_configs.releases.release_parts import ReleaseLimits
-from ensemble_configs.spec.engine_specs import (
-    CacheTransceiverSpec,
-    EngineSpec,
-    LoraSpec,
-    PyTorchEngineSpec,
-    TensorRtEngineSpec,
-)
-from ensemble_configs.spec.speculation_specs import (
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.speculation_specs import (
     DraftTargetSpec,
     Eagle3Spec,
     EagleSpec,
@@ -30,6 +24,12 @@ from ensemble_configs.spec.speculation_specs import (
     MedusaSpec,
     MtpSpec,
     NGramSpec,
+)
+from ensemble_configs.spec.engine.tensorrt_llm_specs import (
+    CacheTransceiverSpec,
+    LoraSpec,
+    PyTorchEngineSpec,
+    TensorRtEngineSpec,
 )
 from serving.engines.providers import create_engine
 from serving.engines.tensorrt_llm.trtllm_upstream import load_upstream

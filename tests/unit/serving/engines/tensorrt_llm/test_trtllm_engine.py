@@ -14,7 +14,7 @@ from fake_tensorrt_llm import fake_tensorrt_llm, write_checkpoint, write_engine
 from pydantic import TypeAdapter
 from trtllm_behaviour import Executor
 
-from ensemble_configs.spec.engine_specs import EngineSpec
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import BatchStats, Engine, FinishReason, GenerationRequest, SamplingParams, TokenChunk
 from serving.engines.tensorrt_llm import trtllm_engine

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from serving.engines.tensorrt_llm.trtllm_launch import Launcher, render_launch
 from trireme.base.errors import SpecError
 

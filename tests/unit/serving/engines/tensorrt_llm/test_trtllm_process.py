@@ -17,7 +17,7 @@ from simulated_release import TOKENIZER
 
 from ensemble_configs.render.repository import write_repository
 from ensemble_configs.spec.deployment import DeploymentSpec
-from ensemble_configs.spec.engine_specs import EngineSpec
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.engine_process.engine_client import EngineClient
 from serving.engine_process.engine_messages import Step

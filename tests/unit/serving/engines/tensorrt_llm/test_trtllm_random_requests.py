@@ -21,7 +21,7 @@ from simulated_release import TOKENIZER
 from trtllm_behaviour import Executor
 
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
-from ensemble_configs.spec.engine_specs import EngineSpec
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
 from ensemble_configs.spec.release_spec import TokenizerSpec
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.engine_process.ingress import begin, stop

@@ -181,7 +181,7 @@ def test_a_slow_shutdown_is_waited_for(world: World) -> None:
 
 
 def test_a_shutdown_that_is_stuck_is_ended_with_all_ranks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble_configs.spec.engine_specs.PyTorchEngineSpec.close_timeout_s", 2.0)
+    monkeypatch.setattr("ensemble_configs.spec.engine.tensorrt_llm_specs.PyTorchEngineSpec.close_timeout_s", 2.0)
     world.setenv("FAKE_SLOW_SHUTDOWN_S", "3600")
     adapter = world.adapter()
     adapter.client.start()

@@ -11,7 +11,8 @@ from fake_tensorrt_llm import VOCAB_SIZE, fake_tensorrt_llm
 from lora_adapters import write_adapter
 from pydantic import TypeAdapter
 
-from ensemble_configs.spec.engine_specs import EngineSpec, PyTorchEngineSpec, TensorRtEngineSpec
+from ensemble_configs.spec.engine.engine_spec import EngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from serving.engines.seam.base import EngineInfo, GenerationRequest, SamplingParams
 from serving.engines.seam.capabilities import BEAM_FIELDS, DISAGGREGATION_FIELDS, LOOKAHEAD_FIELDS
 from serving.engines.seam.packed_array import PackedArray

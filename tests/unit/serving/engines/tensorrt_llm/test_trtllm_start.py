@@ -7,7 +7,8 @@ import pytest
 from simulated_release import TOKENIZER
 
 from ensemble_configs.spec.deployment import DeploymentSpec
-from ensemble_configs.spec.engine_specs import PyTorchEngineSpec, SimulatedEngineSpec
+from ensemble_configs.spec.engine.simulated_spec import SimulatedEngineSpec
+from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec, TokenizerSpec
 from serving.doctor.release_check import launcher_findings
 from serving.engines.providers import start_of_release

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of a deployment, as typed data: one spec for each provider, and the parts that they are made of."""
+"""Engines of TensorRT-LLM, as typed data: a compiled one, a checkpoint on its PyTorch backend, and what both need."""
 
 import math
 from pathlib import Path
@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from ensemble_configs.spec.base import Boolean, Integer, NotNegative, Number, Positive, Spec
 from ensemble_configs.spec.batch_limits import UPSTREAM_SEQS, UPSTREAM_TOKENS
 from ensemble_configs.spec.end_times import MAX_CLOSE_S
-from ensemble_configs.spec.extra_llm_args import ExtraArguments, check_extra_llm_args
-from ensemble_configs.spec.speculation_specs import (
+from ensemble_configs.spec.engine.provider_spec import ProviderSpec
+from ensemble_configs.spec.engine.speculation_specs import (
     DraftTargetSpec,
     Eagle3Spec,
     EagleSpec,
@@ -21,133 +21,10 @@ from ensemble_configs.spec.speculation_specs import (
     NGramSpec,
     accepted_at_once,
 )
+from ensemble_configs.spec.extra_llm_args import ExtraArguments, check_extra_llm_args
 
 MAX_RANKS = 1024  # of one engine; more is a mistake
 TrtLlmVersion = Annotated[str, Field(pattern=r"^\d+\.\d+")]
-
-
-class _BatchSpec(Spec):
-    """What every provider needs to know."""
-
-    max_seq_len: Positive = Field(default=2048, ge=2, description="prompt and output together, tokens")
-    max_num_seqs: Positive = Field(default=64, description="requests in one in-flight batch")
-    max_num_batched_tokens: Positive = Field(default=512, description="tokens in one step; longer prompts are chunked")
-    watchdog_s: Number = Field(
-        default=30.0,
-        ge=2,
-        le=86_400,
-        description="an engine that is silent, or has work and gets no further, for so long is ended and started "
-        "again; more than its longest step takes",
-    )
-    load_timeout_s: Number = Field(
-        default=1800.0,
-        ge=1,
-        le=86_400,
-        description="an engine that has not loaded within this time is ended, and the error says what it logged last",
-    )
-
-    @property
-    def max_tokens_per_step(self) -> int:
-        """Tokens that a step may add to a sequence; more than one with drafts by deployment."""
-        return 1
-
-    @property
-    def close_timeout_s(self) -> float:
-        """Seconds that the engine may take to free what it holds; 0 where its process just ends."""
-        return 0.0
-
-
-class _EngineSpec(_BatchSpec):
-    """What a provider needs to know whose KV cache is as large as it is told."""
-
-    num_kv_blocks: Positive = Field(default=2048, description="KV cache blocks, shared by all requests")
-
-
-class OpenVinoEngineSpec(_EngineSpec):
-    """OpenVINO GenAI continuous batching on the CPU."""
-
-    provider: Literal["openvino"]
-    dir: Path = Field(description="folder with openvino_model.xml")
-    num_threads: Positive | None = Field(default=None, le=1024, description="CPU threads; none: all cores")
-    kv_cache_precision: Literal["auto", "u8", "u4", "f16", "bf16"] = "auto"
-    is_prefix_caching: Boolean = Field(default=True, description="keep KV blocks of finished prompts for reuse")
-    lora_file: Path | None = Field(
-        default=None, description="a low-rank adapter (safetensors, as PEFT writes it) for all requests"
-    )
-    draft_dir: Path | None = Field(default=None, description="folder of a small model that drafts tokens for this one")
-    max_ngram_size: Positive | None = Field(
-        default=None, description="draft what followed the last tokens, up to so many, earlier in the prompt"
-    )
-    num_assistant_tokens: Positive | None = Field(default=None, description="tokens to draft in a step; none: 4")
-
-    @property
-    def num_draft_tokens(self) -> int:
-        """Tokens to draft in a step; 0 without speculative decoding."""
-        if self.draft_dir is None and self.max_ngram_size is None:
-            return 0
-        return self.num_assistant_tokens or 4
-
-    @property
-    def max_tokens_per_step(self) -> int:
-        """With all drafts accepted."""
-        return 1 + self.num_draft_tokens
-
-    @model_validator(mode="after")
-    def _drafts_come_from_one_place(self) -> "OpenVinoEngineSpec":
-        if self.draft_dir is not None and self.max_ngram_size is not None:
-            raise ValueError("draft_dir and max_ngram_size exclude each other; keep one")
-        if self.draft_dir is not None and self.is_prefix_caching:
-            # OpenVINO 2026.4 breaks when sampling rejects a draft in a block that it has hashed for reuse.
-            raise ValueError("draft_dir needs is_prefix_caching: false")
-        if self.num_assistant_tokens is not None and not self.num_draft_tokens:
-            raise ValueError("num_assistant_tokens needs draft_dir or max_ngram_size")
-        return self
-
-    @model_validator(mode="after")
-    def _lookups_fit_a_step(self) -> "OpenVinoEngineSpec":
-        # OpenVINO 2026.4 pads what it looked up to its full number, and breaks when a step has no room for all of it.
-        num_step_tokens = self.max_num_seqs * (1 + self.num_draft_tokens)
-        if self.max_ngram_size is not None and num_step_tokens > self.max_num_batched_tokens:
-            raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) < max_num_seqs ({self.max_num_seqs}) * "
-                f"(1 + {self.num_draft_tokens} draft tokens); raise it to {num_step_tokens} or lower max_num_seqs"
-            )
-        return self
-
-
-class SimulatedFaultSpec(Spec):
-    """What goes wrong with a simulated engine: a rehearsal of what a server has to survive."""
-
-    kind: Literal["crash", "hang"]
-    after_requests: NotNegative | None = Field(
-        default=None, description="that were taken before; none: already while it loads"
-    )
-
-
-class SimulatedEngineSpec(_EngineSpec):
-    """A deterministic engine with a real paged-KV scheduler and no model: time is a formula, tokens are a hash."""
-
-    provider: Literal["simulated"]
-    mode: Literal["hash", "echo"] = Field(default="hash", description="echo: the output is the prompt, over and over")
-    vocab_size: Positive = Field(default=4096, ge=17, description="the first 16 tokens are never made")
-    kv_block_tokens: Positive = 16
-    seed: Integer = 0
-    step_ms: Number = Field(default=1.0, ge=0, le=60_000, description="a step's fixed time")
-    prefill_us_per_token: Number = Field(default=20.0, ge=0, le=1e6)
-    decode_us_per_seq: Number = Field(default=50.0, ge=0, le=1e6)
-    weight_bytes: Integer = Field(default=0, ge=0, description="that it stands for in a memory plan and in the metrics")
-    kv_bytes_per_token: Integer = Field(default=0, ge=0, description="as weight_bytes")
-    flops_per_token: Number = Field(
-        default=0, ge=0, le=9e15, description="that it stands for in the metrics; 0: not shown"
-    )
-    peak_bandwidth_bytes_per_s: Number = Field(
-        default=0, ge=0, le=9e15, description="as flops_per_token, of its device"
-    )
-    peak_flops: Number = Field(default=0, ge=0, le=9e15, description="as flops_per_token, of its device")
-    error_rate: Number = Field(
-        default=0.0, ge=0, le=1, description="share of tokens that differ from those of the same engine without errors"
-    )
-    fault: SimulatedFaultSpec | None = None
 
 
 class PerfKnobsSpec(Spec):
@@ -182,7 +59,7 @@ class CacheTransceiverSpec(Spec):
     transfer_timeout_ms: Positive | None = None
 
 
-class _TrtLlmSpec(_BatchSpec):
+class _TrtLlmSpec(ProviderSpec):
     """What both providers of TensorRT-LLM need to know; parallel sizes are of the whole engine, over all nodes."""
 
     max_num_seqs: Positive = Field(
@@ -366,8 +243,3 @@ class PyTorchEngineSpec(_TrtLlmSpec):
             )
         if self.max_beam_width > 1 and self.is_overlap_scheduler:
             raise ValueError(f"{beams} needs is_overlap_scheduler: false; beams are chosen before the next step begins")
-
-
-EngineSpec = Annotated[
-    OpenVinoEngineSpec | SimulatedEngineSpec | TensorRtEngineSpec | PyTorchEngineSpec, Field(discriminator="provider")
-]
