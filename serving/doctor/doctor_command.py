@@ -22,7 +22,7 @@ from ensemble_configs.spec.trtllm_facts import facts_note, facts_of
 from serving.doctor.release_check import findings_here, launcher_findings, releases_of
 from serving.doctor.server_features import consequences
 from serving.doctor.server_probe import ask_server
-from serving.engines.tensorrt_llm.tensorrt_llm_findings import findings_of_tensorrt_llm, installed_version
+from serving.doctor.tensorrt_llm_findings import findings_of_tensorrt_llm, installed_version
 from serving.process.installation import find_triton
 from trireme.base.errors import SpecError
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from ensemble_configs.releases.containers import containers
+from serving.doctor import tensorrt_llm_findings
+from serving.doctor.tensorrt_llm_findings import findings_of_tensorrt_llm, numbers
+from serving.doctor.tensorrt_llm_trial import try_imports
 from serving.engines import providers
-from serving.engines.tensorrt_llm import tensorrt_llm_causes, tensorrt_llm_findings
+from serving.engines.tensorrt_llm import tensorrt_llm_causes
 from serving.engines.tensorrt_llm.tensorrt_llm_causes import explain
-from serving.engines.tensorrt_llm.tensorrt_llm_findings import findings_of_tensorrt_llm, numbers
-from serving.engines.tensorrt_llm.tensorrt_llm_trial import try_imports
 from trireme.base.errors import ServerError
 
 # What upstream writes; the sources are in docs/gpu_image.md.

@@ -8,8 +8,8 @@ import re
 
 from ensemble_configs.releases.containers import Container, containers
 from ensemble_configs.spec.finding import Finding
+from serving.doctor.tensorrt_llm_trial import TIMEOUT_S, try_imports
 from serving.engines.tensorrt_llm.tensorrt_llm_causes import explain, no_package
-from serving.engines.tensorrt_llm.tensorrt_llm_trial import TIMEOUT_S, try_imports
 from serving.process.this_machine import NoDriverError, read_driver_version, read_machine
 
 _FIRST_WITH_REASONING_TEXT = (1, 2)  # whose PyTorch backend imports `tensorrt_llm.serve`, and that the newer openai
