@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorRT-LLM's LLM API behind the seam, for compiled engines and for PyTorch alike.
 
-Upstream batches by itself, in processes of its own. One event loop makes all calls and follows every request; what it
-sees waits in a queue, and `step` takes what is there, waiting a little for the first.
+Upstream batches by itself, in processes of its own. What `LlmThread` sees of it waits in a queue, and `step` takes what
+is there, waiting a little for the first.
 """
 
-import asyncio
 import itertools
 import logging
 import pickle
@@ -13,13 +12,11 @@ import queue
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 
 from ensemble_configs.releases.kv_capacity import WholeSequence
-from ensemble_configs.spec.end_times import MAX_CLOSE_S
 from ensemble_configs.spec.engine.tensorrt_llm_specs import PyTorchEngineSpec, TensorRtEngineSpec
 from serving.engines.seam.base import (
     Engine,
@@ -30,35 +27,23 @@ from serving.engines.seam.base import (
     SamplingParams,
     TokenChunk,
 )
-from serving.engines.seam.event_loop_thread import ANSWERS_S, EventLoopThread, LoopStuckError
+from serving.engines.seam.event_loop_thread import ANSWERS_S, LoopStuckError
 from serving.engines.seam.request_limits import refuse_short_cache, refuse_unservable
-from serving.engines.seam.thread_failures import thread_failures
 from serving.engines.tensorrt_llm.trtllm_cancels import Cancels, Ending
-from serving.engines.tensorrt_llm.trtllm_outputs import NewOutput, RunningRequest
-from serving.engines.tensorrt_llm.trtllm_rules import cure_of
+from serving.engines.tensorrt_llm.trtllm_llm_thread import Event, LlmThread
+from serving.engines.tensorrt_llm.trtllm_outputs import RunningRequest
 from serving.engines.tensorrt_llm.trtllm_sampling import SamplingWords
-from serving.engines.tensorrt_llm.trtllm_stats import NO_STATS, read_stats
-from serving.engines.tensorrt_llm.trtllm_upstream import Llm, Result, Upstream
+from serving.engines.tensorrt_llm.trtllm_upstream import Upstream, one_line
 from trireme.base.errors import ServerError, SpecError
 
 # How long a step may find nothing: as long as a new request or a cancel may wait behind it.
 _MAX_WAIT_S = 0.002
 _FIRST_TOKEN_S = 600.0
 _FIRST_STATS_S = 30.0
-_CLOSE_S = MAX_CLOSE_S + 30.0  # more than any deployment gives, whose processes are then killed
 
 _log = logging.getLogger("trireme.engine")
 
 Value = TypeVar("Value")
-
-
-@dataclass(slots=True)
-class _Event:
-    """What one request made, or what broke the whole engine."""
-
-    request: RunningRequest | None
-    output: NewOutput = field(default_factory=NewOutput)
-    failure: Exception | None = None
 
 
 class TrtLlmEngine(Engine):
@@ -97,23 +82,19 @@ class TrtLlmEngine(Engine):
         self._whole_sequence = whole_sequence
         self._is_cache_size_asked = spec.num_kv_blocks is not None
         self._upstream = upstream
-        self._load_timeout_s = spec.load_timeout_s
         self._adapter_timeout_s = spec.watchdog_s
         self._num_seen_events = 0  # of what upstream has made
         self._words = words
         self._requests: dict[int, RunningRequest] = {}
         self._cancels = Cancels()
         self._numbers = itertools.count(1)
-        self._has_submitted = asyncio.Event()  # of the loop: upstream's stats begin, or go on, with a request
-        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._stats = NO_STATS
-        self._loop = EventLoopThread("trtllm")
-        try:
-            self._llm = self._load(arguments)
-        except BaseException:
-            self._loop.close()
-            raise
-        self._loop.call(lambda: self._loop.spawn(self._follow_stats()))
+        self._llm = LlmThread(
+            upstream,
+            arguments,
+            rules=words.rules,
+            load_timeout_s=spec.load_timeout_s,
+            on_idle=self._cancels.note_idle,
+        )
         self.info = info
         try:
             self._measure()
@@ -135,37 +116,15 @@ class TrtLlmEngine(Engine):
             )
             self.info = msgspec.structs.replace(self.info, max_seq_len=longest)
 
-    def _load(self, arguments: dict[str, object]) -> Llm:
-        """Make the LLM; where MPI cannot start the ranks, a thread of upstream's ends and the LLM waits for ever."""
-        try:
-            with thread_failures(self._give_up_loading):
-                return self._loop.call(
-                    lambda: self._upstream.make_llm(**arguments),
-                    timeout_s=self._load_timeout_s,
-                )
-        except LoopStuckError as exc:
-            raise SpecError(
-                f"TensorRT-LLM {self._upstream.version} has not loaded {arguments['model']} within "
-                f"{self._load_timeout_s:g} s (engine.load_timeout_s)",
-                field="engine.load_timeout_s",
-            ) from exc
-        except (AssertionError, ImportError, OSError, RuntimeError, TypeError, ValueError) as exc:
-            raise SpecError(
-                f"TensorRT-LLM {self._upstream.version} cannot load {arguments['model']}: {_one_line(exc)}",
-                field="engine",
-            ) from exc
-
-    def _give_up_loading(self, error: Exception) -> None:
-        if "MPI" in f"{type(error).__module__}: {error}":
-            self._loop.abandon(RuntimeError(f"MPI could not start the ranks: {_one_line(error)}"))
-
     def _measure(self) -> None:
         """Generate one token, which loads what upstream loads late, and take the KV cache's size from the stats."""
         self._start(GenerationRequest(key=-1, input_ids=[0], sampling=self.plain_sampling))
         chunks = _wait_for(self.step, _FIRST_TOKEN_S, "no first token came")
         if chunks[0].error is not None:
             raise SpecError(f"the first token failed: {chunks[0].error}", field="engine")
-        stats = _wait_for(lambda: self._stats if self._stats.num_kv_blocks else None, _FIRST_STATS_S, "no stats came")
+        stats = _wait_for(
+            lambda: self._llm.stats if self._llm.stats.num_kv_blocks else None, _FIRST_STATS_S, "no stats came"
+        )
         self.info = msgspec.structs.replace(
             self.info, num_kv_blocks=stats.num_kv_blocks, kv_block_tokens=stats.kv_block_tokens
         )
@@ -192,15 +151,9 @@ class TrtLlmEngine(Engine):
             vocab_size=self.info.vocab_size,
             number=next(self._numbers),
         )
-
-        def start() -> None:
-            running.result = self._llm.generate_async(**arguments)
-            running.following = self._loop.spawn(self._follow(running, running.result))
-            self._has_submitted.set()
-
         is_reading = self._words.has_adapter_read(arguments)
         try:
-            self._loop.call(start, timeout_s=self._adapter_timeout_s if is_reading else ANSWERS_S)
+            self._llm.start(running, arguments, timeout_s=self._adapter_timeout_s if is_reading else ANSWERS_S)
         except (AttributeError, TypeError, ValueError, pickle.PicklingError, self._upstream.request_error) as exc:
             raise self._words.refusal_of(exc, arguments) from exc
         except LoopStuckError:
@@ -220,17 +173,15 @@ class TrtLlmEngine(Engine):
             self._end_upstream(request)
 
     def _end_upstream(self, request: RunningRequest) -> None:
-        result = request.result
-        assert result is not None, "it was started"
         if self._words.rules.runs_on_when_cancelled(request.sampling):
             self._cancels.begin(request, Ending.RUNNING_ON, time.monotonic())
             return
         is_waiting = self._is_waiting(request)
         self._cancels.begin(request, Ending.WAITING if is_waiting else Ending.STOPPING, time.monotonic())
-        self._loop.call(result.abort)
+        self._llm.abort(request)
         if is_waiting and self._words.rules.drops_waiting_when_cancelled:
             self._cancels.forget(request)
-            self._stop_following(request)
+            self._llm.stop_following(request)
 
     def _is_waiting(self, request: RunningRequest) -> bool:
         """Return whether upstream cannot have taken a request from its queue, which it does in order of arrival."""
@@ -238,10 +189,6 @@ class TrtLlmEngine(Engine):
             return False
         num_before = sum(other.number < request.number for other in self._requests.values())
         return num_before + self._cancels.num_before(request) >= self._words.rules.max_active
-
-    def _stop_following(self, request: RunningRequest) -> None:
-        if (following := request.following) is not None:
-            self._loop.call(following.cancel)
 
     def is_ending(self, key: int) -> bool:
         """Return whether upstream may still compute a cancelled request."""
@@ -257,18 +204,18 @@ class TrtLlmEngine(Engine):
         chunks: dict[int, TokenChunk] = {}
         with suppress(queue.Empty):
             if self.has_work:
-                self._take(self._events.get(timeout=_MAX_WAIT_S), chunks)
+                self._take(self._llm.events.get(timeout=_MAX_WAIT_S), chunks)
             while True:
-                self._take(self._events.get_nowait(), chunks)
-        for request in self._cancels.overdue(time.monotonic(), self._stats.num_iterations):
-            self._stop_following(request)
+                self._take(self._llm.events.get_nowait(), chunks)
+        for request in self._cancels.overdue(time.monotonic(), self._llm.stats.num_iterations):
+            self._llm.stop_following(request)
         return list(chunks.values())
 
-    def _take(self, event: _Event, chunks: dict[int, TokenChunk]) -> None:
+    def _take(self, event: Event, chunks: dict[int, TokenChunk]) -> None:
         self._num_seen_events += 1
         if event.failure is not None:
             raise ServerError(
-                f"TensorRT-LLM's executor broke: {_one_line(event.failure)}", reason="executor_died"
+                f"TensorRT-LLM's executor broke: {one_line(event.failure)}", reason="executor_died"
             ) from event.failure
         request = event.request
         assert request is not None, "an event without a failure is of a request"
@@ -296,19 +243,19 @@ class TrtLlmEngine(Engine):
     @property
     def progress(self) -> int | None:
         """Count what upstream has made and its iterations: our own steps go on whatever becomes of its ranks."""
-        return self._num_seen_events + self._stats.num_iterations if self.has_work else None
+        return self._num_seen_events + self._llm.stats.num_iterations if self.has_work else None
 
     def stats(self) -> EngineStats:
         """Our requests, divided as upstream's last iteration says, and the blocks that it used."""
         num_requests = len(self._requests)
-        num_running = min(self._stats.num_scheduled, num_requests)
+        num_running = min(self._llm.stats.num_scheduled, num_requests)
         return EngineStats(
             num_running=num_running,
             num_waiting=num_requests - num_running,
-            num_used_kv_blocks=self._stats.num_used_kv_blocks if self._may_hold_blocks else 0,
+            num_used_kv_blocks=self._llm.stats.num_used_kv_blocks if self._may_hold_blocks else 0,
             num_kv_blocks=self.info.num_kv_blocks,
-            num_steps=self._stats.num_iterations,
-            batch=self._stats.batch,
+            num_steps=self._llm.stats.num_iterations,
+            batch=self._llm.stats.batch,
             cancels=self._cancels.stats(),
         )
 
@@ -318,43 +265,7 @@ class TrtLlmEngine(Engine):
 
     def close(self) -> None:
         """End what runs and upstream's processes, which takes NCCL and CUDA tens of seconds with many ranks."""
-        self._loop.call(self._end, timeout_s=_CLOSE_S)
-        self._loop.close()
-
-    def _end(self) -> None:
-        for request in self._requests.values():
-            if request.result is not None:
-                request.result.abort()
-        self._llm.shutdown()
-
-    # In the event loop
-
-    async def _follow(self, request: RunningRequest, result: Result) -> None:
-        try:
-            async for output in result:
-                if new := request.read(output):
-                    self._events.put(_Event(request, new))
-        except (AssertionError, ValueError, self._upstream.request_error) as exc:
-            # Beside its own error of a request: what it raises here while it reads a response, such as "Unknown finish
-            # reason" of a beam that the search has left unfinished. It may go on computing that one.
-            if not self._words.rules.runs_on_when_cancelled(request.sampling):
-                result.abort()
-            error = ServerError(f"TensorRT-LLM failed this request: {_one_line(exc)}{cure_of(exc)}")
-            self._events.put(_Event(request, NewOutput(error=str(error))))
-        except Exception as exc:  # whatever else it is, it is not of this request: the engine's process must end
-            self._events.put(_Event(None, failure=exc))
-
-    async def _follow_stats(self) -> None:
-        try:
-            while True:
-                await self._has_submitted.wait()  # before it upstream's iteration is empty, and ends at once
-                self._has_submitted.clear()
-                async for row in self._llm.get_stats_async(timeout=None):
-                    self._stats = read_stats(row)
-                    if self._stats.num_active == 0:
-                        self._cancels.note_idle()
-        except Exception as exc:  # as in _follow
-            self._events.put(_Event(None, failure=exc))
+        self._llm.close(self._requests.values())
 
 
 def _wait_for(look: Callable[[], Value | None], timeout_s: float, complaint: str) -> Value:
@@ -365,7 +276,3 @@ def _wait_for(look: Callable[[], Value | None], timeout_s: float, complaint: str
             return value
         time.sleep(_MAX_WAIT_S)
     raise SpecError(f"TensorRT-LLM loaded the model, but {complaint} within {timeout_s:.0f} s", field="engine")
-
-
-def _one_line(exc: BaseException) -> str:
-    return " ".join(str(exc).split()) or repr(exc)

@@ -19,7 +19,7 @@ from serving.engines.tensorrt_llm.trtllm_capabilities import why_not_here
 from serving.engines.tensorrt_llm.trtllm_guides import GuideCheck
 from serving.engines.tensorrt_llm.trtllm_rules import TrtLlmRules
 from serving.engines.tensorrt_llm.trtllm_sampling_rows import ARGUMENTS, ROWS
-from serving.engines.tensorrt_llm.trtllm_upstream import LoraRequest, Upstream
+from serving.engines.tensorrt_llm.trtllm_upstream import LoraRequest, Upstream, one_line
 from trireme.base.errors import RequestError
 
 _LOOKAHEAD_FIELDS = {f"lookahead_{row.field}": row.argument for row in LOOKAHEAD}
@@ -92,7 +92,7 @@ class SamplingWords:
             arguments: of the call.
         """
         provider = self._spec.provider
-        reason = " ".join(str(exc).split()) or repr(exc)
+        reason = one_line(exc)
         if stuck := [name for name, value in arguments.items() if not _can_be_pickled(value)]:
             return RequestError(
                 f"{', '.join(stuck)} cannot be sent to TensorRT-LLM's process: {reason}; leave it out",

@@ -132,8 +132,7 @@ class Upstream:
         try:
             made = make(**arguments)
         except (TypeError, ValueError) as exc:
-            reason = " ".join(str(exc).split())
-            raise SpecError(f"TensorRT-LLM {self.version} refuses {name}: {reason}", field="engine") from exc
+            raise SpecError(f"TensorRT-LLM {self.version} refuses {name}: {one_line(exc)}", field="engine") from exc
         for argument, value in arguments.items():
             if isinstance(value, bool) and getattr(made, argument, value) is not value:
                 raise SpecError(
@@ -149,6 +148,11 @@ class Upstream:
         if make is None:
             raise SpecError(f"TensorRT-LLM {self.version} has no {name}; install 1.2.1", field="engine.provider")
         return make
+
+
+def one_line(exc: BaseException) -> str:
+    """Return what an error of upstream says, in one line."""
+    return " ".join(str(exc).split()) or repr(exc)
 
 
 def installed_version() -> str:

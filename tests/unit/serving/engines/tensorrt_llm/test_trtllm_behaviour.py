@@ -72,7 +72,7 @@ def make_pytorch(maker_of: Callable[..., Maker]) -> Maker:
 
 def num_followed(engine: TrtLlmEngine) -> int:
     """Requests that the engine's event loop still waits for; the stats' own task is not one."""
-    return len(engine._loop._tasks) - 1
+    return len(engine._llm._loop._tasks) - 1
 
 
 def wait_until(is_so: Callable[[], bool], engine: TrtLlmEngine) -> None:

@@ -197,14 +197,14 @@ def num_known() -> int:
 def assert_nothing_is_left(engine: TrtLlmEngine, executor: Executor) -> None:
     """Upstream may still compute requests whose cancel it has lost, and end what it had queued."""
     deadline_s = time.monotonic() + 20
-    while (len(engine._loop._tasks) > 1 or executor._running) and time.monotonic() < deadline_s:
+    while (len(engine._llm._loop._tasks) > 1 or executor._running) and time.monotonic() < deadline_s:
         engine.step()
         time.sleep(0.01)
     engine.step()
-    assert len(engine._loop._tasks) == 1, "that of the stats"
+    assert len(engine._llm._loop._tasks) == 1, "that of the stats"
     assert not engine._requests
     assert not engine._cancels._open
-    assert engine._events.empty()
+    assert engine._llm.events.empty()
     assert executor.batch.num_free_blocks == executor.batch.num_blocks
     assert executor.adapters.num_users == 0
     assert executor.adapters.num_read == len(ADAPTERS) - 1
