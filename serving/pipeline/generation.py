@@ -18,7 +18,8 @@ from ensemble_configs.spec.release_spec import ReleaseSpec
 from serving.engine_process.engine_client import EngineClient
 from serving.engine_process.engine_messages import Step
 from serving.engine_process.engine_sources import EngineSource
-from serving.engines.seam.base import EngineInfo, EngineStats, FinishReason, GenerationRequest, TokenChunk
+from serving.engines.seam.base import EngineInfo, EngineStats, GenerationRequest, TokenChunk
+from serving.pipeline.chunk_replies import ChunkReplies, note
 from serving.pipeline.left_clients import LeftClients
 from serving.pipeline.request_sequences import Generation, RequestSequences
 from serving.pipeline.response_checks import check_response
@@ -76,6 +77,7 @@ class GenerationService:
         self._lanes = ReplyLanes(self._take_chunk, delay_s=self._chunk_delay_s)
         self._engine = EngineClient(source, on_steps=self._take_steps, on_death=self._fail_all)
         self._left = LeftClients(self._running_now, self._cancel, drop=self._engine.cancel, take_census=take_census)
+        self._replies = ChunkReplies(self._left.forget_text)
         self._asked = RequestSequences(release, text, self._engine.start(), metrics)
         self._is_closed = threading.Event()
         self._end_listening = LEFT_STREAMS.listen(self._left.cancel_departed)
@@ -255,58 +257,14 @@ class GenerationService:
             return
         if chunk.finish_reason is not None or chunk.error is not None:
             self._pop(chunk.key)
-        self._note(chunk, running)
+        note(chunk, running)
         try:
-            if chunk.error is not None:
-                self._fail(running, EngineRefusal(chunk.error))
-            elif chunk.finish_reason is FinishReason.CANCELLED and running.cancel_error is not None:
-                self._end_cancelled(chunk, running, running.cancel_error)
-            else:
-                self._reply(chunk, running)
+            self._replies.send(chunk, running)
         except Exception:  # one client's broken pipe must not end the lane of many
             _log.exception("a reply could not be sent; its request is ended", extra=running.told)
-            self._give_up(chunk.key, running)
-
-    def _note(self, chunk: TokenChunk, running: RunningRequest) -> None:
-        try:
-            running.observer.note_chunk(chunk)
-        except Exception:  # what cannot be counted must be answered all the same
-            _log.exception("a request could not be counted", extra=running.told)
-
-    def _reply(self, chunk: TokenChunk, running: RunningRequest) -> None:
-        reply = running.reply_to(chunk)
-        if reply is None:
-            return
-        running.send(reply)
-        if reply.is_final and running.num_replies > 1:
-            self._left.forget_text(running)  # Triton throws away what nobody reads, the last chunk too
-
-    def _end_cancelled(self, chunk: TokenChunk, running: RunningRequest, error: ServingError) -> None:
-        if not running.is_unread:
-            self._fail(running, error)
-            return
-        # An error in the middle of an ensemble's stream costs Triton 2.51 some 5 KiB for ever, and a good end nothing.
-        running.observer.request.end(error)
-        self._reply(chunk, running)
-
-    def _give_up(self, key: int, running: RunningRequest) -> None:
-        """End a request whose sink has raised."""
-        if self._pop(key) is not None:
-            self._left.orphan([key])
-        if running.is_over:
-            self._left.forget_text(running)
-        else:
-            self._fail_if_possible(running, ServerError("a reply could not be sent; the server's log has the reason"))
-
-    def _fail(self, running: RunningRequest, error: ServingError) -> None:
-        self._left.forget_text(running)
-        running.fail(error)
-
-    def _fail_if_possible(self, running: RunningRequest, error: ServingError) -> None:
-        try:
-            self._fail(running, error)
-        except Exception:  # as above
-            _log.exception("an error could not be sent; its request ends without one", extra=running.told)
+            if self._pop(chunk.key) is not None:
+                self._left.orphan([chunk.key])
+            self._replies.give_up(running)
 
     def _fail_all(self, error: Unavailable) -> None:
         with self._lock:
@@ -315,8 +273,8 @@ class GenerationService:
         self._lanes.clear()
         for running in lost:
             running.is_ending = True
-            self._note(TokenChunk(0, [], error=str(error)), running)
-            self._fail_if_possible(running, error)
+            note(TokenChunk(0, [], error=str(error)), running)
+            self._replies.fail_if_possible(running, error)
         idle = EngineStats(
             num_running=0,
             num_waiting=0,
@@ -332,15 +290,6 @@ class GenerationService:
             self._on_stats(stats)
         except Exception:  # a gauge that cannot be set must not end the reader of all
             _log.exception("the engine's stats could not be shown")
-
-
-class EngineRefusal(ServerError):
-    """An error that the engine's process wrote; its text already has its token."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.args = (text,)
-        self.code = text[1:].partition(" ")[0].rstrip("]")
 
 
 def _told(exc: Exception) -> ServingError:

@@ -9,7 +9,7 @@ import pytest
 import triton_python_backend_utils as pb_utils
 
 from serving.pipeline.abandoned_streams import take_census
-from serving.pipeline.generation import EngineRefusal
+from serving.pipeline.chunk_replies import EngineRefusal
 from serving.pipeline.triton_adapter import (
     Responses,
     error_response,
