@@ -29,7 +29,8 @@ from serving.live_releases.model_moves import (
     wait_loaded,
 )
 from serving.live_releases.stuck_unload import forget, wait_unloaded
-from serving.triton.triton_process import TritonProcess, reachable
+from serving.triton.triton_api import reachable
+from serving.triton.triton_process import TritonProcess
 from trireme.base.errors import ServerError, ServingError, SpecError, Unavailable
 
 

@@ -30,19 +30,15 @@ from serving.process.installation import TritonInstallation
 from serving.process.run_dir import RUN_DIR_VARIABLE
 from serving.process.shared_memory import RegionOwner
 from serving.triton.frontends import Frontends, private_ports
+from serving.triton.server_processes import engine_pids, guards_of, has_living_member, with_argument
 from serving.triton.stuck_load import StuckLoad
-from trireme.base.errors import ServerError, Unavailable
+from serving.triton.triton_api import CONTROL_KEY_HEADER, CannotLoad, TritonApi, reachable
+from trireme.base.errors import Unavailable
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded before any fork: other threads run by then, and may hold the loader's lock
-_INDEX_TIMEOUT_S = 10
 # What a stranger on the network has no business with. Health, metadata, inference and statistics stay open.
 _RESTRICTED_APIS = ("model-repository", "trace", "logging")
-CONTROL_KEY_HEADER = "trireme-control-key"
-
-
-class CannotLoad(ServerError):
-    """Triton refused a load call; what it served before is served."""
 
 
 class TritonProcess:
@@ -77,7 +73,7 @@ class TritonProcess:
             if private is None
             else f"{LOOPBACK}:{private.http}"
         )
-        self._base_url = f"http://{place}"
+        self._api = TritonApi(f"http://{place}", self.control_key)
         self._process = subprocess.Popen(
             self._command(spec, repository, installation, private),
             env=installation.environment(run_dir_variable=RUN_DIR_VARIABLE, run_dir=self.run_dir),
@@ -145,13 +141,13 @@ class TritonProcess:
 
     def _is_unready_for_a_process(self) -> bool:
         try:
-            versions = json.loads(self._ask("index", {}, timeout_s=_INDEX_TIMEOUT_S))
+            versions = self._api.index()
         except (Unavailable, urllib.error.HTTPError):
             return False
         # Of a model that is not in the repository any more the index says nothing: nothing coming or going in it is
         # not enough, a version must own up.
         return all(map(_is_at_rest, versions)) and any(
-            not self._says_yes(f"/v2/models/{one['name']}/versions/{one['version']}/ready")
+            not self._api.says_yes(f"/v2/models/{one['name']}/versions/{one['version']}/ready")
             for one in versions
             if one.get("state") == "READY"
         )
@@ -162,14 +158,7 @@ class TritonProcess:
 
     def is_ready(self) -> bool:
         """Return whether the server says that it and every model of it take requests; see `is_loaded`."""
-        return self._says_yes("/v2/health/ready")
-
-    def _says_yes(self, path: str) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self._base_url}{path}", timeout=2) as response:
-                return bool(response.status == 200)
-        except OSError:
-            return False
+        return self._api.says_yes("/v2/health/ready")
 
     def turn_unready(self) -> None:
         """Make "ready" say no, for good, while everything goes on.
@@ -184,7 +173,7 @@ class TritonProcess:
         field = [{"name": "none", "data_type": "TYPE_BOOL", "dims": [1]}]
         config = json.dumps({"backend": "draining", "input": field, "output": field})
         with contextlib.suppress(CannotLoad):  # the refusal that was asked for
-            self._control("load", "draining", {"config": config, "file:1/none": "bm9uZQ=="}, timeout_s=5)
+            self._api.control("load", "draining", {"config": config, "file:1/none": "bm9uZQ=="}, timeout_s=5)
 
     def load(self, model: str, *, timeout_s: float) -> None:
         """Make a model what its files say: versions come and go, and those that stay the same are not touched.
@@ -193,11 +182,11 @@ class TritonProcess:
             CannotLoad: a version could not be loaded; the text is Triton's.
             Unavailable: the server does not answer, or not in time.
         """
-        self._control("load", model, {}, timeout_s=timeout_s)
+        self._api.control("load", model, {}, timeout_s=timeout_s)
 
     def unload(self, model: str, *, timeout_s: float) -> None:
         """Take a model out, with all its versions. Raises: as `load`."""
-        self._control("unload", model, {}, timeout_s=timeout_s)
+        self._api.control("unload", model, {}, timeout_s=timeout_s)
 
     def versions_failed(self) -> set[tuple[str, int]]:
         """Models and versions that could not be loaded. Raises: Unavailable: the server does not answer."""
@@ -208,78 +197,29 @@ class TritonProcess:
         return self._versions(lambda one: one.get("state") == "UNLOADING")
 
     def _versions(self, is_meant: Callable[[Mapping[str, str]], bool]) -> set[tuple[str, int]]:
-        listed = json.loads(self._ask("index", {}, timeout_s=_INDEX_TIMEOUT_S))
+        listed = self._api.index()
         return {(one["name"], int(one["version"])) for one in listed if one.get("version") and is_meant(one)}
-
-    def _control(self, operation: str, model: str, parameters: Mapping[str, str], *, timeout_s: float) -> None:
-        try:
-            self._ask(f"models/{model}/{operation}", {"parameters": parameters}, timeout_s=timeout_s)
-        except urllib.error.HTTPError as exc:
-            with exc:
-                raise CannotLoad(f"Triton cannot {operation} {model}: {_error_text(exc.read())}") from exc
-
-    def _ask(self, path: str, question: Mapping[str, object], *, timeout_s: float) -> bytes:
-        """Raises: HTTPError: Triton says no. Unavailable: it says nothing."""
-        request = urllib.request.Request(
-            f"{self._base_url}/v2/repository/{path}",
-            data=json.dumps(question).encode(),
-            headers={CONTROL_KEY_HEADER: self.control_key},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as response:
-                return bytes(response.read())
-        except urllib.error.HTTPError:
-            raise
-        except OSError as exc:
-            raise Unavailable(f"tritonserver does not answer: {exc}", reason="no_answer") from exc
 
     def kill_adapters(self, model: str, version: int) -> None:
         """SIGKILL to the processes of one version of a model: its stub, and its engine."""
-        for process in self._with_argument(f"/{model}/{version}/model.py", f"/{model}/{version}"):
+        for process in with_argument(self.pid, f"/{model}/{version}/model.py", f"/{model}/{version}"):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
     def is_stopped(self, model: str = "", version: int = 0) -> bool:
         """Return whether a signal has stopped it, or the stub of one version of a model."""
-        stubs = self._with_argument(f"/{model}/{version}/model.py") if model else [psutil.Process(self._process.pid)]
+        stubs = with_argument(self.pid, f"/{model}/{version}/model.py") if model else [psutil.Process(self.pid)]
         with contextlib.suppress(psutil.NoSuchProcess):
             return any(process.status() == psutil.STATUS_STOPPED for process in stubs)
         return False
 
-    def _with_argument(self, *ends: str) -> list[psutil.Process]:
-        found = []
-        for process in self._children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if any(part.endswith(ends) for part in process.cmdline()):
-                    found.append(process)
-        return found
-
     def answers(self, *, timeout_s: float) -> bool:
-        """Whether its HTTP endpoint says anything at all in time, ready or not."""
-        try:
-            urllib.request.urlopen(f"{self._base_url}/v2/health/live", timeout=timeout_s).close()
-        except urllib.error.HTTPError as exc:
-            exc.close()
-        except OSError:
-            return False
-        return True
+        """Return whether its HTTP endpoint says anything at all in time, ready or not."""
+        return self._api.answers(timeout_s=timeout_s)
 
     def engine_pids(self) -> dict[tuple[str, int], int]:
-        """Of the engines' processes, by model and version."""
-        found = {}
-        for process in self._children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                command = process.cmdline()
-                if "serving.engine_process.engine_loop" in command and "--inner" not in command:
-                    folder = Path(command[command.index("--release") + 1])
-                    found[folder.parent.name, int(folder.name)] = process.pid
-        return found
-
-    def _children(self) -> list[psutil.Process]:
-        try:
-            return list(psutil.Process(self._process.pid).children(recursive=True))
-        except psutil.NoSuchProcess:
-            return []
+        """Return the process ids of the engines, by model and version."""
+        return engine_pids(self.pid)
 
     def close_doors(self, because: Unavailable) -> None:
         """Have the frontends refuse every request, so that none meets models that are going."""
@@ -304,22 +244,12 @@ class TritonProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         deadline_s = time.monotonic() + KILLED_S
-        while _has_living_member(self._process.pid) and time.monotonic() < deadline_s:
+        while has_living_member(self.pid) and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        _, left = psutil.wait_procs(self._guards(), timeout=GUARDS_END_S)
+        _, left = psutil.wait_procs(guards_of(self.run_dir), timeout=GUARDS_END_S)
         for guard in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 guard.kill()
-
-    def _guards(self) -> list[psutil.Process]:
-        """Return the models of this server, whose stubs may be gone."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                is_guard = "serving.engine_guard" in process.cmdline()
-                if is_guard and process.environ().get(RUN_DIR_VARIABLE) == str(self.run_dir):
-                    found.append(process)
-        return found
 
     def clean_up(self) -> None:
         """Remove what a server leaves behind when it is killed: shared memory of its own, and the control folder."""
@@ -327,34 +257,12 @@ class TritonProcess:
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
 
-def _has_living_member(group: int) -> bool:
-    for process in psutil.process_iter():
-        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
-            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                return True
-    return False
-
-
 def _is_at_rest(version: Mapping[str, str]) -> bool:
     """Return whether an entry of Triton's index is loaded, or is not and was not meant to be."""
     return version.get("state") in (None, "READY") or version.get("reason") == "unloaded"
-
-
-def _error_text(body: bytes) -> str:
-    """What Triton says went wrong."""
-    try:
-        return " ".join(str(json.loads(body)["error"]).split())
-    except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace").strip() or "no reason given"
 
 
 def _end_with_parent() -> None:
     # In the child: if we are killed, the server must not live on with nobody to drain it. Not SIGTERM: with streams
     # running it may crash while it stops (it frees what the stubs still use), and hang in its own signal handler.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def reachable(host: str) -> str:
-    """A host that is listened on, as it stands in a URL of this machine."""
-    there = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{there}]" if ":" in there else there

@@ -16,7 +16,8 @@ from ensemble_configs.changes.deployment_diff import Kind, compare
 from ensemble_configs.render.repository import write_repository
 from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.process.installation import find_triton
-from serving.triton.triton_process import CONTROL_KEY_HEADER, TritonProcess
+from serving.triton.triton_api import CONTROL_KEY_HEADER
+from serving.triton.triton_process import TritonProcess
 
 TOKENIZER = {"dir": str(PROJECT / "examples/demo_model/target")}
 ENGINE: dict[str, object] = {"provider": "simulated", "step_ms": 5.0, "max_num_seqs": 8, "num_kv_blocks": 64}

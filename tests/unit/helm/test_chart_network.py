@@ -22,7 +22,7 @@ from chart_here import (
 from chart_matrix import CANARY, CLIENTS, DEPLOYMENTS, SITES, combined, deployments, pods_of, selects, without_labels
 from kubernetes_structures import BackendTlsPolicy, GrpcRoute, HttpRoute
 
-from serving.triton.triton_process import CONTROL_KEY_HEADER
+from serving.triton.triton_api import CONTROL_KEY_HEADER
 
 pytestmark = needs_chart
 

@@ -16,7 +16,7 @@ from clients.rollout.records.rollout_plan import Mode, Plan
 from clients.rollout.records.state import Phase, Wish
 from clients.rollout.records.store import Store
 from clients.rollout.second_server import check_second
-from serving.triton.triton_process import reachable
+from serving.triton.triton_api import reachable
 from trireme.base.errors import RequestError
 from trireme.commands import run_command
 
