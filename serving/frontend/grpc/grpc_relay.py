@@ -16,8 +16,7 @@ from serving.frontend.common.infer_limits import check_message
 from serving.frontend.grpc import http2_frames as h2
 from serving.frontend.grpc.client_streams import ClientStream, ClientStreams
 from serving.frontend.grpc.grpc_messages import MessageReader, TooLarge
-from serving.frontend.grpc.header_blocks import MAX_BYTES as MAX_HEADER_BYTES
-from serving.frontend.grpc.header_blocks import HeaderReader, Headers, status_block, without, write
+from serving.frontend.grpc.header_blocks import HeaderReader, Headers, header_frames, status_block, without
 from serving.frontend.grpc.http2_frames import Frame, ProtocolError
 from serving.frontend.grpc.relay_state import RelayState
 from serving.frontend.grpc.triton_connection import TritonConnection
@@ -45,7 +44,6 @@ class ClientConnection(asyncio.Protocol):
         self._buffer = bytearray()
         self._headers = HeaderReader()
         self._is_greeted = False
-        self._open_block: tuple[int, int, bytes] | None = None  # stream, flags and what came of its headers
         self._streams = ClientStreams(state.departures)
         self._num_control = 0
         self._closing_s: float | None = None
@@ -132,7 +130,7 @@ class ClientConnection(asyncio.Protocol):
         self._to_triton.append(self._streams.overdue(now_s))
         self._flush()
         self._finish_if_over()
-        is_opening = not self._is_greeted or self._open_block is not None
+        is_opening = not self._is_greeted or self._headers.is_open
         if self._is_lost:
             return
         if self._closing_s is not None:
@@ -209,18 +207,13 @@ class ClientConnection(asyncio.Protocol):
         Raises:
             ProtocolError: the connection cannot go on.
         """
-        if self._open_block is not None and frame.kind != h2.CONTINUATION:
+        if self._headers.is_open and frame.kind != h2.CONTINUATION:
             raise ProtocolError("headers are not ended")
         if frame.kind not in {h2.DATA, h2.HEADERS, h2.CONTINUATION, h2.WINDOW_UPDATE}:
             self._count_control()
         match frame.kind:
-            case h2.HEADERS:
-                self._take_headers(frame.stream_id, frame.flags, h2.body_of(frame))
-            case h2.CONTINUATION:
-                if self._open_block is None or self._open_block[0] != frame.stream_id:
-                    raise ProtocolError("headers go on that did not begin")
-                stream_id, flags, block = self._open_block
-                self._take_headers(stream_id, flags | frame.flags & h2.END_HEADERS, block + frame.payload)
+            case h2.HEADERS | h2.CONTINUATION:
+                self._take_headers(frame)
             case h2.DATA:
                 self._take_data(frame)
             case h2.RST_STREAM:
@@ -234,16 +227,12 @@ class ClientConnection(asyncio.Protocol):
             case _:
                 pass  # priorities, and kinds that nobody knows: of no use to Triton
 
-    def _take_headers(self, stream_id: int, flags: int, block: bytes) -> None:
-        if len(block) > MAX_HEADER_BYTES:
-            raise ProtocolError("headers are too long")
-        if not flags & h2.END_HEADERS:
-            if self._open_block is None:
-                self._begun_s = time.monotonic()
-            self._open_block = (stream_id, flags, block)
+    def _take_headers(self, frame: Frame) -> None:
+        if frame.kind == h2.HEADERS:
+            self._begun_s = time.monotonic()
+        if (block := self._headers.take(frame)) is None:
             return
-        self._open_block = None
-        headers = self._headers.read(block)
+        stream_id, (flags, headers) = frame.stream_id, block
         if (stream := self._streams.get(stream_id)) is not None:  # trailers
             stream.is_half_closed = stream.is_half_closed or bool(flags & h2.END_STREAM)
             self._send_headers(stream_id, flags, without(headers, _OURS))
@@ -276,13 +265,7 @@ class ClientConnection(asyncio.Protocol):
             self._send_headers(stream_id, flags, without(headers, _OURS) + own)
 
     def _send_headers(self, stream_id: int, flags: int, headers: Headers) -> None:
-        block = write(headers)
-        size = self.max_frame_bytes
-        pieces = [block[start : start + size] for start in range(0, len(block), size)] or [b""]
-        for index, piece in enumerate(pieces):
-            kind, own = (h2.CONTINUATION, 0) if index else (h2.HEADERS, flags & h2.END_STREAM)
-            last = h2.END_HEADERS if index == len(pieces) - 1 else 0
-            self._to_triton.append(h2.make_frame(kind, own | last, stream_id, piece))
+        self._to_triton += header_frames(headers, flags, stream_id, max_bytes=self.max_frame_bytes)
 
     def _take_data(self, frame: Frame) -> None:
         stream = self._streams.get(frame.stream_id)

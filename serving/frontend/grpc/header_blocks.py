@@ -6,7 +6,8 @@ from urllib.parse import quote
 import hpack
 from hpack.hpack import encode_integer
 
-from serving.frontend.grpc.http2_frames import ProtocolError
+from serving.frontend.grpc import http2_frames as h2
+from serving.frontend.grpc.http2_frames import Frame, ProtocolError
 
 # All headers of a request together; gRPC's own limit is 8 KiB, beyond which it refuses, softly, up to 16.
 MAX_BYTES = 16_384
@@ -23,6 +24,35 @@ class HeaderReader:
 
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=MAX_BYTES)
+        self._open: tuple[int, int, bytes] | None = None  # stream, flags and what came of a block in several frames
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether a block has begun and not ended."""
+        return self._open is not None
+
+    def take(self, frame: Frame) -> tuple[int, Headers] | None:
+        """Return the flags and headers of the block that a frame ends; None: the block goes on in the next frame.
+
+        Args:
+            frame: HEADERS, or CONTINUATION.
+
+        Raises:
+            ProtocolError: as `read`, or the frame goes on with nothing.
+        """
+        flags, block = frame.flags, h2.body_of(frame) if frame.kind == h2.HEADERS else frame.payload
+        if frame.kind == h2.CONTINUATION:
+            if self._open is None or self._open[0] != frame.stream_id:
+                raise ProtocolError("headers go on that did not begin")
+            _, begun_flags, begun = self._open
+            flags, block = begun_flags | frame.flags & h2.END_HEADERS, begun + block
+        if len(block) > MAX_BYTES:
+            raise ProtocolError("headers are too long")
+        if not flags & h2.END_HEADERS:
+            self._open = (frame.stream_id, flags, block)
+            return None
+        self._open = None
+        return flags, self.read(block)
 
     def read(self, block: bytes) -> Headers:
         """Return the headers of one block, lower case names first to last.
@@ -48,6 +78,18 @@ def without(headers: Headers, names: frozenset[bytes]) -> Headers:
 def write(headers: Headers) -> bytes:
     """Return a block of literals that enter no table (RFC 7541, section 6.2.2): no other block depends on it."""
     return b"".join(b"\x00" + _text(name) + _text(value) for name, value in headers)
+
+
+def header_frames(headers: Headers, flags: int, stream_id: int, *, max_bytes: int) -> list[bytes]:
+    """Return headers as frames with payloads of at most `max_bytes`; the stream ends with them if `flags` say so."""
+    block = write(headers)
+    pieces = [block[start : start + max_bytes] for start in range(0, len(block), max_bytes)] or [b""]
+    frames = []
+    for index, piece in enumerate(pieces):
+        kind, own = (h2.CONTINUATION, 0) if index else (h2.HEADERS, flags & h2.END_STREAM)
+        last = h2.END_HEADERS if index == len(pieces) - 1 else 0
+        frames.append(h2.make_frame(kind, own | last, stream_id, piece))
+    return frames
 
 
 def status_block(code: int, message: str, *, is_first: bool) -> bytes:
