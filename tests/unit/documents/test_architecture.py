@@ -40,3 +40,9 @@ def test_the_readme_is_a_page() -> None:
     lines = (CODE_ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 120
     assert [line for line in lines if len(line) > 120] == []
+
+
+def test_no_document_holds_a_conflict_that_was_not_resolved() -> None:
+    documents = [*CODE_ROOT.glob("*.md"), *CODE_ROOT.glob("docs/**/*.md")]
+    assert len(documents) > 30
+    assert [each.name for each in documents if re.search(r"^(<{7}|>{7}) ", each.read_text(), re.MULTILINE)] == []
