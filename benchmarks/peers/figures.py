@@ -16,7 +16,7 @@ from trireme.base.errors import ServerError
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the steady part of a load (`clients.load.figures`).
+    """Of the steady part of a load (`clients.load_report.run_figures`).
 
     Attributes:
         client_cpu_share: of a core, of the client's busiest process; None: there was no client.

@@ -58,8 +58,9 @@ class InterruptedClock(VirtualClock):
 
 
 class VirtualRun:
-    """One engine under one load. An engine with admission is asked while it steps too, as
-    `serving.engine_process.ingress` does.
+    """An engine under a load.
+
+    An engine with admission is asked while it steps too, as `serving.engine_process.ingress` does.
     """
 
     def __init__(self, make: Callable[[VirtualClock], Engine]) -> None:

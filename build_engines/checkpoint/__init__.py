@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is, from the files of its checkpoint."""
+"""The model in a checkpoint, as its files describe it."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a checkpoint becomes a release, as typed data beside the recipes that come with us."""
+"""Recipes: how a checkpoint becomes a release, as typed data, beside the recipes that come with us."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time that a server takes to end once its streams have ended: each part of it, and their sum for a pod's grace.
 
-Whatever waits for an end goes by these: an engine's guard, `serving.server`, the leader of a node group, and the chart.
+Whatever waits for an end goes by these: an engine's guard, `serving.supervisor`, the leader of a node group, and the
+chart.
 """
 
 import math

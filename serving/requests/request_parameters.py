@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parameters of a request beside its tensors: which release it is for, when it is to run, and of disaggregated
-serving which phase; and the trace that it is part of, which is `serving.tracing`'s.
+serving which phase; and the trace that it is part of, which is `serving.telemetry`'s.
 """
 
 import difflib

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step of an engine costs, from a model's shape and a GPU's datasheet."""
+"""The cost of an engine's step, from a model's shape and a GPU's datasheet."""

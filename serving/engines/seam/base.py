@@ -215,7 +215,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     batch: "BatchStats | None" = None  # what the engine tells beyond that
     admission: "AdmissionStats | None" = None  # where requests wait for it (`serving.admission`)
     draft: "EngineStats | None" = None  # of the engine that drafts for it, with a KV cache of its own
-    residency: "ResidencyStats | None" = None  # of one that is loaded on demand (`serving.on_demand`)
+    residency: "ResidencyStats | None" = None  # of one that is loaded on demand (`on_demand_engine`)
     steps: "StepStats | None" = None  # what its steps did so far (`serving.telemetry.step_account`)
     cancels: "CancelStats | None" = None  # of an engine that batches by itself
     is_up: bool = True  # False: its process has died, and these are the last stats of it
