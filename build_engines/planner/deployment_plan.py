@@ -27,7 +27,6 @@ class EnginePart:
 
     model: str
     release: int
-    is_draft: bool
     devices: tuple[str, ...]
     memory: EngineMemory
     max_seq_len: int
@@ -108,7 +107,7 @@ def plan_deployment(spec: DeploymentSpec, memory_bytes: Mapping[str, int], *, nu
     Raises:
         SpecError: what an engine takes cannot be found out.
     """
-    parts = [_unbounded(model.name, *found) for model in spec.models for found in _engines(model.releases)]
+    parts = [_unbounded(model.name, release) for model in spec.models for release in model.releases]
     problems = list(_absent_gpus(parts, num_gpus))
     parts = _propose_caches(parts, memory_bytes)
     devices = _devices(spec, parts, memory_bytes)
@@ -122,30 +121,22 @@ def plan_deployment(spec: DeploymentSpec, memory_bytes: Mapping[str, int], *, nu
     )
 
 
-def _engines(releases: Sequence[ReleaseSpec]) -> Iterator[tuple[ReleaseSpec, EngineSpec, bool]]:
-    for release in releases:
-        yield release, release.engine, False
-        if release.draft_engine is not None:
-            yield release, release.draft_engine, True
-
-
-def _unbounded(model: str, release: ReleaseSpec, engine: EngineSpec, is_draft: bool) -> EnginePart:
+def _unbounded(model: str, release: ReleaseSpec) -> EnginePart:
     """With as many KV blocks as the deployment says, or none."""
     try:
-        memory = memory_of(engine)
+        memory = memory_of(release.engine)
     except SpecError as exc:
         raise SpecError(f"{model}, release {release.release}: {exc.message}", **exc.facts) from exc
     return EnginePart(
         model=model,
         release=release.release,
-        is_draft=is_draft,
         devices=tuple(f"GPU {number}" for number in release.gpus) or (HOST,),
         memory=memory,
-        max_seq_len=engine.max_seq_len,
-        num_kv_blocks=engine.num_kv_blocks or 0,
-        is_proposed=engine.num_kv_blocks is None,
+        max_seq_len=release.engine.max_seq_len,
+        num_kv_blocks=release.engine.num_kv_blocks or 0,
+        is_proposed=release.engine.num_kv_blocks is None,
         pool=None if release.on_demand is None else release.on_demand.pool,
-        whole_sequence=_whole_sequence(engine),
+        whole_sequence=_whole_sequence(release.engine),
     )
 
 
@@ -268,7 +259,7 @@ def _second_versions(
 
 
 def _title(part: EnginePart) -> str:
-    return f"{part.model} release {part.release}" + (" (draft)" if part.is_draft else "")
+    return f"{part.model} release {part.release}"
 
 
 def gib(num_bytes: float) -> str:

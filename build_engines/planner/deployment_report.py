@@ -76,7 +76,7 @@ def _print(plan: DeploymentPlan, *, host: str) -> None:
 def _row(part: EnginePart) -> list[str]:
     proposed = " (proposed)" if part.is_proposed else ""
     return [
-        part.model + (" (draft)" if part.is_draft else "") + (f" (pool {part.pool})" if part.pool else ""),
+        part.model + (f" (pool {part.pool})" if part.pool else ""),
         str(part.release),
         ", ".join(part.devices),
         gib(part.memory.weight_bytes),

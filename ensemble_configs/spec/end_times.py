@@ -30,16 +30,9 @@ SERVER_END_S = CANCEL_S + TRITON_STOP_S + KILLED_S + _MARGIN_S
 def engine_close_s(spec: "DeploymentSpec") -> float:
     """Return how long the slowest engine of a server may take to free what its ranks hold; 0 where none takes time.
 
-    Engines close side by side. One that drafts is closed with the one that it drafts for.
+    Engines close side by side.
     """
-    engines = [
-        engine
-        for model in spec.models
-        for release in model.releases
-        for engine in (release.engine, release.draft_engine)
-        if engine is not None
-    ]
-    return max(engine.close_timeout_s for engine in engines)
+    return max(release.engine.close_timeout_s for model in spec.models for release in model.releases)
 
 
 def server_end_s(spec: "DeploymentSpec", *, num_nodes: int = 1) -> int:

@@ -135,9 +135,6 @@ class ReleaseSpec(Spec):
     )
     tokenizer: TokenizerSpec
     engine: EngineSpec
-    draft_engine: EngineSpec | None = Field(
-        default=None, description="drafts for requests with num_draft_tokens; for an engine that verifies drafts"
-    )
     admission: AdmissionSpec | None = Field(
         default=None, description="who runs next and who is refused; none: the engine's own order, and all that come"
     )
@@ -169,22 +166,6 @@ class ReleaseSpec(Spec):
             raise ValueError("release_dir: an engine of the provider simulated is not built; leave release_dir out")
         if self.release_dir is not None and getattr(self.engine, "dir", None) != self.release_dir / "engine":
             raise ValueError("engine.dir must be the folder engine of release_dir; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _drafts_can_be_verified(self) -> "ReleaseSpec":
-        if self.draft_engine is None:
-            return self
-        if self.engine.provider == "openvino":
-            raise ValueError(
-                "draft_engine: the provider openvino verifies no drafts of another engine; set engine.draft_dir or "
-                "engine.max_ngram_size, and leave draft_engine out"
-            )
-        sizes = [getattr(engine, "vocab_size", None) for engine in (self.engine, self.draft_engine)]
-        if None not in sizes and sizes[0] != sizes[1]:
-            raise ValueError(
-                f"draft_engine.vocab_size ({sizes[1]}) must be engine.vocab_size ({sizes[0]}), for drafts are token ids"
-            )
         return self
 
     @property

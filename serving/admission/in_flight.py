@@ -11,6 +11,7 @@ import msgspec
 from ensemble_configs.spec.admission_spec import BudgetSpec
 from serving.admission.batch_prefill import BatchPrefill
 from serving.admission.budget import KvBudget
+from serving.admission.joined_perf import joined_perf
 from serving.admission.offered_load import OfferedLoad
 from serving.admission.output_length import FullForecast, LearnedForecast, OutputForecast
 from serving.admission.queued_request import Ticket
@@ -19,12 +20,10 @@ from serving.admission.tenant_reserve import TenantReserve
 from serving.admission.wait_estimate import WaitEstimate
 from serving.engines.seam.base import Engine, FinishReason, GenerationRequest, PerfMetrics, TokenChunk
 from serving.engines.seam.scheduling import Priority
-from serving.engines.seam.speculation import joined_perf
 from serving.shared_budget.shared_room import SharedRoom
 from trireme.base.errors import RequestError
 
-# Of requests that were preempted and go on under another key: above all that callers' requests have, and below those of
-# the rounds of `serving.engine_process.speculating_engine`.
+# Of requests that were preempted and go on under another key: above all that callers' requests have.
 _FIRST_OTHER_KEY = 1 << 61
 _STEPS_TO_FREE = 2  # that an engine may take, by the seam, until the blocks of a stopped request are free
 _TYPICAL = 0.5  # the quantile of the lengths that waits are computed from

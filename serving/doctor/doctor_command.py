@@ -19,7 +19,7 @@ from ensemble_configs.spec.finding import Finding
 from ensemble_configs.spec.grpc_tls import GrpcTlsSpec, certificate_of, grpc_tls_findings
 from ensemble_configs.spec.release_spec import ReleaseSpec
 from ensemble_configs.spec.trtllm_facts import facts_note, facts_of
-from serving.doctor.release_check import findings_here, launcher_findings, releases_of
+from serving.doctor.release_check import built_release_of, findings_here, launcher_findings
 from serving.doctor.server_features import consequences
 from serving.doctor.server_probe import ask_server
 from serving.doctor.tensorrt_llm_findings import findings_of_tensorrt_llm, installed_version
@@ -162,7 +162,8 @@ def _releases(
         if release is None:
             raise SpecError("name the folder of a release, or a deployment that serves one (--deployment)")
         return [(release.resolve(), None)]
-    served = [part for spec in load_deployment(deployment).releases for part in releases_of(spec)]
+    specs = load_deployment(deployment).releases
+    served = [(folder, spec) for spec in specs if (folder := built_release_of(spec)) is not None]
     if not served:
         raise SpecError(f"{deployment} serves no built release; set release_dir in it", file=deployment)
     wanted = [part for part in served if release is None or part[0].resolve() == release.resolve()]

@@ -52,8 +52,6 @@ def check_releases(releases: Sequence[ReleaseSpec]) -> None:
         refuse_unfit_releases(release)
         _check_files(release)
         check_installed(release.engine)
-        if release.draft_engine is not None:
-            check_installed(release.draft_engine)
         check_cpus(release.placement)
         start_of_release(release)
     check_room(releases)

@@ -24,53 +24,46 @@ def refuse_unfit_releases(spec: ReleaseSpec) -> None:
     Raises:
         SpecError: what stands in the way, and the next step.
     """
-    for folder, part in releases_of(spec):
-        refuse(findings_here(folder, part), source=folder)
+    if (folder := built_release_of(spec)) is not None:
+        refuse(findings_here(folder, spec), source=folder)
 
 
 @contextlib.contextmanager
 def releases_in_use(spec: ReleaseSpec) -> Iterator[None]:
     """Keep the releases of a deployment from being moved or sealed again, and from being evicted from a cache."""
     with contextlib.ExitStack() as held:
-        for folder, _ in releases_of(spec):
+        if (folder := built_release_of(spec)) is not None:
             held.enter_context(in_use(folder))
         yield
 
 
-def releases_of(spec: ReleaseSpec) -> list[tuple[Path, ReleaseSpec]]:
-    """The built releases of a deployment, each with the deployment of its engine alone.
+def built_release_of(spec: ReleaseSpec) -> Path | None:
+    """Return the folder of the built release that a deployment's engine comes from; None: a folder without a manifest.
 
     Raises:
         SpecError: a signature is wanted of what is no release.
     """
-    engines = [spec.engine] if spec.draft_engine is None else [spec.engine, spec.draft_engine]
-    found = []
-    for engine in engines:
-        part = spec.model_copy(update={"engine": engine, "draft_engine": None})
-        folder = spec.release_dir if engine is spec.engine else None
-        engine_dir: Path | None = getattr(engine, "dir", None)
-        if folder is None and engine_dir is not None:
-            folder = find_release(engine_dir)
-        if folder is not None:
-            found.append((folder, part))
-        elif spec.release_public_key is not None:
-            raise SpecError(
-                f"release_public_key is set, but {engine_dir or engine.provider} is no release that could be signed; "
-                "set release_dir, or leave the key out",
-                field="release_public_key",
-            )
-    return found
+    engine_dir: Path | None = getattr(spec.engine, "dir", None)
+    folder = spec.release_dir
+    if folder is None and engine_dir is not None:
+        folder = find_release(engine_dir)
+    if folder is None and spec.release_public_key is not None:
+        raise SpecError(
+            f"release_public_key is set, but {engine_dir or spec.engine.provider} is no release that could be signed; "
+            "set release_dir, or leave the key out",
+            field="release_public_key",
+        )
+    return folder
 
 
 def unverified_places(spec: ReleaseSpec) -> list[Path]:
     """What an engine loads of which no manifest lists the files: nobody would notice an altered byte there."""
-    releases = [folder.resolve() for folder, _ in releases_of(spec)]
-    engines = [spec.engine] if spec.draft_engine is None else [spec.engine, spec.draft_engine]
-    named = [getattr(engine, field, None) for engine in engines for field in _PLACES]
+    folder = built_release_of(spec)
+    named = [getattr(spec.engine, field, None) for field in _PLACES]
     return [
         place
         for place in named
-        if isinstance(place, Path) and not any(place.resolve().is_relative_to(folder) for folder in releases)
+        if isinstance(place, Path) and (folder is None or not place.resolve().is_relative_to(folder.resolve()))
     ]
 
 

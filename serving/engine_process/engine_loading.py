@@ -13,7 +13,6 @@ from serving.engine_process.engine_sources import OwnedEngine
 from serving.engine_process.engine_warm_up import warm_up
 from serving.engine_process.on_demand_engine import OnDemandEngine
 from serving.engine_process.residency import Residency
-from serving.engine_process.speculating_engine import SpeculatingEngine
 from serving.engine_process.stopping_engine import StoppingEngine
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import Engine
@@ -27,8 +26,6 @@ from serving.telemetry.step_account import AccountedEngine
 from serving.text.detokenization import TextDecoder
 
 _log = logging.getLogger("trireme.engine")
-
-_WARM_UP_DRAFT_TOKENS = 2
 
 
 def load_engine(release: ReleaseSpec, *, folder: Path, run_dir: Path, is_inner: bool) -> Engine:
@@ -64,19 +61,11 @@ def _model(release: ReleaseSpec) -> Engine:
     refuse_unfit_releases(release)
     for place in unverified_places(release):
         _log.warning("%s is unverified: no manifest lists its files, so altered bytes would not be noticed", place)
-    engine = _warm(create_engine(release.engine), release)
-    if release.draft_engine is not None:
-        draft = _warm(create_engine(release.draft_engine), release)
-        engine = _warm(SpeculatingEngine(engine, draft), release, num_draft_tokens=_WARM_UP_DRAFT_TOKENS)
+    engine = create_engine(release.engine)
+    if release.is_warmed_up:  # before what counts is around it, for nobody has asked for this
+        warm_up(engine)
     engine = StoppingEngine(engine, TextDecoder.from_spec(release.tokenizer))
     return AccountedEngine(engine, WallClock(), engine_costs(release))
-
-
-def _warm(engine: Engine, release: ReleaseSpec, *, num_draft_tokens: int = 0) -> Engine:
-    """Return the engine once it has generated something; below what counts, for nobody has asked for it."""
-    if release.is_warmed_up:
-        warm_up(engine, num_draft_tokens=num_draft_tokens)
-    return engine
 
 
 def _on_demand(release: ReleaseSpec, *, folder: Path, run_dir: Path, member: str) -> Engine:

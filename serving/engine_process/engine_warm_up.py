@@ -21,18 +21,17 @@ _OUTPUT_TOKENS = 2  # the first comes from the prefill, the second from a step t
 _keys = itertools.count(FIRST_WARM_UP_KEY)
 
 
-def warm_up(engine: Engine, *, num_draft_tokens: int = 0) -> None:
+def warm_up(engine: Engine) -> None:
     """Generate with an engine as far as its limits leave room; one that refuses to stays cold, and says so.
 
     Args:
         engine: has no other work.
-        num_draft_tokens: to ask for, of an engine that another one drafts for.
 
     Raises:
         ServerError: it cannot generate.
     """
     begun_s = time.monotonic()
-    request = _request(engine, num_draft_tokens)
+    request = _request(engine)
     if request is None:
         _log.info("the engine has room for one token alone, and is not warmed up")
         return
@@ -58,15 +57,15 @@ def _finish(engine: Engine) -> None:
         engine.step()
 
 
-def _request(engine: Engine, num_draft_tokens: int) -> GenerationRequest | None:
+def _request(engine: Engine) -> GenerationRequest | None:
     """Return what to ask for; None: there is no room for a prompt and a token."""
     room = _room(engine.info)
     num_prompt_tokens = min(_MOST_PROMPT_TOKENS, room // 2)
     if not num_prompt_tokens:
         return None
     key = next(_keys)
-    max_tokens = min(_OUTPUT_TOKENS + num_draft_tokens, room - num_prompt_tokens)
-    sampling = msgspec.structs.replace(engine.plain_sampling, max_tokens=max_tokens, num_draft_tokens=num_draft_tokens)
+    max_tokens = min(_OUTPUT_TOKENS, room - num_prompt_tokens)
+    sampling = msgspec.structs.replace(engine.plain_sampling, max_tokens=max_tokens)
     return GenerationRequest(key=key, input_ids=_prompt(engine.info, num_prompt_tokens, key), sampling=sampling)
 
 

@@ -111,13 +111,11 @@ def start_of_release(release: ReleaseSpec) -> EngineStart:
     Raises:
         SpecError: what the engines need to be started is not here.
     """
-    specs = [spec for spec in (release.engine, release.draft_engine) if spec is not None]
-    trtllm = [spec for spec in specs if isinstance(spec, TensorRtEngineSpec | PyTorchEngineSpec)]
-    if not trtllm:
+    if not isinstance(release.engine, TensorRtEngineSpec | PyTorchEngineSpec):
         return EngineStart()
     from serving.engines.tensorrt_llm.trtllm_start import plan_engine_start  # noqa: PLC0415
 
-    start = plan_engine_start(trtllm, os.environ, shutil.which)
+    start = plan_engine_start(release.engine, os.environ, shutil.which)
     placement = release.placement
     # Here and not only in the engine's process: ranks are started by the launcher, beside it.
     environment = start.environment | placement.environment()

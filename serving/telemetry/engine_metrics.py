@@ -60,7 +60,6 @@ class EngineMetrics:
         self._engine = _OfOneEngine(self._families, self._labels)
         self._steps = StepMetrics(metric_family, self._labels)
         self._verified: Any = None  # Triton drops a metric that nobody holds, too
-        self._draft: _OfOneEngine | None = None  # from the first time that there is one
         self._next_update_s = 0.0
 
     def describe(self, info: EngineInfo, *, is_verified: bool | None = None) -> None:
@@ -81,10 +80,6 @@ class EngineMetrics:
             self._next_update_s = now_s + _UPDATE_S
         self._engine.show(stats)
         self._steps.show(stats.steps, is_up=stats.is_up)
-        if self._draft is None and stats.draft is not None:
-            self._draft = _OfOneEngine(self._families, self._labels | {"model": f"{self._labels['model']}_draft"})
-        if self._draft is not None:
-            self._draft.show(stats.draft)
 
 
 class _OfOneEngine:

@@ -214,8 +214,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int | None = None  # in the engine's life; None: it does not tell
     batch: "BatchStats | None" = None  # what the engine tells beyond that
     admission: "AdmissionStats | None" = None  # where requests wait for it (`serving.admission`)
-    draft: "EngineStats | None" = None  # of the engine that drafts for it, with a KV cache of its own
-    residency: "ResidencyStats | None" = None  # of one that is loaded on demand (`on_demand_engine`)
+    residency: "ResidencyStats | None" = None  # of one that is loaded on demand (`serving.on_demand`)
     steps: "StepStats | None" = None  # what its steps did so far (`serving.telemetry.step_account`)
     cancels: "CancelStats | None" = None  # of an engine that batches by itself
     is_up: bool = True  # False: its process has died, and these are the last stats of it

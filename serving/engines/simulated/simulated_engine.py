@@ -34,20 +34,13 @@ from serving.engines.simulated.simulated_request import SimulatedRequest
 from trireme.base.errors import RequestError
 
 _ANOTHER_OUTPUT = Condition("as a change of the output, which does not follow the guide", lambda _: True, "")
-# It has nothing that drafts; `serving.engine_process.speculating_engine` puts a draft engine beside it.
-_BESIDE_A_DRAFT_ENGINE = Condition(
-    "with `draft_engine`",
-    lambda _: False,
-    "nothing drafts for it; name a draft_engine in the deployment, or leave it out",
-)
+_NO_DRAFTS = "nothing drafts for it; draft_input_ids of tensorrt_llm takes a client's own drafts, or leave it out"
 CAPABILITIES = Capabilities(
-    supported=frozenset(SamplingParams.__struct_fields__),
-    why_not={},
+    supported=frozenset(SamplingParams.__struct_fields__) - {"num_draft_tokens", "use_draft_logits"},
+    why_not={"num_draft_tokens": _NO_DRAFTS, "use_draft_logits": _NO_DRAFTS},
     conditions={
         "guide_type": _ANOTHER_OUTPUT,  # it knows no text
         "guide": _ANOTHER_OUTPUT,
-        "num_draft_tokens": _BESIDE_A_DRAFT_ENGINE,
-        "use_draft_logits": _BESIDE_A_DRAFT_ENGINE,
     },
 )
 

@@ -49,35 +49,30 @@ _MPIRUN_SETTINGS = {
 _MPIRUN_FOLDERS = ("OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")
 
 
-def plan_engine_start(
-    specs: Sequence[TrtLlmSpec], environ: Mapping[str, str], find: Callable[[str], str | None]
-) -> EngineStart:
-    """Return how the process of these engines starts.
+def plan_engine_start(spec: TrtLlmSpec, environ: Mapping[str, str], find: Callable[[str], str | None]) -> EngineStart:
+    """Return how the process of an engine starts.
 
     Args:
-        specs: the engines of one process: the one that answers, and one that drafts for it.
+        spec: the engine's.
         environ: of the server.
         find: the path of a program, as `shutil.which`.
 
     Raises:
         SpecError: the ranks cannot be started here; the text has the cure.
     """
-    close_timeout_s = max(spec.close_timeout_s for spec in specs)
     if environ.get(_STARTED_OUTSIDE) == "1":
-        _refuse_second_llm(len(specs))
         # The ranks are not below it: `trireme group` ends when one of them does.
-        return EngineStart(is_guarded=True, close_timeout_s=close_timeout_s)
+        return EngineStart(is_guarded=True, close_timeout_s=spec.close_timeout_s)
     start = EngineStart(
         is_guarded=True,
         rank_words=_RANK_WORDS,
         dropped_variables=_OF_AN_MPI_JOB,
         folder_variables=_MPIRUN_FOLDERS,
-        close_timeout_s=close_timeout_s,
+        close_timeout_s=spec.close_timeout_s,
     )
-    for spec in specs:
-        _refuse_other_nodes(spec)
-    if any(needs_launcher(spec) for spec in specs):
-        return start.under(_mpirun(specs[0], find), _MPIRUN_SETTINGS)
+    _refuse_other_nodes(spec)
+    if needs_launcher(spec):
+        return start.under(_mpirun(spec, find), _MPIRUN_SETTINGS)
     return start
 
 
@@ -121,15 +116,10 @@ def refuse_second_llm(releases: Sequence[ReleaseSpec], environ: Mapping[str, str
     Raises:
         SpecError: the releases have several; upstream's script would connect them all to one pool of ranks.
     """
-    specs = [spec for release in releases for spec in (release.engine, release.draft_engine)]
-    if environ.get(_STARTED_OUTSIDE) == "1":
-        _refuse_second_llm(sum(isinstance(spec, TensorRtEngineSpec | PyTorchEngineSpec) for spec in specs))
-
-
-def _refuse_second_llm(num_llms: int) -> None:
-    if num_llms > 1:
+    num_llms = sum(isinstance(release.engine, TensorRtEngineSpec | PyTorchEngineSpec) for release in releases)
+    if environ.get(_STARTED_OUTSIDE) == "1" and num_llms > 1:
         raise SpecError(
-            f"ranks that {LAUNCH_SCRIPT} has started serve one LLM, and {num_llms} are wanted here (models, releases "
-            "and draft engines together); serve each in a group of its own",
+            f"ranks that {LAUNCH_SCRIPT} has started serve one LLM, and {num_llms} are wanted here (models and "
+            "releases together); serve each in a group of its own",
             field="engine",
         )

@@ -61,8 +61,7 @@ def accepted(count: int, folder: Path) -> Accepted:
             render_repository(spec, root=folder / "models", source="test")  # refuses what an extra model lacks
         except SpecError:
             continue
-        if not any(fails_as_told(release.draft_engine) for release in spec.releases):
-            found.append((mutation, spec))
+        found.append((mutation, spec))
     assert {mutation.kind for mutation, _ in found} == ACCEPTED_KINDS
     return found
 

@@ -343,7 +343,6 @@ def without(provider: str) -> list[Any]:
         "speculative decoding": {"draft_dir": DEMO_MODEL.parent / "draft", "is_prefix_caching": False},
         "without `engine.max_ngram_size`": DRAFTING,
         "with `engine.draft_dir`": {},
-        "draft_engine": {"draft_engine": None},
         "is_overlap_scheduler": {"is_overlap_scheduler": True},
         "MTP": {"speculation": {"method": "mtp"}, "sampler": "torch"},
     }

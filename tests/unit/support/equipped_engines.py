@@ -10,7 +10,6 @@ from pydantic import TypeAdapter
 from trtllm_behaviour import Executor
 
 from ensemble_configs.spec.engine.engine_spec import EngineSpec
-from serving.engine_process.speculating_engine import SpeculatingEngine
 from serving.engines.providers import create_engine
 from serving.engines.seam.base import Engine
 from serving.engines.seam.clock import VirtualClock
@@ -43,12 +42,9 @@ _OF: dict[str, dict[str, object]] = {
 
 def equipped_engine(provider: str, **changes: object) -> Engine:
     """Real, or on the fake `tensorrt_llm`; `changes` of its spec may take something away."""
-    has_draft_engine = provider == "simulated" and changes.pop("draft_engine", True)
     data = {"provider": provider} | _LIMITS | _OF[provider] | changes
     if provider in ("simulated", "openvino"):
-        engine = create_engine(_spec(data), clock=VirtualClock())
-        draft = create_engine(_spec(data), clock=VirtualClock()) if has_draft_engine else None
-        return engine if draft is None else SpeculatingEngine(engine, draft)
+        return create_engine(_spec(data), clock=VirtualClock())
     with tempfile.TemporaryDirectory() as root, fake_tensorrt_llm():
         write_adapter(Path(root) / "lora" / str(LORA_TASK_ID))
         folder = Path(root) / "model"

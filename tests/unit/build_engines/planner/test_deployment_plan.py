@@ -78,11 +78,6 @@ def test_releases_that_are_loaded_beside_it_count() -> None:
     assert found.devices[0].used_bytes == 2 * (GIB + 100 * 2**20)
 
 
-def test_a_draft_engine_counts() -> None:
-    drafting = model("a", weights_gib=1, draft_engine=model("d", weights_gib=0.5)["engine"])
-    assert plan(drafting, host_gib=10).devices[0].users == ["a release 1", "a release 1 (draft)"]
-
-
 def test_engines_that_are_loaded_in_turns_take_their_pool() -> None:
     turns = {"pool_mib": 2048, "memory_mib": 1200}
     pair = [model(name, weights_gib=1, on_demand=turns) for name in ("a", "b")]

@@ -228,18 +228,6 @@ REFUSED: list[tuple[str, list[Data], Data, str]] = [
         "extra_models: two of Triton's would be called embed",
     ),
     (
-        "drafts for what takes none",
-        [model("a", {"provider": "openvino", "dir": "/m"}, draft_engine={"provider": "simulated"})],
-        {},
-        "models.a: draft_engine: the provider openvino verifies no drafts of another engine",
-    ),
-    (
-        "drafts of another vocabulary",
-        [model("a", {"vocab_size": 100}, draft_engine={"provider": "simulated", "vocab_size": 99})],
-        {},
-        "models.a: draft_engine.vocab_size (99) must be engine.vocab_size (100)",
-    ),
-    (
         "a built release that is not",
         [model("a", release_dir="/r")],
         {},

@@ -104,14 +104,11 @@ def test_what_an_openvino_engine_cannot_be_loaded_with_is_named(change: dict[str
         check(spec(engine=OpenVinoEngineSpec.model_validate(data)))
 
 
-@pytest.mark.parametrize("field", ["engine", "draft_engine"])
-def test_a_provider_that_is_not_installed_is_named_with_what_installs_it(
-    field: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_provider_that_is_not_installed_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     engine = TensorRtEngineSpec(provider="tensorrt", dir=Path("/none"))
     with pytest.raises(SpecError, match=r"engine.provider 'tensorrt' needs tensorrt_llm, which is not installed"):
-        check(spec().with_model(**{field: engine}))
+        check(spec().with_model(engine=engine))
 
 
 def test_a_model_of_the_users_own_for_a_gpu_needs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

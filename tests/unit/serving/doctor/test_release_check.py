@@ -12,9 +12,9 @@ from ensemble_configs.render.release_file import load_release
 from ensemble_configs.render.repository import write_repository
 from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.doctor.preflight import check
-from serving.doctor.release_check import is_verified, refuse_unfit_releases, releases_of, unverified_places
+from serving.doctor.release_check import built_release_of, is_verified, refuse_unfit_releases, unverified_places
 from serving.engine_process.engine_sources import OwnedEngine
-from serving.supervisor.messages import releases_of as releases_of_words
+from serving.supervisor.messages import releases_of
 from trireme.base.errors import ServerError, SpecError
 
 
@@ -44,12 +44,12 @@ def test_the_server_is_not_started_on_an_altered_release(release: Path) -> None:
 def test_what_no_manifest_lists_is_unverified(release: Path, tmp_path: Path) -> None:
     spec = deployment(release)
     assert (unverified_places(spec.model), is_verified(spec.model)) == ([], True)
-    assert releases_of_words(spec) == "release 1"
+    assert releases_of(spec) == "release 1"
     by_engine = engine_deployment(release / "engine")  # named without the release, and found all the same
     assert is_verified(by_engine.model) is True
     plain = engine_deployment(Path(shutil.copytree(release / "engine", tmp_path / "plain")))
     assert (unverified_places(plain.model), is_verified(plain.model)) == ([tmp_path / "plain"], False)
-    assert releases_of_words(plain) == "release 1, unverified"
+    assert releases_of(plain) == "release 1, unverified"
     beside = engine_deployment(release / "engine", draft_dir=tmp_path / "plain", is_prefix_caching=False)
     assert unverified_places(beside.model) == [tmp_path / "plain"]
     simulated = engine_deployment(None, provider="simulated", max_seq_len=64)
@@ -114,20 +114,10 @@ def test_an_engine_that_is_no_release_is_served_as_it_is() -> None:
             "engine": {"provider": "openvino", "dir": DEMO_MODEL / "openvino/target"},
         }
     ).model
-    assert releases_of(spec) == []
+    assert built_release_of(spec) is None
 
 
 def test_a_release_dir_without_a_manifest_is_refused(release: Path) -> None:
     (release / "release.json").unlink()
     with pytest.raises(SpecError, match=r"manifest: found the release .* has no release.json"):
         refuse_unfit_releases(deployment(release).model)
-
-
-def test_the_draft_engines_release_is_checked_too(release: Path, tmp_path: Path) -> None:
-    draft = write_demo_release(tmp_path / "draft")
-    spec = deployment(release).model.model_copy(update={"draft_engine": deployment(draft).model.engine})
-    assert [folder for folder, _ in releases_of(spec)] == [release, draft]
-    refuse_unfit_releases(spec)
-    alter_a_byte(draft / "engine/openvino_model.bin")
-    with pytest.raises(SpecError, match=f"{draft}: file engine/openvino_model.bin"):
-        refuse_unfit_releases(spec)

@@ -51,9 +51,7 @@ class SeenEngine(SimulatedEngine):
 
 def release_of(folder: Path, **changes: object) -> ReleaseSpec:
     engine = {"provider": "simulated", "step_ms": 1.0}
-    draft = changes.pop("draft_engine", None)
-    release = load_release(write_release(folder, engine | changes))
-    return release if draft is None else release.model_copy(update={"draft_engine": draft})
+    return load_release(write_release(folder, engine | changes))
 
 
 def test_an_engine_prefills_and_decodes_and_holds_nothing_afterwards() -> None:
@@ -148,18 +146,6 @@ def test_what_the_engine_did_before_it_was_ready_is_in_no_count(
     stats = engine.stats()
     assert stats.steps is not None
     assert (stats.num_steps, stats.steps.num_steps, stats.steps.num_output_tokens) == (2, 2, 2)
-
-
-def test_a_pair_is_warmed_up_each_by_itself_and_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    draft = SimulatedEngineSpec(provider="simulated", step_ms=1.0)
-    release = release_of(tmp_path, draft_engine=draft)
-    with caplog.at_level(logging.INFO, "trireme.engine"):
-        engine = load_engine(release, folder=tmp_path, run_dir=tmp_path, is_inner=False)
-    assert caplog.text.count(WARM) == 3
-    stats = engine.stats()
-    assert (stats.num_steps, stats.steps, stats.num_used_kv_blocks) == (0, StepStats(), 0)
-    assert stats.draft is not None
-    assert stats.draft.num_steps > 2, "it has drafted, too"
 
 
 def test_a_deployment_may_do_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

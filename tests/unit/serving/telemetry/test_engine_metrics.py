@@ -139,22 +139,6 @@ def test_preemptions_are_counted_over_the_lives_of_engines_that_tell(clock: Cloc
         assert shown(metrics)["trireme_preemptions_total"] == total
 
 
-def test_a_draft_engine_is_shown_as_a_model_of_its_own_until_it_has_died(clock: Clock, metrics: EngineMetrics) -> None:
-    metrics.update(IDLE)
-    assert not any("draft" in name for name in shown(metrics)), "there is none"
-    draft = EngineStats(num_running=1, num_waiting=0, num_used_kv_blocks=2, num_kv_blocks=5, num_steps=9)
-    metrics.update(msgspec.structs.replace(BUSY, draft=draft))
-    clock.now_s += 1
-    metrics.update(msgspec.structs.replace(BUSY, draft=draft))
-    assert used(metrics) == 7, "the engine's own"
-    blocks = "nv_trt_llm_kv_cache_block_metrics/draft//kv_cache_block_type"
-    assert [shown(metrics)[f"{blocks}/{name}"] for name in ("max", "used", "free")] == [5, 2, 3]
-    assert shown(metrics)["trireme_kv_cache_usage_fraction/draft/"] == 0.4
-    assert shown(metrics)["trireme_requests_running/draft/"] == 1
-    metrics.update(IDLE)  # as `serving.pipeline.generation` tells when the engine has died
-    assert [shown(metrics)[f"{blocks}/{name}"] for name in ("max", "used", "free")] == [5, 0, 5]
-
-
 def test_who_waits_and_who_was_refused_is_shown_by_class(clock: Clock, metrics: EngineMetrics) -> None:
     def of_admission() -> dict[str, float]:
         return {name: value for name, value in shown(metrics).items() if "class" in name}

@@ -4,8 +4,8 @@
 import pytest
 import triton_python_backend_utils as pb_utils
 
+from serving.admission.joined_perf import joined_perf
 from serving.engines.seam.base import FinishReason, PerfMetrics, TokenChunk
-from serving.engines.seam.speculation import joined_perf
 from serving.telemetry import request_metrics, request_observer
 from serving.telemetry.request_metrics import RequestMetrics
 from serving.telemetry.request_observer import UNTRACED, SequenceObserver

@@ -46,7 +46,7 @@ def shown(metrics: EngineMetrics) -> Shown:
 
 def shown_of(provider: str) -> Shown:
     """What a page has of an engine in the middle of a request."""
-    inner = equipped_engine(provider, **({"draft_engine": False} if provider == "simulated" else {}))
+    inner = equipped_engine(provider)
     engine = AccountedEngine(inner, WallClock())
     metrics = EngineMetrics(pb_utils.MetricFamily, model="tensorrt_llm", version="1")
     try:

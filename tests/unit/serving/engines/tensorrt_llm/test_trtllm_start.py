@@ -52,7 +52,7 @@ def find_nothing(_name: str) -> None:
 def test_several_ranks_start_below_mpirun_unless_they_were_started_outside(
     spec: PyTorchEngineSpec, environ: dict[str, str], prefix: tuple[str, ...]
 ) -> None:
-    start = plan_engine_start([spec], environ, find)
+    start = plan_engine_start(spec, environ, find)
     assert start.prefix == prefix
     assert start.is_guarded
 
@@ -62,14 +62,9 @@ def test_only_one_rank_without_a_wish_runs_in_the_engines_process() -> None:
     assert [rank_environment(spec)[SINGLE_PROCESS] for spec in specs] == ["1", "0", "0", "0"]
 
 
-def test_a_draft_engine_of_one_rank_starts_with_the_ranks_of_the_engine_that_it_drafts_for() -> None:
-    assert plan_engine_start([engine(4), engine(1)], {}, find).prefix[0] == "/opt/mpirun"
-    assert plan_engine_start([engine(1), engine(4)], {}, find).prefix[0] == "/opt/mpirun"
-
-
 def test_an_mpi_job_begins_in_no_other_jobs_environment_and_keeps_the_users_settings() -> None:
     environ = {"OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0", "SLURM_NTASKS": "1", "OMPI_MCA_btl": "tcp", "HOME": "/h"}
-    found = plan_engine_start([engine(2)], environ, find).environment_from(environ)
+    found = plan_engine_start(engine(2), environ, find).environment_from(environ)
     assert found["OMPI_MCA_btl"] == "tcp"
     assert found["HOME"] == "/h"
     assert not found.keys() & {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_NTASKS"}
@@ -78,31 +73,29 @@ def test_an_mpi_job_begins_in_no_other_jobs_environment_and_keeps_the_users_sett
 
 def test_ranks_that_were_started_outside_keep_their_environment() -> None:
     environ = OUTSIDE | {"SLURM_NTASKS": "16"}
-    assert plan_engine_start([engine(16)], environ, find_nothing).environment_from(environ) == environ
+    assert plan_engine_start(engine(16), environ, find_nothing).environment_from(environ) == environ
 
 
 def test_more_ranks_have_more_time_to_end_but_not_for_ever() -> None:
-    times = [plan_engine_start([engine(size)], {}, find).close_timeout_s for size in (1, 8, 512)]
+    times = [plan_engine_start(engine(size), {}, find).close_timeout_s for size in (1, 8, 512)]
     assert times == [20.0, 55.0, 120.0]
 
 
 def test_a_missing_launcher_is_refused_by_name_with_the_cure() -> None:
     with pytest.raises(SpecError, match="mpirun, which is not on PATH; run this in NVIDIA's container") as caught:
-        plan_engine_start([engine(2)], {}, find_nothing)
+        plan_engine_start(engine(2), {}, find_nothing)
     assert caught.value.facts == {"field": "engine.launcher", "value": "auto"}
-    plan_engine_start([engine(1)], {}, find_nothing)  # needs none
+    plan_engine_start(engine(1), {}, find_nothing)  # needs none
 
 
 def test_ranks_on_other_nodes_are_refused_outside_of_a_group() -> None:
     with pytest.raises(SpecError, match=r"16 ranks take 2 nodes of engine.gpus_per_node 8; start .* trireme group"):
-        plan_engine_start([engine(8, pp_size=2, gpus_per_node=8)], {}, find)
+        plan_engine_start(engine(8, pp_size=2, gpus_per_node=8), {}, find)
 
 
 def test_one_launch_from_outside_serves_one_llm() -> None:
-    with pytest.raises(SpecError, match="trtllm-llmapi-launch has started serve one LLM, and 2 are wanted"):
-        plan_engine_start([engine(4), engine(1)], OUTSIDE, find)
     releases = [release(engine(4)), release(engine(4))]
-    with pytest.raises(SpecError, match="serve one LLM, and 2 are wanted"):
+    with pytest.raises(SpecError, match="trtllm-llmapi-launch has started serve one LLM, and 2 are wanted"):
         refuse_second_llm(releases, OUTSIDE)
     refuse_second_llm(releases[:1], OUTSIDE)
     refuse_second_llm(releases, {})
