@@ -41,21 +41,21 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
 
 
 # A story goes on for as long as it may.
-STORY = ASK | {"text_input": "Once upon a time", "max_tokens": 60}
+STORY: dict[str, object] = {"text_input": "Once upon a time", "max_tokens": 60}
 DRAFT_OUTPUTS = ["text_output", "total_accepted_draft_tokens", "total_draft_tokens", "acceptance_rate"]
 
 
 def test_each_accumulated_response_holds_the_text_so_far(drafting: RunningServer) -> None:
     whole = "".join(texts(drafting, "ensemble", **STORY))
-    accumulated = texts(drafting, **STORY)
+    accumulated = texts(drafting, BLS, **STORY)
     assert len(accumulated) > 5
     assert all(whole.startswith(text) for text in accumulated)
     assert accumulated[-1] == whole
 
 
 def test_drafts_change_nothing_but_the_number_of_steps(drafting: RunningServer) -> None:
-    [plain] = texts(drafting, **STORY | {"stream": False})
-    asked = STORY | {"num_draft_tokens": 4, "return_perf_metrics": True}
+    [plain] = texts(drafting, BLS, **STORY | {"stream": False})
+    asked = ASK | STORY | {"num_draft_tokens": 4, "return_perf_metrics": True}
     responses = list(stream(drafting.url, BLS, asked, outputs=DRAFT_OUTPUTS))
     assert responses[-1]["text_output"][0].decode() == plain
     accepted, drafted, rate = (responses[-1][name].item() for name in DRAFT_OUTPUTS[1:])
@@ -65,15 +65,15 @@ def test_drafts_change_nothing_but_the_number_of_steps(drafting: RunningServer) 
 
 
 def test_a_stop_string_cuts_a_drafted_text_exactly(drafting: RunningServer) -> None:
-    whole = texts(drafting, **STORY)[-1]
+    whole = texts(drafting, BLS, **STORY)[-1]
     stop = whole[25:32]
-    drafted = texts(drafting, **STORY, num_draft_tokens=4, stop_words=[stop])
+    drafted = texts(drafting, BLS, **STORY, num_draft_tokens=4, stop_words=[stop])
     assert drafted[-1] == whole[: whole.index(stop)]
     assert all(drafted[-1].startswith(text) for text in drafted)
 
 
 def test_a_client_that_leaves_ends_the_drafting_for_it(drafting: RunningServer) -> None:
-    chunks = stream(drafting.url, BLS, STORY | {"num_draft_tokens": 4, "max_tokens": 400})
+    chunks = stream(drafting.url, BLS, ASK | STORY | {"num_draft_tokens": 4, "max_tokens": 400})
     next(chunks)
     wait_until(lambda: drafting.used_kv_blocks() > 0, 5)
     chunks.close()

@@ -61,7 +61,8 @@ def accepted(count: int, folder: Path) -> Accepted:
             render_repository(spec, root=folder / "models", source="test")  # refuses what an extra model lacks
         except SpecError:
             continue
-        found.append((mutation, spec))
+        if not any(fails_as_told(release.engine) for release in spec.releases):
+            found.append((mutation, spec))
     assert {mutation.kind for mutation, _ in found} == ACCEPTED_KINDS
     return found
 

@@ -12,14 +12,12 @@ import pytest
 from admission_runs import AdmissionRun, random_run, request, small_engine, summary
 
 from ensemble_configs.spec.admission_spec import AdmissionSpec, SloSpec
-from serving.admission import in_flight
 from serving.admission.admitting_engine import AdmittingEngine
 from serving.admission.batch_prefill import BatchPrefill
 from serving.admission.budget import KvBudget
 from serving.admission.fair_shares import Backlog
 from serving.admission.queued_request import Ticket
 from serving.admission.wait_estimate import WaitEstimate
-from serving.engine_process import speculating_engine
 from serving.engines.seam.base import FinishReason, PerfMetrics, TokenChunk
 from serving.engines.seam.paged_batch import PlannedStep
 from serving.engines.seam.scheduling import Priority
@@ -602,10 +600,6 @@ def test_a_context_only_request_is_promised_one_token() -> None:
     run.step()
     run.step()  # 128 prompt tokens each
     assert len(run.ends) == 16
-
-
-def test_keys_of_requests_that_go_on_are_not_those_of_rounds_of_drafts() -> None:
-    assert in_flight._FIRST_OTHER_KEY < speculating_engine._FIRST_ROUND_KEY // 2 + 1
 
 
 def test_what_is_told_of_a_preempted_request_begins_with_its_first_start() -> None:
