@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rollout a command means, of which server, and that one process alone drives it."""
+"""The choice of the rollout and the server that a command means, and locks that let one process drive a rollout.
+
+Commands that only read find a store where the server is stopped too.
+"""
 
 import contextlib
 import fcntl
@@ -19,19 +22,27 @@ from trireme.base.errors import RequestError, SpecError
 _STORE = "rollouts.sqlite"
 _GLANCE_S = 0.5
 
-StoreOption = Annotated[Path | None, typer.Option(help="Where rollouts are kept; none: rollouts.sqlite beside it.")]
-WhyOption = Annotated[str, typer.Option(help="For the log.")]
-NumberOption = Annotated[int | None, typer.Option("--rollout", help="Its number; none: the one that goes on.")]
+StoreOption = Annotated[
+    Path | None, typer.Option(help="File that keeps rollouts; none: rollouts.sqlite in the server's folder.")
+]
+WhyOption = Annotated[str, typer.Option(help="Reason to write in the log.")]
+NumberOption = Annotated[
+    int | None, typer.Option("--rollout", help="Number of the rollout; none: the one that goes on.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 
 def store_of(server: Path | None, store: Path | None) -> Path:
-    """The store that was named, or the server's own. Raises: as `server_folder`."""
+    """Return the path of the named store, or of the server's own.
+
+    Raises:
+        SpecError: no server was found (`clients.server_folder.server_folder`).
+    """
     return store if store is not None else server_folder(server) / _STORE
 
 
 def open_rollout(kept: Store, number: int | None) -> Rollout:
-    """The one that is named, or the only one that goes on.
+    """Return the rollout with a number, or the only one that goes on.
 
     Raises:
         RequestError: there is none, or there are several.
@@ -48,7 +59,11 @@ def open_rollout(kept: Store, number: int | None) -> Rollout:
 
 
 def any_rollout(kept: Store, number: int | None) -> Rollout:
-    """The one that is named, or goes on, or was the last."""
+    """Return the rollout with a number, the one that goes on, or the last one.
+
+    Raises:
+        RequestError: the store holds no such rollout.
+    """
     if number is not None:
         return kept.get(number)
     found = kept.open_rollouts() or kept.rollouts()[-1:]
@@ -59,7 +74,11 @@ def any_rollout(kept: Store, number: int | None) -> Rollout:
 
 @contextlib.contextmanager
 def alone(store: Path) -> Iterator[None]:
-    """One process drives the rollouts of a store."""
+    """Hold the lock with which one process drives the rollouts of a store.
+
+    Raises:
+        RequestError: another process holds the lock.
+    """
     store.parent.mkdir(parents=True, exist_ok=True)
     with _lock_file(store).open("a+") as file:
         deadline_s = time.monotonic() + _GLANCE_S
@@ -83,7 +102,7 @@ def _pid_in(file: IO[str]) -> str:
 
 
 def is_free(store: Path) -> bool:
-    """Whether no process drives the rollouts of a store."""
+    """Return whether no process drives the rollouts of a store."""
     try:
         with _lock_file(store).open("rb") as file:
             return _takes(file, fcntl.LOCK_SH)
@@ -101,7 +120,11 @@ def _takes(file: IO[Any], how: int) -> bool:
 
 @contextlib.contextmanager
 def alone_on(folder: Path, store: Path) -> Iterator[None]:
-    """One process drives the rollouts of a server, and of a store, which may be another's."""
+    """Hold the locks with which one process drives a server's rollouts and a store, perhaps of another server.
+
+    Raises:
+        RequestError: another process holds one of the locks.
+    """
     own = folder / _STORE
     with contextlib.ExitStack() as held:
         held.enter_context(alone(store))
@@ -111,7 +134,7 @@ def alone_on(folder: Path, store: Path) -> Iterator[None]:
 
 
 def existing_store(server: Path | None, store: Path | None) -> Path:
-    """As `store_of`, of a server that may be stopped, for who only reads.
+    """Return the path of a store to read from; its server may be stopped.
 
     Raises:
         SpecError: there is none.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What drives a rollout: it looks where the rollout stands, does the next thing, and looks again.
+"""The controller of a rollout: it reads the phase, does what the phase asks for, and looks again.
 
 A phase is written before what it stands for is done, and everything that is done may be done twice: whoever starts the
 controller again after it was killed goes on from the phase. The order keeps every request whole. Forward: the
@@ -30,10 +30,17 @@ _COUNT_PERIOD_S = 10.0
 
 
 class Server(Protocol):
-    """Where releases are served. Each call says where to, so that saying it twice changes nothing."""
+    """The server, or servers, that releases are loaded on.
+
+    Each call names its goal, so a repeated call changes nothing.
+    """
 
     def add(self, release: Mapping[str, object], *, is_canary: bool) -> None:
-        """Load a release on trial; as the candidate that `ensemble_canary` serves, or for those who name it."""
+        """Load a release on trial.
+
+        Args:
+            is_canary: `ensemble_canary` serves the release; otherwise only requests that name the release reach it.
+        """
 
     def try_out(self, number: int) -> None:
         """Let a release on trial answer as many requests as it takes at a time.
@@ -43,25 +50,26 @@ class Server(Protocol):
         """
 
     def replay(self, held_out: HeldOut, number: int) -> Generator[list[PromptScores], None, None]:
-        """Let a release on trial and the stable one answer the held-out prompts.
+        """Ask a release on trial and the stable one the held-out prompts.
 
-        Scores as they come, some or none at least every second.
+        Yields:
+            scores as they come, some or none at least every second.
 
         Raises:
-            ServingError: the file is not what it was.
+            ServingError: the file has changed since the rollout began.
         """
 
     def promote(self, number: int) -> None:
-        """Serve it to whoever names no release."""
+        """Serve a release to requests that name no release."""
 
     def settle(self) -> None:
-        """Nothing is on trial any more; all releases stay."""
+        """End the trial of all releases; all of them stay loaded."""
 
     def remove(self, number: int, *, drain_timeout_s: float) -> None:
         """Unload a release once its streams have ended."""
 
     def lives(self) -> Mapping[str, object]:
-        """What changes when the process of a release on trial is not the same any more.
+        """Return the engine processes on trial; a change says that one of them ended.
 
         Raises:
             Unavailable: the server does not answer.
@@ -72,13 +80,15 @@ _ENGINE_ENDED = "the candidate's engine ended or was started again while it took
 
 
 class Controller:
-    """Of one rollout. `tick` is called again and again, by one process at a time.
+    """The controller of one rollout.
+
+    One process at a time calls `tick` again and again.
 
     Args:
-        number: of the rollout.
-        scores_judge: of the held-out prompts; None: the gate.
-        now: seconds since 1970.
-        tell: is told what happens, for a person.
+        number: number of the rollout.
+        scores_judge: judge of the held-out prompts; None: the gate.
+        now: clock, seconds since 1970.
+        tell: reporter of messages for people.
     """
 
     def __init__(
@@ -98,19 +108,19 @@ class Controller:
         self._judge = judge
         self._now = now
         self._tell = tell
-        self._last_told = ""
+        self._last_message = ""
         self._next_count_s = 0.0
         self.plan: Plan = read_plan(store.get(number).plan)
         self._scores_judge: Judge = Gate(gate_spec_of(self.plan)) if scores_judge is None else scores_judge
 
     def tick(self) -> Rollout:
-        """Do what is to be done now, if anything; the rollout as it stands then."""
+        """Do what is to be done now, if anything, and return the rollout as it stands then."""
         rollout = self._store.get(self._number)
         if rollout.phase.is_over:
             return rollout
-        rollout = self._take_wish(rollout)
+        rollout = self._take_command(rollout)
         try:
-            return _DEEDS[rollout.phase](self, rollout)
+            return _ACTIONS[rollout.phase](self, rollout)
         except Unavailable as exc:  # it is started again by whoever watches it
             self._tell_once(f"waiting for the server: {exc.message}")
         except ServingError as exc:
@@ -120,23 +130,23 @@ class Controller:
         return self._store.get(self._number)
 
     def _tell_once(self, text: str) -> None:
-        """What is the case at every look is said at the first."""
-        if text != self._last_told:
+        """Report a condition that lasts at the first look only."""
+        if text != self._last_message:
             self._tell(text)
-        self._last_told = text
+        self._last_message = text
 
-    def _take_wish(self, rollout: Rollout) -> Rollout:
-        found = self._store.next_wish(self._number)
+    def _take_command(self, rollout: Rollout) -> Rollout:
+        found = self._store.next_command(self._number)
         if found is None:
             return rollout
         try:
-            phase = phase_after(rollout.phase, found.wish, self.plan, found.release)
+            phase = phase_after(rollout.phase, found.command, self.plan, found.release)
         except RequestError as exc:
-            self._store.note(self._number, f"{found.wish} refused", exc.message, who=found.who)
-            self._tell(f"{found.wish} refused: {exc.message}")
+            self._store.note(self._number, f"{found.command} refused", exc.message, who=found.who)
+            self._tell(f"{found.command} refused: {exc.message}")
         else:
             rollout = self._enter(
-                phase, found.why or f"{found.wish} was asked for", chosen=found.release, who=found.who
+                phase, found.why or f"{found.command} was asked for", chosen=found.release, who=found.who
             )
         self._store.take(found.id)
         return rollout
@@ -172,12 +182,12 @@ class Controller:
         return self._enter(Phase.RUNNING, share_text(self.plan, 0), step=0, evidence={"lives": lives})
 
     def _replay(self, rollout: Rollout, number: int, held_out: HeldOut, lives: Mapping[str, object]) -> Rollout:
-        """Judge a candidate by the held-out prompts; it is the rollout's end, or a line in the log."""
+        """Judge a candidate by the held-out prompts; a failed one is rolled back, a good one noted in the log."""
         trial = Trial(self._scores_judge, held_out, num_needed=num_prompts_needed(self.plan))
         try:
             with contextlib.closing(self._server.replay(held_out, number)) as answers:
                 for scores in answers:
-                    rollout = self._take_wish(rollout)
+                    rollout = self._take_command(rollout)
                     if rollout.phase is not Phase.STARTING:
                         return rollout
                     trial.add(scores)
@@ -198,7 +208,7 @@ class Controller:
         return rollout
 
     def _watch(self, rollout: Rollout) -> Rollout:
-        """Of candidates that take requests, whether their share may grow or not."""
+        """Judge candidates that take requests, and enter the phase or the share that follows."""
         judgement = self._judge.judge(self._store.evidence(self._number, rollout.step))
         if judgement.verdict == "fail":  # also while the server does not answer
             why = self._with_its_cause(judgement.reason)
@@ -213,7 +223,10 @@ class Controller:
         return self._enter(move.phase, move.why, step=move.step, evidence=judgement.report)
 
     def _mismatch(self) -> str:
-        """Whether the arms got what they were meant to; the log may be long, so it is not read at every look."""
+        """Return why the arms' counts miss their shares, or "".
+
+        The assignment log may be long, so it is read every ten seconds only.
+        """
         if self._now() < self._next_count_s:
             return ""
         self._next_count_s = self._now() + _COUNT_PERIOD_S
@@ -269,11 +282,11 @@ class Controller:
         return self._enter(phase, rollout.reason)
 
     def _leases_are_over(self, rollout: Rollout) -> bool:
-        """Every client has been told of this phase, or has lost its lease and goes to the stable release."""
+        """Return whether every client knows this phase, or has lost its lease and goes to the stable release."""
         return self._now() >= rollout.phase_since + self.plan.lease_s
 
 
-_DEEDS: Mapping[Phase, Callable[[Controller, Rollout], Rollout]] = {
+_ACTIONS: Mapping[Phase, Callable[[Controller, Rollout], Rollout]] = {
     Phase.STARTING: Controller._start,
     Phase.RUNNING: Controller._watch,
     Phase.PAUSED: Controller._watch,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What drives a rollout to its end: the servers of its plan, the front that clients ask, and the controller's ticks."""
+"""The loop that drives a rollout to its end: the plan's servers, the API that clients ask, the controller's ticks."""
 
 import contextlib
 import time
@@ -23,23 +23,23 @@ _TICK_S = 0.5
 
 
 def drive(kept: Store, path: Path, rollout: Rollout, folder: Path, *, host: str, port: int) -> None:
-    """Until it is over; exit 1 if it was rolled back.
+    """Drive a rollout until it is over; exit 1 if it was rolled back.
 
     Args:
-        path: of the store.
-        folder: of the server.
-        host, port: where clients ask; port 0: any that is free.
+        path: file of the store.
+        folder: folder of the server.
+        host, port: where clients ask; port 0: any free port.
 
     Raises:
-        SpecError: that cannot be used.
+        SpecError: nobody can listen on that host and port.
     """
     plan = read_plan(rollout.plan)
     judge = judge_of(plan)
     first = local_server(folder, rollout.model)
     prefix = _prefix(first)
     controller = Controller(kept, rollout.id, _servers(plan, first, rollout.model), judge, tell=tell)
-    with contextlib.closing(RolloutFront(path, rollout.id, prefix, judge.merge, host=host, port=port)) as front:
-        tell(f"rollout {rollout.id}: clients ask {front.url}/split")
+    with contextlib.closing(RolloutFront(path, rollout.id, prefix, judge.merge, host=host, port=port)) as api:
+        tell(f"rollout {rollout.id}: clients ask {api.url}/split")
         try:
             while not (rollout := controller.tick()).phase.is_over:
                 time.sleep(_TICK_S)
@@ -54,12 +54,12 @@ def drive(kept: Store, path: Path, rollout: Rollout, folder: Path, *, host: str,
 
 
 def local_server(folder: Path, model: str | None) -> LocalServer:
-    """The one that was started with this folder."""
+    """Return the server that was started with a folder."""
     return LocalServer(ServerControl(folder / CONTROL_SOCKET, tell=tell), model)
 
 
 def tell(line: str) -> None:
-    """To whoever looks on."""
+    """Print a line on standard error."""
     typer.echo(line, err=True)
 
 
@@ -71,13 +71,13 @@ def _servers(plan: Plan, first: LocalServer, model: str) -> Server:
 
 
 def _prefix(local: LocalServer) -> str:
-    """Of a server that may be away for a moment."""
-    told = ""
+    """Return the prefix of a server's model names; wait while the server is away."""
+    message = ""
     while True:
         try:
             return str(local.status()["prefix"])
         except Unavailable as exc:
-            if exc.message != told:
+            if exc.message != message:
                 tell(f"waiting for the server: {exc.message}")
-            told = exc.message
+            message = exc.message
             time.sleep(_TICK_S)

@@ -21,7 +21,7 @@ _TRY_PROMPT = "Count from one to ten."
 
 
 class LocalServer:
-    """One model of a server, as `clients.rollout.controller.Server` has it.
+    """The releases of one model of a server; a `clients.rollout.controller.Server`.
 
     Args:
         model: by its name in the deployment; None: the only one.
@@ -34,7 +34,12 @@ class LocalServer:
         self._try_timeout_s = try_timeout_s
 
     def status(self) -> dict[str, Any]:
-        """The model's: its releases, the stable one, the candidate, and the server's `grpc` address."""
+        """Return the model's releases, its stable one and its candidate, and the server's `grpc` address.
+
+        Raises:
+            ServingError: the server has several models and none is named, or not this one.
+            Unavailable: the server does not answer.
+        """
         found = self._control.ask("status")
         models = [each for each in _models(found) if self._model in (None, each["name"])]
         if len(models) != 1:
@@ -43,11 +48,11 @@ class LocalServer:
         return {**models[0], **{name: found.get(name) for name in _OF_THE_SERVER}}
 
     def why_no_room(self, release: Mapping[str, object]) -> str:
-        """What memory is missing for a release beside what is served; "" where none is."""
+        """Return a sentence about the memory that a release lacks beside what is served; "" where it lacks none."""
         return str(self._control.ask("room", model=self._model, release=dict(release))["why_not"])
 
     def add(self, release: Mapping[str, object], *, is_canary: bool) -> None:
-        """As `Server`."""
+        """Load a release on trial."""
         self._control.ask("add", model=self._model, release=dict(release), is_canary=is_canary)
 
     def replace(self, release: Mapping[str, object], *, drain_timeout_s: float) -> None:
@@ -55,36 +60,40 @@ class LocalServer:
         self._control.ask("replace", model=self._model, release=dict(release), drain_timeout_s=drain_timeout_s)
 
     def promote(self, number: int) -> None:
-        """As `Server`."""
+        """Serve a release to requests that name no release."""
         self._control.ask("promote", model=self._model, number=number)
 
     def settle(self) -> None:
-        """As `Server`."""
+        """End the trial of all releases; all of them stay loaded."""
         self._control.ask("settle", model=self._model)
 
     def remove(self, number: int, *, drain_timeout_s: float) -> None:
-        """As `Server`."""
+        """Unload a release once its streams have ended, or after `drain_timeout_s` seconds."""
         self._control.ask("remove", model=self._model, number=number, drain_timeout_s=drain_timeout_s)
 
     def lives(self) -> Mapping[str, object]:
-        """As `Server`: the processes of the engines on trial, by release."""
+        """Return the process ids of the engines on trial, by release."""
         status = self.status()
         on_trial = status["on_trial"] if status["canary"] is None else [status["canary"], *status["on_trial"]]
         return {str(number): status["engine_pids"].get(str(number)) for number in on_trial}
 
     def stable_lives(self) -> Mapping[str, object]:
-        """The process of the stable release's engine."""
+        """Return the process id of the stable release's engine, by its release."""
         status = self.status()
         return {str(status["release"]): status["engine_pids"].get(str(status["release"]))}
 
     def try_out(self, number: int) -> None:
-        """As `Server`."""
+        """Let a release on trial answer as many requests as it takes at a time, 64 at most.
+
+        Raises:
+            ServerError: the release does not answer, or without any text.
+        """
         engine = next(each for each in self.status()["releases"] if each["release"] == number)["engine"]
         num_requests = min(int(engine.get("max_num_seqs", 1)), _MAX_TRIED)
         asyncio.run(self._try(self.target(number), num_requests))
 
     def target(self, number: int | None = None) -> Target:
-        """Who answers for a release; None: for the stable one."""
+        """Return the target that answers for a release; None: for the stable release."""
         status = self.status()
         url, prefix = str(status["grpc"]), status["prefix"]
         access = Access(**(status.get("grpc_access") or {}))
@@ -95,7 +104,7 @@ class LocalServer:
         return Target(url, prefix + PINNING_MODEL, number, access)
 
     def replay(self, held_out: HeldOut, number: int) -> Generator[list[PromptScores], None, None]:
-        """As `Server`."""
+        """Ask a release on trial and the stable one the held-out prompts, and yield scores as they come."""
         yield from replay(
             prompts_of(held_out),
             stable=self.target(),

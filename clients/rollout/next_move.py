@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a rollout that takes requests, by its mode and what its judge says; nothing is done here."""
+"""The next phase or share of a rollout that takes requests, by its mode and its judgement; nothing is done here."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from clients.rollout_gate.gate import Judgement
 
 
 class Move(NamedTuple):
-    """To another phase, or another share."""
+    """The move to another phase or another share."""
 
     phase: Phase
     why: str
@@ -17,7 +17,7 @@ class Move(NamedTuple):
 
 
 def next_move(plan: Plan, rollout: Rollout, judgement: Judgement) -> Move | None:
-    """None: it stays as it is. Of a candidate that does not fail."""
+    """Return the move of a rollout with a candidate that does not fail; None: the rollout stays as it is."""
     if rollout.phase is not Phase.RUNNING:
         return None
     is_last = rollout.step >= len(plan.shares) - (2 if plan.mode is Mode.CANARY else 1)  # a canary's last is all
@@ -42,7 +42,7 @@ def _passed(plan: Plan, judgement: Judgement) -> Move:
 
 
 def share_text(plan: Plan, step: int) -> str:
-    """What holds at a step, for the log."""
+    """Return a sentence for the log about the share at a step."""
     if plan.mode is Mode.AB:
         numbers = (plan.stable, *plan.candidates)
         arms = zip(numbers, plan.arm_shares, strict=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what was asked for and what a server serves to the plan of a rollout; nothing is begun here."""
+"""The parts of a plan that follow from a command line and from what a server serves; nothing is begun here."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,10 +20,10 @@ _MAX_CANDIDATES = 8
 
 
 def candidates(named: Sequence[str], status: Mapping[str, Any], *, mode: Mode, above: int) -> list[Fields]:
-    """The candidates' fields, from what was named: folders, files or numbers.
+    """Return the candidates' fields, from the folders, files or numbers that name them.
 
     Args:
-        status: of the server's model (`clients.rollout.local_server.LocalServer.status`).
+        status: the server's model (`clients.rollout.local_server.LocalServer.status`).
         above: the highest number that was ever given.
 
     Raises:
@@ -61,21 +61,24 @@ def candidates(named: Sequence[str], status: Mapping[str, Any], *, mode: Mode, a
 
 
 def model_of(status: Mapping[str, Any]) -> ModelSpec:
-    """A server's model, as its deployment has it."""
+    """Return a server's model as its deployment has it."""
     fields = dict(next(each for each in status["releases"] if each["release"] == status["release"]))
     others = [each for each in status["releases"] if each["release"] != status["release"]]
     return validate(ModelSpec, {**fields, "name": status["name"], "other_releases": others}, source=Path("the server"))
 
 
 def gpus_per_seat(release: Mapping[str, Any]) -> float:
-    """GPUs of a release's engine (one device, where it has none) over the requests that it takes at a time."""
+    """Return the GPUs of a release's engine over the requests that it takes at a time.
+
+    An engine without GPUs counts as one device.
+    """
     engine = release["engine"]
     sizes = [int(engine.get(name) or 1) for name in ("tp_size", "pp_size")]
     return sizes[0] * sizes[1] / int(engine.get("max_num_seqs", 1))
 
 
 def gate_settings(file: Path | None, max_requests: int | None, candidate: Fields) -> Fields:
-    """The file's, with the deployment's target of TTFT and the command line's bound where it does not say.
+    """Return the file's settings, completed by the candidate's target of TTFT and by `max_requests`.
 
     Raises:
         SpecError: the file cannot be read, or holds something else.
@@ -90,10 +93,10 @@ def gate_settings(file: Path | None, max_requests: int | None, candidate: Fields
 
 
 def read_gate(file: Path) -> Fields:
-    """The gate's settings that a file has.
+    """Return the gate's settings in a file.
 
     Raises:
-        SpecError: it cannot be read, or has others.
+        SpecError: the file cannot be read, or holds something else.
     """
     try:
         loaded = load_yaml(file.read_text(encoding="utf-8"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a second server is needed, and what a plan says of it."""
+"""The decision for a second server, and the fields of a plan that describe it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,13 +11,13 @@ from clients.rollout.records.rollout_plan import Mode
 from trireme.base.errors import RequestError
 
 
-def why_apart(first: LocalServer, candidate: Fields, *, is_forced: bool) -> str:
-    """Why the second server serves the candidate; "": the first one has the memory for both releases."""
+def why_second_server(first: LocalServer, candidate: Fields, *, is_forced: bool) -> str:
+    """Return why the second server serves the candidate; "": the first one has the memory for both releases."""
     return "it was asked for" if is_forced else first.why_no_room(candidate)
 
 
 def refuse_without_room(server: LocalServer, found: Sequence[Fields]) -> None:
-    """Raises: RequestError: the server has no memory for one of the candidates beside what it serves."""
+    """Raise a RequestError where the server lacks memory for a candidate beside what it serves."""
     loaded = {each["release"] for each in server.status()["releases"]}
     for candidate in found:
         if candidate["release"] not in loaded and (why_not := server.why_no_room(candidate)):
@@ -30,7 +30,7 @@ def refuse_without_room(server: LocalServer, found: Sequence[Fields]) -> None:
 
 
 def check_second(first: Mapping[str, Any], second: Mapping[str, Any], folder: Path) -> None:
-    """Look whether another server can serve a model's candidate.
+    """Check that another server can serve a model's candidate.
 
     Args:
         first, second: what each says of its model (`LocalServer.status`).
@@ -61,7 +61,7 @@ def check_second(first: Mapping[str, Any], second: Mapping[str, Any], folder: Pa
 
 
 def _refuse_unnamed(second: Mapping[str, Any], folder: Path) -> None:
-    """Raise a RequestError where clients would not trust the address that they are told: its certificate has others."""
+    """Raise a RequestError where the server's certificate does not name the address that clients are given."""
     names, address = second.get("grpc_names") or [], str(second["grpc"])
     host = address.rpartition(":")[0].strip("[]")
     any_of_it = f"*.{host.partition('.')[2]}"
@@ -73,11 +73,11 @@ def _refuse_unnamed(second: Mapping[str, Any], folder: Path) -> None:
         )
 
 
-def _told_url(url: str, *, is_tls: bool) -> str:
+def _client_url(url: str, *, is_tls: bool) -> str:
     return f"grpcs://{url}" if is_tls and "://" not in url else url
 
 
-def plan_apart(
+def plan_second_server(
     named: Sequence[str],
     first: LocalServer,
     second: LocalServer,
@@ -88,7 +88,7 @@ def plan_apart(
     url: str | None = None,
     tell: Callable[[str], None],
 ) -> tuple[Fields, dict[str, Any]]:
-    """The candidate as the second server has it, and the fields of a plan that are for two servers.
+    """Return the candidate as the second server has it, and the fields of a plan with two servers.
 
     Each server's own candidate differs from what that server serves, for the folders and GPUs are its own; both have
     one number.
@@ -123,7 +123,7 @@ def plan_apart(
     tell(f"release {home['release']} is served by {folder}, at {at_second['grpc']}")
     return release, {
         "second_server": str(folder.absolute()),
-        "second_url": _told_url(url or str(at_second["grpc"]), is_tls=bool(at_second.get("grpc_access"))),
+        "second_url": _client_url(url or str(at_second["grpc"]), is_tls=bool(at_second.get("grpc_access"))),
         "home_release": home,
         "home_stable": next(each for each in at_first["releases"] if each["release"] == at_first["release"]),
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who answers what in each phase of a rollout: the slices that clients go by, and the copies that they send.
+"""The traffic of each phase of a rollout: the slices that clients go by, and the shadow requests that they send.
 
 The candidate of a canary takes the places below its share; so as the share grows, keys only ever move into the
 candidate, and each at most once. The baseline, an equal part of the stable release's requests that the candidate is
@@ -20,7 +20,7 @@ _TRYING = (Phase.RUNNING, Phase.PAUSED, Phase.HELD)
 
 
 def share_now(rollout: Rollout, plan: Plan) -> float:
-    """Of the requests, what the candidate gets; in the shadow, copies of them."""
+    """Return the candidate's share of the requests; in the shadow, the share of requests that are copied to it."""
     if rollout.phase in _TRYING:
         return plan.shares[rollout.step]
     is_all = plan.mode is Mode.CANARY or plan.second_url  # nobody may be sent to a first server that is loaded anew
@@ -28,7 +28,7 @@ def share_now(rollout: Rollout, plan: Plan) -> float:
 
 
 def slices_now(rollout: Rollout, plan: Plan, prefix: str) -> tuple[Slice, ...]:
-    """What clients go by; the last ends at 1."""
+    """Return the slices that clients go by; the last ends at 1."""
     return tuple(_slices(rollout, plan, prefix))
 
 
@@ -56,7 +56,7 @@ def _slices(rollout: Rollout, plan: Plan, prefix: str) -> Iterator[Slice]:
 
 
 def canary_slices(share: float, *, stable_model: str, candidate_model: str, url: str = "") -> Iterator[Slice]:
-    """Of either arm the same share is compared, also where the candidate has more than half."""
+    """Yield the slices of a canary; equal shares of both arms are compared, also beyond one half."""
     compared = min(share, 1 - share)
     for upto, is_compared in ((compared, True), (share, False)):
         if (upto if is_compared else share - compared) > 0:
@@ -75,7 +75,7 @@ def canary_slices(share: float, *, stable_model: str, candidate_model: str, url:
 
 
 def mirror_now(rollout: Rollout, plan: Plan, prefix: str) -> Mirror | None:
-    """Of which requests copies go to the candidate, and how many at a time in all; None: of none."""
+    """Return which requests are copied to the candidate, and how many at a time in all; None: none are."""
     share = share_now(rollout, plan)
     if plan.mode is not Mode.SHADOW or rollout.phase not in _TRYING:
         return None

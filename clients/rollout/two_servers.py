@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Releases of a model that does not fit twice: each on a server of its own, with the same steps as on one.
+"""The rollout of a release that does not fit beside the stable one: each is on a server of its own.
 
 The second server is nobody's but the rollout's: it is made to serve the candidate, takes its share and then all, while
 the first unloads the stable release and loads the candidate. Clients that ask for the split notice nothing.
@@ -19,14 +19,14 @@ _LOOK_S = 0.5
 
 
 class TwoServers:
-    """As `clients.rollout.controller.Server` has it.
+    """Two servers as one `clients.rollout.controller.Server`.
 
     Args:
         first: serves the stable release, and at the end the candidate.
         second: serves the candidate meanwhile.
         release: the candidate on the first server, for it has that server's folders and GPUs.
-        stable: what that one serves until then, and again if the candidate does not answer there.
-        drain_timeout_s: for streams of what goes there.
+        stable: the release that the first server serves until then, and again if the candidate does not answer there.
+        drain_timeout_s: how long the streams of a release that goes may take.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class TwoServers:
         self._drain_timeout_s = drain_timeout_s
 
     def add(self, release: Mapping[str, object], *, is_canary: bool) -> None:
-        """As `Server`; the release is the second server's."""
+        """Load a release on the second server, in the place of what that one serves."""
         del is_canary
         self._second.replace(release, drain_timeout_s=self._drain_timeout_s)
 
     def try_out(self, number: int) -> None:
-        """As `Server`."""
+        """Let the candidate on the second server answer as many requests as it takes at a time."""
         self._second.try_out(number)
 
     def replay(self, held_out: HeldOut, number: int) -> Generator[list[PromptScores], None, None]:
-        """As `Server`: each release where it is served."""
+        """Ask each release the held-out prompts on the server that serves it, and yield scores as they come."""
         yield from replay(
             prompts_of(held_out),
             stable=self._first.target(),
@@ -63,11 +63,11 @@ class TwoServers:
         )
 
     def lives(self) -> Mapping[str, object]:
-        """As `Server`."""
+        """Return the engine process of the second server's release."""
         return self._second.stable_lives()
 
     def promote(self, number: int) -> None:
-        """As `Server`: nobody is sent to the first server while it is loaded anew."""
+        """Load the candidate on the first server; no client is sent there meanwhile."""
         assert number == self._release["release"]
         try:
             self._first.replace(self._release, drain_timeout_s=self._drain_timeout_s)
@@ -79,7 +79,7 @@ class TwoServers:
             raise
 
     def _serve_stable_again(self) -> None:
-        """The second server answers everybody until the first serves what it did."""
+        """Load the stable release on the first server again; the second one answers everybody until then."""
         while True:
             with contextlib.suppress(Unavailable):
                 self._first.replace(self._stable, drain_timeout_s=0)
@@ -88,7 +88,7 @@ class TwoServers:
             time.sleep(_LOOK_S)
 
     def settle(self) -> None:
-        """As `Server`: there is nothing beside the stable release on either."""
+        """Do nothing: neither server has another release beside its stable one."""
 
     def remove(self, number: int, *, drain_timeout_s: float) -> None:
-        """As `Server`: what the second serves is its operator's to stop, and the first has unloaded its own."""
+        """Do nothing: the operator stops the second server, and the first has unloaded its old release."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme rollout report`: everything that a rollout has found out, as a page for people or as JSON."""
+"""The command `trireme rollout report`: all that a rollout has found out, as a page for people or as JSON."""
 
 import csv
 from collections.abc import Iterable
@@ -26,10 +26,11 @@ def report(
     *,
     number: NumberOption = None,
     step: Annotated[
-        int | None, typer.Option(min=0, help="The number of the share, from 0.", show_default="the last")
+        int | None, typer.Option(min=0, help="Number of the share to report, from 0.", show_default="the last")
     ] = None,
     price_per_gpu_hour: Annotated[
-        float | None, typer.Option(min=0, max=1e6, help="For what a million tokens of each arm costs.")
+        float | None,
+        typer.Option(min=0, max=1e6, help="Price of a GPU hour, to report what a million tokens of each arm cost."),
     ] = None,
     assignments: Annotated[
         Path | None, typer.Option(help="CSV file to write the assignment log of an A/B test to.")
@@ -70,7 +71,7 @@ def report(
 
 
 def page(found: Report, plan: Plan) -> str:
-    """Markdown."""
+    """Return a rollout's report as Markdown."""
     if plan.mode is Mode.AB:
         return _page_of_arms(found)
     text = markdown(found)

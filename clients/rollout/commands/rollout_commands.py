@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme rollout`: start one, look at it, stop it, push it on; and what was done, by whom and why."""
+"""The commands of `trireme rollout`: start a rollout, look at it, pause, promote or abort it, and list its history."""
 
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from clients.rollout.export.export_command import export
 from clients.rollout.judging.judges import judge_of
 from clients.rollout.operator_commands import phase_after
 from clients.rollout.records.rollout_plan import Mode, Plan, read_plan
-from clients.rollout.records.state import Rollout, Wish
+from clients.rollout.records.state import OperatorCommand, Rollout
 from clients.rollout.records.store import Store
 from clients.rollout.traffic import share_now
 from clients.server_folder import ServerOption
@@ -93,19 +93,19 @@ def pause(
     *, why: WhyOption = "", number: NumberOption = None, server: ServerOption = None, store: StoreOption = None
 ) -> None:
     """Keep the share where it is; a failing candidate is still rolled back."""
-    _wish(Wish.PAUSE, why, number, server, store)
+    _queue(OperatorCommand.PAUSE, why, number, server, store)
 
 
 def resume(
     *, why: WhyOption = "", number: NumberOption = None, server: ServerOption = None, store: StoreOption = None
 ) -> None:
     """Go on after `pause`; after a hold, look again at what has come since, which holds again without a verdict."""
-    _wish(Wish.RESUME, why, number, server, store)
+    _queue(OperatorCommand.RESUME, why, number, server, store)
 
 
 def promote(
     *,
-    release: Annotated[int | None, typer.Option(min=1, help="Which one, of an A/B test of several.")] = None,
+    release: Annotated[int | None, typer.Option(min=1, help="Release to promote, in an A/B test of several.")] = None,
     why: WhyOption = "",
     number: NumberOption = None,
     server: ServerOption = None,
@@ -118,18 +118,18 @@ def promote(
       trireme rollout promote --why "as fast, and half the price"
       trireme rollout promote --release 3
     """
-    _wish(Wish.PROMOTE, why, number, server, store, release=release)
+    _queue(OperatorCommand.PROMOTE, why, number, server, store, release=release)
 
 
 def abort(
     *, why: WhyOption = "", number: NumberOption = None, server: ServerOption = None, store: StoreOption = None
 ) -> None:
-    """Roll back: no more requests to the candidate, its streams end, it goes."""
-    _wish(Wish.ABORT, why, number, server, store)
+    """Roll back: send the candidate no more requests, let its streams end, and unload it."""
+    _queue(OperatorCommand.ABORT, why, number, server, store)
 
 
-def _wish(
-    wish: Wish,
+def _queue(
+    command: OperatorCommand,
     why: str,
     number: int | None,
     server: Path | None,
@@ -140,11 +140,11 @@ def _wish(
     path = existing_store(server, store)
     with Store(path) as kept:
         rollout = open_rollout(kept, number)
-        phase_after(rollout.phase, wish, read_plan(rollout.plan), release)
-        kept.wish(rollout.id, wish, why=why, release=release)
+        phase_after(rollout.phase, command, read_plan(rollout.plan), release)
+        kept.queue_command(rollout.id, command, why=why, release=release)
         is_driven = not is_free(path)
     hint = "" if is_driven else "; nobody drives it now: `trireme rollout run`"
-    typer.echo(f"rollout {rollout.id}: {wish} is asked for{hint}", err=True)
+    typer.echo(f"rollout {rollout.id}: {command} is asked for{hint}", err=True)
 
 
 def _what(rollout: Rollout, plan: Plan) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme rollout start` and `run`: what begins a rollout, or goes on with one, and drives it to its end."""
+"""The commands `trireme rollout start` and `run`, which begin a rollout or go on with one and drive it to its end."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,16 +13,18 @@ from clients.rollout.planning import candidates, gate_settings, gpus_per_seat
 from clients.rollout.records.held_out import held_out_in
 from clients.rollout.records.rollout_plan import Mode, Plan, check_plan, read_plan, read_shares, read_steps
 from clients.rollout.records.store import Store
-from clients.rollout.routing.hash_seed import best_salt, new_salt, read_keys
-from clients.rollout.second_server import check_second, plan_apart, refuse_without_room, why_apart
+from clients.rollout.routing.hash_seed import best_hash_seed, new_hash_seed, read_keys
+from clients.rollout.second_server import check_second, plan_second_server, refuse_without_room, why_second_server
 from clients.server_folder import ServerOption, server_folder
 from trireme.base.errors import RequestError, SpecError
 
 _TICK_S = 0.5
 
-ModelOption = Annotated[str | None, typer.Option(help="Of a server with several.")]
-HostOption = Annotated[str, typer.Option(help="Where clients ask for the split.")]
-PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The same; 0: any that is free.")]
+ModelOption = Annotated[str | None, typer.Option(help="The model, where the server has several.")]
+HostOption = Annotated[str, typer.Option(help="Host on which clients ask for the split.")]
+PortOption = Annotated[
+    int, typer.Option(min=0, max=65535, help="Port on which clients ask for the split; 0: any free port.")
+]
 
 
 def start(
@@ -30,61 +32,73 @@ def start(
         list[str],
         typer.Argument(
             metavar="RELEASE...",
-            help="A built release's folder, a YAML file of what differs, or a number; several for --mode ab.",
+            help="Folder of a built release, a YAML file of what differs, or a number; several for --mode ab.",
         ),
     ],
     *,
     mode: Annotated[
         Mode,
         typer.Option(
-            help="canary: it answers a growing share, and is promoted or rolled back. shadow: it gets copies of "
-            "requests, and nobody its answers. ab: each release answers a share until a person decides."
+            help="canary: the release answers a growing share, and is promoted or rolled back. shadow: the release "
+            "gets copies of requests, and nobody sees its answers. ab: each release answers a share until a person "
+            "decides."
         ),
     ] = Mode.CANARY,
     steps: Annotated[
-        str, typer.Option(help="Percentages of the requests, one after the other.", show_default="1,5,25,50,100")
+        str,
+        typer.Option(
+            help="Percentages of the requests that the release gets, one after the other.", show_default="1,5,25,50,100"
+        ),
     ] = "",
     shares: Annotated[
         str,
-        typer.Option(help="With --mode ab: percentages, the stable release's first.", show_default="all the same"),
+        typer.Option(
+            help="With --mode ab: percentage of each arm, the stable release's first.", show_default="equal ones"
+        ),
     ] = "",
     step_requests: Annotated[
         int | None,
-        typer.Option(min=1, help="That each arm answers at a share before the next.", show_default="100"),
+        typer.Option(
+            min=1, help="Requests that each arm answers at a share before the next share.", show_default="100"
+        ),
     ] = None,
     max_requests: Annotated[
         int | None,
-        typer.Option(min=1, help="Of each arm; a rollout without a verdict by then is held.", show_default="4000"),
+        typer.Option(
+            min=1, help="Requests of each arm after which a rollout without a verdict is held.", show_default="4000"
+        ),
     ] = None,
     gate: Annotated[
         Path | None, typer.Option(help="YAML file with settings of the gate, such as 'effects: {ttft: 0.2}'.")
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="JSONL of held-out prompts; both releases answer them before any user asks.")
+        Path | None,
+        typer.Option(help="JSONL file of held-out prompts; both releases answer them before any user asks."),
     ] = None,
     prompts_at_a_time: Annotated[
-        int | None, typer.Option(min=1, max=32, help="Of their requests.", show_default="2")
+        int | None, typer.Option(min=1, max=32, help="Requests of held-out prompts in flight.", show_default="2")
     ] = None,
     max_copies: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=4096,
-            help="With --mode shadow: copies at a time, of all clients together.",
+            help="With --mode shadow: copies that run at a time, of all clients together.",
             show_default="4",
         ),
     ] = None,
     keys: Annotated[
-        Path | None, typer.Option(help="File of known keys, one a line: the split meets its shares of them best.")
+        Path | None,
+        typer.Option(help="File of known keys, one a line; the split is chosen that meets the shares best for them."),
     ] = None,
     second_server: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of another server, that serves the candidate where the first has no memory for both."
+            help="Folder of another server, which serves the candidate where the first has no memory for both."
         ),
     ] = None,
-    is_apart: Annotated[
-        bool, typer.Option("--apart", help="Use the second server also where the first has the memory.")
+    is_second_server_forced: Annotated[
+        bool, typer.Option("--apart", help="Use the second server also where the first has memory for both.")
     ] = False,
     second_url: Annotated[
         str | None,
@@ -97,9 +111,11 @@ def start(
     store: StoreOption = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8010,
-    lease_s: Annotated[float, typer.Option(min=0.5, max=300, help="How long clients go by what they were told.")] = 5.0,
+    lease_s: Annotated[
+        float, typer.Option(min=0.5, max=300, help="How long clients go by an answer about the split.")
+    ] = 5.0,
     drain_timeout_s: Annotated[
-        float, typer.Option(min=0, max=86_400, help="For streams of a release that goes.")
+        float, typer.Option(min=0, max=86_400, help="How long streams of a release that goes may take.")
     ] = 600.0,
     is_keeping_old: Annotated[
         bool, typer.Option("--keep-old", help="Leave the old release loaded after a promotion.")
@@ -132,7 +148,7 @@ def start(
         second_server=second_server,
     )
     _refuse_without(prompts_at_a_time=(prompts_at_a_time, "prompts", prompts))
-    _refuse_without(apart=(is_apart or None, "second_server", second_server))
+    _refuse_without(apart=(is_second_server_forced or None, "second_server", second_server))
     _refuse_without(second_url=(second_url, "second_server", second_server))
     held_out = None if prompts is None else held_out_in(prompts, num_at_a_time=prompts_at_a_time or 2)
     folder = server_folder(server)
@@ -140,15 +156,15 @@ def start(
     status = local.status()
     path = store_of(folder, store)
     found = candidates(releases, status, mode=mode, above=_highest_number(path))
-    apart: dict[str, Any] = {}
+    second_fields: dict[str, Any] = {}
     if second_server is None:
         refuse_without_room(local, found)
     else:
         second = local_server(second_server, model)
         check_second(status, second.status(), second_server)
-        if why_not := why_apart(local, found[0], is_forced=is_apart):
+        if why_not := why_second_server(local, found[0], is_forced=is_second_server_forced):
             tell(f"the second server is used: {why_not}")
-            found[0], apart = plan_apart(
+            found[0], second_fields = plan_second_server(
                 releases,
                 local,
                 second,
@@ -169,7 +185,7 @@ def start(
         stable=int(status["release"]),
         release=found[0],
         shares=step_shares,
-        salt=new_salt() if keys is None else _salt(read_keys(keys), arm_shares, step_shares),
+        salt=new_hash_seed() if keys is None else _hash_seed(read_keys(keys), arm_shares, step_shares),
         step_requests=step_requests or 100,
         gate=gate_settings(gate, max_requests, found[0]),
         lease_s=lease_s,
@@ -185,7 +201,7 @@ def start(
         loaded_before=tuple(
             int(each["release"]) for each in found if each["release"] in {one["release"] for one in status["releases"]}
         ),
-        **apart,
+        **second_fields,
     )
     check_plan(plan)  # what is wrong is told before anything is begun
     listen(host, port).close()
@@ -199,10 +215,13 @@ def run(
     server: ServerOption = None,
     store: StoreOption = None,
     host: Annotated[
-        str | None, typer.Option(help="Where clients ask for the split.", show_default="as it was started")
+        str | None, typer.Option(help="Host on which clients ask for the split.", show_default="as it was started")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="The same.", show_default="as it was started")
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Port on which clients ask for the split.", show_default="as it was started"
+        ),
     ] = None,
 ) -> None:
     """Go on with a rollout whose process was killed, from where it was.
@@ -233,7 +252,7 @@ _MODES_OF = {
 
 
 def _refuse_other_modes(mode: Mode, **given: object) -> None:
-    """Raises: RequestError: an option of another mode is given, which would be of no effect."""
+    """Raise a RequestError where an option of another mode is given, which would have no effect."""
     for name, value in given.items():
         if value is not None and mode not in _MODES_OF[name]:
             option = f"--{name.replace('_', '-')}"
@@ -244,7 +263,7 @@ def _refuse_other_modes(mode: Mode, **given: object) -> None:
 
 
 def _refuse_without(**given: tuple[object, str, object]) -> None:
-    """Raises: RequestError: an option is given that says something of another one, which is not."""
+    """Raise a RequestError where an option is given without the option that it belongs to."""
     for name, (value, of, other) in given.items():
         if value is not None and other is None:
             raise RequestError(
@@ -252,15 +271,15 @@ def _refuse_without(**given: tuple[object, str, object]) -> None:
             )
 
 
-def _salt(keys: list[str], arm_shares: tuple[float, ...], step_shares: tuple[float, ...]) -> str:
+def _hash_seed(keys: list[str], arm_shares: tuple[float, ...], step_shares: tuple[float, ...]) -> str:
     bounds = [sum(arm_shares[: number + 1]) for number in range(len(arm_shares) - 1)] or step_shares
-    salt = best_salt(keys, bounds)
-    tell(f"{len(keys)} keys: every share is met within {100 * salt.off_by:.2f} points")
-    return salt.text
+    seed = best_hash_seed(keys, bounds)
+    tell(f"{len(keys)} keys: every share is met within {100 * seed.off_by:.2f} points")
+    return seed.text
 
 
 def _highest_number(store: Path) -> int:
-    """Of all candidates that there were."""
+    """Return the highest number of any candidate in a store, 0 without a store."""
     if not store.exists():
         return 0
     with Store(store) as kept:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An `AnalysisTemplate` of Argo Rollouts, which asks the rollout's front for the gate's verdict.
+"""An `AnalysisTemplate` of Argo Rollouts, which asks the rollout API for the gate's verdict.
 
 The rollout is what judges and goes from share to share; Argo follows it with its weights. Its step `step` is over when
 the rollout has left it, the last one when the gate says `pass`, or a person has promoted. How Argo counts:
@@ -9,8 +9,8 @@ the rollout has left it, the last one when the gate says `pass`, or a person has
   `inconclusiveLimit` is below `count` also for versions before 1.8, which do not know `consecutiveSuccessLimit`.
 - `failureLimit` 0: the first fail ends it, and Argo goes back to the stable release.
 - `consecutiveSuccessLimit` 1: the first success ends it.
-- A front that does not answer is an error, which Argo counts apart: after `consecutiveErrorLimit` in a row, ten
-  seconds between two, the run has failed. A rollout whose process is gone takes no new requests from clients either.
+- An API that does not answer is an error, which Argo counts apart: after `consecutiveErrorLimit` in a row, ten
+  seconds between two, the run has failed. A rollout without its process takes no new requests from clients either.
 """
 
 from clients.rollout.export.definition import Definition, last_judged_step
@@ -19,7 +19,7 @@ from trireme.base.errors import RequestError
 
 METRIC = "trireme-gate"
 STEP, URL = "step", "url"
-LONGEST_INTERVAL_S = 30  # the front answers for a minute after the end (`clients.rollout.rollout_api`)
+LONGEST_INTERVAL_S = 30  # the API answers for a minute after the end (`clients.rollout.rollout_api`)
 _ERRORS = 4
 _TIMEOUT_S = 5
 _GOOD = (Phase.PROMOTING, Phase.SETTLING, Phase.PROMOTED)
@@ -29,11 +29,12 @@ _BAD = (Phase.ROLLING_BACK, Phase.ROLLED_BACK)
 def analysis_template(
     definition: Definition, *, name: str, namespace: str | None, url: str, interval_s: int, max_wait_s: int
 ) -> dict[str, object]:
-    """As Kubernetes takes it.
+    """Return the `AnalysisTemplate` as Kubernetes takes it.
 
     Args:
-        url: of the rollout's front, as Argo's controller reaches it.
-        interval_s: between two measurements; max_wait_s: for one step, until Argo pauses for want of a verdict.
+        url: address of the rollout API, as Argo's controller reaches it.
+        interval_s: time between two measurements.
+        max_wait_s: time at one step until Argo pauses for want of a verdict.
 
     Raises:
         RequestError: the longest wait is shorter than the interval.
@@ -69,9 +70,9 @@ def analysis_template(
 
 
 def conditions(definition: Definition) -> tuple[str, str]:
-    """Of success and of failure, in Argo's expression language, on the front's answer.
+    """Return the conditions of success and of failure, in Argo's expression language, on the rollout API's answer.
 
-    The front of another rollout, which has the address later, meets neither.
+    The API of another rollout, which has the address later, meets neither condition.
     """
     is_ours = "" if definition.rollout is None else f"result.rollout == {definition.rollout} && "
     good = f"result.phase in {_listed(_GOOD)}"

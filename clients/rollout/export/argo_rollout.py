@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The canary strategy of a `Rollout` of Argo Rollouts: a rollout's shares as steps, each followed by the analysis that
-waits for it (`clients.rollout.export.analysis_template`). It is a patch for the user's own Rollout.
+"""The canary strategy of a `Rollout` of Argo Rollouts, as a patch for the user's own `Rollout`.
+
+A rollout's shares become steps, each followed by the analysis that waits for it
+(`clients.rollout.export.analysis_template`).
 """
 
 from clients.rollout.export.analysis_template import STEP
@@ -19,13 +21,13 @@ def argo_rollout(
     route: str | None,
     namespace: str | None,
 ) -> dict[str, object]:
-    """As `kubectl patch rollout NAME --type merge --patch-file` takes it.
+    """Return a patch for `kubectl patch rollout NAME --type merge --patch-file`.
 
     Args:
         template: the name of the AnalysisTemplate.
         route: the HTTPRoute's and the GRPCRoute's name, whose weights the Gateway API plugin sets; None: Argo splits by
             the number of pods.
-        namespace: of the routes; None: `default`.
+        namespace: namespace of the routes; None: `default`.
 
     Raises:
         RequestError: a share needs finer weights than there are.
@@ -59,7 +61,7 @@ def _steps(shares: tuple[float, ...], template: str, out_of: int) -> list[dict[s
 
 
 def _finest(shares: tuple[float, ...], *, has_router: bool) -> int:
-    """What Argo's weights are out of: 100, unless a share needs more and something can be told so."""
+    """Return the sum of Argo's weights: 100, or `WEIGHT_SUM` where a share needs finer ones and a router takes them."""
     broken = [share for share in shares if abs(share * 100 - round(share * 100)) > 1e-6]
     if not broken:
         return 100

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is exported: a rollout's shares, the one that holds now, and what else its plan says; from the store, or as a
-command line has it. How it is written down is left to the module of each format.
+"""The definition that is exported: a rollout's shares, the share that holds now, and what else its plan says.
+
+It comes from the store or from a command line. The module of each format writes it down.
 """
 
 from collections.abc import Mapping
@@ -17,14 +18,14 @@ WEIGHT_SUM = 10_000  # a weight of 1 is 0.01 % of the requests
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one rollout.
+    """The definition of one rollout.
 
     Attributes:
         source: what it was made of, for people.
-        shares: of the requests that the candidate gets, one after the other, 0 to 1; empty: not said.
-        share: that holds now; None: not said.
-        salt: of the keys' places.
-        gate: its settings, as JSON data.
+        shares: parts of the requests that the candidate gets, one after the other, 0 to 1; empty: not said.
+        share: the part that holds now; None: not said.
+        salt: hash seed of the keys' places.
+        gate: the gate's settings, as JSON data.
         rollout: its number; None: it is in no store.
         model: by its name in the deployment; None: not said.
         candidate: the number of its release; None: not said.
@@ -41,7 +42,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def definition_of(rollout: Rollout, *, share: float | None = None) -> Definition:
-    """A rollout of the store, at the share that holds now or at another one.
+    """Return the definition of a rollout of the store, at the share that holds now or at another one.
 
     Raises:
         RequestError: its candidate answers no users, or there are several.
@@ -67,7 +68,7 @@ def definition_of(rollout: Rollout, *, share: float | None = None) -> Definition
 
 
 def share_outside(rollout: Rollout, plan: Plan) -> float:
-    """The candidate's share where it has an endpoint of its own: after a promotion all goes there, and stays there.
+    """Return the candidate's share where it has an endpoint of its own; after a promotion it stays at all.
 
     Not with a second server of the rollout's own: the first one serves the candidate in the end.
     """
@@ -82,12 +83,15 @@ def share_outside(rollout: Rollout, plan: Plan) -> float:
 
 
 def last_judged_step(shares: tuple[float, ...]) -> int:
-    """The number of the share whose pass promotes: the last but one, as at the last nothing is left to compare with."""
+    """Return the number of the share whose pass promotes: the last but one.
+
+    At the last share nothing is left to compare the candidate with.
+    """
     return max(len(shares) - 2, 0)
 
 
 def weights(share: float, *, out_of: int = WEIGHT_SUM) -> tuple[int, int]:
-    """The candidate's weight and the stable release's, whole numbers that add up to `out_of`.
+    """Return the weights of the candidate and the stable release, whole numbers that add up to `out_of`.
 
     Raises:
         RequestError: the share is no whole number of parts.
@@ -104,5 +108,5 @@ def weights(share: float, *, out_of: int = WEIGHT_SUM) -> tuple[int, int]:
 
 
 def percent(shares: tuple[float, ...]) -> str:
-    """Shares for people: `1, 5, 25, 50, 100 %`."""
+    """Return shares as text for people, such as `1, 5, 25, 50, 100 %`."""
     return ", ".join(f"{100 * share:g}" for share in shares) + " %"

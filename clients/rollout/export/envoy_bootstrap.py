@@ -14,17 +14,17 @@ _PING_S, _PONG_S = 30, 10  # a client that vanished without a word is noticed, a
 
 
 class Address(NamedTuple):
-    """Where something listens."""
+    """The host and port that something listens on."""
 
     host: str
     port: int
 
 
 def read_address(text: str, *, field: str) -> Address:
-    """`host:port`, `[::1]:port`.
+    """Return the address that a text such as `host:port` or `[::1]:port` means.
 
     Raises:
-        RequestError: it is none.
+        RequestError: the text is no address.
     """
     host, _, port = text.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
@@ -49,15 +49,15 @@ def envoy_bootstrap(
     share: float,
     salt: str,
 ) -> dict[str, object]:
-    """What `envoy -c` takes.
+    """Return the configuration that `envoy -c` takes.
 
     Args:
-        admin: of Envoy's admin interface, which can also stop it; None: there is none.
-        routes: the file that it reads its routes from, and reads again when another takes its place; None: the routes
-            are in here, and the share stays what it is.
+        admin: address of Envoy's admin interface, which can also stop Envoy; None: there is none.
+        routes: file that Envoy reads its routes from, and reads again when another file takes its place; None: the
+            routes are part of the configuration, and the share stays what it is.
 
     Raises:
-        RequestError: as `envoy_routes`.
+        RequestError: the share is finer than the weights, or the salt cannot stand in a pattern's replacement.
     """
     manager = {
         "@type": f"{_TYPES}.filters.network.http_connection_manager.v3.HttpConnectionManager",

@@ -18,7 +18,10 @@ _SALT = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
 
 def check_salt(salt: str) -> None:
-    """Raises: RequestError: it cannot stand in a pattern's replacement; the chart's schema refuses the same."""
+    """Raise a RequestError for a salt that cannot stand in a pattern's replacement.
+
+    The chart's schema holds an equal rule.
+    """
     if not _SALT.fullmatch(salt):
         raise RequestError(
             f"salt must be at most 64 letters, digits, dots, dashes and underscores, got {salt!r}; choose another",
@@ -28,7 +31,7 @@ def check_salt(salt: str) -> None:
 
 
 def envoy_routes(share: float, *, salt: str) -> dict[str, object]:
-    """A RouteConfiguration.
+    """Return a `RouteConfiguration`.
 
     Raises:
         RequestError: the share is finer than the weights, or the salt cannot stand in a pattern's replacement.
@@ -48,8 +51,8 @@ def envoy_routes(share: float, *, salt: str) -> dict[str, object]:
         "weighted_clusters": {
             "use_hash_policy": True,  # of a request without a key the place is by chance
             "clusters": [
-                {"name": CANDIDATE, "weight": candidate, **_told(CANDIDATE)},  # first: it takes the lowest places
-                {"name": STABLE, "weight": stable, **_told(STABLE)},
+                {"name": CANDIDATE, "weight": candidate, **_header(CANDIDATE)},  # first: it takes the lowest places
+                {"name": STABLE, "weight": stable, **_header(STABLE)},
             ],
         },
     }
@@ -58,7 +61,11 @@ def envoy_routes(share: float, *, salt: str) -> dict[str, object]:
 
 
 def routes_file(share: float, *, salt: str) -> dict[str, object]:
-    """What Envoy reads routes from while it runs; raises what `envoy_routes` does."""
+    """Return the document that Envoy reads routes from while it runs.
+
+    Raises:
+        RequestError: `envoy_routes` refuses the share or the salt.
+    """
     resource = {"@type": _ROUTE_TYPE, **envoy_routes(share, salt=salt)}
     return {"version_info": f"{weights(share)[0]} of {WEIGHT_SUM}", "resources": [resource]}
 
@@ -73,10 +80,10 @@ def _grpc() -> dict[str, object]:
 
 def _pinned(release: str) -> dict[str, object]:
     header = {"name": RELEASE_HEADER, "string_match": {"exact": release}}
-    return {"match": {**_grpc(), "headers": [header]}, "route": {**_UNBOUNDED, "cluster": release}, **_told(release)}
+    return {"match": {**_grpc(), "headers": [header]}, "route": {**_UNBOUNDED, "cluster": release}, **_header(release)}
 
 
-def _told(release: str) -> dict[str, object]:
-    """The answer's metadata says who gave it, for whoever reports outcomes."""
+def _header(release: str) -> dict[str, object]:
+    """Return the header with which an answer says which release gave it, for programs that report outcomes."""
     action = "OVERWRITE_IF_EXISTS_OR_ADD"
     return {"response_headers_to_add": [{"header": {"key": RELEASE_HEADER, "value": release}, "append_action": action}]}

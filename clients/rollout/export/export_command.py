@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme rollout export`: a rollout's definition for Argo Rollouts, the Gateway API, Envoy or the Helm chart."""
+"""The command `trireme rollout export`: a rollout's definition for Argo Rollouts, the Gateway API, Envoy or Helm."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,69 +21,89 @@ from trireme.base.errors import RequestError
 
 def export(
     *,
-    format: Annotated[Format, typer.Option(help="What to write.")],  # noqa: A002 - the option's name
+    format: Annotated[Format, typer.Option(help="Format to write.")],  # noqa: A002 - the option's name
     number: Annotated[
-        int | None, typer.Option("--rollout", help="Its number; none: the one that goes on, or was the last.")
+        int | None,
+        typer.Option("--rollout", help="Number of the rollout; none: the one that goes on, or the last one."),
     ] = None,
     steps: Annotated[
-        str | None, typer.Option(help="In place of a rollout: percentages, as `start` takes them.")
+        str | None,
+        typer.Option(help="Percentages of a rollout that is in no store, as `trireme rollout start` takes them."),
     ] = None,
     gate: Annotated[
-        Path | None, typer.Option(help="With --steps: settings of the gate, as `start` takes them.")
+        Path | None, typer.Option(help="With --steps: settings of the gate, as `trireme rollout start` takes them.")
     ] = None,
     share: Annotated[
-        float | None, typer.Option(min=0, max=100, help="Percentage of the candidate; none: what holds now.")
+        float | None, typer.Option(min=0, max=100, help="Percentage of the candidate; none: the one that holds now.")
     ] = None,
     salt: Annotated[
-        str | None, typer.Option(help="Of keys' places, in place of the rollout's; Envoy, the chart.")
+        str | None, typer.Option(help="Hash seed of keys, in place of the rollout's; for Envoy and the chart.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A file, replaced in one step; none: standard output.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write, replaced in one step; none: standard output.")
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Write --out again as the share changes, until the rollout is over.")
     ] = False,
-    name: Annotated[str | None, typer.Option(help="In Kubernetes.", show_default="the model's, or trireme")] = None,
-    namespace: Annotated[str | None, typer.Option(help="In Kubernetes.")] = None,
-    url: Annotated[str | None, typer.Option(help="Of the rollout's front, as Argo's controller reaches it.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name in Kubernetes.", show_default="the model's, or trireme")
+    ] = None,
+    namespace: Annotated[str | None, typer.Option(help="Namespace in Kubernetes.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Address of the rollout API, as Argo's controller reaches it.")
+    ] = None,
     interval_s: Annotated[
         int | None,
-        typer.Option(min=1, max=LONGEST_INTERVAL_S, help="Between Argo's measurements.", show_default="10"),
+        typer.Option(min=1, max=LONGEST_INTERVAL_S, help="Seconds between Argo's measurements.", show_default="10"),
     ] = None,
     max_wait_s: Annotated[
-        int | None, typer.Option(min=1, help="For a step, until Argo pauses undecided.", show_default="14400")
+        int | None, typer.Option(min=1, help="Seconds at a step until Argo pauses undecided.", show_default="14400")
     ] = None,
     with_gateway_api: Annotated[
         bool, typer.Option("--with-gateway-api", help="Argo sets the weights of the routes of `gateway-api`.")
     ] = False,
     gateway: Annotated[str | None, typer.Option(help="The Gateway that the routes belong to.")] = None,
     stable_service: Annotated[
-        str | None, typer.Option(help="A Service; of helm-values, a server.", show_default="NAME-stable; the model")
+        str | None,
+        typer.Option(
+            help="Service of the stable release; for helm-values, a server.", show_default="NAME-stable; the model"
+        ),
     ] = None,
     candidate_service: Annotated[
-        str | None, typer.Option(help="As --stable-service.", show_default="NAME-candidate; MODEL-RELEASE")
+        str | None,
+        typer.Option(
+            help="Service of the candidate; for helm-values, a server.", show_default="NAME-candidate; MODEL-RELEASE"
+        ),
     ] = None,
     http_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Of both Services.", show_default="8000")
+        int | None, typer.Option(min=1, max=65535, help="HTTP port of both Services.", show_default="8000")
     ] = None,
     grpc_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Of both Services.", show_default="8001")
+        int | None, typer.Option(min=1, max=65535, help="gRPC port of both Services.", show_default="8001")
     ] = None,
-    stable_url: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="gRPC, for envoy.")] = None,
-    candidate_url: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="gRPC, for envoy.")] = None,
+    stable_url: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="For envoy: gRPC of the stable release.")
+    ] = None,
+    candidate_url: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="For envoy: gRPC of the candidate.")
+    ] = None,
     listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where Envoy does.", show_default="127.0.0.1:8011")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address that Envoy listens on.", show_default="127.0.0.1:8011"),
     ] = None,
     admin: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Envoy's admin interface; none: there is none.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Address of Envoy's admin interface; none: there is none.")
     ] = None,
     routes_file: Annotated[
-        Path | None, typer.Option(help="From which Envoy reads the routes: --format envoy-routes --follow writes it.")
+        Path | None,
+        typer.Option(help="File that Envoy reads its routes from; --format envoy-routes --follow writes it."),
     ] = None,
-    server: Annotated[Path | None, typer.Option(help="The server's folder; none: the only one here.")] = None,
+    server: Annotated[Path | None, typer.Option(help="Folder of the server; none: the only one here.")] = None,
     store: Annotated[
-        Path | None, typer.Option(help="Where rollouts are kept; none: rollouts.sqlite beside it.")
+        Path | None, typer.Option(help="File that keeps rollouts; none: rollouts.sqlite in the server's folder.")
     ] = None,
 ) -> None:
-    """Write a rollout down for whatever splits the traffic: Argo Rollouts, the Gateway API, Envoy or the Helm chart.
+    """Write a rollout for a program that splits the traffic: Argo Rollouts, the Gateway API, Envoy or the Helm chart.
 
     \b
     Examples:

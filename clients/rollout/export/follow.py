@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that says a rollout's share for as long as it goes on.
+"""The writer of a file that says a rollout's share for as long as the rollout goes on.
 
-It is to a router what `clients.rollout.routing.routed_client` is to a client: it has a lease. Where nobody drives the
-rollout for so long the candidate gets nothing, until somebody does again.
+The file is to a router what `clients.rollout.routing.routed_client` is to a client: it has a lease. Where nobody drives
+the rollout for so long the candidate gets nothing, until somebody does again.
 """
 
 import math
@@ -23,11 +23,11 @@ _DRIVEN = (Phase.RUNNING, Phase.PAUSED, Phase.HELD, Phase.PROMOTING)  # what a r
 
 
 class Follower:
-    """Of one rollout.
+    """The writer of one rollout's file.
 
     Args:
-        check: raises where a share cannot be written down.
-        write: is given the share and why, whenever it is another.
+        check: called with each share of the plan; raises where one cannot be written down.
+        write: called with the share and the reason whenever the share changes.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Follower:
         self._driven_at_s = self._asked_at_s = -math.inf
 
     def run(self) -> None:
-        """Until the rollout is over.
+        """Write the share whenever it changes, until the rollout is over.
 
         Raises:
             RequestError: its leases are shorter than a follower can keep, or a share cannot be written down.
@@ -61,7 +61,7 @@ class Follower:
                 time.sleep(LOOK_S)
 
     def _look(self, rollout: Rollout, plan: Plan) -> bool:
-        """Write what holds now, if it is new; whether the rollout is over."""
+        """Write the share that holds now, if it is new, and return whether the rollout is over."""
         share, why = share_outside(rollout, plan), str(rollout.phase)
         if rollout.phase in _DRIVEN and not self._is_driven(plan.lease_s):
             share, why = 0.0, "nobody drives the rollout: `trireme rollout run`"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which formats there are, which options each takes, and its text."""
+"""The formats of an export: the options that each takes, and its text."""
 
 import json
 import re
@@ -19,12 +19,12 @@ from clients.rollout.export.gateway_api import gateway_routes
 from ensemble_configs.render.helm_values import dns_label
 from trireme.base.errors import RequestError
 
-Options = Mapping[str, Any]  # those of the command line, None where one was not given
+Options = Mapping[str, Any]  # options of the command line; None: not given
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class Format(StrEnum):
-    """What can be written."""
+    """The formats that an export can have."""
 
     ANALYSIS_TEMPLATE = "analysis-template"
     ARGO_ROLLOUT = "argo-rollout"
@@ -35,14 +35,14 @@ class Format(StrEnum):
 
 
 class Kind(NamedTuple):
-    """What there is to a format.
+    """The properties of a format.
 
     Attributes:
-        make: its documents.
+        make: builder of its documents.
         takes: options that are for some formats only.
         needs: options that must be given.
-        has_share: it says the share that holds now.
-        is_followed: a file of it can be written again as the share changes.
+        has_share: the text says the share that holds now.
+        is_followed: the file can be written again as the share changes.
     """
 
     make: Callable[[Definition, Options], list[dict[str, object]]]
@@ -53,7 +53,7 @@ class Kind(NamedTuple):
 
 
 def text_of(kind: Format, definition: Definition, options: Options) -> str:
-    """The whole file.
+    """Return the text of the whole file.
 
     Raises:
         RequestError: an option cannot be used, or the definition lacks what the format says.
@@ -71,10 +71,10 @@ def text_of(kind: Format, definition: Definition, options: Options) -> str:
 
 
 def check_options(kind: Format, options: Options) -> None:
-    """That what was given says something, and what is needed was given.
+    """Check that each given option means something to the format, and that no needed option is missing.
 
     Raises:
-        RequestError: otherwise.
+        RequestError: an option is of no use, or is missing.
     """
     of_some = frozenset[str]().union(*(each.takes for each in KINDS.values()))
     for name in sorted(name for name in of_some if options[name] not in (None, False)):
@@ -121,7 +121,7 @@ def _label(options: Options, field: str, default: str = "") -> str:
 
 
 def _services(name: str, options: Options) -> dict[str, str]:
-    """As keyword arguments."""
+    """Return the names of both Services as keyword arguments."""
     stable = _label(options, "stable_service", f"{name}-stable")
     candidate = _label(options, "candidate_service", f"{name}-candidate")
     _check_two("stable_service", stable, "candidate_service", candidate)
@@ -141,7 +141,7 @@ def _analysis_template(definition: Definition, options: Options) -> list[dict[st
     url = str(options["url"]).rstrip("/")
     if not re.fullmatch(r"https?://[^\s/{}]+(/[^\s{}]*)?", url):
         raise RequestError(
-            f"url must be where Argo's controller reaches the rollout's front, such as http://rollout.models.svc:8010; "
+            f"url must be where Argo's controller reaches the rollout API, such as http://rollout.models.svc:8010; "
             f"got {url!r}",
             field="url",
             value=url,
@@ -225,10 +225,10 @@ def _envoy_routes(definition: Definition, options: Options) -> list[dict[str, ob
 
 
 def check_yaml_name(path: Path, field: str) -> None:
-    """Envoy tells what a file is by its name.
+    """Check that a file's name says YAML, for Envoy tells a file's format by its name.
 
     Raises:
-        RequestError: it would not take it for YAML.
+        RequestError: Envoy would not take the file for YAML.
     """
     if path.suffix not in (".yaml", ".yml"):
         raise RequestError(
@@ -237,7 +237,7 @@ def check_yaml_name(path: Path, field: str) -> None:
 
 
 _NEEDED = {
-    "url": "the address at which Argo's controller reaches the rollout's front, such as http://rollout.models.svc:8010",
+    "url": "the address at which Argo's controller reaches the rollout API, such as http://rollout.models.svc:8010",
     "gateway": "the name of the Gateway that the routes belong to",
     "stable_url": "HOST:PORT of the stable release's gRPC endpoint",
     "candidate_url": "HOST:PORT of the candidate's gRPC endpoint",

@@ -20,7 +20,9 @@ def gateway_routes(
     http_port: int,
     grpc_port: int,
 ) -> list[dict[str, object]]:
-    """Both routes. Each belongs to a listener of its own, `http` and `grpc`: on one listener a hostname has one kind.
+    """Return an `HTTPRoute` and a `GRPCRoute`.
+
+    Each belongs to a listener of its own, `http` and `grpc`: on one listener a hostname has one kind of route.
 
     Raises:
         RequestError: the share is finer than the weights.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judges of a rollout, by its mode, and what they are told."""
+"""The judges of a rollout, by its mode, and the evidence that they read."""

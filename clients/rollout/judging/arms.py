@@ -16,7 +16,10 @@ from clients.rollout_gate.outcome import Outcome
 
 
 class ArmTotals(msgspec.Struct, forbid_unknown_fields=True):
-    """Of one arm; `seat_s` are the seconds that its answered requests took, `tokens` what they made."""
+    """The sums of one arm.
+
+    `seat_s` are the seconds that the arm's answered requests took, `tokens` the tokens that they made.
+    """
 
     requests: int = 0
     errors: int = 0
@@ -24,7 +27,7 @@ class ArmTotals(msgspec.Struct, forbid_unknown_fields=True):
     seat_s: float = 0.0
 
     def add(self, outcome: Outcome) -> None:
-        """One more request."""
+        """Count one more request."""
         self.requests += 1
         self.errors += bool(outcome.error)
         if not outcome.error and outcome.e2e_ms is not None:
@@ -33,10 +36,10 @@ class ArmTotals(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ArmsJudge:
-    """Of one test.
+    """The judge of one A/B test.
 
     Args:
-        spec: of the gate, for each candidate.
+        spec: settings of the gate, for each candidate.
     """
 
     def __init__(self, plan: Plan, spec: GateSpec) -> None:
@@ -49,7 +52,7 @@ class ArmsJudge:
     def merge(
         self, evidence: Mapping[str, object] | None, outcomes: Sequence[Outcome], *, at_s: float | None = None
     ) -> Mapping[str, object]:
-        """As `Gate.merge`."""
+        """Return the evidence with more outcomes counted, for `Gate.merge` of each candidate and for the sums."""
         gates, totals = _parts(evidence)
         for outcome in outcomes:
             if outcome.arm in (self._stable, *self._gates) and not outcome.is_feedback:
@@ -60,7 +63,7 @@ class ArmsJudge:
         return {"gates": gates, "arms": msgspec.to_builtins(totals)}
 
     def judge(self, evidence: Mapping[str, object] | None) -> Judgement:
-        """Fails by a guard alone; never passes."""
+        """Return a judgement that fails by a guard alone and never passes."""
         gates, totals = _parts(evidence)
         found = {arm: gate.judge(gates.get(arm)) for arm, gate in self._gates.items()}
         over = [
@@ -82,7 +85,7 @@ class ArmsJudge:
         return Judgement("undecided" if has_data else "no data", reason, num_requests, is_final, report)
 
     def _row(self, arm: str, totals: ArmTotals) -> dict[str, object]:
-        """With GPU seconds for a million tokens, were every seat of the engine taken at these speeds.
+        """Return an arm's row: its sums, and GPU seconds for a million tokens if every seat were taken.
 
         A request holds a seat of its engine while it runs; the seats share the engine's GPUs equally.
         """

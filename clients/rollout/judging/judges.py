@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who judges a rollout, by its mode."""
+"""The judges of a rollout: their protocol, and the judge of each mode."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -12,19 +12,23 @@ from clients.rollout_gate.outcome import Outcome
 
 
 class Judge(Protocol):
-    """Makes evidence of outcomes, and a judgement of evidence; keeps nothing itself."""
+    """A maker of evidence from outcomes and of judgements from evidence; it keeps nothing itself."""
 
     def merge(
         self, evidence: Mapping[str, object] | None, outcomes: Sequence[Outcome], *, at_s: float | None = None
     ) -> Mapping[str, object]:
-        """New evidence, JSON's types."""
+        """Return new evidence, in JSON's types, and leave the old evidence as it was."""
 
     def judge(self, evidence: Mapping[str, object] | None) -> Judgement:
-        """Of all that was counted so far."""
+        """Return the judgement of all outcomes that were counted so far."""
 
 
 def judge_of(plan: Plan) -> Judge:
-    """Raises: SpecError: the plan's settings of the gate are none."""
+    """Return the judge of a plan's mode.
+
+    Raises:
+        SpecError: the plan's settings of the gate are not valid.
+    """
     spec = gate_spec_of(plan)
     match plan.mode:
         case Mode.CANARY:

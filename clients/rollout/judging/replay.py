@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks both releases the held-out prompts, greedily and few at a time, and scores what they say; what follows from
-the scores is `clients.rollout.judging.trial`'s.
+"""The replay of held-out prompts: it asks both releases, greedily and few at a time, and scores their answers.
+
+The verdict on the scores is `clients.rollout.judging.trial`'s.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import msgspec
 
 from clients.access import NO_ACCESS, Access
 from clients.batch.retry_policy import Pauses, Setback, setback_of
-from clients.rollout.judging.text_similarity import likeness
+from clients.rollout.judging.text_similarity import similarity
 from clients.rollout.records.held_out import Prompt
 from clients.rollout.routing.split import BASELINE, CANDIDATE
 from clients.rollout_gate.outcome import Outcome
@@ -29,7 +30,7 @@ Answer = str | ServingError
 
 
 class PromptScores(msgspec.Struct, frozen=True, kw_only=True):
-    """What one prompt tells; never text.
+    """The scores of one prompt, without any text.
 
     Attributes:
         candidate: 0 to 1; None: there is nothing to compare, and `stable` is None too.
@@ -43,7 +44,7 @@ class PromptScores(msgspec.Struct, frozen=True, kw_only=True):
     stable_error: str = ""
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        """For the gate; none where nothing was compared."""
+        """Return both outcomes for the gate; none where nothing was compared."""
         if self.candidate is None or self.stable is None:
             return ()
         return (
@@ -53,11 +54,11 @@ class PromptScores(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scores_of(prompt: Prompt, stable: Answer, again: Answer | None, candidate: Answer) -> PromptScores:
-    """Of the answers to one prompt; an error is worth 0 where there is something to compare.
+    """Return the scores of the answers to one prompt; an error scores 0 where there is something to compare.
 
-    With a reference each answer's likeness to it. Without one both are held against the stable release's first answer:
-    the candidate's, and the stable release's second, so that a model which does not say the same thing twice is not
-    blamed on the candidate.
+    With a reference each answer is compared with it. Without one the candidate's answer and the stable release's second
+    one are compared with the stable release's first one, so that a model which does not repeat itself is not blamed on
+    the candidate.
 
     Args:
         again: the stable release's second answer; None with a reference.
@@ -75,7 +76,7 @@ def scores_of(prompt: Prompt, stable: Answer, again: Answer | None, candidate: A
 
 
 def _score(answer: Answer, right: Answer) -> float:
-    return 0.0 if isinstance(answer, ServingError) or isinstance(right, ServingError) else likeness(answer, right)
+    return 0.0 if isinstance(answer, ServingError) or isinstance(right, ServingError) else similarity(answer, right)
 
 
 def _error(answer: Answer) -> str:
@@ -86,7 +87,10 @@ def _error(answer: Answer) -> str:
 
 
 class Target(NamedTuple):
-    """Who answers for a release: a model of a server, and the release that requests name; None: they name none."""
+    """A model of a server that answers for a release.
+
+    `release` is the release that requests name; None: requests name none.
+    """
 
     url: str
     model: str
@@ -95,14 +99,14 @@ class Target(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return the target's name for people."""
         return self.model if self.release is None else f"release {self.release} by {self.model}"
 
 
 def replay(
     prompts: Sequence[Prompt], *, stable: Target, candidate: Target, num_at_a_time: int
 ) -> Generator[list[PromptScores], None, None]:
-    """Scores as they come, some or none every half a second; close the generator to cancel what runs.
+    """Yield scores as they come, some or none every half a second; close the generator to cancel what runs.
 
     Args:
         num_at_a_time: requests in flight, to both together.
@@ -124,7 +128,7 @@ async def _begun(prompts: Sequence[Prompt], stable: Target, candidate: Target, n
 
 
 class _Replay:
-    """Workers that take one prompt after the other; they get on only while `next_ones` is awaited."""
+    """The workers of a replay; each takes one prompt after the other, while `next_ones` is awaited."""
 
     def __init__(self, prompts: Sequence[Prompt], *, stable: Target, candidate: Target, num_at_a_time: int) -> None:
         self._clients = {
@@ -162,7 +166,7 @@ class _Replay:
             self._scored.append(scores_of(prompt, stable, again, candidate))
 
     async def _answer(self, prompt: Prompt, target: Target) -> Answer:
-        """What a model says, or why it cannot; where there is no room it is asked again."""
+        """Return a model's answer, or the error that it failed with; ask again while the server has no room."""
         pauses, until_s = Pauses(random.Random()), time.monotonic() + _ROOM_S
         while True:
             sent_s = time.monotonic()

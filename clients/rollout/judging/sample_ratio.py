@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the arms of a test got as many as they were meant to; exact however often one looks.
+"""The test for a sample ratio mismatch: arms that got fewer requests than their shares; exact at every look.
 
 Fewer answers of one arm than its share says that what is missing is not missing by chance: requests that never end,
 clients that die of an arm, a split that is broken. What the others say is no sample then, and no figure holds.
@@ -14,7 +14,7 @@ _CONCENTRATION = 100.0  # of the mixture around the shares: narrow where a misma
 
 
 def log_evidence(counts: Mapping[str, int], shares: Mapping[str, float]) -> float:
-    """Logarithm of what is to be believed of "the shares are not these" against "they are", by the counts.
+    """Return the logarithm of the evidence, by the counts, that the arms' true shares are not `shares`.
 
     Args:
         counts: by arm; an arm that is not named has none.
@@ -32,7 +32,7 @@ def log_evidence(counts: Mapping[str, int], shares: Mapping[str, float]) -> floa
 
 
 def mismatch(counts: Mapping[str, int], shares: Mapping[str, float], *, alpha: float = ALPHA) -> str:
-    """One sentence; "" while chance explains the counts.
+    """Return a sentence about a mismatch; "" while chance explains the counts.
 
     Args:
         alpha: chance of a false alarm, over all looks.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judge of a shadow: the gate, and how far the copies' texts agree with what users got."""
+"""The judge of a shadow: the gate, and how far the candidate's texts agree with the texts that users got."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,10 @@ from clients.rollout_gate.outcome import Outcome
 
 
 class Texts(msgspec.Struct, forbid_unknown_fields=True):
-    """Of the pairs whose texts could be compared: how many were alike to the end, and the sum of their agreements."""
+    """The agreement of the pairs with texts to compare.
+
+    `same` counts pairs that agree to the end; `agreement` is the sum of all agreements.
+    """
 
     num: int = 0
     same: int = 0
@@ -19,7 +22,10 @@ class Texts(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ShadowJudge:
-    """Of one rollout. Texts are told of and not judged: two engines round differently, and both may be right."""
+    """The judge of one rollout in the shadow.
+
+    Texts are reported and not judged: two engines round differently, and both may be right.
+    """
 
     def __init__(self, spec: GateSpec) -> None:
         self._gate = Gate(spec)
@@ -27,7 +33,7 @@ class ShadowJudge:
     def merge(
         self, evidence: Mapping[str, object] | None, outcomes: Sequence[Outcome], *, at_s: float | None = None
     ) -> Mapping[str, object]:
-        """As `Gate.merge`."""
+        """Return the evidence with more outcomes counted, for the gate and for the texts."""
         gate, texts = _parts(evidence)
         for outcome in outcomes:
             if outcome.agreement is not None:
@@ -37,7 +43,7 @@ class ShadowJudge:
         return {"gate": self._gate.merge(gate, outcomes, at_s=at_s), "texts": msgspec.to_builtins(texts)}
 
     def judge(self, evidence: Mapping[str, object] | None) -> Judgement:
-        """As `Gate.judge`, with the texts beside it."""
+        """Return the gate's judgement, with the texts' agreement in its report."""
         gate, texts = _parts(evidence)
         found = self._gate.judge(gate)
         compared = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How like two texts are, 0 to 1; the score of a held-out prompt."""
+"""The similarity of two texts, 0 to 1, which is the score of a held-out prompt."""
 
 import difflib
 
@@ -7,12 +7,12 @@ import difflib
 COMPARED_CHARS = 2000
 
 
-def likeness(text: str, other: str) -> float:
-    """Twice the characters that both have in common blocks, over those of both: Ratcliff and Obershelp's measure.
+def similarity(text: str, other: str) -> float:
+    """Return twice the characters in common blocks over the characters of both texts, 0 to 1.
 
-    White space at either end does not count, nor what comes after the first `COMPARED_CHARS` characters. 1 is for
-    texts that are the same, two empty ones too; texts of one language that have nothing to do with each other have
-    0.1 to 0.4.
+    This is Ratcliff and Obershelp's measure. White space at either end does not count, nor text after the first
+    `COMPARED_CHARS` characters. Equal texts have 1, two empty ones too; texts of one language that have nothing to do
+    with each other have 0.1 to 0.4.
 
     Source: Ratcliff and Metzener, "Pattern Matching: The Gestalt Approach", Dr. Dobb's Journal, July 1988;
     `difflib.SequenceMatcher.ratio` without its heuristic for junk.

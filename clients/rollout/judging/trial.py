@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the held-out prompts' scores say of a candidate: the gate's verdict, and the figures that the log keeps.
+"""The trial of a candidate by held-out prompts: the gate's verdict, and the figures that the log keeps.
 
 The gate's test may be looked at after every prompt, so a candidate that is plainly worse is known after some twenty.
 """
@@ -16,7 +16,9 @@ _NUM_SHOWN = 5
 
 
 class Trial:
-    """Of one candidate by one replay; nothing of it outlives the process, so a replay counts whole or not at all.
+    """The trial of one candidate by one replay.
+
+    Nothing of it outlives the process, so a replay counts whole or not at all.
 
     Args:
         num_needed: prompts below which no verdict could fail a candidate.
@@ -29,7 +31,7 @@ class Trial:
         self._scored: list[PromptScores] = []
 
     def add(self, scores: Sequence[PromptScores]) -> None:
-        """What has come since."""
+        """Count the scores that have come since the last call."""
         self._scored += scores
         outcomes = [outcome for each in scores for outcome in each.outcomes()]
         if outcomes:
@@ -38,23 +40,23 @@ class Trial:
 
     @property
     def is_failed(self) -> bool:
-        """The candidate is worse."""
+        """Return whether the candidate is worse."""
         return self._judgement.verdict == "fail"
 
     @property
     def is_good_enough(self) -> bool:
-        """At its end: nothing speaks against the candidate, and something could have."""
+        """Return whether, at the replay's end, nothing speaks against the candidate and something could have."""
         return not self.is_failed and len(self._compared()) >= self._num_needed
 
     @property
     def progress(self) -> str:
-        """In tenths."""
+        """Return the part of the prompts that is scored, in tenths, as text."""
         tenths = 10 * len(self._scored) // self._held_out.num_prompts
         return f"held-out prompts: {10 * tenths} % of {self._held_out.num_prompts}"
 
     @property
     def reason(self) -> str:
-        """One sentence for people: mean scores, and prompts by their names."""
+        """Return one sentence for people, with mean scores and prompts by their names."""
         if self.is_failed:
             return f"{self._judgement.reason}; {self._figures()}"
         if self.is_good_enough:
@@ -68,7 +70,7 @@ class Trial:
 
     @property
     def evidence(self) -> dict[str, object]:
-        """JSON's types: the gate's report, and what the prompts add to it."""
+        """Return the gate's report and the prompts' figures, in JSON's types."""
         compared = self._compared()
         return {
             **self._judgement.report,
@@ -107,7 +109,7 @@ class Trial:
         return [each for each in self._scored if each.candidate is None]
 
     def _lowest(self) -> list[tuple[PromptScores, float, float]]:
-        """Where the candidate has least of what the stable release has."""
+        """Return the prompts with the candidate farthest below the stable release, the worst first."""
         worse = [one for one in self._compared() if one[1] < one[2]]
         return sorted(worse, key=lambda one: one[1] - one[2])[:_NUM_SHOWN]
 

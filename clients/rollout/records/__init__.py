@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of rollouts, on disk: plan, state, store."""
+"""The records of rollouts on disk: plan, state, store."""

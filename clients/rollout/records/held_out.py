@@ -24,13 +24,13 @@ _CORRECT = "correct it and start again"
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """One line.
+    """A prompt, from one line of the file.
 
     Attributes:
         name: what the log calls it; no other has it.
         text: sent as `text_input`, as it is: with the chat template where the model wants one.
         reference: a right answer; None: the stable release's answer stands for it.
-        max_tokens: of each answer.
+        max_tokens: limit of each answer.
     """
 
     name: str
@@ -40,15 +40,15 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Wrong(ValueError):
-    """What is wrong with a line."""
+    """A description of what is wrong with a line."""
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan keeps of a file.
+    """The reference to a file of prompts that a plan keeps.
 
     Attributes:
         file: its absolute path.
-        sha256: of its bytes, in hexadecimal.
+        sha256: digest of its bytes, in hexadecimal.
         num_at_a_time: requests in flight, of both releases together.
     """
 
@@ -74,7 +74,7 @@ def held_out_in(file: Path, *, num_at_a_time: int) -> HeldOut:
 
 
 def prompts_of(held_out: HeldOut) -> tuple[Prompt, ...]:
-    """The prompts that a rollout was started with.
+    """Return the prompts that a rollout was started with.
 
     Raises:
         SpecError: the file cannot be read, or is another one by now.
@@ -91,10 +91,10 @@ def prompts_of(held_out: HeldOut) -> tuple[Prompt, ...]:
 
 
 def parse_prompts(data: bytes, file: Path) -> tuple[Prompt, ...]:
-    """All prompts; lines of white space are none.
+    """Return the prompts in the bytes of a file; lines of white space are left out.
 
     Args:
-        file: for messages.
+        file: named in messages.
 
     Raises:
         SpecError: by line and field, what is wrong and what is allowed.

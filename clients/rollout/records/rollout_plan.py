@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rollout was started with; it never changes afterwards."""
+"""The plan that a rollout was started with; it never changes afterwards."""
 
 from enum import StrEnum
 from itertools import pairwise
@@ -17,7 +17,7 @@ from trireme.base.errors import RequestError, SpecError
 
 
 class Mode(StrEnum):
-    """What a rollout is for."""
+    """The modes of a rollout."""
 
     CANARY = "canary"  # the candidate answers a growing share, and is promoted or rolled back
     SHADOW = "shadow"  # the candidate gets copies, and nobody its answers
@@ -25,26 +25,27 @@ class Mode(StrEnum):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one rollout.
+    """The plan of one rollout.
 
     Attributes:
-        candidate: the release that is tried out; stable: the one it is compared with.
+        candidate: release that is tried out; stable: the release it is compared with.
         release: the candidate's `ReleaseSpec` as JSON data, its paths absolute.
-        shares: of the requests that the candidate gets, one after the other, 0 to 1.
-        salt: of the split (`clients.rollout.routing.split`).
-        step_requests: that each arm must have answered at a share before the next one.
-        gate: settings of it (`clients.rollout_gate.gate_spec.GateSpec`), as JSON data.
+        shares: parts of the requests that the candidate gets, one after the other, 0 to 1.
+        salt: hash seed of the split (`clients.rollout.routing.split`).
+        step_requests: number that each arm must have answered at a share before the next one.
+        gate: settings of the gate (`clients.rollout_gate.gate_spec.GateSpec`), as JSON data.
         lease_s: how long a client may go by what it was told of the split.
-        drain_timeout_s: what streams of a release that goes may take.
+        drain_timeout_s: how long the streams of a release that goes may take.
         is_keeping_old: the old release stays loaded after a promotion, for clients that name it.
-        more_releases: of an A/B test: further candidates, as `release`.
-        arm_shares: of an A/B test: of the requests that the stable release gets, and each candidate.
-        gpus_per_seat: of an A/B test: GPUs of each arm's engine over the requests that it takes at a time.
-        max_copies: of a shadow: that run at a time, of all clients together.
-        second_server: folder of the server that serves the candidate, where one has no room for both; "": the same.
-        second_url: of that server, ``host:port``.
-        home_release: with a second server: the candidate as the first one serves it in the end.
-        home_stable: the same: the stable release, which the first one then unloads.
+        more_releases: further candidates of an A/B test, each in the form of `release`.
+        arm_shares: parts of an A/B test's requests, for the stable release and each candidate.
+        gpus_per_seat: for each arm of an A/B test, GPUs of its engine over the requests that it takes at a time.
+        max_copies: shadow requests that run at a time, of all clients together.
+        second_server: folder of the server that serves the candidate, where one server has no room for both; "":
+            none.
+        second_url: address of the second server, ``host:port``.
+        home_release: with a second server, the candidate as the first one serves it in the end.
+        home_stable: with a second server, the stable release, which the first one then unloads.
         host, port: where clients ask for the split; 0: any port that was free.
         loaded_before: candidates that the server held before, and keeps when they are rolled back.
         held_out: prompts that both releases answer before the candidate's first request; None: none.
@@ -76,40 +77,41 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arms(self) -> dict[str, float]:
-        """Of an A/B test, each with its share."""
+        """Return the arms of an A/B test, each with its share."""
         return dict(zip(map(arm_of, (self.stable, *self.candidates)), self.arm_shares, strict=True))
 
     @property
     def releases(self) -> tuple[dict[str, Any], ...]:
-        """Of all candidates."""
+        """Return the `ReleaseSpec` of each candidate as JSON data."""
         return (self.release, *self.more_releases)
 
     @property
     def candidates(self) -> tuple[int, ...]:
-        """Their numbers."""
+        """Return the release numbers of all candidates."""
         return (self.candidate, *(int(each["release"]) for each in self.more_releases))
 
     def text(self) -> str:
-        """As JSON."""
+        """Return the plan as JSON."""
         return msgspec.json.encode(self).decode()
 
 
 def read_plan(text: str) -> Plan:
-    """A plan from its JSON."""
+    """Return the plan that a JSON text holds."""
     return msgspec.json.decode(text, type=Plan)
 
 
 def arm_of(number: int) -> str:
-    """What a release is called as an arm of an A/B test."""
+    """Return the name of a release as an arm of an A/B test."""
     return f"release {number}"
 
 
 def gate_spec_of(plan: Plan) -> GateSpec:
-    """The gate's settings at each step and for each candidate: its chance of a false alarm is that of the whole
-    rollout, divided among them.
+    """Return the gate's settings at each step and for each candidate.
+
+    The chance of a false alarm is the whole rollout's, divided among steps and candidates.
 
     Raises:
-        SpecError: they are none.
+        SpecError: the settings are not valid.
     """
     spec = validate(GateSpec, plan.gate, source=Path("gate"))
     # The last share of a canary is all: nothing is left to compare it with.
@@ -119,15 +121,15 @@ def gate_spec_of(plan: Plan) -> GateSpec:
 
 
 def num_prompts_needed(plan: Plan) -> int:
-    """Held-out prompts below which even a candidate that gets none right could not fail by them."""
+    """Return the number of held-out prompts below which even a candidate without a right answer passes."""
     return least_pairs(alpha_of("quality", gate_spec_of(plan)))
 
 
 def check_plan(plan: Plan) -> None:
-    """What can be known before a rollout begins.
+    """Check what can be known before a rollout begins.
 
     Raises:
-        SpecError: the gate's settings are none, or there are too few held-out prompts for a verdict.
+        SpecError: the gate's settings are not valid, or there are too few held-out prompts for a verdict.
     """
     num_needed = num_prompts_needed(plan)
     if plan.held_out is not None and plan.held_out.num_prompts < num_needed:
@@ -141,7 +143,9 @@ def check_plan(plan: Plan) -> None:
 
 
 def read_shares(text: str, *, num_arms: int) -> tuple[float, ...]:
-    """``50,25,25``: percentages of an A/B test's arms, the stable release's first; "" gives all the same.
+    """Return the arms' shares of percentages such as ``50,25,25``, the stable release's first.
+
+    "" gives each arm an equal share.
 
     Raises:
         RequestError: there are more or fewer than arms, or they do not add up to 100.
@@ -162,10 +166,12 @@ def read_shares(text: str, *, num_arms: int) -> tuple[float, ...]:
 
 
 def read_steps(text: str, *, is_whole: bool = True) -> tuple[float, ...]:
-    """``1,5,25,50,100``: percentages as shares; they must grow, and end with 100, or with less if not `is_whole`.
+    """Return the growing shares of percentages such as ``1,5,25,50,100``.
+
+    They end with 100, or with less if not `is_whole`.
 
     Raises:
-        RequestError: they do not.
+        RequestError: the percentages do not grow, or end elsewhere.
     """
     wrong = RequestError(
         f"steps must be growing percentages that end with 100{' and begin with less' if is_whole else ' or less'}, "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be said of a rollout: where it stands, what people ask of it, and what happened."""
+"""The state of a rollout: its phase, the operator commands that wait, and the lines of its logs."""
 
 from enum import StrEnum
 
@@ -7,7 +7,7 @@ import msgspec
 
 
 class Phase(StrEnum):
-    """Where a rollout is; the word for what is being done or for what came of it."""
+    """The phases of a rollout; each word names the work in progress or its result."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -23,12 +23,12 @@ class Phase(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Nothing will happen any more."""
+        """Return whether nothing will happen any more."""
         return self in (Phase.PROMOTED, Phase.ROLLED_BACK, Phase.ENDED)
 
 
-class Wish(StrEnum):
-    """What a person can ask of a running rollout."""
+class OperatorCommand(StrEnum):
+    """The commands that an operator can give to a running rollout."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -37,14 +37,14 @@ class Wish(StrEnum):
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout as it stands.
+    """The state of one rollout.
 
     Attributes:
         plan: what it was started with (`clients.rollout.records.rollout_plan.Plan`), as JSON.
         step: the number of the share that holds now, from 0.
         chosen: the release that is promoted, where a person named one.
         phase_since: seconds since 1970.
-        ended_at: the same; None: it goes on.
+        ended_at: seconds since 1970; None: it goes on.
     """
 
     id: int
@@ -59,22 +59,22 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     chosen: int | None = None
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A wish that waits.
+class QueuedCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator command that waits.
 
     Attributes:
-        release: to be promoted; None: the only candidate.
+        release: release to be promoted; None: the only candidate.
     """
 
     id: int
-    wish: Wish
+    command: OperatorCommand = msgspec.field(name="wish")  # the column of the store
     who: str
     why: str
     release: int | None
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the audit log."""
+    """A line of the audit log."""
 
     id: int
     rollout: int
@@ -86,11 +86,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """One line of the assignment log.
+    """A line of the assignment log.
 
     Attributes:
         unit: stands for a key (`clients.rollout.routing.split.unit_of`); "": requests without one.
-        requests: of it, that ended.
+        requests: number of the unit's requests that ended.
     """
 
     arm: str

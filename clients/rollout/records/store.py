@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of rollouts, on disk: one SQLite file, so that whoever is killed finds everything where it was.
+"""The store of rollouts: one SQLite file, from which a controller that was killed goes on.
 
-A rollout's phase is written before the deed that it stands for, and every deed may be done twice. What happened is a
-log that only grows; what people wish (`trireme rollout pause`) waits in it until the controller has taken it.
+A rollout's phase is written before the action that it stands for, and every action may be done twice. The events are a
+log that only grows; operator commands (`trireme rollout pause`) wait until the controller has taken them.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Self
 
 import msgspec
 
-from clients.rollout.records.state import Asked, Assignment, Event, Phase, Rollout, Wish
+from clients.rollout.records.state import Assignment, Event, OperatorCommand, Phase, QueuedCommand, Rollout
 from clients.rollout.records.store_schema import create_tables
 from trireme.base.errors import RequestError, SpecError
 
@@ -25,10 +25,10 @@ _BATCH_S = 3600.0  # for so long a batch is known again; clients send one again 
 
 
 class Store:
-    """One connection; each process and thread has its own.
+    """A connection to the file; each process and thread has its own.
 
     Args:
-        path: of the file; made if it is not there, its folder too.
+        path: the file; made if it is not there, its folder too.
         now: seconds since 1970.
     """
 
@@ -54,7 +54,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Nothing is asked any more."""
+        """Close the connection."""
         self._db.close()
 
     @contextlib.contextmanager
@@ -68,7 +68,7 @@ class Store:
         self._db.execute("commit")
 
     def begin(self, model: str, plan: str, *, why: str) -> Rollout:
-        """A new rollout of a model.
+        """Add a new rollout of a model, and return it.
 
         Raises:
             RequestError: one is going on.
@@ -94,17 +94,21 @@ class Store:
         return self.get(number)
 
     def get(self, number: int) -> Rollout:
-        """Raises: RequestError: there is none of that number."""
+        """Return the rollout with a number.
+
+        Raises:
+            RequestError: there is none with that number.
+        """
         for found in self._rollouts("where id = ?", (number,)):
             return found
         raise RequestError(f"there is no rollout {number}; `trireme rollout history` lists them", field="rollout")
 
     def open_rollouts(self) -> list[Rollout]:
-        """Those that go on."""
+        """Return the rollouts that go on."""
         return self._rollouts("where ended_at is null", ())
 
     def rollouts(self) -> list[Rollout]:
-        """All, the oldest first."""
+        """Return all rollouts, the oldest first."""
         return self._rollouts("", ())
 
     def _rollouts(self, where: str, values: tuple[object, ...]) -> list[Rollout]:
@@ -125,7 +129,7 @@ class Store:
         evidence: object = None,
         who: str = "",
     ) -> Rollout:
-        """The next phase, and a line in the log; both or neither."""
+        """Write the next phase and a line in the log, both or neither, and return the rollout."""
         now = self._now()
         with self._change():
             self._db.execute(
@@ -137,7 +141,7 @@ class Store:
         return self.get(number)
 
     def note(self, number: int, what: str, why: str, evidence: object = None, *, who: str = "") -> None:
-        """A line in the log."""
+        """Write a line in the log."""
         with self._change():
             self._log(number, what, why, evidence, who=who)
 
@@ -148,7 +152,7 @@ class Store:
         )
 
     def events(self, number: int, *, after: int = 0) -> list[Event]:
-        """Of one rollout, the oldest first; only those after the line `after`."""
+        """Return the log of one rollout after the line `after`, the oldest line first."""
         rows = self._db.execute(
             "select id, rollout, at, who, what, why, evidence from events where rollout = ? and id > ? order by id",
             (number, after),
@@ -166,32 +170,37 @@ class Store:
             for row in rows.fetchall()
         ]
 
-    def wish(self, number: int, wish: Wish, *, why: str, release: int | None = None) -> None:
-        """Ask the controller for something; `release` is which one to promote.
+    def queue_command(self, number: int, command: OperatorCommand, *, why: str, release: int | None = None) -> None:
+        """Queue a command for the controller.
+
+        Args:
+            release: release to be promoted; None: the only candidate.
 
         Raises:
             RequestError: the rollout is over.
         """
         rollout = self.get(number)
         if rollout.phase.is_over:
-            raise RequestError(f"rollout {number} is {rollout.phase} already; nothing is left to {wish}", field="wish")
+            raise RequestError(
+                f"rollout {number} is {rollout.phase} already; nothing is left to {command}", field="command"
+            )
         with self._change():
             self._db.execute(
                 "insert into wishes (rollout, wish, who, why, release) values (?, ?, ?, ?, ?)",
-                (number, wish, whoami(), why, release),
+                (number, command, whoami(), why, release),
             )
 
-    def next_wish(self, number: int) -> Asked | None:
-        """The oldest that was not taken."""
-        names = Asked.__struct_fields__
+    def next_command(self, number: int) -> QueuedCommand | None:
+        """Return the oldest command that was not taken; None: there is none."""
+        names = QueuedCommand.__struct_encode_fields__
         row = self._db.execute(
             f"select {', '.join(names)} from wishes where rollout = ? and not is_taken order by id limit 1", (number,)
         ).fetchone()
-        return None if row is None else msgspec.convert(dict(zip(names, row, strict=True)), Asked)
+        return None if row is None else msgspec.convert(dict(zip(names, row, strict=True)), QueuedCommand)
 
-    def take(self, wish: int) -> None:
-        """It is done, or cannot be."""
-        self._db.execute("update wishes set is_taken = 1 where id = ?", (wish,))
+    def take(self, command: int) -> None:
+        """Mark a command as taken, when it is done or was refused."""
+        self._db.execute("update wishes set is_taken = 1 where id = ?", (command,))
 
     def add_evidence(
         self,
@@ -225,7 +234,7 @@ class Store:
         return True
 
     def evidence(self, number: int, step: int) -> Mapping[str, object] | None:
-        """What was counted at a step; None: nothing."""
+        """Return what was counted at a step; None: nothing."""
         row = self._db.execute("select body from evidence where rollout = ? and step = ?", (number, step)).fetchone()
         if row is None:
             return None
@@ -234,7 +243,7 @@ class Store:
         return found
 
     def units_by_arm(self, number: int) -> dict[str, int]:
-        """How many were given to each arm: keys, and requests without one."""
+        """Return how many units were given to each arm: keys, and requests without a key."""
         query = (
             "select arm, sum(case when unit = '' then requests else 1 end) from assignments "
             "where rollout = ? group by arm"
@@ -242,7 +251,7 @@ class Store:
         return dict(self._db.execute(query, (number,)).fetchall())
 
     def num_units_on_several_arms(self, number: int) -> int:
-        """Keys that more than one arm has answered, though each belongs to one."""
+        """Return the number of keys that more than one arm has answered, though each belongs to one arm."""
         query = (
             "select count(*) from (select unit from assignments where rollout = ? and unit != '' "
             "group by unit having count(*) > 1)"
@@ -250,7 +259,7 @@ class Store:
         return int(self._db.execute(query, (number,)).fetchone()[0])
 
     def assignments(self, number: int) -> Iterator[Assignment]:
-        """Who was given to which arm; requests without a key are one row of each arm, with the unit ""."""
+        """Yield the assignment log; requests without a key are one row of each arm, with the unit ""."""
         names = Assignment.__struct_fields__
         query = f"select {', '.join(names)} from assignments where rollout = ? order by first_at, unit, arm"
         for row in self._db.execute(query, (number,)):
@@ -258,7 +267,7 @@ class Store:
 
 
 def whoami() -> str:
-    """Who runs this, for the log; "unknown" where the machine has no name for it."""
+    """Return the user's name for the log; "unknown" where the machine has no name for the user id."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user id without a name, as in a container

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the store of rollouts, and how a file of an earlier version gets what it lacks."""
+"""The tables of the store of rollouts, and the columns that a file of an earlier version lacks."""
 
 import contextlib
 import sqlite3
@@ -65,7 +65,7 @@ _ADDED = (("rollouts", "chosen", "integer"), ("wishes", "release", "integer"))
 
 
 def create_tables(db: sqlite3.Connection) -> None:
-    """What is there stays as it is.
+    """Create the tables and columns that a file lacks; what is there stays as it is.
 
     Raises:
         sqlite3.DatabaseError: the file is none of SQLite's, or cannot be written.

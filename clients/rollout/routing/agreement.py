@@ -3,7 +3,7 @@
 
 
 def agreement(one: str, other: str) -> float:
-    """How much of the longer text both begin with, 0 to 1: greedy texts part where a first token differs."""
+    """Return the part of the longer text that both begin with, 0 to 1; greedy texts part at a differing token."""
     if one == other:
         return 1.0
     shorter, longer = sorted((one, other), key=len)

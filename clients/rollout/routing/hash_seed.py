@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which salt splits the keys that are known closest to the shares.
+"""The search for the hash seed that splits known keys closest to the shares.
 
 A hash spreads keys as chance would: of 100,000 keys the share of one half has a standard deviation of 0.16 points. Of
-several salts the best is nearer than any one is likely to be.
+several seeds the best is nearer than any one is likely to be.
 """
 
 import secrets
@@ -18,41 +18,43 @@ from trireme.base.errors import SpecError
 _TRIES = 16
 
 
-class Salt(NamedTuple):
-    """One, and the largest difference between a share that was wanted and the keys' own, 0 to 1."""
+class HashSeed(NamedTuple):
+    """A hash seed, and the largest difference between a wanted share and the keys' share, 0 to 1."""
 
     text: str
     off_by: float
 
 
-def new_salt() -> str:
-    """By chance."""
+def new_hash_seed() -> str:
+    """Return a random hash seed."""
     return secrets.token_hex(8)
 
 
-def best_salt(keys: Sequence[str], shares: Sequence[float], *, make: Callable[[], str] = new_salt) -> Salt:
-    """The best of sixteen: 100,000 keys take two seconds.
+def best_hash_seed(
+    keys: Sequence[str], shares: Sequence[float], *, make: Callable[[], str] = new_hash_seed
+) -> HashSeed:
+    """Return the best of sixteen hash seeds; 100,000 keys take two seconds.
 
     Args:
         keys: at least one.
-        shares: of places from 0 on, that the keys below them should meet; from the other end, where the baseline is,
-            they are met as well.
+        shares: bounds of places from 0 on that the keys should meet; from the other end, where the baseline is, they
+            are met as well.
     """
-    return min((_tried(make(), keys, shares) for _ in range(_TRIES)), key=lambda salt: salt.off_by)
+    return min((_tried(make(), keys, shares) for _ in range(_TRIES)), key=lambda seed: seed.off_by)
 
 
-def _tried(text: str, keys: Sequence[str], shares: Sequence[float]) -> Salt:
+def _tried(text: str, keys: Sequence[str], shares: Sequence[float]) -> HashSeed:
     places = np.sort([place_of(key, text) for key in keys])
     bounds = np.array([bound for share in shares for bound in (share, 1 - min(share, 1 - share))])
     found = np.searchsorted(places, bounds) / len(places)
-    return Salt(text, float(np.abs(found - bounds).max()))
+    return HashSeed(text, float(np.abs(found - bounds).max()))
 
 
 def read_keys(path: Path) -> list[str]:
-    """One key a line, each once.
+    """Return the keys in a file with one key a line, each once, in order.
 
     Raises:
-        SpecError: there is none.
+        SpecError: the file cannot be read, or has no key.
     """
     try:
         keys = sorted({line for line in path.read_text(encoding="utf-8").splitlines() if line})

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request's client saw of it, and the outcome that it makes of that."""
+"""The observation of a request by its client, and the outcome that follows from it."""
 
 import time
 from collections.abc import Callable
 
 from clients.latency import Arrival, MetricUndefined, RequestRecord, e2e_ms, tpot_ms, ttft_ms
-from clients.rollout.routing.repetition import is_looping
+from clients.rollout.routing.repetition import ends_in_repetition
 from clients.rollout_gate.outcome import Outcome
 from clients.streaming import GenerateChunk
 
 
-class Seen:
-    """One request, from its construction on.
+class Observation:
+    """The observation of one request, from its construction on.
 
     Args:
-        arm, stratum, unit: as in `Outcome`.
+        arm, stratum, unit: fields of the `Outcome`.
     """
 
     def __init__(self, arm: str, stratum: int, unit: str = "") -> None:
@@ -26,20 +26,20 @@ class Seen:
 
     @property
     def has_begun(self) -> bool:
-        """There is text."""
+        """Return whether any text has come."""
         return any(chunk.text for chunk in self._chunks)
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """Return the text of all chunks."""
         return "".join(chunk.text for chunk in self._chunks)
 
     def add(self, chunk: GenerateChunk) -> None:
-        """One more."""
+        """Record a chunk."""
         self._chunks.append(chunk)
 
     def outcome(self, *, error: str = "", agreement: float | None = None) -> Outcome:
-        """At the request's end."""
+        """Return the outcome of a request that has ended."""
         arrivals = tuple(
             Arrival(received_ns=chunk.received_ns, num_tokens=chunk.num_output_tokens or 0) for chunk in self._chunks
         )
@@ -56,7 +56,7 @@ class Seen:
             finish_reason="" if error or not reasons else reasons[-1],
             error=error,
             is_empty=not error and not text,
-            is_looping=is_looping(text),
+            is_looping=ends_in_repetition(text),
             unit=self._unit,
             agreement=agreement,
         )

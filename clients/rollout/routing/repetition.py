@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a text ends in a loop, the commonest way in which a broken model shows."""
+"""The test for a text that ends in repetition, the commonest way in which a broken model shows."""
 
 _MAX_PERIOD = 64  # characters
 _MIN_REPEATS = 6
 _MIN_LOOP = 96  # characters: a row of dashes is no loop
 
 
-def is_looping(text: str) -> bool:
-    """The text's end says the same thing, of at most 64 characters, at least six times in a row."""
+def ends_in_repetition(text: str) -> bool:
+    """Return whether a text ends with at most 64 characters, repeated at least six times in a row."""
     for period in range(1, _MAX_PERIOD + 1):
         length = max(period * _MIN_REPEATS, _MIN_LOOP)
         tail = text[-length:]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client that goes where a rollout says, and tells it what came of each request.
+"""A client that sends each request where a rollout says, and reports the outcome to the rollout.
 
-It asks for the split every so often. Without word for as long as its lease it sends everything to the stable name, so
-that a rollout whose controller is gone takes no new requests. A candidate that cannot take a request before its first
-text is no failure for the caller: the stable release answers it.
+It asks for the split every so often. Without an answer for as long as its lease it sends everything to the stable
+name, so that a rollout without its controller takes no new requests. A candidate that cannot take a request before its
+first text is no failure for the caller: the stable release answers it.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from typing import Self
 import msgspec
 
 from clients.access import NO_ACCESS, Access, grpc_endpoint
-from clients.rollout.routing.observation import Seen
+from clients.rollout.routing.observation import Observation
 from clients.rollout.routing.rollout_client import RolloutLink, Step
 from clients.rollout.routing.schema import Mirror
-from clients.rollout.routing.shadow_requests import Copies, Copy
+from clients.rollout.routing.shadow_requests import ShadowRequest, ShadowRequests
 from clients.rollout.routing.split import CANDIDATE, STABLE, Places, Slice, place_of, slice_at, stratum_of, unit_of
 from clients.rollout_gate.outcome import Outcome
 from clients.streaming import AsyncTritonClient, GenerateChunk, GenerateRequest
@@ -25,13 +25,15 @@ from trireme.base.errors import AccessDenied, RequestCancelled, ServingError, Un
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a request goes, and what it counts for; JSON, so that it may wait for its user's opinion anywhere.
+    """The destination of a request and what the request counts for.
+
+    JSON, so that a ticket may wait anywhere for the user's opinion.
 
     Attributes:
-        rollout, step: that it counts for; None: for none.
-        stratum: of its prompt's length.
-        unit: what stands for its key.
-        mirror: where a copy of it goes; None: nowhere.
+        rollout, step: what the request counts for; None: nothing.
+        stratum: stratum of the prompt's length.
+        unit: pseudonym of the request's key.
+        mirror: destination of its shadow request; None: there is none.
     """
 
     to: Slice
@@ -43,21 +45,23 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def counts_for(self) -> Step | None:
-        """None: it is not compared."""
+        """Return the step that the request counts for; None: it is not compared."""
         return None if self.rollout is None else Step(self.rollout, self.step)
 
 
 class RoutedClient:
-    """One connection to each server, for any number of requests at a time. Enter it inside a running event loop.
+    """A client with one connection to each server, for any number of requests at a time.
+
+    Enter it inside a running event loop.
 
     Args:
         url: ``host:port`` of the gRPC endpoint.
-        split_url: of the rollout, such as ``http://127.0.0.1:8010``.
-        stable_model: asked where nothing is known of a rollout.
+        split_url: address of the rollout API, such as ``http://127.0.0.1:8010``.
+        stable_model: model that is asked where nothing is known of a rollout.
         access: certificates and the key, for every server and for a rollout that answers over https. None: none.
 
     Raises:
-        RequestError: an url is none.
+        RequestError: an address is not valid.
         SpecError: a file of `access` cannot be read.
     """
 
@@ -76,7 +80,7 @@ class RoutedClient:
         self._clients = {"": AsyncTritonClient(url, access=access)}
         self._stable = Slice(upto=1.0, arm=STABLE, model=stable_model)
         self._places = Places()
-        self._copies = Copies()
+        self._shadow_requests = ShadowRequests()
 
     async def __aenter__(self) -> Self:
         await self._link.__aenter__()
@@ -84,17 +88,17 @@ class RoutedClient:
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            await self._copies.close()
+            await self._shadow_requests.close()
             await self._link.__aexit__()
         finally:
             for client in self._clients.values():
                 await client.close()
 
     def ticket(self, request: GenerateRequest, *, key: str | None = None) -> Ticket:
-        """Where a request goes now.
+        """Return the destination of a request that is sent now.
 
         Args:
-            key: of the session, user or tenant, which then stays with its release; None: each request by itself.
+            key: key of the session, user or tenant, which then stays with its release; None: each request by itself.
         """
         answer = self._link.answer
         if answer is None:
@@ -104,7 +108,7 @@ class RoutedClient:
         place = self._places.next(stratum) if key is None else place_of(key, answer.salt)
         to = slice_at(answer.slices, place)
         mirror = answer.mirror if answer.mirror is not None and place < answer.mirror.share else None
-        if mirror is not None and not self._copies.has_room(mirror.max_in_flight):
+        if mirror is not None and not self._shadow_requests.has_room(mirror.max_in_flight):
             return Ticket(to=to)  # only pairs are compared
         return Ticket(
             to=to,
@@ -116,7 +120,7 @@ class RoutedClient:
         )
 
     def feedback(self, ticket: Ticket, *, is_disliked: bool) -> None:
-        """What the user thought of a request, at any time after it; the gate compares the arms by it.
+        """Report the user's opinion of a request, at any time after it; the gate compares the arms by it.
 
         It counts for the step that the rollout has reached; of a rollout that is over it counts for nothing.
         """
@@ -139,31 +143,33 @@ class RoutedClient:
         ticket: Ticket | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[GenerateChunk, None]:
-        """As `AsyncTritonClient.generate`, on the release that the rollout gives to `key`.
+        """Generate on the release that the rollout gives to `key`, and yield chunks.
+
+        Raises what `AsyncTritonClient.generate` raises.
 
         Args:
-            key: as in `ticket`.
-            ticket: of this request, where one is needed for `feedback`; None: a new one for `key`.
+            key: key of the session, user or tenant, which stays with its release; None: each request by itself.
+            ticket: ticket of this request, where one is needed for `feedback`; None: a new one for `key`.
         """
         ticket = self.ticket(request, key=key) if ticket is None else ticket
-        seen = Seen(ticket.to.arm, ticket.stratum, ticket.unit)
+        observation = Observation(ticket.to.arm, ticket.stratum, ticket.unit)
         if ticket.rollout is not None:  # what its outcome is made of
             request = msgspec.structs.replace(request, return_num_output_tokens=True, return_finish_reason=True)
-        copy = self._copy(ticket, request, timeout_s)
+        copy = self._shadow_request(ticket, request, timeout_s)
         try:
             async for chunk in self._ask(ticket.to, request, timeout_s):
-                seen.add(chunk)
+                observation.add(chunk)
                 yield chunk
         except (RequestCancelled, GeneratorExit, asyncio.CancelledError):  # its caller's doing
             if copy is not None:
                 copy.drop()
             raise
         except ServingError as exc:
-            self._tell(ticket.counts_for, seen.outcome(error=exc.code), copy)
-            if not ticket.to.has_fallback or seen.has_begun or not isinstance(exc, Unavailable | AccessDenied):
+            self._tell(ticket.counts_for, observation.outcome(error=exc.code), copy)
+            if not ticket.to.has_fallback or observation.has_begun or not isinstance(exc, Unavailable | AccessDenied):
                 raise
         else:
-            self._tell(ticket.counts_for, seen.outcome(), copy, seen.text)
+            self._tell(ticket.counts_for, observation.outcome(), copy, observation.text)
             return
         async for chunk in self._ask(self._stable, request, timeout_s):
             yield chunk
@@ -176,7 +182,9 @@ class RoutedClient:
             self._clients[url] = AsyncTritonClient(url, access=self._access)
         return self._clients[url]
 
-    def _copy(self, ticket: Ticket, request: GenerateRequest, timeout_s: float | None) -> Copy | None:
+    def _shadow_request(
+        self, ticket: Ticket, request: GenerateRequest, timeout_s: float | None
+    ) -> ShadowRequest | None:
         mirror, step = ticket.mirror, ticket.counts_for
         if mirror is None or step is None:
             return None
@@ -185,12 +193,14 @@ class RoutedClient:
             self._link.tell(step, original)
             self._link.tell(step, copied)
 
-        seen = Seen(CANDIDATE, ticket.stratum, ticket.unit)
-        copy = Copy(self._client(mirror.url), mirror.model, request, seen, timeout_s=timeout_s, tell=tell)
-        self._copies.keep(copy)
+        observation = Observation(CANDIDATE, ticket.stratum, ticket.unit)
+        copy = ShadowRequest(
+            self._client(mirror.url), mirror.model, request, observation, timeout_s=timeout_s, tell=tell
+        )
+        self._shadow_requests.keep(copy)
         return copy
 
-    def _tell(self, step: Step | None, outcome: Outcome, copy: Copy | None, text: str = "") -> None:
+    def _tell(self, step: Step | None, outcome: Outcome, copy: ShadowRequest | None, text: str = "") -> None:
         if copy is not None:
             copy.compare(outcome, text)
         elif step is not None:
@@ -206,7 +216,7 @@ def generate_routed(
     access: Access | None = None,
     timeout_s: float | None = None,
 ) -> Generator[GenerateChunk, None, None]:
-    """One request as `RoutedClient.generate` sends it, for scripts; close the generator to cancel it."""
+    """Send one request through a `RoutedClient`, for scripts; close the generator to cancel it."""
     with asyncio.Runner() as runner:
         client = RoutedClient(url, split_url, access=access)
         runner.run(client.__aenter__())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rollout and its clients tell each other, as typed data; clients need nothing else of a rollout."""
+"""The messages between a rollout and its clients, as typed data; clients need nothing else of a rollout."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from clients.rollout_gate.outcome import Outcome, Word
 
 
 class Mirror(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of requests at the places below `share` a copy goes to the candidate, and its answer to nobody.
+    """The shadow of a split: requests at places below `share` are copied to the candidate, and nobody sees its answers.
 
     Attributes:
         max_in_flight: copies of the client that is told; of what is more none is sent.
@@ -23,7 +23,7 @@ class Mirror(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SplitAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client goes by until its lease is over; the last slice ends at 1."""
+    """The split that a client goes by until its lease is over; the last slice ends at 1."""
 
     rollout: int
     step: int
@@ -35,7 +35,7 @@ class SplitAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JudgementAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What another program that drives traffic goes by: where the rollout is, and the gate's verdict of this step."""
+    """The state of a rollout and the gate's verdict at this step, for other programs that drive traffic."""
 
     rollout: int
     phase: str
@@ -47,7 +47,7 @@ class JudgementAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutcomeBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a client tells; `batch` is a name that no other has."""
+    """The outcomes that a client reports; `batch` is a name that no other batch has."""
 
     rollout: int
     step: Annotated[int, msgspec.Meta(ge=0, le=1000)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which arm of a rollout a request belongs to: by its key, by a share, the same wherever it is asked.
+"""The split of requests among the arms of a rollout: by key or by share, with equal results in every client.
 
-A key's place is a number in [0, 1) that its hash gives, salted by the rollout. The rollout cuts [0, 1) into slices and
-says of each who answers (`clients.rollout.traffic`); a client needs nothing but them.
+A key's place is a number in [0, 1) that its hash gives, with the rollout's hash seed. The rollout cuts [0, 1) into
+slices, each with the model that answers it (`clients.rollout.traffic`); a client needs nothing but the slices.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ _PLACES = 2**53  # what a float holds exactly
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Whose the places below `upto` are, from where the slice before it ends.
+    """A part of [0, 1) that one model answers: the places below `upto`, from the end of the slice before.
 
     Attributes:
-        arm: what its requests count for.
-        model: that answers them.
-        release: that they name; None: none.
+        arm: arm that the requests count for.
+        model: model that answers the requests.
+        release: release that the requests name; None: none.
         url: ``host:port`` of the server that answers; "": the client's own.
         is_compared: the rollout hears how they end.
         has_fallback: the stable release answers what this one cannot take.
@@ -40,26 +40,26 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def slice_at(slices: Sequence[Slice], place: float) -> Slice:
-    """The one that a place in [0, 1) lies in."""
+    """Return the slice that a place in [0, 1) lies in."""
     return next((each for each in slices if place < each.upto), slices[-1])
 
 
-def place_of(key: str, salt: str) -> float:
-    """Where a key lies: uniform in [0, 1), and always the same under one salt."""
-    return (int.from_bytes(_digest(key, salt), "big") >> 11) / _PLACES
+def place_of(key: str, hash_seed: str) -> float:
+    """Return the place of a key, uniform in [0, 1) and constant under one hash seed."""
+    return (int.from_bytes(_digest(key, hash_seed), "big") >> 11) / _PLACES
 
 
-def unit_of(key: str, salt: str) -> str:
-    """What stands for a key in a log: it tells the same key from others, and not who that is."""
-    return _digest(key, f"unit {salt}").hex()
+def unit_of(key: str, hash_seed: str) -> str:
+    """Return the pseudonym of a key for a log: it tells keys apart, and does not reveal them."""
+    return _digest(key, f"unit {hash_seed}").hex()
 
 
-def _digest(key: str, salt: str) -> bytes:
-    return hashlib.blake2b(key.encode(), digest_size=8, key=salt.encode()[:64]).digest()
+def _digest(key: str, hash_seed: str) -> bytes:
+    return hashlib.blake2b(key.encode(), digest_size=8, key=hash_seed.encode()[:64]).digest()
 
 
 class Places:
-    """Places of requests that have no key, spread evenly over each stratum; for any number of threads.
+    """The places of requests that have no key, spread evenly over each stratum; for any number of threads.
 
     Multiples of the golden ratio (Weyl's sequence) miss any share by four requests at most in thousands, where
     places by chance would miss it by the square root of their number. Each client begins at a place of its own, or all
@@ -67,13 +67,17 @@ class Places:
     """
 
     def __init__(self, first: float | None = None) -> None:
-        """Args: `first`: the place of the first request; None: by chance."""
+        """Begin at a place.
+
+        Args:
+            first: the place of the first request; None: by chance.
+        """
         self._first = random.random() if first is None else first
         self._counts: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def next(self, stratum: int) -> float:
-        """The place of the next request of a stratum."""
+        """Return the place of the next request of a stratum."""
         with self._lock:
             count = self._counts.get(stratum, 0)
             self._counts[stratum] = count + 1
@@ -81,5 +85,5 @@ class Places:
 
 
 def stratum_of(num_prompt_chars: int) -> int:
-    """Prompts of about the same length: one stratum for each doubling, from 64 characters up; 0 to 10."""
+    """Return the stratum of a prompt's length, 0 to 10: one for each doubling, from 64 characters up."""
     return min(max(num_prompt_chars // 64, 0).bit_length(), 10)

@@ -17,17 +17,17 @@ from trireme.base.errors import ServerError, Unavailable
 
 
 class Killed(BaseException):
-    """What SIGKILL would be."""
+    """The end of the controller's process, as by SIGKILL."""
 
 
 class World:
-    """What survives the controller's process: the server, the clock and the store's file.
+    """The state that survives the controller's process: the server, the clock and the store's file.
 
     Attributes:
         stable, loaded: releases of the server.
         prompts_verdict: of the gate on held-out prompts, once half of them are answered.
         during_replay: what happens to the server, or who asks for what, when a quarter of them are.
-        kill_at: the number of the deed, counted over all lives, at which the controller dies; even numbers before it
+        kill_at: the number of the action, counted over all lives, at which the controller dies; even numbers before it
             is done, odd ones after.
     """
 
@@ -39,7 +39,7 @@ class World:
         self.engine = 100
         self.is_away = False
         self.fails: dict[str, str] = {}
-        self.deeds: list[str] = []
+        self.actions: list[str] = []
         self.kill_at: int | None = None
         self._num_moments = 0
         self.verdict: Verdict = "undecided"
@@ -67,7 +67,7 @@ class World:
             raise Unavailable("it is being started", reason="starting")
         if name in self.fails:
             raise ServerError(self.fails[name])
-        self.deeds.append(name)
+        self.actions.append(name)
 
     # The server.
 
@@ -142,7 +142,7 @@ class World:
     # A life of the controller.
 
     def live(self, num_ticks: int = 60, *, requests_per_tick: int = 6) -> Rollout:
-        """Tick until it is over, or so often, or dead."""
+        """Tick until the rollout is over, or `num_ticks` times, and return the rollout."""
         with Store(self.path, self.now) as store:
             controller = Controller(store, self.number, self, self, scores_judge=self, now=self.now)
             for _ in range(num_ticks):

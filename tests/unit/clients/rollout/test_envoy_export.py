@@ -70,7 +70,7 @@ def test_a_header_pins_a_request_whatever_the_share(tmp_path: Path, between: Bet
 
 
 async def of_keys(client: Client, number: int) -> set[int]:
-    """The keys that the candidate answers; each is asked three times."""
+    """Return the keys that the candidate answers; each is asked twice."""
     headers = [[("x-trireme-key", f"user-{key}")] for key in range(number)]
     found = [await client.ask_each(headers) for _ in range(2)]
     assert found[0] == found[1]
@@ -111,7 +111,7 @@ def test_what_is_no_grpc_is_not_found(tmp_path: Path, between: Between) -> None:
 
 
 class Rollout:
-    """One in a store, driven by this process as long as `driving` holds."""
+    """A rollout in a store, driven by this process as long as `driving` holds."""
 
     def __init__(self, folder: Path) -> None:
         self.store = folder / "rollouts.sqlite"
@@ -131,7 +131,7 @@ class Rollout:
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[subprocess.Popen[str]]:
-        """By the command, as a user starts it."""
+        """Run the export command with `--follow`, as a user starts it."""
         arguments = ["--format", "envoy-routes", "--store", str(self.store), "--out", str(self.routes), "--follow"]
         command = [sys.executable, "-m", "trireme", "rollout", "export", *arguments]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -164,7 +164,10 @@ def rollout(tmp_path: Path) -> Iterator[Rollout]:
 
 
 async def load(client: Client, stop: asyncio.Event) -> tuple[int, list[str]]:
-    """Requests and streams until `stop`; the number of requests, and who answered each stream. None may fail."""
+    """Send requests and streams until `stop`; return the number of requests, and the answering release of each stream.
+
+    None may fail.
+    """
     streams: list[asyncio.Task[str]] = []
     num_asked = 0
     while not stop.is_set():
@@ -177,7 +180,7 @@ def test_the_share_changes_under_load_without_a_failed_request_or_a_broken_strea
     tmp_path: Path, between: Between, rollout: Rollout
 ) -> None:
     async def moved(change: Callable[[], None]) -> float:
-        """Seconds until Envoy has what the rollout says."""
+        """Return the seconds until Envoy has the rollout's share."""
         before, since_s = await asyncio.to_thread(between.statistic, RDS), time.monotonic()
         change()
         while await asyncio.to_thread(between.statistic, RDS) == before:
@@ -247,7 +250,6 @@ def test_a_rollout_that_nobody_drives_takes_no_new_requests(rollout: Rollout) ->
 
 
 def test_a_broken_routes_file_is_what_the_test_would_see(tmp_path: Path, between: Between) -> None:
-    """Requests do fail where routes lack a cluster: the load above would have noticed."""
     routes = tmp_path / "routes.yaml"
     export("--format", "envoy-routes", "--share", "0", "--out", str(routes))
     routes.write_text(routes.read_text().replace("name: stable\n", "name: missing\n", 1))

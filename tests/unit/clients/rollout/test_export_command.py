@@ -247,7 +247,6 @@ def test_after_the_promotion_who_serves_the_candidate_gets_all(tmp_path: Path, s
 
 
 def test_servers_are_called_as_the_charts_values_call_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a model with underscores, also at its end, where Kubernetes would have none."""
     model = {"tokenizer": {"dir": "/t"}, "engine": {"provider": "simulated"}}
     spec = DeploymentSpec.of_one(name="a_b_", other_releases=[{"release": 2, **model}], **model)
     stable, candidate = cast("dict[str, object]", helm_values(spec)["servers"])

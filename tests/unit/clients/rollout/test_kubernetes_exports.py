@@ -47,7 +47,7 @@ def documents(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def answer(phase: str = "running", step: int = 2, verdict: str = "undecided", rollout: int = 3) -> dict[str, Any]:
-    """Of the front, with JSON's numbers."""
+    """Return the rollout API's answer, with JSON's numbers."""
     return {"phase": phase, "step": float(step), "verdict": verdict, "rollout": float(rollout)}
 
 

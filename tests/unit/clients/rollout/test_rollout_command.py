@@ -13,7 +13,7 @@ import pytest
 from clients.rollout.choice import alone, alone_on, is_free
 from clients.rollout.operator_commands import phase_after
 from clients.rollout.records.rollout_plan import Mode, Plan
-from clients.rollout.records.state import Phase, Wish
+from clients.rollout.records.state import OperatorCommand, Phase
 from clients.rollout.records.store import Store
 from clients.rollout.second_server import check_second
 from serving.triton.triton_api import reachable
@@ -36,7 +36,7 @@ ARMS = Plan(
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A store whose rollout nobody drives."""
+    """Return the path of a store with a rollout that nobody drives."""
     path = tmp_path / "rollouts.sqlite"
     with Store(path) as store:
         number = store.begin("chat", PLAN.text(), why="a test").id
@@ -45,7 +45,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def rollout(*arguments: str) -> int:
-    """Exit status."""
+    """Run a command and return its exit status."""
     try:
         run_command("rollout", list(arguments))
     except SystemExit as exc:
@@ -69,9 +69,9 @@ def test_what_is_asked_for_waits_for_who_drives_it(path: Path, capsys: pytest.Ca
     assert rollout("abort", "--store", str(path), "--why", "a bug") == 0
     assert "nobody drives it now: `trireme rollout run`" in capsys.readouterr().err
     with Store(path) as store:
-        asked = store.next_wish(1)
+        asked = store.next_command(1)
     assert asked is not None
-    assert (asked.wish, asked.why) == (Wish.ABORT, "a bug")
+    assert (asked.command, asked.why) == (OperatorCommand.ABORT, "a bug")
 
 
 def test_what_cannot_be_done_now_is_refused_at_once(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,32 +80,32 @@ def test_what_cannot_be_done_now_is_refused_at_once(path: Path, capsys: pytest.C
     assert rollout("promote", "--store", str(path), "--release", "7") == 2
     assert "release 7 is not on trial; there are: 2" in " ".join(capsys.readouterr().err.split())
     with Store(path) as store:
-        assert store.next_wish(1) is None
+        assert store.next_command(1) is None
 
 
 @pytest.mark.parametrize(
-    ("phase", "wish", "becomes"),
+    ("phase", "command", "becomes"),
     [
-        (Phase.STARTING, Wish.ABORT, Phase.ROLLING_BACK),
-        (Phase.RUNNING, Wish.PAUSE, Phase.PAUSED),
-        (Phase.HELD, Wish.RESUME, Phase.RUNNING),
-        (Phase.PAUSED, Wish.PROMOTE, Phase.PROMOTING),
+        (Phase.STARTING, OperatorCommand.ABORT, Phase.ROLLING_BACK),
+        (Phase.RUNNING, OperatorCommand.PAUSE, Phase.PAUSED),
+        (Phase.HELD, OperatorCommand.RESUME, Phase.RUNNING),
+        (Phase.PAUSED, OperatorCommand.PROMOTE, Phase.PROMOTING),
     ],
 )
-def test_a_wish_leads_to_a_phase(phase: Phase, wish: Wish, becomes: Phase) -> None:
-    assert phase_after(phase, wish, PLAN, None) is becomes
+def test_a_command_leads_to_a_phase(phase: Phase, command: OperatorCommand, becomes: Phase) -> None:
+    assert phase_after(phase, command, PLAN, None) is becomes
 
 
 def test_of_several_candidates_the_promoted_one_is_named() -> None:
     with pytest.raises(RequestError, match="name the release with --release: 2, 3"):
-        phase_after(Phase.RUNNING, Wish.PROMOTE, ARMS, None)
-    assert phase_after(Phase.RUNNING, Wish.PROMOTE, ARMS, 3) is Phase.PROMOTING
+        phase_after(Phase.RUNNING, OperatorCommand.PROMOTE, ARMS, None)
+    assert phase_after(Phase.RUNNING, OperatorCommand.PROMOTE, ARMS, 3) is Phase.PROMOTING
 
 
 @pytest.mark.parametrize("phase", [Phase.SETTLING, Phase.ROLLING_BACK, Phase.ENDING])
 def test_what_is_decided_stays_so(phase: Phase) -> None:
     with pytest.raises(RequestError, match="can be asked for nothing"):
-        phase_after(phase, Wish.ABORT, PLAN, None)
+        phase_after(phase, OperatorCommand.ABORT, PLAN, None)
 
 
 @pytest.mark.parametrize("command", ["status", "history", "report", "abort"])

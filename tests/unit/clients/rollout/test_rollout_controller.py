@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rollout_world import Killed, World
 
-from clients.rollout.records.state import Phase, Wish
+from clients.rollout.records.state import OperatorCommand, Phase
 from clients.rollout.records.store import Store
 from clients.rollout.traffic import share_now
 
@@ -17,16 +17,16 @@ def phases(world: World) -> list[str]:
         return [event.what for event in store.events(world.number)]
 
 
-def wish(world: World, what: Wish) -> None:
+def command(world: World, what: OperatorCommand) -> None:
     with Store(world.path) as store:
-        store.wish(world.number, what, why="a person said so")
+        store.queue_command(world.number, what, why="a person said so")
 
 
 def test_a_candidate_that_passes_is_promoted_share_by_share(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.verdict = "pass"
     assert world.live().phase is Phase.PROMOTED
-    assert world.deeds == ["add", "try_out", "promote", "settle", "remove"]
+    assert world.actions == ["add", "try_out", "promote", "settle", "remove"]
     assert phases(world) == ["start", *["running"] * 4, "promoting", "settling", "promoted"]
     assert (world.stable, world.loaded, world.canary) == (2, {2}, None)
 
@@ -43,7 +43,7 @@ def test_without_a_verdict_it_is_held_and_never_promoted(tmp_path: Path) -> None
     assert world.live().phase is Phase.HELD
     assert world.live(200).phase is Phase.HELD
     assert world.stable == 1
-    wish(world, Wish.PROMOTE)
+    command(world, OperatorCommand.PROMOTE)
     assert world.live().phase is Phase.PROMOTED
 
 
@@ -65,7 +65,7 @@ def test_a_failing_candidate_is_rolled_back_once_the_leases_are_over(tmp_path: P
     assert found.phase is Phase.ROLLING_BACK
     assert share_now(found, world.plan) == 0
     world.live(4)
-    assert "remove" not in world.deeds, "clients may still go by an older answer"
+    assert "remove" not in world.actions, "clients may still go by an older answer"
     world.live(3)
     assert world.loaded == {1}
     assert "so it is" in world.live().reason
@@ -76,7 +76,7 @@ def test_an_engine_that_was_started_again_is_rolled_back(tmp_path: Path, phase: 
     world = World(tmp_path)
     world.live(3)
     if phase is Phase.PAUSED:
-        wish(world, Wish.PAUSE)
+        command(world, OperatorCommand.PAUSE)
     assert world.live(3 if phase is not Phase.HELD else 60).phase is phase
     world.engine += 1
     end = world.live()
@@ -87,12 +87,12 @@ def test_an_engine_that_was_started_again_is_rolled_back(tmp_path: Path, phase: 
 def test_a_paused_rollout_keeps_its_share_until_it_goes_on(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.live(3)
-    wish(world, Wish.PAUSE)
+    command(world, OperatorCommand.PAUSE)
     before = world.live(1)
     world.verdict = "pass"
     after = world.live(30)
     assert (after.phase, after.step) == (Phase.PAUSED, before.step)
-    wish(world, Wish.RESUME)
+    command(world, OperatorCommand.RESUME)
     assert world.live().phase is Phase.PROMOTED
 
 
@@ -100,19 +100,19 @@ def test_a_paused_rollout_keeps_its_share_until_it_goes_on(tmp_path: Path) -> No
 def test_abort_at_any_time_ends_with_the_stable_release_alone(tmp_path: Path, num_ticks: int) -> None:
     world = World(tmp_path)
     world.live(num_ticks)
-    wish(world, Wish.ABORT)
+    command(world, OperatorCommand.ABORT)
     assert world.live().phase is Phase.ROLLED_BACK
     assert (world.stable, world.loaded, world.canary) == (1, {1}, None)
 
 
-def test_a_wish_that_comes_too_late_is_noted_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_command_that_comes_too_late_is_noted_and_changes_nothing(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.verdict = "pass"
     for _ in range(40):
         found = world.live(1)
         if found.phase is Phase.SETTLING:
             break
-    wish(world, Wish.ABORT)
+    command(world, OperatorCommand.ABORT)
     assert world.live().phase is Phase.PROMOTED
     assert "abort refused" in phases(world)
 

@@ -8,7 +8,7 @@ import pytest
 from rollout_world import Killed, World
 
 from clients.rollout.records.held_out import HeldOut
-from clients.rollout.records.state import Event, Phase, Rollout, Wish
+from clients.rollout.records.state import Event, OperatorCommand, Phase, Rollout
 from clients.rollout.records.store import Store
 from clients.rollout.traffic import share_now
 
@@ -25,7 +25,7 @@ def events(world: World) -> list[Event]:
 
 
 def ends_without_a_request(world: World, why: str) -> Rollout:
-    """It is rolled back, and no client was ever told of a share."""
+    """Assert that the rollout is rolled back, and that no client ever heard of a share."""
     for _ in range(60):
         found = world.live(1)
         assert share_now(found, world.plan) == 0
@@ -42,7 +42,7 @@ def test_the_prompts_are_asked_before_the_first_request_and_their_judgement_is_i
     world = world_of(tmp_path)
     world.verdict = "pass"
     assert world.live().phase is Phase.PROMOTED
-    assert world.deeds == ["add", "try_out", "replay", "promote", "settle", "remove"]
+    assert world.actions == ["add", "try_out", "replay", "promote", "settle", "remove"]
     found = events(world)
     assert [event.what for event in found[:3]] == ["start", "replayed", "running"]
     assert "1.000 on average, the stable release 1.000, 40 of 40 compared" in found[1].why
@@ -88,7 +88,7 @@ def test_abort_is_heard_while_the_prompts_are_asked(tmp_path: Path) -> None:
 
     def abort() -> None:
         with Store(world.path) as store:
-            store.wish(world.number, Wish.ABORT, why="enough")
+            store.queue_command(world.number, OperatorCommand.ABORT, why="enough")
 
     world.during_replay = abort
     ends_without_a_request(world, "enough")
@@ -106,7 +106,7 @@ def test_a_server_that_goes_away_meanwhile_is_waited_for_and_all_prompts_are_ask
     assert world.live(5).phase is Phase.STARTING
     world.is_away = False
     assert world.live().phase is Phase.PROMOTED
-    assert world.deeds.count("replay") == 2
+    assert world.actions.count("replay") == 2
     replayed = [event for event in events(world) if event.what == "replayed"]
     assert len(replayed) == 1
     assert "40 of 40 compared" in replayed[0].why

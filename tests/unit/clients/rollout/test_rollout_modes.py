@@ -8,7 +8,7 @@ from rollout_world import Killed, World
 
 from clients.rollout.records.held_out import HeldOut
 from clients.rollout.records.rollout_plan import Mode, Plan, read_shares
-from clients.rollout.records.state import Phase, Rollout, Wish
+from clients.rollout.records.state import OperatorCommand, Phase, Rollout
 from clients.rollout.records.store import Store
 from clients.rollout.routing.split import BASELINE, STABLE, slice_at
 from clients.rollout.traffic import mirror_now, slices_now
@@ -34,9 +34,9 @@ def plan(**more: object) -> Plan:
     return Plan(candidate=2, stable=1, release={"release": 2}, salt="s", **more)  # type: ignore[arg-type]
 
 
-def ask(world: World, wish: Wish, release: int | None = None) -> None:
+def ask(world: World, command: OperatorCommand, release: int | None = None) -> None:
     with Store(world.path, world.now) as store:
-        store.wish(world.number, wish, why="a person said so", release=release)
+        store.queue_command(world.number, command, why="a person said so", release=release)
 
 
 def log(world: World) -> list[tuple[str, str]]:
@@ -89,7 +89,7 @@ def test_a_release_that_was_loaded_before_is_loaded_after_a_rollback(tmp_path: P
     world = World(tmp_path, loaded_before=(2,))
     world.loaded = {1, 2}
     world.live(2)
-    ask(world, Wish.ABORT)
+    ask(world, OperatorCommand.ABORT)
     assert world.live().phase is Phase.ROLLED_BACK
     assert (world.loaded, world.stable, world.canary) == ({1, 2}, 1, None)
 
@@ -97,7 +97,7 @@ def test_a_release_that_was_loaded_before_is_loaded_after_a_rollback(tmp_path: P
 def test_a_server_that_goes_away_while_it_promotes_is_asked_again(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.live(2)
-    ask(world, Wish.PROMOTE)
+    ask(world, OperatorCommand.PROMOTE)
     world.is_away = True
     assert world.live(5).phase is Phase.PROMOTING
     world.is_away = False
@@ -111,7 +111,7 @@ def test_a_shadow_that_passes_ends_with_its_candidate_gone_and_nothing_promoted(
     end = world.live()
     assert end.phase is Phase.ENDED
     assert "passed in the shadow" in end.reason
-    assert world.deeds == ["add", "try_out", "remove"]
+    assert world.actions == ["add", "try_out", "remove"]
     assert (world.stable, world.loaded) == (1, {1})
     assert [why for what, why in log(world) if what == "running"] == [
         "copies of 10 % of the requests to release 2",
@@ -130,16 +130,16 @@ def test_a_test_of_arms_goes_on_until_a_person_names_the_release(tmp_path: Path)
     world = World(tmp_path, **AB)
     held = world.live()
     assert held.phase is Phase.HELD
-    ask(world, Wish.PROMOTE)
+    ask(world, OperatorCommand.PROMOTE)
     assert world.live(2).phase is Phase.HELD
-    ask(world, Wish.PROMOTE, release=7)
+    ask(world, OperatorCommand.PROMOTE, release=7)
     assert world.live(2).phase is Phase.HELD
     refusals = [why for what, why in log(world) if what == "promote refused"]
     assert refusals == [
         "of an A/B test name the release with --release: 2, 3",
         "release 7 is not on trial; there are: 2, 3",
     ]
-    ask(world, Wish.PROMOTE, release=3)
+    ask(world, OperatorCommand.PROMOTE, release=3)
     end = world.live()
     assert (end.phase, end.chosen, world.stable, world.loaded) == (Phase.PROMOTED, 3, 3, {3})
 
@@ -148,7 +148,7 @@ def test_each_arm_answers_the_held_out_prompts(tmp_path: Path) -> None:
     held_out = HeldOut(file="/prompts.jsonl", sha256="", num_prompts=40, num_at_a_time=2)
     world = World(tmp_path, **AB, held_out=held_out)
     world.live(2)
-    assert world.deeds == ["add", "try_out", "add", "try_out", "replay", "replay"]
+    assert world.actions == ["add", "try_out", "add", "try_out", "replay", "replay"]
     world = World(tmp_path / "failing", **AB, held_out=held_out)
     world.prompts_verdict = "fail"
     assert world.live().phase is Phase.ROLLED_BACK
@@ -158,7 +158,7 @@ def test_each_arm_answers_the_held_out_prompts(tmp_path: Path) -> None:
 def test_a_test_of_arms_that_is_aborted_leaves_the_stable_release_alone(tmp_path: Path) -> None:
     world = World(tmp_path, **AB)
     world.live(3)
-    ask(world, Wish.ABORT)
+    ask(world, OperatorCommand.ABORT)
     assert world.live().phase is Phase.ROLLED_BACK
     assert (world.stable, world.loaded) == (1, {1})
 
@@ -172,7 +172,7 @@ def test_killed_at_any_deed_it_ends_with_one_release(tmp_path: Path, kill_at: in
     for _ in range(3):
         try:
             if world.live().phase is Phase.HELD:
-                ask(world, Wish.PROMOTE, release=3)
+                ask(world, OperatorCommand.PROMOTE, release=3)
             elif world.live(1).phase.is_over:
                 break
         except Killed:

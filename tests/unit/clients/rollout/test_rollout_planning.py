@@ -9,7 +9,7 @@ import pytest
 
 from clients.rollout.planning import candidates, gpus_per_seat
 from clients.rollout.records.rollout_plan import Mode, read_steps
-from clients.rollout.second_server import plan_apart, refuse_without_room, why_apart
+from clients.rollout.second_server import plan_second_server, refuse_without_room, why_second_server
 from clients.rollout.two_servers import TwoServers
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.model_spec import as_release
@@ -19,7 +19,7 @@ from trireme.commands import run_command
 
 @pytest.fixture
 def status() -> dict[str, Any]:
-    """What a server says that serves release 1, and holds release 4."""
+    """Return the status of a server that serves release 1 and holds release 4."""
     spec = DeploymentSpec.of_one(
         name="d", tokenizer={"dir": Path("/t")}, engine={"provider": "simulated", "max_num_seqs": 8}
     )
@@ -89,17 +89,17 @@ def test_options_of_another_mode_are_refused(
 
 
 class Server:
-    """What was asked of one."""
+    """A server that records what was asked of it."""
 
     def __init__(self, fails: ServingError | None = None) -> None:
         self.fails = fails
-        self.deeds: list[tuple[object, ...]] = []
+        self.actions: list[tuple[object, ...]] = []
 
     def replace(self, release: Mapping[str, object], *, drain_timeout_s: float) -> None:
-        self.deeds.append(("replace", release["tag"], drain_timeout_s))
+        self.actions.append(("replace", release["tag"], drain_timeout_s))
 
     def try_out(self, number: int) -> None:
-        self.deeds.append(("try_out", number))
+        self.actions.append(("try_out", number))
         if self.fails is not None and number == 2:
             raise self.fails
 
@@ -116,14 +116,14 @@ def test_a_first_server_whose_candidate_does_not_answer_serves_the_old_release_a
     first = Server(ServerError("no text"))
     with pytest.raises(ServerError, match="no text"):
         two_servers(first, Server()).promote(2)
-    assert first.deeds == [("replace", "home", 9), ("try_out", 2), ("replace", "old", 0), ("try_out", 1)]
+    assert first.actions == [("replace", "home", 9), ("try_out", 2), ("replace", "old", 0), ("try_out", 1)]
 
 
 def test_a_first_server_that_is_away_is_asked_again() -> None:
     first = Server(Unavailable("it is being started", reason="starting"))
     with pytest.raises(Unavailable):
         two_servers(first, Server()).promote(2)
-    assert first.deeds == [("replace", "home", 9), ("try_out", 2)]
+    assert first.actions == [("replace", "home", 9), ("try_out", 2)]
 
 
 def test_two_servers_each_get_the_candidate_in_their_own_place() -> None:
@@ -131,13 +131,13 @@ def test_two_servers_each_get_the_candidate_in_their_own_place() -> None:
     both = two_servers(first, second)
     both.add({"release": 2, "tag": "away"}, is_canary=True)
     both.try_out(2)
-    assert (first.deeds, second.deeds) == ([], [("replace", "away", 9), ("try_out", 2)])
+    assert (first.actions, second.actions) == ([], [("replace", "away", 9), ("try_out", 2)])
     assert both.lives() == {"2": 7}
     both.promote(2)
     both.settle()
     both.remove(1, drain_timeout_s=9)
-    assert first.deeds == [("replace", "home", 9), ("try_out", 2)]
-    assert len(second.deeds) == 2
+    assert first.actions == [("replace", "home", 9), ("try_out", 2)]
+    assert len(second.actions) == 2
 
 
 class Asked:
@@ -155,7 +155,8 @@ class Asked:
 
 def apart(named: str, first: dict[str, Any], second: dict[str, Any], **more: Any) -> tuple[dict[str, Any], Any]:
     servers = Asked(first, "a:1"), Asked(second, "b:1")
-    return plan_apart([named], *servers, Path("/b"), **{"above": 0, "is_keeping_old": False, "tell": print, **more})  # type: ignore[arg-type]
+    settings = {"above": 0, "is_keeping_old": False, "tell": print, **more}
+    return plan_second_server([named], *servers, Path("/b"), **settings)  # type: ignore[arg-type]
 
 
 def test_each_server_has_a_candidate_of_its_own_under_one_number(tmp_path: Path, status: dict[str, Any]) -> None:
@@ -199,8 +200,8 @@ def test_without_a_second_server_what_has_no_room_is_refused(status: dict[str, A
 
 def test_the_memory_decides_or_who_asks(status: dict[str, Any]) -> None:
     first: Any = Asked(status, "a:1")
-    assert why_apart(first, {"release": 2}, is_forced=False) == "release 2 takes 9 GiB"
-    assert why_apart(first, {"release": 2}, is_forced=True) == "it was asked for"
+    assert why_second_server(first, {"release": 2}, is_forced=False) == "release 2 takes 9 GiB"
+    assert why_second_server(first, {"release": 2}, is_forced=True) == "it was asked for"
 
 
 def test_only_a_canary_ends_with_all_requests() -> None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of rollouts outlives whoever wrote it, and what happened cannot be changed afterwards."""
+"""The records of rollouts outlive the process that wrote them, and events cannot be changed afterwards."""
 
 import sqlite3
 from pathlib import Path
 
 import pytest
 
-from clients.rollout.records.state import Phase, Wish
+from clients.rollout.records.state import OperatorCommand, Phase
 from clients.rollout.records.store import Store
 from trireme.base.errors import RequestError, SpecError
 
@@ -65,23 +65,23 @@ def test_the_log_only_grows(path: Path) -> None:
     raw.close()
 
 
-def test_wishes_are_taken_in_their_order(path: Path) -> None:
+def test_commands_are_taken_in_their_order(path: Path) -> None:
     with Store(path) as store:
         number = store.begin("chat", "{}", why="").id
-        store.wish(number, Wish.PAUSE, why="lunch")
-        store.wish(number, Wish.ABORT, why="fire")
-        first = store.next_wish(number)
+        store.queue_command(number, OperatorCommand.PAUSE, why="lunch")
+        store.queue_command(number, OperatorCommand.ABORT, why="fire")
+        first = store.next_command(number)
         assert first is not None
-        assert (first.wish, first.why) == (Wish.PAUSE, "lunch")
+        assert (first.command, first.why) == (OperatorCommand.PAUSE, "lunch")
         store.take(first.id)
-        second = store.next_wish(number)
+        second = store.next_command(number)
         assert second is not None
-        assert second.wish is Wish.ABORT
+        assert second.command is OperatorCommand.ABORT
         store.take(second.id)
-        assert store.next_wish(number) is None
+        assert store.next_command(number) is None
         store.enter(number, Phase.ROLLED_BACK, why="")
         with pytest.raises(RequestError, match="rolled_back already"):
-            store.wish(number, Wish.PAUSE, why="")
+            store.queue_command(number, OperatorCommand.PAUSE, why="")
 
 
 def test_a_batch_counts_once(path: Path) -> None:

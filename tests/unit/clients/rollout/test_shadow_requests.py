@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of requests go to the candidate, their answers to nobody; no user waits for one or pays for one."""
+"""Shadow requests: copies go to the candidate, their answers to nobody; no user waits for one."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ class Shadow:
         self.front = RolloutFront(path, self._number, "", merge, host="127.0.0.1", port=0)
 
     def outcomes(self) -> dict[str, dict[str, Any]]:
-        """The last of each arm."""
+        """Return the last outcome of each arm."""
         with Store(self._path) as store:
             found: Any = store.evidence(self._number, 0) or {"outcomes": []}
         return {one["arm"]: one for one in found["outcomes"]}

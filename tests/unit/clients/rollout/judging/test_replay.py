@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the answers to a held-out prompt are worth, and what all of them say of a candidate."""
+"""The scores of answers to a held-out prompt, and the verdict on a candidate that follows from them."""
 
 import math
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from clients.rollout.judging.replay import Answer, PromptScores, scores_of
-from clients.rollout.judging.text_similarity import COMPARED_CHARS, likeness
+from clients.rollout.judging.text_similarity import COMPARED_CHARS, similarity
 from clients.rollout.judging.trial import Trial
 from clients.rollout.records.held_out import HeldOut, Prompt
 from clients.rollout.records.rollout_plan import Plan, check_plan, gate_spec_of, num_prompts_needed, read_plan
@@ -34,11 +34,11 @@ BROKEN = ServerError("the engine says nothing", reason="engine_died")
     ],
 )
 def test_likeness_is_twice_the_common_blocks_over_both_lengths(text: str, other: str, expected: float) -> None:
-    assert likeness(text, other) == pytest.approx(expected)
+    assert similarity(text, other) == pytest.approx(expected)
 
 
 def test_what_comes_late_is_not_compared() -> None:
-    assert likeness("a" * COMPARED_CHARS + "b", "a" * COMPARED_CHARS + "c") == 1.0
+    assert similarity("a" * COMPARED_CHARS + "b", "a" * COMPARED_CHARS + "c") == 1.0
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How both releases are asked the held-out prompts: greedily, few at a time, again where there is no room."""
+"""The replay of held-out prompts: both releases are asked greedily, few at a time, again where there is no room."""
 
 import gc
 import struct
@@ -21,7 +21,7 @@ PROMPTS = tuple(Prompt(name=f"p{number}", text=f"What is {number}?", max_tokens=
 
 
 def inputs(request: Any) -> dict[str, Any]:
-    """What was asked, by tensor."""
+    """Return the values of a request's tensors, by name."""
     found: dict[str, Any] = {}
     for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
         found[tensor.name] = raw[4:].decode() if tensor.datatype == "BYTES" else struct.unpack(
@@ -46,7 +46,7 @@ def arms(server: KServeServer) -> dict[str, Target]:
 
 
 def asked(server: KServeServer, prompts: tuple[Prompt, ...] = PROMPTS, *, num_at_a_time: int = 2) -> list[PromptScores]:
-    """All scores, by name."""
+    """Return all scores of a replay, sorted by the prompts' names."""
     batches = replay(prompts, **arms(server), num_at_a_time=num_at_a_time)
     return sorted((one for batch in batches for one in batch), key=lambda one: one.name)
 

@@ -34,7 +34,7 @@ KEY = next(key for key in map(str, range(100)) if place_of(key, "s") < 0.5)  # w
 
 
 class Rollout:
-    """One of release 2 beside 1, at a share."""
+    """A rollout of release 2 beside release 1, at a share."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,7 +65,7 @@ def rollout(tmp_path: Path) -> Iterator[Rollout]:
 
 
 def ask(server: KServeServer, split_url: str, keys: Sequence[str | None], **times: float) -> list[str]:
-    """The answers, one after the other."""
+    """Return the answers, one after the other."""
 
     async def run() -> list[str]:
         async with RoutedClient(server.url, split_url) as client:
@@ -175,7 +175,7 @@ def test_without_word_for_a_lease_all_go_to_the_stable_release(rollout: Rollout)
 
 
 def half_an_answer(listener: socket.socket, num_times: int) -> None:
-    """What a client hears of a rollout whose process is killed while it answers."""
+    """Answer each connection with half a response, as a rollout whose process is killed."""
     for _ in range(num_times):
         connection, _ = listener.accept()
         with connection:

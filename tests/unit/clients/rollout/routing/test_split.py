@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who goes where: by share, the same every time, and never back and forth as the share grows."""
+"""The split of keys: by share, constant for each key, and never back and forth as the share grows."""
 
 from collections import Counter
 from itertools import pairwise
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.rollout.routing.hash_seed import best_salt, read_keys
+from clients.rollout.routing.hash_seed import best_hash_seed, read_keys
 from clients.rollout.routing.split import BASELINE, CANDIDATE, STABLE, Places, Slice, place_of, slice_at, stratum_of
 from clients.rollout.traffic import canary_slices
 from trireme.base.errors import SpecError
@@ -52,7 +52,7 @@ def test_two_rollouts_try_different_users_first() -> None:
 
 def test_of_several_salts_the_best_meets_every_share_of_the_known_keys() -> None:
     made = iter(f"salt {number}" for number in range(1000))
-    found = best_salt(KEYS, SHARES, make=lambda: next(made))
+    found = best_hash_seed(KEYS, SHARES, make=lambda: next(made))
     assert found.off_by <= 0.0025
     for share in SHARES:
         counts = Counter(arms(share, found.text).values())
