@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics that judge a candidate beside the stable release; nothing of rollouts."""
+"""Statistics that judge a candidate beside the stable release; they know nothing of rollouts."""

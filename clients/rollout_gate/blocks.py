@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of a metric block of time by block of time, so that a look can tell what requests have in common.
+"""Sums of a metric by block of time, from which a look can tell what requests have in common.
 
 A block has `BLOCK_REQUESTS` of each arm at least, and lasts an eighth of `GateSpec.fade_s` at least. Of a closed one
 there is the difference of the arms' means within strata, so that shocks that both arms share cancel. Of pairs of
@@ -17,14 +17,17 @@ BLOCK_REQUESTS = 20  # of each arm: in fewer, strata that only one arm has would
 
 
 class Sums(msgspec.Struct):
-    """Number, mean and sum of squared distances from it."""
+    """The number, mean and sum of squared distances from the mean of some values."""
 
     num: int = 0
     mean: float = 0.0
     m2: float = 0.0
 
     def add(self, value: float) -> None:
-        """Source: Welford, "Note on a method for calculating corrected sums of squares", Technometrics 4(3), 1962."""
+        """Add a value.
+
+        Source: Welford, "Note on a method for calculating corrected sums of squares", Technometrics 4(3), 1962.
+        """
         self.num += 1
         step = value - self.mean
         self.mean += step / self.num
@@ -32,12 +35,12 @@ class Sums(msgspec.Struct):
 
 
 class Within(msgspec.Struct):
-    """Of one arm in one stratum, over all closed blocks: the spread within them, and what it does to the difference.
+    """The spread of one arm in one stratum within the closed blocks, and its part in the difference's variance.
 
     Attributes:
         freedom: values less one for each block that has any.
         m2: sum of squared distances from the block's own mean.
-        weight: of a value's variance in the variance of the weighted sum of differences.
+        weight: weight of a value's variance in the variance of the weighted sum of differences.
     """
 
     freedom: int = 0
@@ -46,12 +49,12 @@ class Within(msgspec.Struct):
 
 
 class Scale(msgspec.Struct):
-    """Pairs of blocks side by side, each 2^n base blocks long.
+    """The pairs of neighbouring blocks, each 2^n base blocks long.
 
     Attributes:
-        num: pairs of which both have a difference.
-        squares: of what the two differ by, each times w v / (w + v) of their weights: without any correlation in time
-            its expectation is that of a base block's difference times its weight.
+        num: number of pairs of which both have a difference.
+        squares: sum of squares of what the two differ by, each times w v / (w + v) of their weights: without any
+            correlation in time its expectation is that of a base block's difference times its weight.
         waiting: difference and weight of a block whose neighbour is not complete.
     """
 
@@ -61,12 +64,13 @@ class Scale(msgspec.Struct):
 
 
 class Blocks(msgspec.Struct):
-    """Of one metric; arms are (candidate, baseline).
+    """The blocks of one metric; arms are (candidate, baseline).
 
     Attributes:
         opened: the values of the block that is open, by stratum.
-        within: by stratum.
-        weight: of all closed blocks, and `total`, of their differences times it.
+        within: spread of both arms, by stratum.
+        weight: sum of all closed blocks' weights.
+        total: sum of their differences times their weights.
         scales: shortest first.
     """
 
@@ -77,11 +81,14 @@ class Blocks(msgspec.Struct):
     scales: list[Scale] = []
 
     def add(self, value: float, stratum: int, *, is_candidate: bool) -> None:
-        """To the open block."""
+        """Add a value to the open block."""
         self.opened.setdefault(stratum, (Sums(), Sums()))[0 if is_candidate else 1].add(value)
 
     def close(self) -> None:
-        """Begin the next block. Of the closed one, each stratum weighs n m / (n + m) of its arms' numbers."""
+        """Close the open block and begin the next one.
+
+        Each stratum of the closed block weighs n m / (n + m) of its arms' numbers.
+        """
         weight = total = 0.0
         for stratum, arms in self.opened.items():
             within = self.within.setdefault(stratum, (Within(), Within()))
@@ -113,14 +120,14 @@ class Blocks(msgspec.Struct):
 
 
 class Timeline(msgspec.Struct):
-    """When blocks begin and end, the same for all metrics; seconds of any one clock.
+    """The times at which blocks begin and end, equal for all metrics, in seconds of any one clock.
 
     Attributes:
-        began_s: the first request's; None: there was none.
+        began_s: time of the first request; None: there was none.
         opened_s: when the open block began.
-        requests: of the candidate and the baseline in the open block.
-        num_closed: blocks.
-        blocks: by metric.
+        requests: requests of the candidate and the baseline in the open block.
+        num_closed: number of closed blocks.
+        blocks: blocks of each metric.
     """
 
     began_s: float | None = None
@@ -131,7 +138,7 @@ class Timeline(msgspec.Struct):
     blocks: dict[str, Blocks] = {}
 
     def reach(self, at_s: float | None, block_s: float) -> None:
-        """Time goes on, which may end the open block; a clock that goes back stands still.
+        """Move the time on, which may end the open block; a clock that goes back stands still.
 
         Args:
             at_s: None: as if a block had passed since the last portion.
@@ -146,16 +153,16 @@ class Timeline(msgspec.Struct):
 
     @property
     def is_full(self) -> bool:
-        """The open block has requests enough to be one."""
+        """Return whether the open block has enough requests to be closed."""
         return min(self.requests) >= BLOCK_REQUESTS
 
     def count(self, *, is_candidate: bool) -> None:
-        """A request belongs to the open block."""
+        """Count a request in the open block."""
         candidate, baseline = self.requests
         self.requests = (candidate + is_candidate, baseline + (not is_candidate))
 
     def until_now(self) -> "Timeline":
-        """A copy in which the open block, if it is full, is closed: what a look sees."""
+        """Return a copy for a look, in which the open block is closed if it is full."""
         found = copy.deepcopy(self)
         if found.is_full:
             found._close()
@@ -163,7 +170,7 @@ class Timeline(msgspec.Struct):
 
     @property
     def elapsed_s(self) -> float:
-        """Since the first request."""
+        """Return the seconds since the first request."""
         return self.last_s - (self.last_s if self.began_s is None else self.began_s)
 
     def _close(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between which bounds the true change of a metric lies, at one look: what the tests in `findings` do not exclude."""
+"""The bounds of a metric's true change at one look: the changes that the tests in `findings` do not exclude."""
 
 import math
 
@@ -16,7 +16,9 @@ _BISECTIONS = 40
 
 
 def bounds_of(name: str, sample: Sample, spec: GateSpec) -> tuple[float | None, float | None]:
-    """Lower at the metric's part of alpha, upper at `pass_alpha`; None: there is none.
+    """Return the lower bound, at the metric's part of alpha, and the upper one, at `pass_alpha`.
+
+    None: there is no such bound. A `log_mean` is bounded in logarithms.
 
     Args:
         sample: without leading dimensions.
@@ -27,8 +29,8 @@ def bounds_of(name: str, sample: Sample, spec: GateSpec) -> tuple[float | None, 
         below, above = (_slack(name, sample, spec, alpha) for alpha in (alpha_of_side(name, spec), spec.pass_alpha))
         return (None if below is None else estimate - below, None if above is None else estimate + above)
     if name in sample.counts:
-        told = effective(name, sample, spec)
-        upper = float(excess_bound(told.events, told.num, effect, spec.pass_alpha))
+        independent = effective(name, sample, spec)
+        upper = float(excess_bound(independent.events, independent.num, effect, spec.pass_alpha))
         return None, upper if math.isfinite(upper) else None
     return None, None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequential tests of how often something happens: in one arm more than in the other, or more than it may.
+"""Sequential tests of an event's rate: higher in one arm than in the other, or higher than a limit.
 
 They are exact however often one looks and however rare the event is. All arrays have any leading dimensions.
 
@@ -24,15 +24,15 @@ _BISECTIONS = 26  # to 1.5e-8
 
 
 def log_evidence_over(events: Floats, others: Floats, share: Floats) -> Floats:
-    """Logarithm of the evidence that events come with a probability of more than `share`.
+    """Return the logarithm of the evidence that events come with a probability of more than `share`.
 
     log of the integral of t^events (1-t)^others over Beta(1/2, 1/2) cut at share, over share^events (1-share)^others.
     Where the probability is at most `share`, it exceeds log(1 / alpha) at any time with a chance of at most alpha
     (Ville's inequality).
 
     Args:
-        events: [...] that happened (or are the candidate's).
-        others: [...] that did not (or are the baseline's).
+        events: [...] requests with the event (or the candidate's events).
+        others: [...] requests without it (or the baseline's events).
         share: [...] in [0, 1]; 0 or 1: nothing can be told.
     """
     inside = np.clip(share, 1e-9, 1 - 1e-9)
@@ -46,7 +46,9 @@ def log_evidence_over(events: Floats, others: Floats, share: Floats) -> Floats:
 
 
 def rate_bound(events: Floats, num: Floats, alpha: float, *, is_upper: bool) -> Floats:
-    """The rate that is crossed at any time with a chance of at most `alpha`; 1 or 0 where nothing was seen.
+    """Return the rate that is crossed at any time with a chance of at most `alpha`.
+
+    It is 1 (upper) or 0 (lower) where nothing was seen.
 
     Robbins' mixture: of the rates p with B(x + 1/2, n - x + 1/2) / B(1/2, 1/2) < p^x (1 - p)^(n - x) / alpha the last.
     """
@@ -66,16 +68,19 @@ def rate_bound(events: Floats, num: Floats, alpha: float, *, is_upper: bool) -> 
 
 
 def excess_bound(events: NDArray[np.float64], num: NDArray[np.float64], effect: float, alpha: float) -> Floats:
-    """Upper bound of the candidate's rate less the baseline's, however often one looks.
+    """Return an upper bound of the candidate's rate less the baseline's that holds however often one looks.
+
+    Few events: the difference of Robbins' bounds, each arm at half of `alpha`. Many events, which are nearly normal:
+    the bound of `clients.rollout_gate.mean_test`, which is narrower.
 
     Of few events that of Robbins' bounds, each arm at half of `alpha`; of many, which are then nearly normal, that of
     `clients.rollout_gate.mean_test`, which is narrower.
 
     Args:
-        events: [..., 2] of the candidate and the baseline.
+        events: [..., 2] events of the candidate and the baseline.
         num: [..., 2] requests of them.
         effect: where the bound shall be narrow.
-        alpha: in total.
+        alpha: chance of an error, of both arms together.
     """
     upper = rate_bound(events[..., 0], num[..., 0], alpha / 2, is_upper=True)
     lower = rate_bound(events[..., 1], num[..., 1], alpha / 2, is_upper=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of all requests so far: sums by arm, metric, stratum and scale of time, and nothing of a single request.
+"""The evidence of all requests so far: sums by arm, metric, stratum and scale of time, without any single request.
 
 It is JSON, so that a controller can write it down and go on after a restart; what has been added at one time gives the
 same sums in whatever portions it came, but for the reference of `slow`, which is what was known before a portion. A
@@ -29,14 +29,14 @@ MIN_SLOW_REFERENCE = 30  # requests of the baseline in a stratum, before its mea
 
 
 class Count(msgspec.Struct):
-    """Events, and requests that could have been one."""
+    """The number of events, and of requests that could have been an event."""
 
     events: int = 0
     num: int = 0
 
 
 class Pairs(msgspec.Struct):
-    """Of scores that both arms got for one prompt; see `clients.rollout_gate.findings.Scores`."""
+    """The sums of scores that both arms got for one prompt (`clients.rollout_gate.findings.Scores`)."""
 
     num: int = 0
     total: float = 0.0
@@ -46,7 +46,7 @@ class Pairs(msgspec.Struct):
 
 
 class Arm(msgspec.Struct):
-    """By metric; the means by stratum, too."""
+    """The sums of one arm by metric; the means by stratum, too."""
 
     num_requests: int = 0
     means: dict[str, dict[int, Sums]] = {}
@@ -54,12 +54,12 @@ class Arm(msgspec.Struct):
 
 
 class Evidence(msgspec.Struct, forbid_unknown_fields=True):
-    """All of it.
+    """The sums of all requests so far.
 
     Attributes:
-        settings: of the spec, those on which the sums depend.
+        settings: settings of the spec on which the sums depend.
         timeline: differences of the arms, block of time by block of time.
-        prompts: of the held-out set, by name: the arm that has answered and its score; none: both have.
+        prompts: by name of a held-out prompt, the arm that has answered and its score; None: both have.
     """
 
     settings: dict[str, float | None]
@@ -71,7 +71,7 @@ class Evidence(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def settings_of(spec: GateSpec) -> dict[str, float | None]:
-    """What may not change between two portions."""
+    """Return the settings that may not change between two portions."""
     return {
         "ttft_target_ms": spec.ttft_target_ms,
         "slow_factor": spec.slow_factor,
@@ -81,7 +81,7 @@ def settings_of(spec: GateSpec) -> dict[str, float | None]:
 
 
 def read(evidence: Mapping[str, object] | None, spec: GateSpec) -> Evidence:
-    """From JSON's types; none: nothing has been seen.
+    """Return the evidence that JSON's types hold; None: nothing has been seen.
 
     Raises:
         SpecError: it is not evidence, or it was gathered with other settings.
@@ -106,13 +106,13 @@ def read(evidence: Mapping[str, object] | None, spec: GateSpec) -> Evidence:
 
 
 def written(evidence: Evidence) -> dict[str, object]:
-    """As JSON's types."""
+    """Return the evidence in JSON's types."""
     found: dict[str, object] = msgspec.to_builtins(evidence, str_keys=True)
     return found
 
 
 def add(evidence: Evidence, outcomes: Sequence[tuple[bool, Outcome]], spec: GateSpec, at_s: float | None) -> None:
-    """Add a portion that came at a time; of each outcome whether it is the candidate's.
+    """Add a portion of outcomes that came at a time; each outcome with whether it is the candidate's.
 
     An outcome that names a prompt is of the held-out set: it tells of quality, once for each prompt, and of no traffic.
     """
@@ -127,7 +127,10 @@ def add(evidence: Evidence, outcomes: Sequence[tuple[bool, Outcome]], spec: Gate
 
 
 def slow_limits_ms(baseline: Arm, spec: GateSpec) -> dict[int, float]:
-    """From which TTFT on a request is slow, by stratum; of those where enough is known."""
+    """Return the TTFT from which a request is slow, by stratum, in milliseconds.
+
+    Strata without enough requests of the baseline are left out.
+    """
     known = baseline.means.get("ttft", {})
     return {
         stratum: spec.slow_factor * math.exp(sums.mean)
@@ -179,7 +182,7 @@ def _pair(evidence: Evidence, is_candidate: bool, outcome: Outcome, reference: R
 
 
 def sample_of(evidence: Evidence) -> Sample:
-    """The sums as the tests take them; arrays have no leading dimensions."""
+    """Return the sums as the tests take them; arrays have no leading dimensions."""
     arms = (evidence.candidate, evidence.baseline)
     timeline = evidence.timeline.until_now()
     levels, counts = {}, {}

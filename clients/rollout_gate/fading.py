@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What requests of one arm have in common for a while, such as its own queue: how likely how much of it is.
+"""The likelihood of what requests of one arm have in common for a while, such as a queue of its own.
 
 All arrays have any leading dimensions. The model: beside each request's own chance, a block's difference of the arms
 has a fluctuation that fades as e^-(t / fade_s) (Ornstein and Uhlenbeck). Its size is the excess: by how many times the
@@ -26,14 +26,14 @@ MIN_BLOCKS = 8  # with fewer, the grid's weights are its prior's
 
 
 class Times(NamedTuple):
-    """[...] seconds since the first request, and how many blocks were closed."""
+    """The [...] seconds since the first request, and the number of closed blocks."""
 
     elapsed_s: Floats
     num_blocks: Floats
 
 
 class Differences(NamedTuple):
-    """Of one metric, from its blocks.
+    """The differences of one metric, from its blocks.
 
     Attributes:
         estimate: [...] candidate less baseline; 0 where no block tells of both.
@@ -49,7 +49,9 @@ class Differences(NamedTuple):
 
 
 def own_variance(freedom: Floats, m2: Floats, weight: Floats) -> Floats:
-    """Of the weighted sum of differences if requests were independent; [..., strata, 2 arms] each to [...].
+    """Return the variance of the weighted sum of differences if requests were independent.
+
+    Shapes: [..., strata, 2 arms] each to [...].
 
     The variance of an arm in a stratum is what is seen there and one value more, of the variance over all.
     """
@@ -58,7 +60,7 @@ def own_variance(freedom: Floats, m2: Floats, weight: Floats) -> Floats:
 
 
 def differences_of(total: Floats, weight: Floats, own: Floats, *, num_pairs: Floats, squares: Floats) -> Differences:
-    """From sums over blocks.
+    """Return the differences of sums over blocks.
 
     Args:
         total: [...] weighted sum of differences.
@@ -79,7 +81,7 @@ def _over(numerator: Floats, denominator: Floats) -> Floats:
 
 
 def sizes(differences: Differences, times: Times, fade_s: float, none: float) -> Floats:
-    """Posterior weight of each of `EXCESSES`: [..., excesses].
+    """Return the posterior weight of each of `EXCESSES`: [..., excesses].
 
     The squares at each scale are taken for sums of those of normal variables that are independent of each other.
 
@@ -98,7 +100,7 @@ def sizes(differences: Differences, times: Times, fade_s: float, none: float) ->
 
 
 def squares_expected(times: Times, fade_s: float, num_scales: int) -> Floats:
-    """What the square of a scale is for each of `EXCESSES`, over that of independent requests: [..., scales, excesses].
+    """Return the expected square at each scale, over that of independent requests: [..., scales, excesses].
 
     1 + excess x (g(x) - g(2 x)), x the length of its blocks in fades, g the variance of a fluctuation's mean over it.
     """
@@ -108,7 +110,7 @@ def squares_expected(times: Times, fade_s: float, num_scales: int) -> Floats:
 
 
 def inflations(times: Times, fade_s: float) -> Floats:
-    """How many times as large the variance of the mean over all blocks is, for each of `EXCESSES`: [..., excesses].
+    """Return by how much the variance of the mean over all blocks grows, by excess: [..., excesses].
 
     1 + excess x g(x) / 2, x the whole time in fades; of a long one 1 + excess.
     """
@@ -123,13 +125,18 @@ def _block_s(times: Times, fade_s: float) -> Floats:
 
 
 def _mean_variance(length: Floats) -> Floats:
-    """Of the mean over `length` fades of a fluctuation of variance 1: 2 (x - 1 + e^-x) / x^2."""
+    """Return the variance of a fluctuation's mean over `length` fades: 2 (x - 1 + e^-x) / x^2.
+
+    The fluctuation itself has variance 1.
+    """
     safe = np.maximum(length, 1e-3)
     return np.asarray(2 * (safe + np.expm1(-safe)) / safe**2)
 
 
 def chance(weights: Floats, log_evidence: Floats) -> Floats:
-    """That chance explains it: the mean over sizes of 1 / evidence, at most 1 of each. [..., excesses] to [...].
+    """Return the chance that explains the evidence: [..., excesses] to [...].
+
+    It is the mean over sizes of 1 / evidence, at most 1 of each.
 
     Each 1 / evidence is a p-value that holds at all times for its size; their mean over the posterior is the posterior
     predictive p-value of Meng, Annals of Statistics 22(3), 1994.
@@ -138,7 +145,7 @@ def chance(weights: Floats, log_evidence: Floats) -> Floats:
 
 
 def allowed(alpha: float, times: Times, fade_s: float) -> Floats:
-    """[...] what `chance` may be: all of `alpha` after 9 fades, before that less.
+    """Return the [...] limit of `chance`: all of `alpha` after 9 fades, before that less.
 
     In a time of a few fades, one fluctuation and a regression look the same. So most is spent late, by the sixth power
     of the share of the time that has passed; a twentieth is spent evenly, for what is many times as slow. Source of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is found of each metric at one look: estimate, bounds, whether it is worse, whether it is fine.
+"""The findings of each metric at one look: estimate, whether it is worse, whether it is fine.
 
 Arrays have any leading dimensions: one rollout, or all looks of ten thousand simulated ones.
 """
@@ -34,21 +34,21 @@ Truths = NDArray[np.bool_]
 
 
 class Level(NamedTuple):
-    """Of one arm: [...] how many values of a `log_mean` were seen, and their mean."""
+    """The values of a `log_mean` in one arm: [...] their number and their mean."""
 
     num: Floats
     mean: Floats
 
 
 class Counts(NamedTuple):
-    """[..., 2] of the candidate and the baseline: events, and requests that could have been one."""
+    """The [..., 2] events of the candidate and the baseline, and requests that could have been one."""
 
     events: Floats
     num: Floats
 
 
 class Scores(NamedTuple):
-    """Pairs, [...] how many, the sum of their differences and of their squares; [..., bets] what was won by bets."""
+    """The pairs of scores: [...] number, sum of differences, sum of squares, and [..., bets] what bets won."""
 
     num: Floats
     total: Floats
@@ -62,10 +62,10 @@ class Sample:
     """Sums over all requests so far, by metric; a metric that is in none of the tables has no data.
 
     Attributes:
-        num_requests: [..., 2] of the candidate and the baseline.
+        num_requests: [..., 2] requests of the candidate and the baseline.
         times: how long it has been.
-        levels: of each arm, of `log_mean`.
-        differences: of metrics that are looked at in blocks of time.
+        levels: levels of each `log_mean` in both arms.
+        differences: differences of metrics that are looked at in blocks of time.
     """
 
     num_requests: Floats
@@ -77,13 +77,13 @@ class Sample:
 
 
 class Finding(NamedTuple):
-    """Of one metric; its bounds are in `clients.rollout_gate.bounds`.
+    """The finding of one metric; its bounds are in `clients.rollout_gate.bounds`.
 
     Attributes:
         estimate: [...] candidate less baseline, positive is more; of `log_mean` in logarithms.
         is_worse: [...] proven, and by at least half the effect size.
         is_fine: [...] proven to be worse by less than the effect size.
-        has_data: [...] of both arms.
+        has_data: [...] both arms have data.
     """
 
     estimate: Floats
@@ -93,11 +93,11 @@ class Finding(NamedTuple):
 
 
 class Alike(NamedTuple):
-    """How alike requests near in time may be in a metric; both are [..., excesses].
+    """The likeness of requests near in time in a metric; both fields are [..., excesses].
 
     Attributes:
-        weights: of each of `clients.rollout_gate.fading.EXCESSES`.
-        inflations: of the variance.
+        weights: posterior weight of each of `clients.rollout_gate.fading.EXCESSES`.
+        inflations: growth of the variance with each excess.
     """
 
     weights: Floats
@@ -105,14 +105,14 @@ class Alike(NamedTuple):
 
 
 def alike_of(name: str, sample: Sample, spec: GateSpec) -> Alike:
-    """As the blocks so far tell."""
+    """Return how alike requests near in time are in a metric, by the blocks so far."""
     none = NONE_OF_MEANS if METRICS[name].kind == "log_mean" else NONE_OF_SHARES
     weights = sizes(sample.differences[name], sample.times, spec.fade_s, none)
     return Alike(weights, inflations(sample.times, spec.fade_s))
 
 
 def findings_of(sample: Sample, spec: GateSpec) -> dict[str, Finding]:
-    """One for each metric that the sample has."""
+    """Return a finding for each metric that the sample has."""
     is_enough = is_enough_of(sample, spec)
     found = {}
     for name, metric in METRICS.items():
@@ -126,18 +126,20 @@ def findings_of(sample: Sample, spec: GateSpec) -> dict[str, Finding]:
 
 
 def is_enough_of(sample: Sample, spec: GateSpec) -> Truths:
-    """[...] for a test that is one for large samples."""
+    """Return whether [...] there are requests and blocks enough for a test that is one for large samples."""
     is_many = sample.num_requests.min(axis=-1) >= spec.min_requests
     return np.asarray(is_many & (sample.times.num_blocks >= MIN_BLOCKS))
 
 
 def alpha_of_side(name: str, spec: GateSpec) -> float:
-    """Of one side of the metric's test, if it has two."""
+    """Return the alpha of one side of the metric's test, or of the whole of a one-sided test."""
     return alpha_of(name, spec) / (2 if METRICS[name].is_two_sided else 1)
 
 
 def chance_of_more(estimate: Floats, information: Floats, alike: Alike, effect: float, alpha: float) -> Floats:
-    """[...] that chance explains an estimate so far over zero; the boundary is tuned to `effect` and `alpha`.
+    """Return the [...] chance that explains an estimate so far over zero.
+
+    The boundary is tuned to `effect` and `alpha`.
 
     Args:
         information: [...] for independent requests.
@@ -147,7 +149,7 @@ def chance_of_more(estimate: Floats, information: Floats, alike: Alike, effect: 
 
 
 def of_difference(name: str, sample: Sample, is_enough: Truths, spec: GateSpec) -> Finding:
-    """Of a `log_mean`; without `min_requests` and `MIN_BLOCKS` it is neither worse nor fine."""
+    """Return the finding of a `log_mean`; without `min_requests` and `MIN_BLOCKS` neither worse nor fine."""
     alike = alike_of(name, sample, spec)
     estimate, information = sample.differences[name].estimate, sample.differences[name].information
     effect, alpha = effect_of(name, spec), alpha_of_side(name, spec)
@@ -163,7 +165,10 @@ def of_difference(name: str, sample: Sample, is_enough: Truths, spec: GateSpec) 
 
 
 def of_counts(name: str, sample: Sample, is_enough: Truths, spec: GateSpec) -> Finding:
-    """Of a `share`; one whose events are independent can be worse after any number of requests: its test is exact."""
+    """Return the finding of a `share`.
+
+    Where its events are independent it can be worse after any number of requests: its test is exact.
+    """
     counts, effect = sample.counts[name], effect_of(name, spec)
     events, num = counts
     has_data = num.min(axis=-1) > 0
@@ -172,18 +177,21 @@ def of_counts(name: str, sample: Sample, is_enough: Truths, spec: GateSpec) -> F
     estimate = np.where(has_data, rates[..., 0] - rates[..., 1], 0.0)
     more = log_evidence_over(events[..., 0], events[..., 1], share)
     is_worse = is_proof(name, more, sample, spec) & (estimate >= effect / 2)
-    told = effective(name, sample, spec)
-    is_fine = has_data & (excess_bound(told.events, told.num, effect, spec.pass_alpha) < effect)
+    independent = effective(name, sample, spec)
+    is_fine = has_data & (excess_bound(independent.events, independent.num, effect, spec.pass_alpha) < effect)
     if METRICS[name].is_two_sided:
         fewer = log_evidence_over(events[..., 1], events[..., 0], 1 - share)
         is_worse |= is_proof(name, fewer, sample, spec) & (estimate <= -effect / 2)
-        turned = excess_bound(told.events[..., ::-1], told.num[..., ::-1], effect, spec.pass_alpha)
+        turned = excess_bound(independent.events[..., ::-1], independent.num[..., ::-1], effect, spec.pass_alpha)
         is_fine &= turned < effect
     return Finding(estimate, is_worse & has_data, is_fine & is_enough, has_data)
 
 
 def is_proof(name: str, log_evidence: Floats, sample: Sample, spec: GateSpec) -> Truths:
-    """[...] of a `share`: evidence for independent events is enough, even where they may not be independent."""
+    """Return whether [...] the evidence about a `share` proves it, also where events are not independent.
+
+    The evidence is that for independent events.
+    """
     alpha = alpha_of_side(name, spec)
     if name not in sample.differences:
         return np.asarray(log_evidence >= math.log(1 / alpha))
@@ -193,7 +201,9 @@ def is_proof(name: str, log_evidence: Floats, sample: Sample, spec: GateSpec) ->
 
 
 def effective(name: str, sample: Sample, spec: GateSpec) -> Counts:
-    """Independent requests that would tell as much: all counts over the mean inflation of the variance.
+    """Return the counts of independent requests that would tell as much.
+
+    These are all counts over the mean inflation of the variance.
 
     Source: Rao and Scott, "A simple method for the analysis of clustered binary data", Biometrics 48(2), 1992.
     """
@@ -206,7 +216,7 @@ def effective(name: str, sample: Sample, spec: GateSpec) -> Counts:
 
 
 def of_scores(name: str, scores: Scores, spec: GateSpec) -> Finding:
-    """Of a `score`, where less is worse; the estimate is turned round, so that positive is worse here too."""
+    """Return the finding of a `score`; the estimate is negated, so that positive is worse here too."""
     effect = effect_of(name, spec)
     estimate = -scores.total / np.maximum(scores.num, 1.0)
     is_worse = log_evidence(scores.against_no_worse) >= math.log(1 / alpha_of(name, spec))

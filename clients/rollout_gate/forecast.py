@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many requests a verdict takes at the spread that is seen: the gate's own tests, asked about samples to come.
+"""The number of requests that a verdict takes at the spread that is seen, by the gate's own tests on future samples.
 
 Of each metric two figures, of a typical rollout (half take fewer): until a candidate that is worse by just the effect
 size fails, and until one that is no worse passes.
@@ -30,7 +30,11 @@ class Needed(NamedTuple):
 
 
 def needed(name: str, sample: Sample, spec: GateSpec) -> Needed:
-    """Of one metric of a sample without leading dimensions, at the split of the traffic that it has."""
+    """Return the requests that a verdict on one metric takes, at the split of the traffic that the sample has.
+
+    Args:
+        sample: without leading dimensions.
+    """
     if METRICS[name].kind == "log_mean":
         return _of_means(name, sample, spec)
     if name in sample.counts:
@@ -54,7 +58,7 @@ def _of_means(name: str, sample: Sample, spec: GateSpec) -> Needed:
 
 
 def _future(name: str, sample: Sample, spec: GateSpec, growth: Floats) -> tuple[Alike, Times]:
-    """What blocks would tell after `growth` times the time, if the likeliest excess by now is the true one."""
+    """Return what blocks would tell after `growth` times the time, if the likeliest excess by now is the true one."""
     times = Times(growth * sample.times.elapsed_s, growth * sample.times.num_blocks)
     likeliest = int(alike_of(name, sample, spec).weights.argmax())
     num_pairs = np.floor(times.num_blocks[:, np.newaxis] / 2.0 ** (np.arange(_SCALES) + 1))
@@ -73,15 +77,15 @@ def _of_counts(name: str, sample: Sample, spec: GateSpec) -> Needed:
     num = np.stack([_SIZES, _SIZES * counts.num[1] / counts.num[0]], axis=-1)
     share = np.full_like(_SIZES, counts.num[0] / counts.num.sum())
     evidence = log_evidence_over(min(1.0, rate + effect) * num[..., 0], rate * num[..., 1], share)
-    is_enough, is_worse, told = spec.min_requests <= _SIZES, evidence >= math.log(1 / alpha), num
+    is_enough, is_worse, independent = spec.min_requests <= _SIZES, evidence >= math.log(1 / alpha), num
     if name in sample.differences:
         alike, times = _future(name, sample, spec, _SIZES / counts.num[0])
         is_enough &= times.num_blocks >= MIN_BLOCKS
         is_worse = chance(alike.weights, evidence[:, np.newaxis] / alike.inflations) < allowed(
             alpha, times, spec.fade_s
         )
-        told = num / (alike.weights * alike.inflations).sum(axis=-1)[:, np.newaxis]
-    is_fine = excess_bound(rate * told, told, effect, spec.pass_alpha) < effect
+        independent = num / (alike.weights * alike.inflations).sum(axis=-1)[:, np.newaxis]
+    is_fine = excess_bound(rate * independent, independent, effect, spec.pass_alpha) < effect
     return Needed(_first(is_worse), _first(is_fine & is_enough))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate: outcomes in, a judgement out; what lies between is in the modules beside this one.
+"""The gate, which makes a judgement of outcomes; the parts of the way are the modules beside this one.
 
 gate = Gate(GateSpec())
 evidence = gate.merge(evidence, outcomes, at_s=time.time())   # to be kept; JSON's types
@@ -19,12 +19,12 @@ from trireme.base.errors import RequestError
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """What a controller acts on.
+    """The judgement that a controller acts on.
 
     Attributes:
         verdict: only "pass" promotes; "no data" and "undecided" never do.
         reason: one sentence for people.
-        num_requests: of the arm that has fewer.
+        num_requests: requests of the arm that has fewer.
         is_final: more requests will not be waited for.
         report: JSON's types; `clients.rollout_gate.report_text` makes a page of it.
     """
@@ -37,12 +37,12 @@ class Judgement(msgspec.Struct, frozen=True):
 
 
 class Gate:
-    """Judges one candidate beside one baseline.
+    """The judge of one candidate beside one baseline.
 
     Args:
         spec: settings.
-        candidate: what outcomes call its arm.
-        baseline: likewise.
+        candidate: name of the candidate's arm in outcomes.
+        baseline: name of the baseline's arm in outcomes.
     """
 
     def __init__(self, spec: GateSpec, *, candidate: str = "candidate", baseline: str = "baseline") -> None:
@@ -55,22 +55,22 @@ class Gate:
         return self.judge(self._evidence)
 
     def report(self) -> Mapping[str, object]:
-        """Of what was added."""
+        """Return the report on the outcomes that were added."""
         return self.judge(self._evidence).report
 
     def merge(
         self, evidence: Mapping[str, object] | None, outcomes: Sequence[Outcome], *, at_s: float | None = None
     ) -> Mapping[str, object]:
-        """New evidence with these outcomes, JSON's types; what was given stays as it was.
+        """Return new evidence with more outcomes, in JSON's types; the old evidence stays as it was.
 
         Args:
-            evidence: of the call before; None: nothing was seen.
-            outcomes: of either arm, as they arrive.
+            evidence: result of the call before; None: nothing was seen.
+            outcomes: outcomes of either arm, as they arrive.
             at_s: when they arrive, of a clock that goes on over restarts (seconds since 1970); None: an eighth of
                 `GateSpec.fade_s` after those before.
 
         Raises:
-            SpecError: the evidence is none, or of other settings.
+            SpecError: the evidence cannot be read, or is of other settings.
             RequestError: an outcome is of an arm that is not one of the two.
         """
         arms = {self._candidate: True, self._baseline: False}
@@ -87,13 +87,15 @@ class Gate:
         return written(found)
 
     def judge(self, evidence: Mapping[str, object] | None) -> Judgement:
-        """What can be said by now; costs as much as there are strata and doublings of the time.
+        """Return what can be said by now.
+
+        The cost grows with the number of strata and of doublings of the time.
 
         Args:
-            evidence: of `merge`; None: nothing was seen.
+            evidence: result of `merge`; None: nothing was seen.
 
         Raises:
-            SpecError: the evidence is none, or of other settings.
+            SpecError: the evidence cannot be read, or is of other settings.
         """
         sample = sample_of(read(evidence, self._spec))
         look = look_at(sample, self._spec)

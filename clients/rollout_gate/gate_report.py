@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the gate has found, as JSON's types, and its reason in one sentence."""
+"""The report of the gate in JSON's types, and the reason of a verdict in one sentence."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ METHOD = (
 
 
 def report_of(look: Look, sample: Sample, spec: GateSpec) -> dict[str, object]:
-    """Everything but the verdict: one row for each metric that has been measured."""
+    """Return everything but the verdict, with one row for each metric that has been measured."""
     return {
         "requests": {"candidate": int(sample.num_requests[0]), "baseline": int(sample.num_requests[1])},
         "alpha": spec.alpha,
@@ -59,7 +59,10 @@ def _row(name: str, finding: Finding, sample: Sample, spec: GateSpec) -> dict[st
 
 
 def levels(name: str, sample: Sample) -> tuple[float | None, float | None]:
-    """The candidate's and the baseline's: geometric mean (milliseconds, tokens) or share; of a score neither."""
+    """Return a metric's level in the candidate's arm and in the baseline's.
+
+    It is a geometric mean (milliseconds, tokens) or a share; a score has none.
+    """
     if name in sample.levels:
         geometric = [math.exp(float(arm.mean)) if arm.num else None for arm in sample.levels[name]]
         return geometric[0], geometric[1]
@@ -78,7 +81,7 @@ def _change(name: str, value: float | None) -> float | None:
 
 
 def reason_of(look: Look, sample: Sample, spec: GateSpec, verdict: Verdict) -> str:
-    """Why the verdict is what it is, the first reason first."""
+    """Return why the verdict is what it is, the first reason first."""
     if verdict == "fail":
         return "; ".join(_reasons_to_fail(look, sample, spec))
     if verdict == "no data":

@@ -12,7 +12,10 @@ Chance = Annotated[Number, Field(gt=0, le=0.2)]
 
 
 class EffectSizes(Spec):
-    """How much worse is too much; a candidate that is worse by less than half of it is never rolled back for it."""
+    """The effect sizes of the metrics: how much worse is too much.
+
+    A candidate that is worse by less than half of an effect size is never rolled back for it.
+    """
 
     ttft: Effect = Field(default=0.10, description="longer, as a share of the baseline's geometric mean")
     tpot: Effect = Field(default=0.05, description="longer, as a share of the baseline's geometric mean")
@@ -29,7 +32,7 @@ class EffectSizes(Spec):
 
 
 class GateSpec(Spec):
-    """All of them."""
+    """The settings of the gate."""
 
     alpha: Chance = Field(
         default=0.01, description="chance of failing a candidate that is no worse, at any look and by any test"

@@ -26,7 +26,7 @@ _TUNED_AT = 4.0  # standard errors of the effect: where the boundary is lowest, 
 
 
 def log_evidence(estimate: Floats, information: Floats, rho: float) -> Floats:
-    """Logarithm of the evidence that the true difference is more than 0; [...] each.
+    """Return the [...] logarithm of the evidence that the true difference is more than 0.
 
     The normal mixture itself, 2 sqrt(rho / (v + rho)) e^(s^2 / (2 (v + rho))) Phi(s / sqrt(v + rho)), v the information
     and s = v times the estimate. It exceeds log(1 / alpha) at any time with a chance of at most alpha, where the
@@ -38,7 +38,7 @@ def log_evidence(estimate: Floats, information: Floats, rho: float) -> Floats:
 
 
 def tuning(effect: float, alpha: float) -> float:
-    """The mixture's parameter for which the boundary is lowest where `effect` is 4 standard errors.
+    """Return the mixture's parameter for which the boundary is lowest where `effect` is 4 standard errors.
 
     rho = v / (-W(-4 alpha^2 / e) - 1), W the lower branch of Lambert's function, v = (4 / effect)^2.
     Source: Howard et al. 2021, section 3.5, with 2 alpha for alpha as the mixture is one-sided.
@@ -48,7 +48,7 @@ def tuning(effect: float, alpha: float) -> float:
 
 
 def boundary(information: Floats, rho: float, alpha: float) -> Floats:
-    """What the estimate exceeds at any time with a chance of at most `alpha` where there is no difference.
+    """Return the [...] estimate that is exceeded at any time with a chance of at most `alpha` without a difference.
 
     u(v) = sqrt(2 (v + rho) log(1 + sqrt((v + rho) / rho) / (2 alpha))), over v. Source: Howard et al. 2021, the closed
     form that follows proposition 6. Endless where nothing is known.

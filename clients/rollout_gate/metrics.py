@@ -18,11 +18,11 @@ Kind = Literal["log_mean", "share", "score"]
 
 
 class Reference(NamedTuple):
-    """What an outcome is held against, known before it came.
+    """The figures that an outcome is compared with, known before it came.
 
     Attributes:
-        ttft_target_ms: the deployment's; None: it has none.
-        slow_ttft_ms: by stratum, from which TTFT on a request is slow; of strata where the baseline is known.
+        ttft_target_ms: the deployment's target; None: it has none.
+        slow_ttft_ms: by stratum, the TTFT from which a request is slow; strata without a known baseline are left out.
     """
 
     ttft_target_ms: float | None
@@ -31,15 +31,15 @@ class Reference(NamedTuple):
 
 @dataclass(frozen=True)
 class Metric:
-    """One row.
+    """A row of the table.
 
     Attributes:
-        title: as a report names it.
+        title: name in a report.
         of: the figure of one outcome, for `share` 0 or 1; None: the outcome says nothing about it.
-        weight: of `GateSpec.alpha`, beside the other rows'.
+        weight: part of `GateSpec.alpha`, beside the other rows' weights.
         is_two_sided: less is as bad as more.
         is_optional: not every rollout has it; it can fail one, and no pass waits for it.
-        is_of_queue: of a `share`, its events come together while an arm's queue is long.
+        is_of_queue: events of the `share` come together while an arm's queue is long.
     """
 
     title: str
@@ -52,7 +52,7 @@ class Metric:
 
     @property
     def is_in_blocks(self) -> bool:
-        """Requests near in time may be alike in it, which is looked for."""
+        """Return whether requests near in time may be alike in the metric, which blocks of time tell."""
         return self.kind == "log_mean" or self.is_of_queue
 
 
@@ -114,16 +114,19 @@ _TOTAL_WEIGHT = sum(metric.weight for metric in METRICS.values()) + _GUARD_WEIGH
 
 
 def alpha_of(name: str, spec: GateSpec) -> float:
-    """A metric's part of the chance of a false alarm; all parts and the guards' add up to `spec.alpha` (Bonferroni)."""
+    """Return a metric's part of the chance of a false alarm.
+
+    All parts and the guards' add up to `spec.alpha` (Bonferroni).
+    """
     return spec.alpha * METRICS[name].weight / _TOTAL_WEIGHT
 
 
 def guard_alpha(spec: GateSpec) -> float:
-    """The part of each guard."""
+    """Return each guard's part of the chance of a false alarm."""
     return spec.alpha * _GUARD_WEIGHT / _TOTAL_WEIGHT
 
 
 def effect_of(name: str, spec: GateSpec) -> float:
-    """From where on a metric is too much worse: of `log_mean` as a logarithm, else as it is in the spec."""
+    """Return the change from which a metric is too much worse: of `log_mean` as a logarithm, else as in the spec."""
     effect = float(getattr(spec.effects, name))
     return math.log1p(effect) if METRICS[name].kind == "log_mean" else effect

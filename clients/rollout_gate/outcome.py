@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of one request that an arm of a rollout answered: facts and times, never text."""
+"""The outcome of one request that an arm of a rollout answered: facts and times, never text."""
 
 from typing import Annotated
 
@@ -11,24 +11,24 @@ Word = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request to its end, as its client saw it.
+    """The outcome of one request, as its client saw it.
 
     Attributes:
         arm: "candidate" or "baseline" (`clients.rollout.routing.split`), or an arm's name in an A/B test.
-        stratum: of the prompt's length (`clients.rollout.routing.split.stratum_of`).
+        stratum: stratum of the prompt's length (`clients.rollout.routing.split.stratum_of`).
         ttft_ms: from the call to the first text; None: there was none.
         tpot_ms: mean time between tokens after the first; None: fewer than two.
         e2e_ms: from the call to the end.
-        num_tokens: that were made.
+        num_tokens: number of tokens that were made.
         finish_reason: "stop", "length", or "" where it failed.
         error: the code of the error that ended it, such as "UNAVAILABLE"; "" of one that was answered.
         is_empty: it ended well without any text.
         is_looping: its text ends with the same few words over and over.
         is_disliked: the user said so; None: the user said nothing.
-        is_feedback: it tells what a user thought of a request that was told of before, and nothing else.
-        unit: stands for the key that the request came with (`clients.rollout.routing.split.unit_of`); "": it had none.
-        agreement: of a copy's text, how much of the longer text both begin with, 0 to 1; None: it is not compared.
-        score: of a prompt of the held-out set, 0 to 1; `prompt` names it, so that both arms' are compared in pairs.
+        is_feedback: it reports a user's opinion of a request that was reported before, and nothing else.
+        unit: pseudonym of the request's key (`clients.rollout.routing.split.unit_of`); "": it had none.
+        agreement: part of the longer text with which both a shadow's and the user's begin, 0 to 1; None: not compared.
+        score: score of a held-out prompt's answer, 0 to 1; `prompt` names it, so that both arms are compared in pairs.
     """
 
     arm: Word

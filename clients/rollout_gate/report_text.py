@@ -10,12 +10,12 @@ Report = Mapping[str, Any]
 
 
 def json_text(report: Mapping[str, object]) -> str:
-    """One line."""
+    """Return a report as one line of JSON."""
     return msgspec.json.encode(report).decode()
 
 
 def markdown(report: Report) -> str:
-    """For people: verdict, reason, one row for each metric, and what is not known."""
+    """Return a report for people: verdict, reason, one row for each metric, and what is not known."""
     requests = report["requests"]
     lines = [
         f"# {report['verdict']}",
@@ -43,7 +43,11 @@ def markdown(report: Report) -> str:
 
 
 def metric_table(report: Report, *, names: tuple[str, str] = ("candidate", "baseline")) -> list[str]:
-    """A row for each metric. Args: `names`: what the arms are called."""
+    """Return the lines of a table with a row for each metric.
+
+    Args:
+        names: the arms' names.
+    """
     return [
         f"| metric | {' | '.join(names)} | change | at least | at most | too much | | requests to fail | to pass |",
         "|---|---|---|---|---|---|---|---|---|---|",

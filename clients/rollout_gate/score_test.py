@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequential test of scores in [0, 1] that both arms got for the same prompt; exact however often one looks.
+"""A sequential test of scores in [0, 1] that both arms got for one prompt; exact however often one looks.
 
 It bets against "no worse", and against "worse by the effect size", a fixed share of its money on each pair, for many
 shares at once: Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", Journal of the Royal
@@ -17,7 +17,7 @@ BETS: Floats = np.geomspace(0.02, 0.9, 20)  # shares of the money; the best is a
 
 
 def gains(difference: Floats, effect: float) -> tuple[Floats, Floats]:
-    """What one pair wins for each bet, as logarithms.
+    """Return the logarithms of what one pair wins for each bet.
 
     Args:
         difference: [...] candidate less baseline, in [-1, 1].
@@ -31,12 +31,15 @@ def gains(difference: Floats, effect: float) -> tuple[Floats, Floats]:
 
 
 def log_evidence(won: Floats) -> Floats:
-    """Logarithm of what the equal mixture of all bets has won; [..., bets] to [...]."""
+    """Return the logarithm of what the equal mixture of all bets has won; [..., bets] to [...]."""
     return np.asarray(logsumexp(won, axis=-1) - np.log(BETS.size))
 
 
 def least_pairs(alpha: float) -> int:
-    """Below so many pairs nothing fails: those that it takes where the candidate scores 0 and the baseline 1."""
+    """Return the number of pairs below which nothing fails.
+
+    It is the number that fails a candidate that scores 0 where the baseline scores 1.
+    """
     won, _ = gains(np.array(-1.0), 0.5)  # the effect is for the other bets
     num = 1
     while log_evidence(num * won) < math.log(1 / alpha):

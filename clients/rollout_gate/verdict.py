@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From findings and guards to one verdict: what is proven worse fails, and only what is proven fine passes.
+"""The verdict on findings and guards: what is proven worse fails, and only what is proven fine passes.
 
 Failing takes one metric, so their chances of a false alarm add up to `GateSpec.alpha`. Passing takes them all, so
 each may use the whole of `GateSpec.pass_alpha` (an intersection-union test: Berger, "Multiparameter hypothesis
@@ -21,7 +21,7 @@ Verdict = Literal["pass", "fail", "undecided", "no data"]
 
 
 class Look(NamedTuple):
-    """What one look, or many at once, tells.
+    """The results of one look, or of many at once.
 
     Attributes:
         findings: by metric.
@@ -39,7 +39,7 @@ class Look(NamedTuple):
 
 
 def look_at(sample: Sample, spec: GateSpec) -> Look:
-    """Judge what has been seen so far."""
+    """Judge the requests that have been seen so far."""
     findings = findings_of(sample, spec)
     guards = {name: is_over_guard(sample.counts[name], spec) for name in GUARDED if name in sample.counts}
     shape = sample.num_requests.shape[:-1]
@@ -56,13 +56,16 @@ def look_at(sample: Sample, spec: GateSpec) -> Look:
 
 
 def is_at_end(sample: Sample, spec: GateSpec) -> bool:
-    """A single look comes after `max_requests`, and after as long as a proof may take: undecided is hold then."""
+    """Return whether a single look comes after `max_requests` and as long as a proof may take.
+
+    Undecided is hold then.
+    """
     is_late = float(sample.times.elapsed_s) >= FADES * spec.fade_s
     return is_late and float(sample.num_requests.min()) >= spec.max_requests
 
 
 def verdict_of(look: Look) -> Verdict:
-    """Of a single look: arrays without dimensions."""
+    """Return the verdict of a single look, with arrays without dimensions."""
     if look.is_failed:
         return "fail"
     if not look.has_data:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of blocks of time, against least squares and by hand."""
+"""The sums of blocks of time, against least squares and by hand."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from clients.rollout_gate.fading import differences_of, own_variance
 
 
 def closed(*blocks: tuple[float, float]) -> Blocks:
-    """Of each the one value of the candidate and of the baseline."""
+    """Return closed blocks, each with one value of the candidate and one of the baseline."""
     found = Blocks()
     for candidate, baseline in blocks:
         found.add(candidate, 0, is_candidate=True)

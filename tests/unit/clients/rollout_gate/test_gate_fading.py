@@ -27,7 +27,10 @@ def times(num: int) -> Times:
 
 
 def fluctuations(rollouts: int, num: int, excess: float, seed: int) -> Floats:
-    """[rollouts, num] means of 10 s: of variance 1 by themselves, and a common part that fades; finer steps of 1 s."""
+    """Return [rollouts, num] means of 10 s: of variance 1 by themselves, and a common part that fades.
+
+    The steps of the common part are 1 s.
+    """
     rng, kept = np.random.default_rng(seed), np.exp(-1 / FADE_S)
     state, found = rng.standard_normal(rollouts), np.empty((rollouts, num))
     size = np.sqrt(excess * _LOOK_S / (2 * FADE_S))  # so that the long-run variance is `excess` times that of the rest

@@ -35,7 +35,7 @@ def traffic(num: int, *, seed: int = 1, arm: str = "baseline", ttft: float = 1.0
 
 
 def judged(candidate: list[Outcome], baseline: list[Outcome], spec: GateSpec = SPEC) -> Judgement:
-    """As a controller does it: the arms' requests side by side, 20 of each a minute."""
+    """Judge as a controller does: the arms' requests side by side, 20 of each a minute."""
     gate, evidence = Gate(spec), None
     for begin in range(0, max(len(candidate), len(baseline)), 20):
         portion = [*candidate[begin : begin + 20], *baseline[begin : begin + 20]]
