@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme bench`: load on a running server, what it did, and a report that says how sure one may be."""
+"""The commands of `trireme bench`: load on a running server, its records, and a report that says how sure it is."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from clients.load.load_plan import Session
-from clients.load.send import Asker
+from clients.load.send import Sender
 from clients.load.server_down import next_pause_s
 from clients.load.sessions_ahead import SessionsAhead
 from clients.load_run.load_record import UNANSWERED, LoadRecord
@@ -19,19 +19,23 @@ from clients.load_run.load_record import UNANSWERED, LoadRecord
 Note = Callable[[LoadRecord], None]
 
 
-async def open_loop(asker: Asker, sessions: Iterable[Session], *, start_ns: int, note: Note) -> None:
-    """Every session when it is due, until they end or the asker is stopped; returns with the last one's end."""
+async def open_loop(sender: Sender, sessions: Iterable[Session], *, start_ns: int, note: Note) -> None:
+    """Send every session when it is due, until they end or the sender is stopped, and wait for the last end."""
     async with asyncio.TaskGroup() as running:
         for session in sessions:
             assert session.due_s is not None
             due_ns = round(session.due_s * 1e9)
-            if await asker.is_stopped_within((start_ns + due_ns - time.monotonic_ns()) / 1e9):
+            if await sender.is_stopped_within((start_ns + due_ns - time.monotonic_ns()) / 1e9):
                 return
-            running.create_task(_converse(asker, session, due_ns=due_ns, note=note))
+            running.create_task(_converse(sender, session, due_ns=due_ns, note=note))
 
 
-async def closed_loop(asker: Asker, sessions: SessionsAhead, *, num_users: int, end_ns: int | None, note: Note) -> None:
-    """So many users, each with the next session when theirs is over; who found no server waits a little before it.
+async def closed_loop(
+    sender: Sender, sessions: SessionsAhead, *, num_users: int, end_ns: int | None, note: Note
+) -> None:
+    """Let each user begin a session when the one before is over.
+
+    A user whose request nobody answered waits a little before the next session.
 
     Args:
         end_ns: on the monotonic clock: no session begins after it; None: until `sessions` end.
@@ -40,9 +44,9 @@ async def closed_loop(asker: Asker, sessions: SessionsAhead, *, num_users: int, 
     async def user() -> None:
         pause_s = 0.0
         while (session := await sessions.take()) is not None:
-            if await asker.is_stopped_within(pause_s) or (end_ns is not None and time.monotonic_ns() >= end_ns):
+            if await sender.is_stopped_within(pause_s) or (end_ns is not None and time.monotonic_ns() >= end_ns):
                 return
-            was_answered = await _converse(asker, session, due_ns=None, note=note)
+            was_answered = await _converse(sender, session, due_ns=None, note=note)
             pause_s = 0.0 if was_answered else next_pause_s(pause_s)
 
     async with asyncio.TaskGroup() as running:
@@ -50,15 +54,15 @@ async def closed_loop(asker: Asker, sessions: SessionsAhead, *, num_users: int, 
             running.create_task(user())
 
 
-async def _converse(asker: Asker, session: Session, *, due_ns: int | None, note: Note) -> bool:
-    """Its requests, one by one; False: nobody answered the last one."""
+async def _converse(sender: Sender, session: Session, *, due_ns: int | None, note: Note) -> bool:
+    """Send a session's requests one by one; return False where nobody answered the last one."""
     history = ""
     for number, turn in enumerate(session.turns):
-        if await asker.is_stopped_within(turn.think_s):
+        if await sender.is_stopped_within(turn.think_s):
             break
-        record, answer = await asker.ask(session, number, history, due_ns=None if number else due_ns)
-        if asker.stop.is_set() and not record.is_done:  # we ended it ourselves
-            asker.note_unended(record)
+        record, answer = await sender.send(session, number, history, due_ns=None if number else due_ns)
+        if sender.stop.is_set() and not record.is_done:  # we ended it ourselves
+            sender.note_unended(record)
             break
         note(record)
         if not record.is_done:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the requests of an open loop are due, whatever the server does."""
+"""The moments at which the requests of an open loop are due, whatever the server does."""
 
 import math
 import random
@@ -21,15 +21,15 @@ def arrivals_s(
     burstiness: float = 1.0,
     period_s: float = 86_400.0,
 ) -> Iterator[float]:
-    """Seconds from the start; one more than fit into `seconds`.
+    """Yield moments in seconds from the start; one more than fit into `seconds`.
 
     Args:
         shape: ``constant``: as far apart as can be. ``poisson``: independent of one another. ``gamma``: gaps of the
             gamma distribution. ``bursty``: Poisson, most of it in one second of four. ``diurnal``: Poisson at a rate
             that swings as a sine between 0.2 and 1.8 of its mean, from its lowest point on.
         per_s: the mean rate.
-        burstiness: of ``gamma``: its shape parameter, as in vLLM's benchmark; 1 is Poisson, below comes in bursts.
-        period_s: of ``diurnal``.
+        burstiness: shape parameter of ``gamma``, as in vLLM's benchmark; 1 is Poisson, below comes in bursts.
+        period_s: length of a day of ``diurnal``.
 
     Raises:
         RequestError: another shape, or a number that is not above 0.
@@ -47,7 +47,7 @@ def arrivals_s(
 def _gaps(
     rng: random.Random, shape: str, per_s: float, *, burstiness: float, period_s: float
 ) -> Callable[[float], float]:
-    """How long until the next one, from when the last came."""
+    """Return a function of the last moment that gives the gap to the next one, in seconds."""
 
     def bursty(at: float) -> float:
         return rng.expovariate(per_s * (16 / 7 if at % (4 * _BURST_S) < _BURST_S else 4 / 7))

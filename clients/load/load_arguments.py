@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options that the verbs of `trireme bench` share, and the load that they make together."""
+"""The options that the commands of `trireme bench` share, and the load that the options make together."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +32,7 @@ UrlOption = Annotated[
 GrpcUrlOption = Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint; grpcs://host:port: with TLS.")]
 ModelOption = Annotated[str, typer.Option(help="The model to ask, by the server's name.")]
 WorkloadOption = Annotated[
-    Path | None, typer.Option(help="What to ask, as YAML (docs/benchmarks.md); otherwise --isl and --osl.")
+    Path | None, typer.Option(help="YAML file of what to ask (docs/benchmarks.md); none: --isl and --osl.")
 ]
 IslOption = Annotated[
     int | None, typer.Option(min=1, help="Prompt tokens of every request.", show_default=str(_LENGTH))
@@ -42,17 +42,19 @@ OslOption = Annotated[
 ]
 TokenizerOption = Annotated[
     Path | None,
-    typer.Option(help="Folder of the model's tokenizer.json, for prompts of exact lengths; otherwise about so long."),
+    typer.Option(
+        help="Folder of the model's tokenizer.json, for prompts of exact lengths; none: of nearly that length."
+    ),
 ]
-SeedOption = Annotated[int, typer.Option(help="Of prompts, lengths and arrivals.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of prompts, lengths and arrivals.")]
 TimeoutOption = Annotated[
     float | None,
-    typer.Option(help="Seconds. A request that takes longer has failed; of one that is sent again, each attempt."),
+    typer.Option(help="Seconds after which a request has failed; where it is sent again, of each attempt."),
 ]
 MetricsOption = Annotated[
     str | None,
     typer.Option(
-        help="The server's Prometheus metrics; none: not read.",
+        help="Address of the server's Prometheus metrics; none: not read.",
         show_default="of a Triton that was started in this folder where it has them, else at the port behind --url's",
     ),
 ]
@@ -61,10 +63,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as o
 
 
 def chosen_workload(path: Path | None, *, isl: int | None, osl: int | None, prompt: str | None = None) -> Workload:
-    """Of a file, or of fixed lengths, or of one prompt.
+    """Return the workload of a file, of fixed lengths, or of one prompt.
 
     Raises:
-        RequestError: two of the options say it.
+        RequestError: two of the options say what to ask.
     """
     given = {"workload": path, "prompt": prompt, "isl": isl, "osl": osl}
     for first, others in (("workload", ("prompt", "isl", "osl")), ("prompt", ("isl",))):
@@ -79,7 +81,9 @@ def chosen_workload(path: Path | None, *, isl: int | None, osl: int | None, prom
 
 
 def with_lengths(load: Load, tokenizer: Path | None) -> Load:
-    """The load, able to write prompts of a wanted length; Triton is asked for the tokens of a word if need be.
+    """Return the load, able to write prompts of a wanted length.
+
+    Triton is asked for the tokens of a word where no tokenizer is given.
 
     Raises:
         RequestError: the server is another one, which could not say.
@@ -99,13 +103,15 @@ def with_lengths(load: Load, tokenizer: Path | None) -> Load:
 
 
 def workload_data(workload: Workload) -> dict[str, object]:
-    """As JSON data, for processes and reports."""
+    """Return a workload as JSON data, for processes and reports."""
     data: dict[str, object] = WORKLOAD.dump_python(workload, mode="json")
     return data
 
 
 def metrics_url(given: str | None, url: str, access: Access = NO_ACCESS) -> str | None:
-    """Where the server's metrics are; None: not to be read. One that is given is read once, before any load.
+    """Return the address of the server's metrics; None: not to be read.
+
+    A given address is read once, before any load.
 
     Raises:
         RequestError: what is given has none of the metrics that a report shows.
@@ -134,15 +140,18 @@ def metrics_url(given: str | None, url: str, access: Access = NO_ACCESS) -> str 
 
 
 def _metrics_port(url: str) -> int:
-    """As a server says that was started in this folder, else behind that of gRPC, as Triton's 8002 is behind 8001."""
+    """Return the metrics port of a server that was started in this folder, else the port behind gRPC's.
+
+    Triton's 8002 is behind its 8001.
+    """
     grpc_port = int(grpc_endpoint(url).target.rpartition(":")[2])
     is_here = host_of(url).strip("[]") in _THIS_MACHINE
-    told = [ports for ports in served_ports(Path("build")) if ports.grpc_port == grpc_port] if is_here else []
-    return told[0].metrics_port if len(told) == 1 else grpc_port + 1
+    known = [ports for ports in served_ports(Path("build")) if ports.grpc_port == grpc_port] if is_here else []
+    return known[0].metrics_port if len(known) == 1 else grpc_port + 1
 
 
 def refuse_openai_url(url: str, tool: str) -> None:
-    """Raises: RequestError: the tool asks Triton alone, over gRPC."""
+    """Raise a RequestError where the address is OpenAI-compatible: the tool asks Triton alone, over gRPC."""
     if is_openai_url(url):
         raise RequestError(
             f"{tool} asks Triton over gRPC: --url is host:port, such as localhost:8001, got {url!r}; `trireme bench "
@@ -153,7 +162,11 @@ def refuse_openai_url(url: str, tool: str) -> None:
 
 
 def refuse_access(access: Access, tool: str, *, fields: Mapping[str, str]) -> None:
-    """Raises: RequestError: `access` has what a tool cannot do. Args: `fields`: those, with the reason."""
+    """Raise a RequestError where `access` has what a tool cannot do.
+
+    Args:
+        fields: names of such fields of `access`, each with the reason.
+    """
     for field, why in fields.items():
         if getattr(access, field) is not None:
             option = _OPTION_OF.get(field, f"--{field.replace('_', '-')}")
@@ -165,7 +178,7 @@ def refuse_access(access: Access, tool: str, *, fields: Mapping[str, str]) -> No
 
 
 def refuse_what_only_ours_plays(load: Load, tool: str) -> None:
-    """Raises: RequestError: a tool that is given its requests beforehand cannot put this load on."""
+    """Raise a RequestError for a load that a tool with requests given beforehand cannot put on."""
     if load.arrivals not in ("poisson", "constant"):
         raise RequestError(
             f"{tool} knows --arrivals poisson and constant, got {load.arrivals!r}; `trireme bench run` knows more",

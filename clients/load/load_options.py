@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One load, whole: what is asked, when, of whom; what a worker process needs to know, and what a report repeats."""
+"""The description of a load: what is asked, when, of which server; for worker processes and reports."""
 
 import itertools
 import math
@@ -24,15 +24,15 @@ _ARRIVALS, _BURSTINESS, _PERIOD_S = "poisson", 1.0, 86_400.0  # where nothing is
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one run.
+    """The load of one run.
 
     Attributes:
         url: host:port of Triton's gRPC endpoint, or http://HOST:PORT/v1 of an OpenAI-compatible server.
         access: certificates and the key, as names of files and variables.
-        workload: as JSON data (`clients.load.workload_spec`).
-        rate_per_s: of an open loop; None: a closed loop of `num_users`, or a trace, which has its own moments.
+        workload: the workload as JSON data (`clients.load.workload_spec`).
+        rate_per_s: rate of an open loop; None: a closed loop of `num_users`, or a trace, which has its own moments.
         num_requests: sessions that are begun; None: as many as `duration_s` takes.
-        tokenizer_dir: for prompts of exact lengths; None: by `tokens_per_word`.
+        tokenizer_dir: folder of the tokenizer for prompts of exact lengths; None: by `tokens_per_word`.
     """
 
     url: str
@@ -55,11 +55,15 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are sent when they are due, whatever the server does."""
+        """Return whether requests are sent when they are due, whatever the server does."""
         return self.num_users is None
 
     def check(self) -> None:
-        """Raises: RequestError: what is asked for does not go together, by the option's name."""
+        """Check that the options go together.
+
+        Raises:
+            RequestError: they do not; it names the option.
+        """
         if is_openai_url(self.url):
             completions_url(self.url)
             with_scheme(self.url, self.access)
@@ -113,17 +117,17 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def spec(self) -> Workload:
-        """The workload, typed."""
+        """Return the workload as typed data."""
         return WORKLOAD.validate_python(self.workload)
 
     def writer(self) -> Writer:
-        """What writes its prompts."""
+        """Return the writer of the load's prompts."""
         if self.tokenizer_dir is not None:
             return ExactWriter(Path(self.tokenizer_dir), seed=self.seed)
         return ProportionalWriter(self.tokens_per_word, seed=self.seed)
 
     def plan(self) -> Iterator[Session]:
-        """Its sessions, the same for the same seed; of an open loop with the moment when each is due.
+        """Yield the sessions, equal ones for an equal seed; in an open loop each has the moment when it is due.
 
         Raises:
             RequestError: a session has what this kind of server cannot be asked.

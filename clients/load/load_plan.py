@@ -26,7 +26,7 @@ _ANY_END = -1  # an end token that no model makes
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """One request of a session."""
+    """A request of a session."""
 
     text: str  # what is new in the prompt
     max_tokens: int
@@ -34,7 +34,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests one after the other; mostly it is one.
+    """A sequence of requests, one after the other; mostly it is a single one.
 
     Attributes:
         index: in the plan.
@@ -53,7 +53,11 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     is_exact: bool = True
 
     def request(self, turn: int, history: str) -> GenerateRequest:
-        """What is asked. Args: `history`: what was said before this turn, answers included."""
+        """Return the request of a turn.
+
+        Args:
+            history: what was said before this turn, answers included.
+        """
         asked = self.turns[turn]
         return GenerateRequest(
             text_input=f"{self.opening}{history}{asked.text}",
@@ -73,7 +77,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sessions(workload: Workload, writer: Writer, *, seed: int) -> Iterator[Session]:
-    """Without end, but for a trace, which has its own; `due_s` is only a trace's."""
+    """Yield sessions without end, or those of a trace; only a trace's have `due_s`."""
     rng = random.Random(seed)
     tenants = itertools.cycle(workload.tenants) if workload.tenants else itertools.repeat(None)
     for index, session in enumerate(_bare(workload, writer, rng)):
@@ -141,7 +145,7 @@ def _priority(workload: Workload, rng: random.Random) -> int | None:
 
 
 def draw(lengths: Lengths, rng: random.Random) -> int:
-    """One length, in tokens."""
+    """Return a length that was drawn, in tokens."""
     mean, stddev = lengths.mean, lengths.stddev
     match lengths.distribution:
         case "normal":

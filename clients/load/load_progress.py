@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a load goes, for people: a live line on a terminal, a plain line now and then elsewhere; on standard error."""
+"""The progress of a load for people, on standard error: a live line on a terminal, else a plain line now and then."""
 
 import time
 from typing import Self
@@ -14,7 +14,7 @@ _PLAIN_S = 10.0
 
 
 class LoadProgress:
-    """Of one load, inside a `with`."""
+    """The progress of one load, inside a `with`."""
 
     def __init__(self, load: Load, *, is_quiet: bool) -> None:
         self._load = load
@@ -38,19 +38,23 @@ class LoadProgress:
         self._live.stop()
 
     def plan(self, num_sessions: int) -> None:
-        """So many are planned, and none is asked yet."""
+        """Show how many sessions are planned, while none is asked yet."""
         text = f"preparing: {num_sessions} requests planned"
         self._live.update(self._task, description=text)
         self._print(text)
 
     def begin(self, num_sessions: int | None) -> None:
-        """The first request is about to be sent. Args: `num_sessions`: None: as many as the time takes."""
+        """Count from now on: the first request is about to be sent.
+
+        Args:
+            num_sessions: None: as many as the time takes.
+        """
         self._total = num_sessions
         self._begun_s = time.monotonic()
         self._next_plain_s = self._begun_s + _PLAIN_S
 
     def tell(self, records: list[LoadRecord]) -> None:
-        """These have ended as well."""
+        """Add requests that have ended."""
         self._num_done += len(records)
         self._num_failed += sum(not record.is_done for record in records)
         elapsed_s = time.monotonic() - self._begun_s
@@ -62,7 +66,7 @@ class LoadProgress:
         self._print(text)
 
     def _print(self, text: str) -> None:
-        """Now and then, where no line is live."""
+        """Print a plain line now and then, where no line is live."""
         if not self._is_quiet and not self._console.is_terminal and time.monotonic() >= self._next_plain_s:
             self._next_plain_s += _PLAIN_S
             self._console.print(f"{text} after {time.monotonic() - self._begun_s:.0f} s", markup=False)

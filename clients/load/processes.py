@@ -24,14 +24,14 @@ _LOOK_S = 0.2  # how soon a signal is seen
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """What a load was.
+    """The outcome of a load.
 
     Attributes:
         start_ns: on the monotonic clock.
-        records: in the order in which they were due.
-        cpu: of each process.
-        was_interrupted: by a signal.
-        unanswered_s: how long nobody had answered when it ended, of the process for which that was longest.
+        records: records in the order in which requests were due.
+        cpu: samples of each process.
+        was_interrupted: a signal ended it.
+        unanswered_s: how long nobody had answered at the end, in the process with the longest such time.
         unended: what ran when it was stopped; None: nothing did.
     """
 
@@ -45,7 +45,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 PlannedSoFar = Callable[[int], None]
 Began = Callable[[int, int | None], None]
-Told = Callable[[list[LoadRecord]], None]
+Ended = Callable[[list[LoadRecord]], None]
 
 
 def run_processes(
@@ -53,14 +53,14 @@ def run_processes(
     *,
     planned: PlannedSoFar = lambda _: None,
     began: Began = lambda *_: None,
-    told: Told = lambda _: None,
+    ended: Ended = lambda _: None,
 ) -> Outcome:
     """Put a load on a server. Ctrl-C, SIGTERM or SIGHUP end it, with what had ended by then; twice, without.
 
     Args:
-        planned: is told how many sessions there are so far, while there is none asked.
-        began: is told the start (ns, monotonic clock) and the number of sessions, where it is known, just before.
-        told: is told which requests have ended since it was told last, twice a second and at the end.
+        planned: called with the number of sessions so far, while none is asked.
+        began: called just before the start with the start (ns, monotonic clock) and the number of sessions, if known.
+        ended: called with the requests that have ended since its last call, twice a second and at the end.
 
     Raises:
         Unavailable: no server takes requests there.
@@ -75,7 +75,7 @@ def run_processes(
 
         def take(more: list[LoadRecord]) -> None:
             records.extend(more)
-            told(more)
+            ended(more)
 
         with noted_signals() as signals:
             for pipe in pipes:
@@ -120,7 +120,10 @@ def _started(load: Load) -> Iterator[list[Connection]]:
 
 @contextlib.contextmanager
 def noted_signals() -> Iterator[list[int]]:
-    """Ctrl-C, SIGTERM, SIGHUP, noted: an exception in the middle of a message would lose it. The second is raised."""
+    """Note Ctrl-C, SIGTERM and SIGHUP; an exception in the middle of a message would lose it.
+
+    The second signal raises KeyboardInterrupt.
+    """
     noted: list[int] = []
 
     def note(number: int, _frame: object) -> None:
@@ -140,7 +143,7 @@ def noted_signals() -> Iterator[list[int]]:
 
 
 def _ready(pipes: list[Connection], planned: PlannedSoFar) -> list[int | None]:
-    """How many sessions each has, once all wait for the start."""
+    """Return how many sessions each process has, once all wait for the start."""
     counts = [0] * len(pipes)
     ready: dict[int, int | None] = {}
     while len(ready) < len(pipes):
@@ -154,8 +157,11 @@ def _ready(pipes: list[Connection], planned: PlannedSoFar) -> list[int | None]:
     return [ready[number] for number in range(len(pipes))]
 
 
-def _gathered(pipes: list[Connection], take: Told, signals: list[int]) -> list[Found]:
-    """What each found, once all are done; they are stopped by a signal, and where one found that nobody answers."""
+def _gathered(pipes: list[Connection], take: Ended, signals: list[int]) -> list[Found]:
+    """Return what each process found, once all are done.
+
+    They are stopped by a signal, and where one found that nobody answers.
+    """
     found: dict[int, Found] = {}
     is_stopping = False
     while len(found) < len(pipes):
@@ -184,7 +190,7 @@ def _unended(found: list[Found]) -> Unended | None:
 
 
 def _messages(pipes: list[Connection], done: Container[int]) -> Iterator[tuple[int, Message]]:
-    """What has come from those that are not done, after a short wait at most."""
+    """Yield messages of the processes that are not done, after a short wait at most."""
     for pipe in wait([pipe for number, pipe in enumerate(pipes) if number not in done], _LOOK_S):
         assert isinstance(pipe, Connection)
         yield pipes.index(pipe), _receive(pipe)

@@ -15,22 +15,33 @@ _PROBE_WORDS = 64
 
 
 class Writer(Protocol):
-    """Writes texts; each is another one."""
+    """A writer of texts; no text comes twice."""
 
     how: str  # lengths come out, for the report
     least_tokens: int  # of a text that has a word
 
     def write(self, num_tokens: int) -> str:
-        """A text of so many tokens. Raises: SpecError: it would have no word."""
+        """Return a text of a number of tokens.
+
+        Raises:
+            SpecError: so short a text would have no word.
+        """
 
 
 class ExactWriter:
-    """By the model's own `tokenizer.json`."""
+    """A writer by the model's own `tokenizer.json`."""
 
     how = "exact, by the model's tokenizer"
 
     def __init__(self, folder: Path, *, seed: int) -> None:
-        """Args: `folder`: that holds `tokenizer.json`. Raises: SpecError: it does not, or it is no tokenizer."""
+        """Read a tokenizer.
+
+        Args:
+            folder: holds `tokenizer.json`.
+
+        Raises:
+            SpecError: the file is missing, or is no tokenizer.
+        """
         path = folder / "tokenizer.json" if folder.is_dir() else folder
         self._tokenizer = _read(path)
         self.least_tokens = least_tokens(self._tokenizer)
@@ -38,7 +49,7 @@ class ExactWriter:
         self._makers: dict[int, PromptMaker] = {}
 
     def write(self, num_tokens: int) -> str:
-        """Exactly so many, special tokens included."""
+        """Return a text of exactly this number of tokens, special tokens included."""
         if num_tokens not in self._makers:
             maker = PromptMaker(self._tokenizer, input_tokens=num_tokens, seed=hash((self._seed, num_tokens)))
             self._makers[num_tokens] = maker
@@ -47,7 +58,7 @@ class ExactWriter:
 
 
 class ProportionalWriter:
-    """By so many tokens a word, which the server counted; a few in a hundred off."""
+    """A writer by the tokens of a word, which the server counted; lengths are a few in a hundred off."""
 
     how = "about, by the tokens of a word that the server counted"
     least_tokens = 1  # special tokens are in the tokens of a word
@@ -58,7 +69,7 @@ class ProportionalWriter:
 
     @classmethod
     def ask(cls, url: str, model: str, *, access: Access, seed: int) -> "ProportionalWriter":
-        """Have the server count the tokens of some words.
+        """Return a writer, after the server has counted the tokens of some words.
 
         Raises:
             ServingError: it does not answer, or does not say how many tokens it counted.
@@ -76,12 +87,12 @@ class ProportionalWriter:
         return cls(counted / len(words), seed=seed)
 
     def write(self, num_tokens: int) -> str:
-        """About so many."""
+        """Return a text of about this number of tokens."""
         return " ".join(self._rng.choices(WORDS, k=max(1, round(num_tokens / self.tokens_per_word))))
 
 
 class _Counter:
-    """`clients.exact_prompts` asks for an object with a length."""
+    """A tokenizer as `clients.exact_prompts` takes it: `encode` returns an object with a length."""
 
     def __init__(self, path: Path) -> None:
         try:

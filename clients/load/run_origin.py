@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run's page says of how it came about: gathered before the load, so that the load is not in it."""
+"""The origin of a run for its page, gathered before the load, so that the load does not show in it."""
 
 import shlex
 import sys
@@ -11,7 +11,7 @@ from clients.load_run.run_folder import RunInfo, environment, now
 
 
 class Origin(NamedTuple):
-    """Of one run."""
+    """The origin of one run."""
 
     command: str  # as it was typed, for a shell
     date: str
@@ -19,11 +19,15 @@ class Origin(NamedTuple):
 
     @classmethod
     def here(cls) -> Self:
-        """Of this process, now."""
+        """Return the origin of this process, now."""
         return cls(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]), now(), environment())
 
     def info(self, load: Load, *, tool: str, started: str | None = None, warmup: int = 0) -> RunInfo:
-        """Args: `started`: the command line of the tool, where it is another program."""
+        """Return the description of a run of a load.
+
+        Args:
+            started: the command line of the tool, where it is another program.
+        """
         return RunInfo(
             tool=tool,
             commands=[self.command, *([started] if started else [])],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request of a load, from when it is sent to its end, as a record."""
+"""The sending of a load's requests, each from its sending to its end as a record."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.load.load_plan import Session
 from clients.load.openai.openai_client import AsyncOpenAIClient
 from clients.load.openai.openai_stream import is_openai_url
-from clients.load.server_down import Outage
+from clients.load.server_down import ServerDown
 from clients.load_run.load_record import DONE, UNANSWERED, LoadRecord, reason_of
 from clients.streaming import AsyncTritonClient
 from trireme.base.errors import ServingError, Unavailable
@@ -21,25 +21,26 @@ Client = AsyncTritonClient | AsyncOpenAIClient
 
 
 def connect(url: str, access: Access = NO_ACCESS) -> Client:
-    """A client of the server there, Triton's gRPC endpoint or an OpenAI-compatible one.
+    """Return a client of a server: Triton's gRPC endpoint or an OpenAI-compatible one.
 
     Raises:
-        RequestError: the url is of neither.
+        RequestError: the address is of neither.
         SpecError: a file of `access` cannot be read.
     """
     return (AsyncOpenAIClient if is_openai_url(url) else AsyncTritonClient)(url, access=access)
 
 
-class Asker:
-    """Sends requests and notes what becomes of them.
+class Sender:
+    """A sender of requests, which notes what becomes of them.
 
     Args:
-        start_ns: of the run, on the monotonic clock; what is noted counts from there.
-        timeout_s: of an attempt.
-        num_retries: of a request that is refused before its first token, after the time that the server names.
+        start_ns: start of the run, on the monotonic clock; records count from there.
+        timeout_s: limit of an attempt.
+        num_retries: attempts after a refusal before the first token, each after the time that the server names.
 
     Attributes:
-        outage: of the server. stop: once it is set nothing is sent any more.
+        server_down: how long the server has answered nothing.
+        stop: once it is set nothing is sent any more.
         unended_ns: when requests were due that we ended ourselves.
     """
 
@@ -49,12 +50,16 @@ class Asker:
         self._start_ns = start_ns
         self._timeout_s = timeout_s
         self._num_retries = num_retries
-        self.outage = Outage()
+        self.server_down = ServerDown()
         self.stop = asyncio.Event()
         self.unended_ns: list[int] = []
 
-    async def ask(self, session: Session, turn: int, history: str, *, due_ns: int | None) -> tuple[LoadRecord, str]:
-        """A request and its answer. Args: `due_ns`: None: now."""
+    async def send(self, session: Session, turn: int, history: str, *, due_ns: int | None) -> tuple[LoadRecord, str]:
+        """Send a request, and return its record and its answer.
+
+        Args:
+            due_ns: None: now.
+        """
         now_ns = self._now_ns()
         record = LoadRecord(
             session=session.index,
@@ -74,7 +79,7 @@ class Asker:
             raise
 
     async def _answer(self, request: GenerateRequest, record: LoadRecord) -> str:
-        """Its text, whatever its end; the record says that."""
+        """Return the text of an answer, whatever its end; the record says how it ended."""
         answer = ""
         while True:
             record.sent_ns = self._now_ns()
@@ -83,7 +88,7 @@ class Asker:
                     self._note(record, chunk)
                     answer += chunk.text
                 record.end, record.reason = DONE, None
-                self.outage.note_answer()
+                self.server_down.note_answer()
             except ServingError as exc:
                 self._note_failure(exc, record)
                 if await self._may_retry(exc, record):
@@ -93,18 +98,18 @@ class Asker:
             return answer
 
     def note_unended(self, record: LoadRecord) -> None:
-        """The load was stopped while this one ran; what its record says is not the server's doing."""
+        """Note a request that ran when the load was stopped; its record says nothing of the server."""
         self.unended_ns.append(record.due_ns)
 
     async def is_stopped_within(self, seconds: float) -> bool:
-        """Wait so long, or until `stop` is set."""
+        """Wait for a time, or until `stop` is set; return whether it is set."""
         if seconds > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stop.wait(), seconds)
         return self.stop.is_set()
 
     def _note(self, record: LoadRecord, chunk: GenerateChunk) -> None:
-        self.outage.note_answer()
+        self.server_down.note_answer()
         record.times_ns.append(chunk.received_ns - self._start_ns)
         record.tokens.append(chunk.num_output_tokens or 0)
         if record.input_tokens is None:
@@ -114,9 +119,9 @@ class Asker:
     def _note_failure(self, exc: ServingError, record: LoadRecord) -> None:
         record.reason = reason_of(exc)
         if record.reason in UNANSWERED:
-            self.outage.note_loss(time.monotonic_ns())
+            self.server_down.note_loss(time.monotonic_ns())
         else:
-            self.outage.note_answer()
+            self.server_down.note_answer()
 
     async def _may_retry(self, exc: ServingError, record: LoadRecord) -> bool:
         if not isinstance(exc, Unavailable) or record.times_ns or record.num_attempts > self._num_retries:

@@ -1,27 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a server is still there, by what becomes of requests; and how long a user waits who found nobody."""
+"""The detection of a server that is down, by what becomes of requests, and the pause of users who found it down."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 
 
-class Outage:
-    """Of one server. `seconds`: from the first to the last request that it did not answer, since it last did."""
+class ServerDown:
+    """The time for which one server has answered nothing.
+
+    `seconds` goes from the first to the last request that was not answered, since the last answer.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._first_ns: int | None = None
 
     def note_answer(self) -> None:
-        """Anything that a server said, refusals and errors too."""
+        """Note anything that a server said, refusals and errors too."""
         self.seconds = 0.0
         self._first_ns = None
 
     def note_loss(self, at_ns: int) -> None:
-        """Nothing took a request, or its connection broke."""
+        """Note that nothing took a request, or that its connection broke."""
         self._first_ns = at_ns if self._first_ns is None else self._first_ns
         self.seconds = (at_ns - self._first_ns) / 1e9
 
 
 def next_pause_s(before_s: float) -> float:
-    """Of a user whose request was not answered, until the next one. Args: `before_s`: the pause before, 0 for none."""
+    """Return the pause of a user whose request was not answered, until the next one.
+
+    Args:
+        before_s: the pause before, 0 for none.
+    """
     return min(max(2 * before_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)

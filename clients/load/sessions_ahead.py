@@ -14,7 +14,7 @@ from clients.load.load_plan import Session
 
 
 class SessionsAhead:
-    """Each is taken once; inside a `with`.
+    """The sessions of a closed loop, each taken once; inside a `with`.
 
     Args:
         written: come first.
@@ -35,7 +35,7 @@ class SessionsAhead:
         self._thread.shutdown(cancel_futures=True)
 
     async def take(self) -> Session | None:
-        """The next one, after a wait where it is not written yet; None: there is no more."""
+        """Return the next session, after a wait where it is not written yet; None: there is no more."""
         if (session := next(self._written, None)) is not None:
             return session
         self._ahead.append(self._write())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded requests: when each came, and how long its prompt and its answer were."""
+"""Recorded requests: the moment of each, and the lengths of its prompt and its answer."""
 
 import csv
 import datetime
@@ -16,7 +16,7 @@ _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 class TraceRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One request of our own format, which has a line of JSON for each."""
+    """A request of our own format, which has a line of JSON for each."""
 
     at_s: float
     output_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
@@ -27,7 +27,7 @@ class TraceRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_trace(workload: TraceWorkload) -> Iterator[TraceRow]:
-    """In the order of their moments, from the first that is taken; seconds count from there.
+    """Yield requests in the order of their moments; seconds count from the first that is taken.
 
     Raises:
         SpecError: the file cannot be read, or a line is not what it should be.
@@ -84,7 +84,10 @@ def _count(text: str) -> int:
 
 
 def _seconds(stamp: str) -> float:
-    """Of `2023-11-16 18:15:46.6805900` and `2024-05-10 00:00:00.009930+00:00`: any digits, a zone or none."""
+    """Return the seconds of a stamp with any number of digits, with a zone or none.
+
+    Such as `2023-11-16 18:15:46.6805900` and `2024-05-10 00:00:00.009930+00:00`.
+    """
     whole, _, rest = stamp.strip().partition(".")
     digits = rest.split("+")[0].rstrip("Z")
     at = datetime.datetime.fromisoformat(whole.split("+")[0]).replace(tzinfo=datetime.UTC)

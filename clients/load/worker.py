@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of the built-in load client: it makes its part of the plan, waits for the start, and asks.
+"""The worker process of the built-in load client: it makes its part of the plan, waits for the start, and sends.
 
 Processes share the load because grpcio takes some 15,000 responses a second on one core, and a client that is short of
 CPU measures itself: each says how much it used.
@@ -25,7 +25,7 @@ from clients.load.arrival_process import closed_loop, open_loop
 from clients.load.load_options import Load
 from clients.load.load_plan import Session
 from clients.load.openai.openai_client import not_ready
-from clients.load.send import Asker, connect
+from clients.load.send import Sender, connect
 from clients.load.sessions_ahead import SessionsAhead
 from clients.load_run.cpu_sample import CpuSample
 from clients.load_run.load_record import LoadRecord
@@ -38,35 +38,38 @@ GIVE_UP_S = 10.0  # nobody has answered for so long: the server is gone
 
 
 class Planned(msgspec.Struct, frozen=True, tag=True):
-    """A worker makes its plan, and is so far."""
+    """The message of a worker that makes its plan, with how far it is."""
 
     num_sessions: int
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """What has ended since a worker told last."""
+    """The message with the requests that have ended since the last one."""
 
     records: list[LoadRecord]
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """A worker waits for the start."""
+    """The message of a worker that waits for the start."""
 
     num_sessions: int | None  # None: it does not know
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """A worker could not begin, or go on. `error`: with its token (`trireme.base.errors`)."""
+    """The message of a worker that could not begin, or go on.
+
+    `error` is an error with its token (`trireme.base.errors`).
+    """
 
     error: str
 
 
 class Found(msgspec.Struct, frozen=True, tag=True):
-    """A worker is done.
+    """The message of a worker that is done.
 
     Attributes:
-        records: since it told last.
-        cpu: the last at its end.
+        records: requests that have ended since its last message.
+        cpu: samples, the last one at its end.
         unanswered_s: how long nobody had answered at its end; it ends by itself at `GIVE_UP_S`.
         unended_ns: when requests were due that ran when it was stopped.
     """
@@ -82,7 +85,7 @@ START, STOP = b"start", b"stop"
 
 
 def work(load: Load, number: int, pipe: Connection) -> None:
-    """The process: worker `number` of `load.num_processes`."""
+    """Run worker `number` of `load.num_processes`; this is the process."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent says when to stop
         signal.signal(each, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
@@ -94,7 +97,7 @@ def work(load: Load, number: int, pipe: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """At once, and whatever the event loop does: nobody would take what is found, nor end the load."""
+    """End this process at once with its parent: nobody would take what is found, nor end the load."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -102,7 +105,7 @@ def _end_with_parent() -> None:
 
 
 def _as_serving_error(exc: Exception) -> ServingError:
-    """An error as it is, out of its task groups; what nobody expected with its type and place."""
+    """Return an error out of its task groups; an unexpected one with its type and place."""
     while isinstance(exc, ExceptionGroup):
         exc = exc.exceptions[0]
     if isinstance(exc, ServingError):
@@ -120,14 +123,14 @@ def _tell(pipe: Connection, message: Message) -> None:
 
 
 def num_users_of(load: Load, number: int) -> int:
-    """Of a closed loop, in one process: user u is in process u modulo their number."""
+    """Return the number of a closed loop's users in one process: user u is in process u modulo their number."""
     return len(range(number, load.num_users or 0, load.num_processes))
 
 
 def sessions_of(load: Load, number: int) -> Iterator[Session]:
-    """Those of one process: by turns of the users, where there are some.
+    """Yield the sessions of one process: by turns of the users, where there are some.
 
-    A process that has a user more has that user's sessions more: with as many as the others it would be done earlier.
+    A process with one user more than others has that user's sessions more: with as many it would be done earlier.
     """
     num_turns = load.num_users or load.num_processes
     return (session for index, session in enumerate(load.plan()) if index % num_turns % load.num_processes == number)
@@ -151,32 +154,32 @@ class _Worker:
             gc.freeze()  # the plan is not looked through again while answers come
             _tell(self._pipe, Ready(len(planned) if is_whole else None))
             start_ns = await asyncio.to_thread(self._start_ns)
-            asker = Asker(
+            sender = Sender(
                 client, model=load.model, start_ns=start_ns, timeout_s=load.timeout_s, num_retries=load.num_retries
             )
             is_over = asyncio.Event()
-            asking = asyncio.create_task(self._put_on(asker, planned, start_ns=start_ns))
-            telling = asyncio.create_task(self._report(asker, asking, start_ns, is_over))
+            asking = asyncio.create_task(self._put_on(sender, planned, start_ns=start_ns))
+            telling = asyncio.create_task(self._report(sender, asking, start_ns, is_over))
             with contextlib.suppress(asyncio.CancelledError):  # it was stopped
                 await asking
             self._sample(start_ns)
             is_over.set()
             await telling
-        return Found(self._taken(), self._cpu, asker.outage.seconds, asker.unended_ns)
+        return Found(self._taken(), self._cpu, sender.server_down.seconds, sender.unended_ns)
 
-    async def _put_on(self, asker: Asker, planned: list[Session], *, start_ns: int) -> None:
+    async def _put_on(self, sender: Sender, planned: list[Session], *, start_ns: int) -> None:
         load, note = self._load, self._note
         if load.num_users is None:
-            await open_loop(asker, planned, start_ns=start_ns, note=note)
+            await open_loop(sender, planned, start_ns=start_ns, note=note)
             return
         num_users = num_users_of(load, self._number)
         end_ns = None if load.duration_s is None else start_ns + round(load.duration_s * 1e9)
         with SessionsAhead(planned, self._rest, num_ahead=_AHEAD_OF_USER * num_users) as sessions:
             await asyncio.sleep((start_ns - time.monotonic_ns()) / 1e9)
-            await closed_loop(asker, sessions, num_users=num_users, end_ns=end_ns, note=note)
+            await closed_loop(sender, sessions, num_users=num_users, end_ns=end_ns, note=note)
 
     def _prepared(self) -> tuple[list[Session], bool]:
-        """Its sessions; and whether those are all."""
+        """Return the sessions that are written before the start, and whether these are all."""
         load = self._load
         self._rest = sessions_of(load, self._number)
         is_whole = load.is_open or load.num_requests is not None
@@ -194,14 +197,16 @@ class _Worker:
         message = self._pipe.recv_bytes()
         return int(message.removeprefix(START))
 
-    async def _report(self, asker: Asker, asking: "asyncio.Task[None]", start_ns: int, is_over: asyncio.Event) -> None:
+    async def _report(
+        self, sender: Sender, asking: "asyncio.Task[None]", start_ns: int, is_over: asyncio.Event
+    ) -> None:
         while not is_over.is_set():
             self._sample(start_ns)
             # In a thread: the parent may be busy with what others told, and answers do not wait for that.
             await asyncio.to_thread(_tell, self._pipe, Progress(self._taken()))
             has_word = self._pipe.poll() and self._pipe.recv_bytes() == STOP
-            if (has_word or asker.outage.seconds >= GIVE_UP_S) and not asker.stop.is_set():
-                asker.stop.set()
+            if (has_word or sender.server_down.seconds >= GIVE_UP_S) and not sender.stop.is_set():
+                sender.stop.set()
                 asking.cancel()  # what runs; closing its connection under it can leave grpc.aio waiting for ever
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(is_over.wait(), _TELL_S)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a load asks for, as typed data: `trireme bench ... --workload FILE.yaml`. When it is asked is not said here."""
+"""The workload of a load, as typed data: `trireme bench ... --workload FILE.yaml`; its timing is not part of it."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,7 +18,7 @@ MAX_TOKENS = 100_000_000  # of a prompt: more than any model takes
 
 
 class Lengths(Spec):
-    """How long prompts or answers are, in tokens: drawn for each request, rounded, and cut to `min` and `max`.
+    """The lengths of prompts or answers, in tokens: drawn for each request, rounded, and cut to `min` and `max`.
 
     `stddev` is that of the lengths themselves, for the lognormal distribution too.
     """
@@ -32,7 +32,7 @@ class Lengths(Spec):
     @model_validator(mode="before")
     @classmethod
     def _of_a_number(cls, given: object) -> object:
-        """A plain number is always that length."""
+        """Take a plain number for a constant length."""
         return {"mean": given} if isinstance(given, int | float) and not isinstance(given, bool) else given
 
     @model_validator(mode="after")
@@ -49,7 +49,7 @@ class Lengths(Spec):
 
 
 class _Workload(Spec):
-    """What every kind has.
+    """The fields of every kind of workload.
 
     Attributes:
         priorities: shares of the classes premium, standard and batch; none: no class is sent.
@@ -65,7 +65,7 @@ class _Workload(Spec):
 
 
 class FixedWorkload(_Workload):
-    """The same prompts by turns."""
+    """A list of prompts that are asked by turns."""
 
     kind: Literal["fixed"]
     prompts: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -131,7 +131,7 @@ class _File(Spec):
 
 
 def read_workload(path: Path) -> Workload:
-    """A workload's file.
+    """Return the workload in a file.
 
     Raises:
         SpecError: it cannot be read, or what is wrong in it, by path.
@@ -146,5 +146,5 @@ def read_workload(path: Path) -> Workload:
 
 
 def constant(tokens: int) -> Lengths:
-    """Always the same length."""
+    """Return lengths that are always equal."""
     return Lengths(mean=float(tokens), min=tokens, max=tokens)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme bench capacity`: how much a server takes within its targets, and what happens at 2 and 3 times that."""
+"""The command `trireme bench capacity`: the load that a server takes within its targets, and what 2 and 3 times do."""
 
 import importlib.util
 from pathlib import Path
@@ -51,17 +51,21 @@ def capacity(
     isl: IslOption = None,
     osl: OslOption = None,
     arrivals: Annotated[str, typer.Option(help="constant, poisson, gamma, bursty or diurnal.")] = "poisson",
-    start: Annotated[float, typer.Option(help="The first rate that is tried.")] = 1.0,
+    start: Annotated[float, typer.Option(help="First rate that is tried, in requests a second.")] = 1.0,
     trial: Annotated[
         float,
         typer.Option(
             help=f"Seconds of each trial, or as many as {LEAST_REQUESTS} requests take, or {LEAST_ROUNDS} of each user."
         ),
     ] = 30.0,
-    precision: Annotated[float, typer.Option(help="How near the bounds come, as a share.")] = 0.05,
+    precision: Annotated[
+        float, typer.Option(help="How near the highest load that holds and the lowest that does not come, as a share.")
+    ] = 0.05,
     max_errors: Annotated[float, typer.Option(help="Share of requests that may fail.")] = 0.01,
-    without_users: Annotated[bool, typer.Option("--without-users", help="Do not search for users, too.")] = False,
-    processes: Annotated[int, typer.Option(min=1, help="Of the client.")] = 1,
+    without_users: Annotated[
+        bool, typer.Option("--without-users", help="Search for the rate alone, not for users, too.")
+    ] = False,
+    processes: Annotated[int, typer.Option(min=1, help="Processes of the client.")] = 1,
     tokenizer: TokenizerOption = None,
     seed: SeedOption = 1,
     metrics: MetricsOption = None,
@@ -124,7 +128,7 @@ def capacity(
 
 
 def _refuse_searched(out: Path) -> None:
-    """Raises: SpecError: the folder holds a run, or those of a search, maybe of one that was ended."""
+    """Raise a SpecError where the folder holds a run, or the runs of a search, maybe of an unfinished one."""
     refuse_used(out)
     if (out / FILE).exists() or any(out.glob("*/run.json")):
         raise SpecError(
@@ -133,7 +137,10 @@ def _refuse_searched(out: Path) -> None:
 
 
 def _write_report(out: Path, runs: list[Run], targets: tuple[Target, ...]) -> bool:
-    """Whether there is anything to report. Pictures are in it where what draws them is installed."""
+    """Write the report, and return whether there is anything to report.
+
+    Pictures are in it where the package that draws them is installed.
+    """
     if not runs:
         return False
     has_plots = importlib.util.find_spec("matplotlib") is not None

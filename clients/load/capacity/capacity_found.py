@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a capacity search found, as data and as `capacity.json`, which is whole after every trial."""
+"""The results of a capacity search, as data and as `capacity.json`, which is whole after every trial."""
 
 from pathlib import Path
 
@@ -14,7 +14,9 @@ FILE = "capacity.json"
 
 
 class Degradation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a multiple of the capacity does. Without a run: no server took requests any more.
+    """The result of a multiple of the capacity.
+
+    Without a run no server took requests any more.
 
     Attributes:
         why_not: it does not hold the targets, in words; "": it does.
@@ -37,7 +39,7 @@ class Degradation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found, so far or in the end.
+    """The results of a search, so far or in the end.
 
     Attributes:
         is_whole: the search came to its end; otherwise it runs, or was ended.
@@ -59,7 +61,11 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     user_trials: list[Trial] = []
 
     def write(self, folder: Path) -> None:
-        """Into its `capacity.json`. Raises: ServingError: it cannot be written; the one before stays."""
+        """Write the results into a folder's `capacity.json`.
+
+        Raises:
+            ServingError: the file cannot be written; the one before stays.
+        """
         path = folder / FILE
         part = path.with_suffix(".json.part")
         try:
@@ -71,13 +77,13 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def over_peak(degradation: list[Degradation]) -> list[Degradation]:
-    """With the share of the greatest goodput of all."""
+    """Return the results with each goodput's share of the greatest goodput."""
     peak = max(each.goodput_per_s for each in degradation) or 1.0
     return [msgspec.structs.replace(each, over_peak=each.goodput_per_s / peak) for each in degradation]
 
 
 def doubts_of(degradation: list[Degradation], trials: list[Trial]) -> list[str]:
-    """Where the multiples of a rate contradict the search that found it, in words."""
+    """Return in words where the multiples of a rate contradict the search that found the rate."""
     too_high = min((trial.load for trial in trials if not trial.holds), default=None)
     doubts = []
     for each in degradation:

@@ -19,7 +19,7 @@ _OF_OVERLOAD = {REFUSED, RequestTimeout.code}  # ends that a lower load may not 
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run says of its targets.
+    """The verdict of a run on its targets.
 
     Attributes:
         why_not: they are not held, in words; "": they are.
@@ -33,12 +33,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """Whether every target was met."""
+        """Return whether every target was met."""
         return not self.why_not
 
 
 class Trial(Verdict, frozen=True, kw_only=True):
-    """One load that was tried.
+    """A load that was tried.
 
     Attributes:
         load: requests a second, or users.
@@ -51,7 +51,7 @@ class Trial(Verdict, frozen=True, kw_only=True):
 
 
 def judge(run: Run, figures: RunFigures, targets: tuple[Target, ...], *, max_error_share: float) -> Verdict:
-    """Whether a run holds its targets.
+    """Return the verdict on a run's targets.
 
     An open loop whose requests in flight rose does not, whatever its latencies: they would go on rising.
     """
@@ -76,7 +76,7 @@ def judge(run: Run, figures: RunFigures, targets: tuple[Target, ...], *, max_err
 
 
 def refuse_failing(run: Run, *, max_error_share: float) -> None:
-    """What fails by another error than those of overload fails at less load, too.
+    """Refuse a run that fails by other errors than overload's, for these come at less load, too.
 
     Raises:
         RequestError, ServerError: all requests did, or more than the share were wrong; with what the server said.
@@ -95,7 +95,7 @@ def refuse_failing(run: Run, *, max_error_share: float) -> None:
 
 
 def refuse_unanswered(run: Run) -> None:
-    """One user alone is no overload: a server that is too busy for that user is so at any load.
+    """Refuse a run of one user alone without an answer: a server too busy for one user is no overload.
 
     Raises:
         ServerError: no request ended well; with what the server said.
@@ -109,13 +109,13 @@ def refuse_unanswered(run: Run) -> None:
 
 
 def _most_frequent(failed: list[LoadRecord]) -> tuple[str, str]:
-    """The end that most of them had, and what was said of the first."""
+    """Return the end that most of the requests had, and the error text of the first of them."""
     [(end, _)] = Counter(record.end for record in failed).most_common(1)
     return end, next(record.error for record in failed if record.end == end)
 
 
 def best_of_three(once: Callable[[int], Trial]) -> Trial:
-    """One load: a near miss counts when it comes twice, for a busy machine makes one where none would be.
+    """Try one load; a near miss counts when it comes twice, for a busy machine can make a single one.
 
     Args:
         once: puts the load on; is told for which time, from 1.
@@ -166,5 +166,5 @@ def search(attempt: Callable[[float], Trial], *, start: float, precision: float,
 
 
 def highest(trials: list[Trial]) -> Trial | None:
-    """Of a search; None: nothing held."""
+    """Return the trial of a search with the highest load that holds; None: nothing held."""
     return max((trial for trial in trials if trial.holds), key=lambda trial: trial.load, default=None)

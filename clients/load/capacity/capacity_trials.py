@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a capacity search puts on a server: one user alone, each load that it tries, and multiples of what held."""
+"""The loads that a capacity search puts on a server: one user alone, each load that is tried, and multiples."""
 
 import statistics
 from collections.abc import Callable
@@ -37,7 +37,7 @@ _SEED_STEP = 101
 
 
 class Bench:
-    """Trials on one server, each a folder in `out`, in order.
+    """The trials on one server, each a folder in `out`, in order.
 
     Attributes:
         found: so far; it is in `out` after every trial, for a search may end at any moment.
@@ -59,7 +59,7 @@ class Bench:
         self.shown: list[Run] = []
 
     def search(self, *, start: float, precision: float, has_users: bool) -> Capacity:
-        """Everything.
+        """Run the whole search.
 
         Raises:
             RequestError, ServerError: the server refuses every request, whatever the load; or the client is too slow.
@@ -81,7 +81,10 @@ class Bench:
         self.found.write(self._out)
 
     def _alone(self) -> Verdict:
-        """What one user gets; no load holds what that user does not get. Medians, so that one slow request is none."""
+        """Measure one user alone, by medians, so that one slow request does not decide.
+
+        No load holds what that user does not get.
+        """
         load = msgspec.structs.replace(
             self._load, rate_per_s=None, num_users=1, num_processes=1, duration_s=None, num_requests=_NUM_ALONE
         )
@@ -105,7 +108,7 @@ class Bench:
         return trial
 
     def _at(self, rate_per_s: float) -> Load:
-        """A slow rate takes longer: a percentile of a few requests says nothing."""
+        """Return the load at a rate; a slow rate takes longer, for a percentile of a few requests says nothing."""
         duration_s = max(self._load.duration_s or 0.0, LEAST_REQUESTS / rate_per_s)
         return msgspec.structs.replace(self._load, rate_per_s=rate_per_s, duration_s=duration_s)
 
@@ -117,7 +120,7 @@ class Bench:
         return trial
 
     def _of_users(self, users: float) -> Load:
-        """Long answers take longer: of users who send one request each nothing is measured."""
+        """Return the load of some users; it lasts longer where answers are long, so that each sends several."""
         num_users = round(users)
         return msgspec.structs.replace(
             self._load, rate_per_s=None, num_users=num_users, num_processes=min(self._load.num_processes, num_users),
@@ -155,7 +158,7 @@ class Bench:
             self._keep(degradation=found, doubts=doubts_of(found, self.found.rate_trials))
 
     def _multiple(self, factor: float, rate_per_s: float) -> Degradation:
-        """What so many times the rate does; a server that does not survive it does not hold."""
+        """Return the result of a multiple of the rate; a server that does not survive it does not hold."""
         lost = ""
         try:
             run, plain = self._run(self._at(factor * rate_per_s), f"{factor:g}x")
@@ -181,7 +184,7 @@ class Bench:
         )  # fmt: skip
 
     def _run(self, load: Load, name: str) -> tuple[Run, RunFigures]:
-        """Each with a seed of its own: prompts that come again would be in the server's prefix cache."""
+        """Put a load on, with a seed of its own: repeated prompts would be in the server's prefix cache."""
         self._num_runs += 1
         load = msgspec.structs.replace(load, seed=load.seed + _SEED_STEP * self._num_runs)
         folder = self._out / f"{self._num_runs:02}-{name}"  # two rates may have one name
@@ -197,7 +200,10 @@ class Bench:
 
 
 def _is_clients_fault(figures: RunFigures, targets: tuple[Target, ...]) -> bool:
-    """Whether the client may be why a load did not hold: it had no CPU left, or was late by much of a target."""
+    """Return whether the client may be why a load did not hold.
+
+    It had no CPU left, or was late by much of a target.
+    """
     client = figures.client
     is_late = (client.lag_p99_ms or 0.0) > _LATE_SHARE * min(target.limit_ms for target in targets)
     return bool(client.why_bound) and (is_late or (client.cpu_share or 0.0) > CLIENT_BOUND_SHARE)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs of `trireme bench` that belong to the built-in client."""
+"""The commands of `trireme bench` that belong to the built-in client."""

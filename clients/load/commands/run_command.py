@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme bench run`: the built-in load client, open loop or closed, in several processes."""
+"""The command `trireme bench run`: the built-in load client, open loop or closed, in several processes."""
 
 import contextlib
 from pathlib import Path
@@ -50,25 +50,31 @@ def run(
     model: ModelOption = "ensemble",
     rate: Annotated[float | None, typer.Option(help="Open loop: requests a second, whatever the server does.")] = None,
     concurrency: Annotated[
-        int | None, typer.Option(help="Closed loop: so many users, each waits for its answer.")
+        int | None, typer.Option(help="Closed loop: number of users, each of whom waits for the answer.")
     ] = None,
-    requests: Annotated[int | None, typer.Option(help="Requests in all (conversations, where it is those).")] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="Requests in all; conversations, where the workload has those.")
+    ] = None,
     duration: Annotated[float | None, typer.Option(help="Seconds in which requests begin.")] = None,
     workload: WorkloadOption = None,
     isl: IslOption = None,
     osl: OslOption = None,
-    prompt: Annotated[str | None, typer.Option(help="Ask this, again and again; --osl is its max_tokens.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Prompt to ask again and again; --osl is its max_tokens.")] = None,
     arrivals: Annotated[
         str, typer.Option(help="With --rate: constant, poisson, gamma, bursty or diurnal.")
     ] = "poisson",
     burstiness: Annotated[
-        float, typer.Option(help="With gamma: 1 is poisson, below comes in bursts, above more evenly.")
+        float, typer.Option(help="With --arrivals gamma: 1 is poisson, below comes in bursts, above more evenly.")
     ] = 1.0,
-    period: Annotated[float, typer.Option(help="With diurnal: seconds of a day.")] = 86_400.0,
-    processes: Annotated[int, typer.Option(help="Of the client; more where it is marked as the bottleneck.")] = 1,
-    retries: Annotated[int, typer.Option(min=0, help="Of a refused request, after the time that it is told.")] = 0,
+    period: Annotated[float, typer.Option(help="With --arrivals diurnal: seconds of a day.")] = 86_400.0,
+    processes: Annotated[
+        int, typer.Option(help="Processes of the client; take more where a report marks it as the bottleneck.")
+    ] = 1,
+    retries: Annotated[
+        int, typer.Option(min=0, help="Attempts after a refusal, each after the time that the server names.")
+    ] = 0,
     timeout: TimeoutOption = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before, which are not counted.")] = _WARMUP,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before the load, which are not counted.")] = _WARMUP,
     tokenizer: TokenizerOption = None,
     seed: SeedOption = 1,
     metrics: MetricsOption = None,
@@ -121,7 +127,7 @@ def run(
 
 
 class ServerGone(ServerError):
-    """Nobody answered any more at the end of a load.
+    """An error: nobody answered any more at the end of a load.
 
     Attributes:
         run: what had ended by then, in its folder.
@@ -155,7 +161,7 @@ def put_on(load: Load, out: Path, *, warmup: int, metrics: str | None, is_quiet:
         LoadProgress(load, is_quiet=is_quiet) as progress,
         _Keeper(out, info, metrics, load.access, progress) as keeper,
     ):
-        outcome = run_processes(load, planned=progress.plan, began=keeper.began, told=keeper.told)
+        outcome = run_processes(load, planned=progress.plan, began=keeper.began, ended=keeper.ended)
         keeper.end(outcome)
     found = Run(path=out, info=info, records=outcome.records, samples=keeper.samples)
     if outcome.unanswered_s >= _GONE_S:
@@ -164,7 +170,7 @@ def put_on(load: Load, out: Path, *, warmup: int, metrics: str | None, is_quiet:
 
 
 class _Keeper:
-    """Writes a run down while it runs, with the server's metrics; inside a `with`."""
+    """The writer of a run while it goes on, with the server's metrics; inside a `with`."""
 
     def __init__(self, out: Path, info: RunInfo, metrics: str | None, access: Access, progress: LoadProgress) -> None:
         self._out = out
@@ -187,20 +193,20 @@ class _Keeper:
         return self._watch.samples if self._watch else []
 
     def began(self, start_ns: int, num_sessions: int | None) -> None:
-        """Not before: where nobody answers there is no run."""
+        """Open the run's folder; where nobody answers there is no run, so not before."""
         self._progress.begin(num_sessions)
         self._files = self._held.enter_context(RunFiles(self._out, self._info))
         if self._metrics is not None:
             self._watch = self._held.enter_context(ServerWatch(self._metrics, start_ns=start_ns, access=self._access))
 
-    def told(self, records: list[LoadRecord]) -> None:
+    def ended(self, records: list[LoadRecord]) -> None:
         new = self.samples[self._num_samples :]
         self._num_samples += len(new)
         self._files.add(records, new)
         self._progress.tell(records)
 
     def end(self, outcome: Outcome) -> None:
-        self.told([])
+        self.ended([])
         info = self._info
         info.cpu = outcome.cpu
         info.was_interrupted = outcome.was_interrupted or outcome.unanswered_s >= GIVE_UP_S
@@ -212,7 +218,7 @@ class _Keeper:
 
 
 def warm_up(load: Load, num_requests: int) -> None:
-    """The same kind of requests, others than those that are measured, a few at a time."""
+    """Send requests of the load's kind, but other ones than those that are measured, a few at a time."""
     changes = {"rate_per_s": None, "num_users": min(num_requests, load.num_users or _WARMUP), "duration_s": None}
     warm = msgspec.structs.replace(
         load, **changes, num_requests=num_requests, num_processes=1, seed=load.seed + 1_000_003

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks an OpenAI-compatible server, as `clients.streaming` asks Triton; what is said there is `openai_stream`'s."""
+"""A client of OpenAI-compatible servers in the manner of `clients.streaming`; `openai_stream` reads the events."""
 
 import asyncio
 import sys
@@ -41,17 +41,19 @@ _PROBE = GenerateRequest(text_input="a", max_tokens=1)
 
 
 class AsyncOpenAIClient:
-    """A connection for each request that runs, kept for the next. Create it inside a running event loop.
+    """A client with a connection for each request that runs, kept for the next.
+
+    Create it inside a running event loop.
 
     Args:
         url: ``http://host:port/v1``, or ``https://...``.
-        access: certificates and the key; without a key that of OPENAI_API_KEY.
+        access: certificates and the key; without a key, OPENAI_API_KEY is the key.
 
     Attributes:
         counts_each: requests ask for the tokens of every chunk; `is_ready` finds out whether the server takes that.
 
     Raises:
-        RequestError: the url is not like that.
+        RequestError: the address is not valid.
         SpecError: a file of `access` cannot be read.
     """
 
@@ -89,7 +91,7 @@ class AsyncOpenAIClient:
         await asyncio.sleep(0)  # what aiohttp aborts is closed in the loop's next round
 
     async def is_ready(self, *, model: str, timeout_s: float = 60.0) -> bool:
-        """Whether the server answers a request for one token; False as well where nothing answers.
+        """Return whether the server answers a request for one token; False where nothing answers, too.
 
         Raises:
             RequestError: it refuses this request, in its own words: the model or the url may be wrong.
@@ -121,8 +123,8 @@ class AsyncOpenAIClient:
         """Send a request and yield its chunks, each as soon as the one behind it came.
 
         Args:
-            timeout_s: for the whole request. None: no limit.
-            idle_timeout_s: for the wait for the next bytes. None: no limit.
+            timeout_s: limit of the whole request; None: no limit.
+            idle_timeout_s: limit of the wait for the next bytes; None: no limit.
 
         Raises:
             RequestError: the server says that the request is wrong, or OpenAI's API has no name for what it asks.
@@ -163,7 +165,10 @@ class AsyncOpenAIClient:
         stream.check_end()
 
     async def _send(self, body: bytes, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        """The head of the answer. Where the connection ended before it, the request is sent once more, on a new one."""
+        """Return the head of the answer.
+
+        Where the connection ended before it, the request is sent once more, on a new one.
+        """
         named = headers(self._access)
         try:
             return await self._session.post(self._url, data=body, timeout=limits, allow_redirects=False, headers=named)
@@ -203,10 +208,11 @@ class AsyncOpenAIClient:
 
 
 async def takes_counts(url: str, model: str, access: Access) -> bool:
-    """Whether the server tells the tokens of every chunk.
+    """Return whether the server tells the tokens of every chunk.
 
     Raises:
-        Unavailable: nothing answers. RequestError, ServerError: as `AsyncOpenAIClient.is_ready`.
+        Unavailable: nothing answers.
+        RequestError, ServerError: the server refuses the request for one token, or breaks.
     """
     async with AsyncOpenAIClient(url, access=access) as client:
         if not await client.is_ready(model=model):
@@ -215,7 +221,7 @@ async def takes_counts(url: str, model: str, access: Access) -> bool:
 
 
 def not_ready(url: str, model: str) -> Unavailable:
-    """The error of a load that nobody would answer."""
+    """Return the error of a load that nobody would answer."""
     message = f"no server takes requests for model {model!r} at {url}; is it running and ready?"
     return Unavailable(message, reason="unreachable")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an OpenAI-compatible server says of an error, in its answer or in its stream, as one of our errors."""
+"""The errors of an OpenAI-compatible server, from its answer or its stream, as errors of this package."""
 
 import email.utils
 import os
@@ -19,7 +19,7 @@ _SHOWN = 300  # characters of what a server says of an error
 
 
 def stream_error(data: bytes) -> ServingError:
-    """The error that an event stands for."""
+    """Return the error that an event stands for."""
     said = _decoded(data)
     inner = said.get("error") if isinstance(said, dict) else None
     code = (inner if isinstance(inner, dict) else said if isinstance(said, dict) else {}).get("code")
@@ -28,11 +28,11 @@ def stream_error(data: bytes) -> ServingError:
 
 
 def http_error(status: int, body: bytes, retry_after: str = "", *, access: Access = NO_ACCESS) -> ServingError:
-    """Return the error that an answer stands for which is not `OK`.
+    """Return the error that an answer stands for whose status is not `OK`.
 
     Args:
-        retry_after: the header of that name.
-        access: with which it was asked for.
+        retry_after: the header `Retry-After`.
+        access: certificates and the key of the request.
     """
     message = f"HTTP {status}: {_message(body)}"
     if denied := refused_status(status, message, access):
@@ -45,7 +45,7 @@ def http_error(status: int, body: bytes, retry_after: str = "", *, access: Acces
 
 
 def _message(body: bytes) -> str:
-    """In words: most have it in `error.message`, some elsewhere."""
+    """Return the message of an error in words; most servers have it in `error.message`, some elsewhere."""
     said = _decoded(body)
     for name in ("error", "message", "detail"):
         if isinstance(said, dict) and said.get(name):
@@ -54,14 +54,14 @@ def _message(body: bytes) -> str:
 
 
 def shown(said: bytes) -> str:
-    """What a server said, on one line, without the key."""
+    """Return what a server said on one line, without the key."""
     text = redacted(" ".join(said.decode(errors="replace").split()))
     key = api_key()
     return (text.replace(key, "...") if key else text)[:_SHOWN] or "the server gave no reason"
 
 
 def api_key() -> str | None:
-    """That of OPENAI_API_KEY, as OpenAI's own clients have it; None: there is none."""
+    """Return the key in OPENAI_API_KEY, the variable of OpenAI's own clients; None: there is none."""
     return os.environ.get(API_KEY_VARIABLE) or None
 
 
@@ -73,7 +73,7 @@ def _decoded(data: bytes) -> Any:
 
 
 def _retry_after_ms(header: str) -> int | None:
-    """Of seconds, or of a date."""
+    """Return the milliseconds that a header means, given as seconds or as a date."""
     if header.replace(".", "", 1).isdecimal():
         return round(float(header) * 1000)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is sent to the `/completions` of an OpenAI-compatible server, and what its events say; no connection of its own.
+"""The requests to `/completions` of an OpenAI-compatible server and the events of its answers, without a connection.
 
 The built-in client and Locust's users read their streams by it.
 """
@@ -24,12 +24,12 @@ _NEEDLESS = {
 
 
 def is_openai_url(url: str) -> bool:
-    """Whether it is that of an OpenAI-compatible server, and not host:port of Triton's gRPC endpoint."""
+    """Return whether an address is an OpenAI-compatible server's, and not host:port of Triton's gRPC endpoint."""
     return not is_grpc_url(url)
 
 
 def completions_url(url: str) -> str:
-    """Where to ask.
+    """Return the address of `/completions`.
 
     Raises:
         RequestError: it is not like ``http://localhost:8000/v1``.
@@ -58,12 +58,16 @@ def with_api_key(url: str, access: Access) -> Access:
 
 
 def headers(access: Access) -> dict[str, str]:
-    """Return those of a request, with the key as it is now. Raises: SpecError: the key cannot be read."""
+    """Return the headers of a request, with the key as it is now.
+
+    Raises:
+        SpecError: the key cannot be read.
+    """
     return {"Content-Type": "application/json", **dict(access.headers())}
 
 
 def refuse_unknown(request: GenerateRequest) -> None:
-    """Raises: RequestError: it has something that OpenAI's API has no name for, by its own."""
+    """Raise a RequestError where a request has something that OpenAI's API has no name for."""
     for name in request.__struct_fields__:
         if name not in _CARRIED and name not in _NEEDLESS and getattr(request, name) is not None:
             raise RequestError(
@@ -73,13 +77,13 @@ def refuse_unknown(request: GenerateRequest) -> None:
 
 
 def completion_body(request: GenerateRequest, *, model: str, counts_each: bool) -> bytes:
-    """A request as JSON.
+    """Return a request as JSON.
 
     Args:
         counts_each: ask for the tokens of every chunk, as vLLM and Dynamo tell them; others may refuse to.
 
     Raises:
-        RequestError: as `refuse_unknown`.
+        RequestError: the request has something that OpenAI's API has no name for.
     """
     refuse_unknown(request)
     body: dict[str, Any] = {
@@ -144,7 +148,7 @@ class CompletionStream:
         self._comment = b""
 
     def feed(self, data: bytes, at_ns: int) -> Iterator[GenerateChunk]:
-        """What can be told after these bytes of the body, which came at `at_ns`.
+        """Yield the chunks that are known after more bytes of the body, which came at `at_ns`.
 
         Raises:
             ServingError: an event is an error, or is none that can be read.
@@ -170,12 +174,12 @@ class CompletionStream:
                     raise stream_error(self._comment)
 
     def release(self) -> list[GenerateChunk]:
-        """What is still held back, once no more can come."""
+        """Return the chunks that are still held back, once no more can come."""
         held, self._held = self._held, []
         return held
 
     def check_end(self) -> None:
-        """Raises: Unavailable: the body ended before the server said that this is all."""
+        """Raise Unavailable where the body ended before the server said that this is all."""
         if not self.is_done:
             raise Unavailable("the stream ended before [DONE]", reason="connection_lost")
 
@@ -208,7 +212,7 @@ class CompletionStream:
             self._correct(event.usage, at_ns)
 
     def _correct(self, usage: _Usage, at_ns: int) -> None:
-        """By the count at the end."""
+        """Correct the last chunk with text by the count at the end."""
         total = self._num_tokens if usage.completion_tokens is None else usage.completion_tokens
         if not self._held:  # an answer of nothing
             self._held.append(

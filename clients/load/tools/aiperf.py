@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme bench aiperf`: NVIDIA's aiperf on a workload of ours, over HTTP; its raw records as the run of any tool.
+"""The command `trireme bench aiperf`: NVIDIA's aiperf on a workload of ours, over HTTP, as the run of any tool.
 
 It counts the tokens of the answers' text anew; the figures here come from the times and the server's own counts of
 every event, as those of the other tools do, and what it says itself stands beside them.
@@ -76,16 +76,16 @@ def aiperf(
     ] = "localhost:8000",
     model: ModelOption = "ensemble",
     rate: Annotated[float | None, typer.Option(help="Requests a second.")] = None,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="So many requests at a time.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests at a time.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 100,
     workload: WorkloadOption = None,
     isl: IslOption = None,
     osl: OslOption = None,
     arrivals: Annotated[str, typer.Option(help="With --rate: poisson or constant.")] = "poisson",
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before, which are not counted.")] = 8,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before the load, which are not counted.")] = 8,
     seed: SeedOption = 1,
     metrics: MetricsOption = None,
-    binary: Annotated[Path | None, typer.Option(help="The program.", show_default="in .tools, or on PATH")] = None,
+    binary: Annotated[Path | None, typer.Option(help="Path of aiperf.", show_default="in .tools, or on PATH")] = None,
     is_json: JsonOption = False,
     access: Access,
 ) -> None:
@@ -130,7 +130,7 @@ def aiperf(
 
 
 def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str | None, tokenizer: Path) -> Run:
-    """Run it and write the run's folder.
+    """Run aiperf and write the run's folder.
 
     Raises:
         ServerError: it failed.
@@ -167,7 +167,7 @@ def _row(session: Session) -> str:
 
 
 def _template(load: Load, session: Session) -> str:
-    """The body of a request, for its template engine."""
+    """Return the body of a request for aiperf's template engine."""
     request = session.request(0, "")
     if is_openai_url(load.url):
         counts_each = asyncio.run(takes_counts(load.url, load.model, load.access))
@@ -205,7 +205,7 @@ def _options(load: Load, folder: Path, *, warmup: int, tokenizer: Path) -> list[
 
 
 def _figures(path: Path, output: str) -> dict[str, str]:
-    """Mean and percentiles as it computes them, where it has them, and its version."""
+    """Return means and percentiles as aiperf computes them, where it has them, and its version."""
     try:
         said: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as exc:

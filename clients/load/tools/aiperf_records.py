@@ -53,11 +53,11 @@ class _TritonEvent(msgspec.Struct):
 
 
 def records_of(path: Path, start_epoch_ns: int, *, is_openai: bool, is_open: bool) -> list[LoadRecord]:
-    """Records of its raw export.
+    """Return the records in aiperf's raw export.
 
     Args:
-        start_epoch_ns: of the run, on the machine's clock.
-        is_open: requests were due when it meant to send them, and not when it did.
+        start_epoch_ns: start of the run, on the machine's clock.
+        is_open: requests were due when aiperf meant to send them, and not when it did.
 
     Raises:
         ServerError: there is no such file, or it is not what this version of aiperf writes.

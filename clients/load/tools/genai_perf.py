@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme bench genai-perf`: NVIDIA's genai-perf, where it is installed, as the run of any tool.
+"""The command `trireme bench genai-perf`: NVIDIA's genai-perf, where it is installed, as the run of any tool.
 
 It makes its own prompts and drives perf_analyzer, whose export the figures are computed from; what it says itself
 counts the tokens of the answers' text anew, and stands beside them.
@@ -55,17 +55,19 @@ _NOTE = (
 def genai_perf(
     *,
     out: OutOption,
-    tokenizer: Annotated[Path, typer.Option(help="Folder of a tokenizer: it counts tokens by it.")],
+    tokenizer: Annotated[Path, typer.Option(help="Folder of the tokenizer by which genai-perf counts tokens.")],
     url: GrpcUrlOption = "localhost:8001",
     model: ModelOption = "ensemble",
     rate: Annotated[float | None, typer.Option(help="Requests a second.")] = None,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="So many requests at a time.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests at a time.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 100,
     isl: Annotated[int, typer.Option(min=1, help="Prompt tokens.")] = 64,
     osl: Annotated[int, typer.Option(min=1, help="Output tokens.")] = 64,
     seed: SeedOption = 1,
     metrics: MetricsOption = None,
-    binary: Annotated[Path | None, typer.Option(help="The program.", show_default="in .tools, or on PATH")] = None,
+    binary: Annotated[
+        Path | None, typer.Option(help="Path of genai-perf.", show_default="in .tools, or on PATH")
+    ] = None,
     is_json: JsonOption = False,
     access: Access,
 ) -> None:
@@ -126,7 +128,7 @@ def _read(folder: Path, name: str, output: str) -> dict[str, Any]:
 
 
 def _figures(said: dict[str, Any]) -> dict[str, str]:
-    """Mean, and percentiles where it has them."""
+    """Return means, and percentiles where genai-perf has them."""
     found = {}
     for name in _SHOWN:
         value = said.get(name)

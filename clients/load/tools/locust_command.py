@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme bench locust`: Locust's users on a workload of ours; its records become the run of any tool."""
+"""The command `trireme bench locust`: Locust's users on a workload of ours; its records become the run of any tool."""
 
 import asyncio
 import os
@@ -57,7 +57,7 @@ _STOP_S = 120  # for answers to end, once the time is over
 def locust(
     *,
     out: OutOption,
-    users: Annotated[int, typer.Option(min=1, help="Users, each of whom waits for its answer.")],
+    users: Annotated[int, typer.Option(min=1, help="Number of users, each of whom waits for the answer.")],
     duration: Annotated[float | None, typer.Option(help="Seconds in which requests begin.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Requests in all.")] = None,
     url: UrlOption = "localhost:8001",
@@ -67,14 +67,14 @@ def locust(
     osl: OslOption = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes of Locust's that share the users.")] = 1,
     web: Annotated[
-        bool, typer.Option("--web", help="Show Locust's page, and wait there for somebody to start it.")
+        bool, typer.Option("--web", help="Show Locust's page, and wait there for somebody to start the load.")
     ] = False,
     timeout: TimeoutOption = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before, which are not counted.")] = 8,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before the load, which are not counted.")] = 8,
     tokenizer: TokenizerOption = None,
     seed: SeedOption = 1,
     metrics: MetricsOption = None,
-    binary: Annotated[Path | None, typer.Option(help="The program.", show_default="in .tools, or on PATH")] = None,
+    binary: Annotated[Path | None, typer.Option(help="Path of Locust.", show_default="in .tools, or on PATH")] = None,
     is_json: JsonOption = False,
     more: Annotated[list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="More options of Locust's.")] = None,
     access: Access,
@@ -117,7 +117,7 @@ def locust(
 def measure(
     load: Load, out: Path, program: Path, *, warmup: int, metrics: str | None, is_web: bool, more: list[str]
 ) -> Run:
-    """Run it and write the run's folder.
+    """Run Locust and write the run's folder.
 
     Raises:
         ServerError: it failed, or no request of it ended.
@@ -128,8 +128,8 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="trireme-bench-") as name:
         folder = Path(name)
         counts_each = is_openai_url(load.url) and asyncio.run(takes_counts(load.url, load.model, load.access))
-        told = LocustLoad(load, counts_each=counts_each)
-        (folder / "load.json").write_bytes(msgspec.json.encode(told))
+        locust_load = LocustLoad(load, counts_each=counts_each)
+        (folder / "load.json").write_bytes(msgspec.json.encode(locust_load))
         env = {
             locust_messages.LOAD_VARIABLE: str(folder / "load.json"),
             locust_messages.RECORDS_VARIABLE: str(folder / "records.json"),
@@ -160,7 +160,7 @@ def _options(load: Load, *, is_web: bool) -> list[str]:
 
 
 def _read(path: Path, found: ToolRun) -> tuple[list[LoadRecord], ToolRun]:
-    """Its records, and the run with the CPU time of its own processes; times count from the first request."""
+    """Return Locust's records, and the run with the CPU time of its processes; times count from the first request."""
     if not path.exists():
         raise ServerError(f"locust left no records; it said: {found.output[-800:]}")
     left = msgspec.json.decode(path.read_bytes(), type=LocustFound)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trireme bench locust` tells its locustfile, and what that leaves for it. Imports no Locust."""
+"""The messages between `trireme bench locust`, its locustfile and its workers. Imports no Locust."""
 
 import msgspec
 
@@ -12,21 +12,21 @@ LOAD_VARIABLE, RECORDS_VARIABLE = "TRIREME_LOCUST_LOAD", "TRIREME_LOCUST_RECORDS
 
 
 class LocustLoad(msgspec.Struct, frozen=True):
-    """What a locustfile is told."""
+    """The load that a locustfile is given."""
 
     load: Load
     counts_each: bool = False  # of an OpenAI-compatible server: it tells the tokens of every chunk
 
 
 class LocustShare(msgspec.Struct, frozen=True):
-    """What the master tells its workers, who share the sessions."""
+    """The message of the master to its workers, which share the sessions."""
 
-    told: LocustLoad
+    locust_load: LocustLoad
     num_workers: int
 
 
 class LocustFound(msgspec.Struct):
-    """What a run of Locust's leaves; times are of the wall clock."""
+    """The results that a run of Locust leaves; times are of the wall clock."""
 
     records: list[LoadRecord]
     cpu: list[list[CpuSample]]

@@ -49,19 +49,25 @@ Clock = Callable[[], int]
 class TritonStreams:
     """Triton's gRPC streams, on a connection of its own."""
 
-    def __init__(self, told: LocustLoad, now_ns: Clock) -> None:
-        self._load = told.load
+    def __init__(self, locust_load: LocustLoad, now_ns: Clock) -> None:
+        self._load = locust_load.load
         self._now_ns = now_ns
-        self._channel = open_channel(told.load.url, told.load.access, [("grpc.use_local_subchannel_pool", 1)])
-        self._target, self._access = grpc_endpoint(told.load.url, told.load.access)
+        self._channel = open_channel(
+            locust_load.load.url, locust_load.load.access, [("grpc.use_local_subchannel_pool", 1)]
+        )
+        self._target, self._access = grpc_endpoint(locust_load.load.url, locust_load.load.access)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close the connection."""
         self._channel.close()
 
     def generate(self, request: GenerateRequest) -> Iterator[GenerateChunk]:
-        """Its chunks as they come. Raises: ServingError: it ended badly."""
+        """Yield the chunks of a request as they come.
+
+        Raises:
+            ServingError: the request ended badly.
+        """
         load = self._load
         message = encode_request(request, model=load.model, model_version="", request_id=uuid.uuid4().hex)
         try:
@@ -81,31 +87,35 @@ class TritonStreams:
 class OpenAIStreams:
     """The server-sent events of `/completions`, on a connection of its own."""
 
-    def __init__(self, told: LocustLoad, now_ns: Clock) -> None:
-        self._told = told
+    def __init__(self, locust_load: LocustLoad, now_ns: Clock) -> None:
+        self._locust_load = locust_load
         self._now_ns = now_ns
-        self._access = with_api_key(told.load.url, told.load.access)
+        self._access = with_api_key(locust_load.load.url, locust_load.load.access)
         self._http = self._connection()
-        self._path = urlsplit(completions_url(told.load.url)).path
+        self._path = urlsplit(completions_url(locust_load.load.url)).path
 
     def _connection(self) -> HTTPClient:
-        patience_s = max(_PATIENCE_S, self._told.load.timeout_s or 0.0)  # with each read, not with the request
+        patience_s = max(_PATIENCE_S, self._locust_load.load.timeout_s or 0.0)  # with each read, not with the request
         context = {"ssl_context_factory": self._context} if self._access.uses_tls else {}
-        return HTTPClient.from_url(self._told.load.url, network_timeout=patience_s, **context)
+        return HTTPClient.from_url(self._locust_load.load.url, network_timeout=patience_s, **context)
 
     def _context(self, **_: object) -> ssl.SSLContext:
-        """Return the context as `access` says; that the client would add a list of authorities to is not used."""
+        """Return the context for `access`; the client's further list of authorities is not used."""
         return tls_context(self._access)
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close the connection."""
         self._http.close()
 
     def generate(self, request: GenerateRequest) -> Iterator[GenerateChunk]:
-        """Its chunks, each when the one behind it came. Raises: ServingError: it ended badly."""
-        told, stream = self._told, CompletionStream()
-        body = completion_body(request, model=told.load.model, counts_each=told.counts_each)
-        limit = gevent.Timeout.start_new(told.load.timeout_s)
+        """Yield the chunks of a request, each when the one behind it came.
+
+        Raises:
+            ServingError: the request ended badly.
+        """
+        locust_load, stream = self._locust_load, CompletionStream()
+        body = completion_body(request, model=locust_load.load.model, counts_each=locust_load.counts_each)
+        limit = gevent.Timeout.start_new(locust_load.load.timeout_s)
         try:
             response = self._http.post(self._path, body, headers(self._access))
             if response.status_code != OK:
@@ -122,15 +132,15 @@ class OpenAIStreams:
             raise RequestTimeout("the request was not done within its timeout") from exc
         except (OSError, HTTPException) as exc:
             yield from stream.release()
-            if denied := refused_connection(str(exc), with_port(told.load.url), self._access):
+            if denied := refused_connection(str(exc), with_port(locust_load.load.url), self._access):
                 raise denied from exc
-            raise Unavailable(f"{told.load.url}: {exc}", reason="connection_lost") from exc
+            raise Unavailable(f"{locust_load.load.url}: {exc}", reason="connection_lost") from exc
         finally:
             limit.close()
         yield from stream.release()
         stream.check_end()
 
 
-def open_streams(told: LocustLoad, now_ns: Clock) -> TritonStreams | OpenAIStreams:
-    """Of the server that the load is for."""
-    return (OpenAIStreams if is_openai_url(told.load.url) else TritonStreams)(told, now_ns)
+def open_streams(locust_load: LocustLoad, now_ns: Clock) -> TritonStreams | OpenAIStreams:
+    """Return the streams of the server that a load is for."""
+    return (OpenAIStreams if is_openai_url(locust_load.load.url) else TritonStreams)(locust_load, now_ns)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locust's users, who ask the sessions of a load; started by `trireme bench locust`, and on workers by `locust -f`.
+"""The users of Locust, who ask the sessions of a load.
+
+`trireme bench locust` starts this file, and on workers `locust -f`.
 
 The process that `trireme bench locust` starts has the load in a file, and sends it to its workers. Locust shows TTFT,
 TPOT and E2E as requests of their own; every request's record goes to the master with Locust's own reports, so that
@@ -40,7 +42,10 @@ _REPORT_PATIENCE_S = 15.0  # reports come every 3 s
 
 
 class _Shared:
-    """Of one process of Locust's. Times are of the wall clock, since workers may be on other machines."""
+    """The state of one process of Locust's.
+
+    Times are of the wall clock, since workers may be on other machines.
+    """
 
     def __init__(self) -> None:
         self.share: LocustShare | None = None  # of a worker: none before the master sent it
@@ -51,13 +56,13 @@ class _Shared:
         self.plan: Iterator[Session] = iter(())
         self.failure = ""
 
-    def told(self) -> LocustLoad:
-        """What is to be asked."""
+    def locust_load(self) -> LocustLoad:
+        """Return the load that is to be asked."""
         assert self.share is not None, "no session is asked without it"
-        return self.share.told
+        return self.share.locust_load
 
     def now_ns(self) -> int:
-        """The wall clock's time, without its jumps."""
+        """Return the wall clock's time, without its jumps, in nanoseconds."""
         return time.monotonic_ns() + self.epoch_ns
 
     def note(self, environment: Environment, record: LoadRecord) -> None:
@@ -82,19 +87,19 @@ shared = _Shared()
 
 
 class LoadUser(User):
-    """Asks the sessions of the plan, one after the other, and waits for each answer."""
+    """A user who asks the sessions of the plan, one after the other, and waits for each answer."""
 
     wait_time = constant(0)
     _streams: TritonStreams | OpenAIStreams | None = None
 
     def on_stop(self) -> None:
-        """Disconnect."""
+        """Close the connection."""
         if self._streams is not None:
             self._streams.close()
 
     @task
     def converse(self) -> None:
-        """One session."""
+        """Ask one session's requests."""
         try:
             session = next(shared.plan, None)
         except ServingError as exc:  # nothing can be asked: by itself Locust would try for ever
@@ -116,9 +121,13 @@ class LoadUser(User):
                 return
 
     def _ask(self, session: Session, turn: int, history: str, record: LoadRecord) -> str:
-        """Returns: the answer. Raises: ServingError: it ended badly."""
+        """Return the answer to a request.
+
+        Raises:
+            ServingError: the request ended badly.
+        """
         if self._streams is None:
-            self._streams = open_streams(shared.told(), shared.now_ns)
+            self._streams = open_streams(shared.locust_load(), shared.now_ns)
         answer = ""
         for chunk in self._streams.generate(session.request(turn, history)):
             record.times_ns.append(chunk.received_ns)
@@ -150,7 +159,10 @@ def _take_share(environment: Environment, msg: Any, **_: Any) -> None:
 
 @events.test_start.add_listener
 def _start(environment: Environment, **_: Any) -> None:
-    """On the master and on each worker; Locust's message to start follows the master's to each worker."""
+    """Start the plan, on the master and on each worker.
+
+    Locust's message to start follows the master's to each worker.
+    """
     runner: Any = environment.runner
     if isinstance(runner, WorkerRunner):
         _plan(number=max(0, runner.worker_index))
@@ -158,28 +170,28 @@ def _start(environment: Environment, **_: Any) -> None:
     path = os.environ.get(LOAD_VARIABLE)
     if not path:
         raise SystemExit(f"{LOAD_VARIABLE} names no file; start this with `trireme bench locust`, or as its --worker")
-    told = msgspec.json.decode(Path(path).read_bytes(), type=LocustLoad)
+    locust_load = msgspec.json.decode(Path(path).read_bytes(), type=LocustLoad)
     shared.records, shared.cpu = [], {}  # of an earlier start, on Locust's page
     if isinstance(runner, MasterRunner):  # which asks nobody
-        runner.send_message(_SHARE, msgspec.json.encode(LocustShare(told, runner.worker_count)))
+        runner.send_message(_SHARE, msgspec.json.encode(LocustShare(locust_load, runner.worker_count)))
     else:
-        shared.share = LocustShare(told, 1)
+        shared.share = LocustShare(locust_load, 1)
         _plan(number=0)
     gevent.spawn(_quit_when_all_is_asked, runner)
 
 
 def _plan(*, number: int) -> None:
-    """What this process asks: each worker its part of the sessions, by turns."""
+    """Set what this process asks: each worker its part of the sessions, by turns."""
     if shared.share is None or number >= shared.share.num_workers:
         shared.failure = "a worker of Locust's came after the load had begun; start all workers first"
         shared.plan = iter(())
         return
-    shared.plan = itertools.islice(shared.told().load.plan(), number, None, shared.share.num_workers)
+    shared.plan = itertools.islice(shared.locust_load().load.plan(), number, None, shared.share.num_workers)
     _note_cpu()
 
 
 def _quit_when_all_is_asked(runner: Any) -> None:
-    """Locust by itself goes on without a user until its time is over."""
+    """Quit once all is asked; Locust by itself goes on without a user until its time is over."""
     while runner.state != STATE_RUNNING or runner.user_count:  # running: all have been started
         if runner.state in (STATE_STOPPING, STATE_STOPPED):
             return
@@ -190,7 +202,10 @@ def _quit_when_all_is_asked(runner: Any) -> None:
 
 
 def _await_reports(master: MasterRunner) -> None:
-    """One more of each worker: users may end before the first, and Locust itself waits half a second for the last."""
+    """Wait for one more report of each worker.
+
+    Users may end before the first, and Locust itself waits half a second for the last.
+    """
     before = shared.num_reports.copy()
     deadline_s = time.monotonic() + _REPORT_PATIENCE_S
     while time.monotonic() < deadline_s and any(

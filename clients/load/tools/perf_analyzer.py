@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme bench perf-analyzer`: NVIDIA's perf_analyzer on a workload of ours, its export as the run of any tool.
+"""The command `trireme bench perf-analyzer`: NVIDIA's perf_analyzer on a workload of ours, as the run of any tool.
 
 What it prints as latency is that of whole answers; the figures here come from the times of every response in its
 export, as those of the other tools do.
@@ -72,17 +72,19 @@ def perf_analyzer(
     url: GrpcUrlOption = "localhost:8001",
     model: ModelOption = "ensemble",
     rate: Annotated[float | None, typer.Option(help="Requests a second.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="So many requests at a time.")] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Requests in all; it may make a few more.")] = 200,
+    concurrency: Annotated[int | None, typer.Option(help="Requests at a time.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests in all; perf_analyzer may make a few more.")] = 200,
     workload: WorkloadOption = None,
     isl: IslOption = None,
     osl: OslOption = None,
     arrivals: Annotated[str, typer.Option(help="With --rate: poisson or constant.")] = "poisson",
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before, which are not counted.")] = 8,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before the load, which are not counted.")] = 8,
     tokenizer: TokenizerOption = None,
     seed: SeedOption = 1,
     metrics: MetricsOption = None,
-    binary: Annotated[Path | None, typer.Option(help="The program.", show_default="in .tools, or on PATH")] = None,
+    binary: Annotated[
+        Path | None, typer.Option(help="Path of perf_analyzer.", show_default="in .tools, or on PATH")
+    ] = None,
     is_json: JsonOption = False,
     access: Access,
 ) -> None:
@@ -109,7 +111,7 @@ def perf_analyzer(
 
 
 def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str | None) -> Run:
-    """Run it and write the run's folder.
+    """Run perf_analyzer and write the run's folder.
 
     Raises:
         ServerError: it failed.
@@ -135,7 +137,7 @@ def measure(load: Load, out: Path, program: Path, *, warmup: int, metrics: str |
 
 
 def _said(output: str) -> dict[str, str]:
-    """The client's part of what it prints: its latency is that of whole answers."""
+    """Return the client's part of what perf_analyzer prints: its latency is that of whole answers."""
     _, _, client = output.partition("Client:")
     lines = (line.strip().partition(": ") for line in client.partition("Server:")[0].splitlines())
     return {name: value for name, _, value in lines if value}
@@ -168,7 +170,7 @@ def tls_options(access: Access) -> list[str]:
 
 
 def _row(session: Session) -> dict[str, list[Any]]:
-    """One request's tensors by name."""
+    """Return the tensors of one request by name."""
     request: GenerateRequest = session.request(0, "")
     values = msgspec.structs.asdict(request)
     return {
@@ -179,7 +181,10 @@ def _row(session: Session) -> dict[str, list[Any]]:
 def _exported(
     command: Sequence[str], folder: Path, metrics: str | None, access: Access
 ) -> tuple[ToolRun, dict[str, Any]]:
-    """Run it; once in some tens of runs on a busy machine its export is cut, and it is run again."""
+    """Run perf_analyzer and return its export.
+
+    Once in some tens of runs on a busy machine its export is cut, and it is run again.
+    """
     for attempt in itertools.count(1):
         found = run_tool(command, cwd=folder, metrics=metrics, access=access, what="perf_analyzer")
         text = (folder / "export.json").read_bytes() if (folder / "export.json").exists() else b""
@@ -193,7 +198,11 @@ def _exported(
 
 
 def records_of(exported: dict[str, Any], start_epoch_ns: int, plan: Sequence[Session]) -> list[LoadRecord]:
-    """Its profile export as records. Args: `start_epoch_ns`: of the run, on the machine's clock."""
+    """Return the records in perf_analyzer's profile export.
+
+    Args:
+        start_epoch_ns: start of the run, on the machine's clock.
+    """
     limits = {session.request(0, "").text_input: session.turns[0].max_tokens for session in plan}
     records = []
     for number, request in enumerate(request for one in exported["experiments"] for request in one["requests"]):
@@ -219,5 +228,5 @@ def records_of(exported: dict[str, Any], start_epoch_ns: int, plan: Sequence[Ses
 
 
 def _count(value: object, limit: int | None) -> int:
-    """An output that a response does not have is in the export too, with whatever lay in memory."""
+    """Return a count, or 0; an output that a response does not have is exported with whatever lay in memory."""
     return value if isinstance(value, int) and 0 <= value <= (limit or 2**20) else 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs somebody else's load generator: where it is, its process, and the server's metrics meanwhile."""
+"""The run of a load generator of another project: its place, its process, and the server's metrics meanwhile."""
 
 import contextlib
 import os
@@ -25,12 +25,12 @@ from trireme.base.project_files import CODE_ROOT
 _TOOLS = CODE_ROOT / ".tools"  # of a checkout
 _POLL_S = 0.5
 _STOP_S = 5.0  # from SIGTERM to SIGKILL
-_KEEP_S = 180.0  # the same, of a tool that waits for the answers that it has asked for
+_KEEP_S = 180.0  # from SIGTERM to SIGKILL, of a tool that waits for the answers that it has asked for
 _SHOWN_LINES = 15  # of a program that failed
 
 
 class ToolRun(NamedTuple):
-    """What its process did."""
+    """The results of a tool's process."""
 
     output: str
     start_epoch_ns: int
@@ -41,11 +41,11 @@ class ToolRun(NamedTuple):
 
 
 def find_tool(name: str, place: str, *, given: Path | None, how: str) -> Path:
-    """A program: the one that is named, or in the checkout's `.tools`, or on PATH.
+    """Return the path of a program: the named one, the one in the checkout's `.tools`, or the one on PATH.
 
     Args:
         place: within `.tools`.
-        how: to install it, in words.
+        how: how to install the program, in words.
 
     Raises:
         SpecError: there is none.
@@ -79,8 +79,8 @@ def run_tool(
     Ctrl-C, SIGTERM or SIGHUP end it with every process that it started; a second one does so at once.
 
     Args:
-        access: for metrics that are read over https.
-        what: it is, for messages.
+        access: certificates and the key for metrics that are read over https.
+        what: name of the program, for messages.
         is_shown: its output goes to the terminal as it comes; `output` is empty then.
         keeps_what_it_has: it leaves its results on SIGTERM, and ends its own processes; that is its end and not ours.
 
@@ -144,7 +144,7 @@ def from_first_request(found: ToolRun, records: Sequence[LoadRecord]) -> ToolRun
 
 
 def _watch(process: "subprocess.Popen[bytes]", start_ns: int, samples: list[CpuSample], signals: Sequence[int]) -> None:
-    """Wait for its end, or a signal; note the CPU time that it and its children had used by when."""
+    """Wait for the end of a process, or a signal, and sample the CPU time of the process and its children."""
     seen = psutil.Process(process.pid)
     while process.poll() is None and not signals:
         with contextlib.suppress(psutil.Error):
@@ -155,7 +155,7 @@ def _watch(process: "subprocess.Popen[bytes]", start_ns: int, samples: list[CpuS
 
 
 def _stop(process: "subprocess.Popen[bytes]", *, keeps_what_it_has: bool) -> None:
-    """Ask it to end, and wait for that as long as it may take."""
+    """Ask a process to end, and wait for that as long as it may take."""
     with contextlib.suppress(subprocess.TimeoutExpired, ProcessLookupError):
         if keeps_what_it_has:  # its own processes have to tell it what they have
             process.terminate()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a load of the built-in client in its middle."""
+"""Events in the middle of a load of the built-in client."""
 
 import os
 import signal
@@ -9,16 +9,19 @@ from clients.load_run.load_record import LoadRecord
 
 
 def once_done(action: Callable[[], None]) -> Callable[[list[LoadRecord]], None]:
-    """For `told`: do it when some requests have ended; by a clock, a slow start of the processes would come first."""
+    """Return a callback for `run_processes` that acts once, when some requests have ended.
+
+    By a clock, a slow start of the processes could come first.
+    """
     ended: list[LoadRecord] = []
 
-    def told(records: list[LoadRecord]) -> None:
+    def note(records: list[LoadRecord]) -> None:
         was_enough = len(ended) >= 4
         ended.extend(records)
         if len(ended) >= 4 and not was_enough:
             action()
 
-    return told
+    return note
 
 
 def interrupt() -> None:

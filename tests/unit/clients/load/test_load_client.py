@@ -45,7 +45,7 @@ class StampingServer(KServeServer):
 
 
 def tokens(count: int, *, gap_s: float = PERIOD_S) -> list[Step]:
-    """One at a time, with a pause before each."""
+    """Return a script that sends one token at a time, with a pause before each."""
     steps: list[Step] = []
     for number in range(count):
         steps += [gap_s, response("x", num_output_tokens=1, num_input_tokens=3, final=number == count - 1)]
@@ -181,7 +181,7 @@ def test_a_duration_ends_a_closed_loop() -> None:
 
 def test_ctrl_c_keeps_what_has_ended() -> None:
     with KServeServer(*tokens(4, gap_s=0.1)) as server:
-        outcome = run_processes(load(server, num_users=2, num_requests=10_000), told=once_done(interrupt))
+        outcome = run_processes(load(server, num_users=2, num_requests=10_000), ended=once_done(interrupt))
     assert outcome.was_interrupted
     assert 2 <= sum(record.end == "done" for record in outcome.records) < 100
     assert {record.end for record in outcome.records} == {"done"}
@@ -195,7 +195,7 @@ def test_a_process_that_dies_ends_the_load_with_an_error() -> None:
 
     died = pytest.raises(ServerError, match="process of the load client died")
     with KServeServer(*tokens(4, gap_s=0.1)) as server, died:
-        run_processes(load(server, num_requests=10_000), told=once_done(kill_worker))
+        run_processes(load(server, num_requests=10_000), ended=once_done(kill_worker))
 
 
 def test_where_nobody_answers_it_says_so() -> None:

@@ -16,7 +16,7 @@ from clients.load.arrival_process import closed_loop
 from clients.load.commands.run_command import put_on
 from clients.load.load_options import Load
 from clients.load.load_plan import Session, Turn
-from clients.load.send import Asker
+from clients.load.send import Sender
 from clients.load.sessions_ahead import SessionsAhead
 from clients.load.worker import num_users_of, sessions_of
 from clients.load_report.run_figures import figures_of
@@ -63,9 +63,9 @@ def test_a_prompt_that_takes_long_to_write_holds_no_answer_up() -> None:
                 yield chunk
 
     async def load() -> None:
-        asker = Asker(Client(), model="m", start_ns=time.monotonic_ns(), timeout_s=None, num_retries=0)  # type: ignore[arg-type]
+        sender = Sender(Client(), model="m", start_ns=time.monotonic_ns(), timeout_s=None, num_retries=0)  # type: ignore[arg-type]
         with SessionsAhead([first], rest(), num_ahead=2) as sessions:
-            await closed_loop(asker, sessions, num_users=2, end_ns=None, note=records.append)
+            await closed_loop(sender, sessions, num_users=2, end_ns=None, note=records.append)
 
     asyncio.run(load())
     assert sorted(record.session for record in records) == [0, 1, 2, 3]
@@ -83,7 +83,7 @@ def test_both_rates_are_littles_law_and_agree(tmp_path: Path) -> None:
             return put_on(load, folder, warmup=0, metrics=None)
 
     def farthest(run: Run) -> float:
-        """How far Little's law is, as a share, with the requests that were in flight in the measured part."""
+        """Return how far Little's law is off, as a share of the requests in flight in the measured part."""
         figures = figures_of(run)
         window = figures.window
         assert figures.output_tokens.per_s == pytest.approx(NUM_TOKENS * figures.requests.per_s, rel=1e-9)

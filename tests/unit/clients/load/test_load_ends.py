@@ -17,7 +17,7 @@ from kserve_server import DIE, HANG, KServeServer, Step, response
 from clients.load.commands.run_command import put_on
 from clients.load.load_options import MOST_PLANNED, Load
 from clients.load.processes import run_processes
-from clients.load.server_down import Outage, next_pause_s
+from clients.load.server_down import ServerDown, next_pause_s
 from clients.load.worker import GIVE_UP_S
 from clients.load_run.load_record import UNANSWERED
 from clients.load_run.run_folder import read_run
@@ -34,7 +34,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts `trireme bench run` into `tmp_path / "run"`, with more to do than the test waits for."""
+    """Start `trireme bench run` into `tmp_path / "run"`, with more to do than the test waits for."""
     started = []
 
     def begin(server: KServeServer, *options: str, **settings: Any) -> "subprocess.Popen[str]":
@@ -131,7 +131,10 @@ def test_ctrl_c_cancels_what_runs_and_counts_it_nowhere(start: Start, tmp_path: 
 
 
 def dying(after: int, died_s: list[float] | None = None) -> Callable[[Any], list[Step]]:
-    """Answers so many requests, and breaks all connections at the next, which is noted in `died_s`."""
+    """Return a script that answers `after` requests and breaks all connections at the next.
+
+    The moment of the break is noted in `died_s`.
+    """
     asked: list[int] = []
 
     def step(_: Any) -> list[Step]:
@@ -177,13 +180,13 @@ def test_an_open_loop_whose_server_is_gone_at_its_end_has_failed(tmp_path: Path)
 
 
 def test_an_outage_lasts_from_the_first_to_the_last_request_that_nobody_answered() -> None:
-    outage = Outage()
+    server_down = ServerDown()
     for at_s in (5, 7, 16):
-        outage.note_loss(at_s * 10**9)
-    assert outage.seconds == 11
-    outage.note_answer()
-    outage.note_loss(20 * 10**9)
-    assert outage.seconds == 0
+        server_down.note_loss(at_s * 10**9)
+    assert server_down.seconds == 11
+    server_down.note_answer()
+    server_down.note_loss(20 * 10**9)
+    assert server_down.seconds == 0
 
 
 def test_a_user_waits_longer_each_time_up_to_a_second() -> None:

@@ -161,7 +161,7 @@ def started(*args: object, folder: Path) -> contextlib.AbstractContextManager["s
 
 @contextlib.contextmanager
 def ended(process: "subprocess.Popen[bytes]") -> Iterator["subprocess.Popen[bytes]"]:
-    """Whatever becomes of the test."""
+    """Yield a process, and end it whatever becomes of the test."""
     try:
         yield process
     finally:
@@ -178,7 +178,11 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def answer(url: str, **form: object) -> str:
-    """What a page says; nothing where nobody answers. Args: `form`: is posted."""
+    """Return what a page says; nothing where nobody answers.
+
+    Args:
+        form: data to post.
+    """
     try:
         with urllib.request.urlopen(url, urllib.parse.urlencode(form).encode() if form else None, timeout=10) as said:
             return str(said.read().decode())

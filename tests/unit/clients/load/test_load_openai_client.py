@@ -158,7 +158,7 @@ def test_a_conversation_goes_on_with_what_was_said() -> None:
 
 def test_ctrl_c_keeps_what_has_ended() -> None:
     with CompletionsServer(*tokens(4, gap_s=0.1)) as server:
-        outcome = run_processes(load(server, num_users=2, num_requests=10_000), told=once_done(interrupt))
+        outcome = run_processes(load(server, num_users=2, num_requests=10_000), ended=once_done(interrupt))
     assert outcome.was_interrupted
     assert {record.end for record in outcome.records} == {"done"}
 

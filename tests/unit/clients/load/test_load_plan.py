@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a load asks, and when: lengths, texts, traces, arrivals."""
+"""The requests of a load and their moments: lengths, texts, traces, arrivals."""
 
 import itertools
 import random

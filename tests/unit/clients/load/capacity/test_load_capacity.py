@@ -222,7 +222,10 @@ class Played:
 
 
 class LongAnswers(Played):
-    """Of 30 s at the first token after 50 ms, and of twice that where eight or more users ask; no load is too high."""
+    """A server with the first token after 50 ms and answers of 30 s, or of 60 s for eight users or more.
+
+    No load is too high for it.
+    """
 
     def put_on(self, load: Load, out: Path, **_: object) -> Run:
         self.names.append(out.name)
@@ -355,7 +358,7 @@ def ask_capacity(url: str, out: Path, *args: object, workload: Path | None = Non
 
 
 def counting(*script: Step) -> KServeServer:
-    """Its first request is the one of which it counts the tokens."""
+    """Return a server that counts tokens: its first request is the one that asks for the count."""
     asked: list[object] = []
 
     def step(request: object) -> list[Step]:

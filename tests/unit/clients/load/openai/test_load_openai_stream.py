@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What OpenAI-compatible servers send, as chunks: counts, held back chunks, cut lines, errors."""
+"""The events of OpenAI-compatible servers as chunks: counts, held back chunks, cut lines, errors."""
 
 import datetime
 import email.utils
@@ -20,7 +20,7 @@ ASKED = GenerateRequest(text_input="a b", max_tokens=8)
 
 
 def chunks(*parts: bytes, end: bool = True) -> list[GenerateChunk]:
-    """Each part comes at 100, 200, ..."""
+    """Return the chunks of parts that come at 100, 200, ..."""
     stream = CompletionStream()
     found = [chunk for number, part in enumerate(parts, start=1) for chunk in stream.feed(part, number * 100)]
     assert stream.is_done == end

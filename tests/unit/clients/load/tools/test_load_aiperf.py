@@ -22,7 +22,7 @@ START_NS = 10**18
 
 
 def raw(*responses: tuple[int, str], **more: Any) -> dict[str, Any]:
-    """Sent 100 ns after the start, at 7000 of its own clock; a response has its time after that."""
+    """Return a record sent 100 ns after the start, at 7000 of its own clock; a response has its time after that."""
     return {
         "metadata": {
             "session_num": 4, "request_start_ns": START_NS + 100, "request_end_ns": START_NS + 900,

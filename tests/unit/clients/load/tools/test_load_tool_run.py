@@ -46,7 +46,7 @@ def tool(*, first: str = "", then: str = "time.sleep(600)") -> str:
 
 
 def interrupted(folder: Path, program: str, number: int, *, keeps: bool = False) -> tuple[int, str, float]:
-    """Exit status, output and how long it took to end."""
+    """Return exit status, output and how long the run took to end."""
     words = [sys.executable, "-c", _CALLER, str(folder), program, "keeps" if keeps else "-"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as caller:
         wait_for((folder / "pids").exists)
@@ -64,7 +64,7 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 
 
 def still_run(folder: Path) -> list[int]:
-    """Of the processes that it noted."""
+    """Return which of the noted processes still run."""
     pids = [int(word) for word in (folder / "pids").read_text().split()]
     assert len(pids) == 2
     time.sleep(0.2)  # for init to take note of those that have ended
