@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme bench report`: runs as HTML, Markdown or JSON."""
+"""The command `trireme bench report`: what runs found, as a page or as data."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,16 +20,17 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; the first is the baseline.")],
     *,
     out: Annotated[
-        list[Path] | None, typer.Option(help="A file: .html, .md or .json; may be given again.", show_default="JSON")
+        list[Path] | None,
+        typer.Option(help="File to write: .html, .md or .json; may be given again.", show_default="JSON"),
     ] = None,
     slo: Annotated[
         str | None, typer.Option(help="Targets of each request, in ms, for goodput: ttft=500,tpot=50,e2e=10000.")
     ] = None,
-    title: Annotated[str, typer.Option(help="Of the page.")] = "Benchmark",
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Benchmark",
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs that served it.", show_default="as the server's metrics show")
+        int | None, typer.Option(min=1, help="GPUs that served the runs.", show_default="as the server's metrics show")
     ] = None,
-    no_plots: Annotated[bool, typer.Option("--no-plots", help="Tables alone.")] = False,
+    no_plots: Annotated[bool, typer.Option("--no-plots", help="Leave pictures out of the page.")] = False,
 ) -> None:
     """Say what runs found: percentiles with intervals, throughput, goodput, the server, and how they compare.
 
@@ -64,7 +65,7 @@ def report(
 
 
 def _named(paths: list[Path]) -> list[Run]:
-    """The runs; those whose folders have one name get their parents' in front."""
+    """Read the runs; those with equal folder names get their parents' names in front."""
     names = [path.resolve().name for path in paths]
     found = []
     for path, name in zip(paths, names, strict=True):

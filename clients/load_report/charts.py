@@ -28,7 +28,7 @@ class Chart:
 
 
 def histograms(run: Run, figures: RunFigures) -> Chart | None:
-    """How often each latency; the last bar holds all above the 99.5th percentile, and says so."""
+    """Draw how frequent each latency is; the last bar holds all above the 99.5th percentile, and says so."""
     done = [record for record in run.records if record.is_done and figures.window.holds(record.due_ns)]
     found = {name: _pooled(done, metric) for name, metric in LATENCIES.items()}
     shown = {name: values for name, values in found.items() if values}
@@ -57,18 +57,18 @@ def histograms(run: Run, figures: RunFigures) -> Chart | None:
 
 
 def _limit(values: Sequence[float]) -> float:
-    """Where the axis ends, so that a few outliers do not press all others into one bar."""
+    """Return where the axis ends, so that a few outliers do not press all others into one bar."""
     return percentile(values, 99.5, method="higher")
 
 
 def _beyond(values: Sequence[float], limit: float) -> str:
-    """How many lie beyond the axis, in words; "": none."""
+    """Return how many values lie beyond the axis, in words; "": none."""
     count = sum(value > limit for value in values)
     return f"{count} in the last bar beyond {limit:.1f} ms, up to {max(values):.1f} ms" if count else ""
 
 
 def over_time(run: Run, figures: RunFigures, lines: dict[str, Timeline]) -> Chart:
-    """TTFT of each request and tokens a second, with the server's batch, queue and KV cache below them."""
+    """Draw TTFT of each request and tokens a second, with the server's batch, queue and KV cache below them."""
     server = [(title, lines[title]) for title in lines]
 
     def draw(axes: Sequence[Any]) -> None:
@@ -105,7 +105,10 @@ def over_time(run: Run, figures: RunFigures, lines: dict[str, Timeline]) -> Char
 
 
 def load_curve(document: Document) -> Chart | None:
-    """Throughput against latency, a mark for each run and a line for each kind of loop; None: fewer than two runs."""
+    """Draw throughput against latency, a mark for each run and a line for each kind of loop.
+
+    None: there are fewer than two runs.
+    """
     shown = [part for part in document.runs if "ttft" in part.figures.latencies]
     if len(shown) < 2:
         return None
@@ -160,7 +163,7 @@ def _pooled(records: Sequence[Any], metric: Callable[[RequestRecord], float | li
 
 
 def _svg(draw: Callable[[Sequence[Any]], None], *, count: int) -> str:
-    """So many diagrams, two in a row."""
+    """Return diagrams as SVG, two in a row."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415  only where pictures are asked for
     except ModuleNotFoundError as exc:

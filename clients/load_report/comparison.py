@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run against another, as ratios with their intervals: above 1 is more, whether that is good or bad."""
+"""The comparison of two runs, as ratios with their intervals: above 1 is more, whether that is good or bad."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ _SHOWN = ("50", "99")
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of a run over the same figure of the first run.
+    """The ratio of a run's figure to the first run's.
 
     Attributes:
         interval: None: too few requests for one.
@@ -26,12 +26,12 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_different(self) -> bool:
-        """Whether 1 lies outside the interval."""
+        """Return whether 1 lies outside the interval."""
         return self.interval is not None and not self.interval.low <= 1 <= self.interval.high
 
 
 def compare(run: Run, figures: RunFigures, base: Run, base_figures: RunFigures) -> list[Ratio]:
-    """Throughput and latencies of `run` over those of `base`, each over its own window."""
+    """Return the ratios of throughput and latencies of `run` to those of `base`, each over its own window."""
     ratios = [
         Ratio(figure=name, value=one.per_s / other.per_s, interval=_of_rates(one.interval, other.interval))
         for name, one, other in (
@@ -70,7 +70,7 @@ def _of_draws(over: Floats, under: Floats) -> Interval | None:
 
 
 def _of_rates(one: Interval | None, other: Interval | None) -> Interval | None:
-    """Both ends at once: wider than it need be, for the two are independent."""
+    """Return the interval of a ratio by both ends at once: wider than needed, for the two are independent."""
     if one is None or other is None or not other.low:
         return None
     return Interval(one.low / other.high, one.high / other.low)

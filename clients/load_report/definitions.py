@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the words of a report mean; printed with each. The same as in vLLM's benchmark where it has the word."""
+"""The definitions of a report's words, printed with each report.
+
+They equal those of vLLM's benchmark where it has the word.
+"""
 
 DEFINITIONS = {
     "send": "In an open loop the moment when a request was due, whether or not the client was late: a server that "

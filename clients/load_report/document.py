@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report says, before it is a page: the figures of its runs, their comparison, their knee; its JSON form."""
+"""The content of a report before it is a page: the runs' figures, their comparison, their knee; and its JSON form."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,12 @@ _NUM_FAILURES = 8
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that ended badly alike. Attributes: `end`: the code; `error`: what was said of the first of them."""
+    """The requests that ended badly in one way.
+
+    Attributes:
+        end: code of the error.
+        error: text of the first of them.
+    """
 
     end: str
     error: str
@@ -26,13 +31,13 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunPart(msgspec.Struct, kw_only=True):
-    """One run of a report.
+    """The part of a report about one run.
 
     Attributes:
-        load: in words: ``5 requests/s, poisson``.
-        tokens_per_s_per_gpu: output tokens; None: it is not known how many GPUs there are, or there is none.
+        load: the load in words: ``5 requests/s, poisson``.
+        tokens_per_s_per_gpu: output tokens a second for each GPU; None: the number of GPUs is 0, or not known.
         against_first: ratios to the first run; empty for the first one itself.
-        failures: of the whole run, the most frequent of them.
+        failures: the most frequent failures of the whole run.
         warnings: what a reader has to know before any figure.
     """
 
@@ -57,7 +62,11 @@ class Document(msgspec.Struct, kw_only=True):
 
 
 def document_of(runs: Sequence[Run], *, title: str, targets: tuple[Target, ...], num_gpus: int | None) -> Document:
-    """Args: `num_gpus`: that served it; None: as many as the server's metrics show."""
+    """Return the report on some runs.
+
+    Args:
+        num_gpus: GPUs that served them; None: as many as the server's metrics show.
+    """
     figures = [figures_of(run, targets=targets) for run in runs]
     knee = knee_of(figures)
     return Document(
@@ -84,7 +93,7 @@ def _part(run: Run, figures: RunFigures, first: Run, first_figures: RunFigures, 
 
 
 def _failures(run: Run) -> list[Failure]:
-    """By what was said, whatever the numbers in it: each request has others."""
+    """Return failures by their text, whatever the numbers in it: each request has others."""
     alike: dict[tuple[str, str], list[str]] = {}
     for record in run.records:
         if not record.is_done:
@@ -94,7 +103,7 @@ def _failures(run: Run) -> list[Failure]:
 
 
 def load_of(info: RunInfo) -> str:
-    """A run's load in words."""
+    """Return a run's load in words."""
     if info.num_users is not None:
         return f"{info.num_users} user{'s' if info.num_users > 1 else ''}, closed loop"
     if info.rate_per_s is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where more load costs more latency than it brings throughput."""
+"""The knee of a load curve, beyond which more load costs more latency than it brings throughput."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from clients.load_report.run_figures import RunFigures
 
 
 def knee_of(runs: Sequence[RunFigures]) -> int | None:
-    """Which of runs at different loads has the greatest power: throughput over mean end-to-end latency.
+    """Return the number of the run with the greatest power: throughput over mean end-to-end latency.
 
     Source: Kleinrock, "Power and deterministic rules of thumb for probabilistic problems in computer communications",
     1979. None: fewer than three runs have both, or the greatest is at an end, so that the knee is not among them.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the names of marks stand in a diagram: beside them, within it, and none on another."""
+"""The places of marks' names in a diagram: beside the marks, within the diagram, and none on another."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Label(NamedTuple):
     text: str
 
     def meets(self, other: "Label") -> bool:
-        """Whether one stands on the other."""
+        """Return whether one label stands on the other."""
         return (
             self.left < other.left + other.width
             and other.left < self.left + self.width
@@ -33,7 +33,7 @@ class Label(NamedTuple):
 
 
 def place(marks: Sequence[tuple[float, float]], names: Sequence[str], *, width: float, height: float) -> list[Label]:
-    """Names of marks, those farthest to the left first; where there is no room for one, it is left out.
+    """Place the names of marks, those farthest to the left first; a name without room is left out.
 
     Args:
         marks: in points, as `width` and `height` of the diagram.

@@ -17,14 +17,14 @@ _TEMPLATE = "page.html.j2"
 
 
 class RunCharts(NamedTuple):
-    """Of one run; None: there is nothing to draw."""
+    """The charts of one run; None: there is nothing to draw."""
 
     histograms: Chart | None
     over_time: Chart | None
 
 
 def html_page(document: Document, runs: Sequence[Run], *, has_plots: bool) -> str:
-    """Self-contained: styles and pictures are in it, and it asks no other host for anything.
+    """Return a page with its styles and pictures in it, which asks no other host for anything.
 
     Raises:
         SpecError: pictures are wanted, and what draws them is not installed.
@@ -46,7 +46,7 @@ def _charts(run: Run, part: RunPart) -> RunCharts:
 
 
 def markdown_page(document: Document) -> str:
-    """The same tables, without pictures."""
+    """Return the tables as Markdown, without pictures."""
     lines = [f"# {document.title}", "", f"Written {document.date}. Latencies are in milliseconds.", ""]
     warnings = [f"- **{part.figures.name}: {warning}**" for part in document.runs for warning in part.warnings]
     lines += [*warnings, *([""] if warnings else []), _grid(tables.overview(document)), ""]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All figures of one run."""
+"""The figures of one run."""
 
 import math
 from collections import Counter
@@ -30,12 +30,12 @@ LATENCIES: dict[str, Callable[[RequestRecord], float | list[float]]] = {
 
 
 class ClientFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the client was fast enough to measure this.
+    """The client's own figures, which say whether it was fast enough for this measurement.
 
     Attributes:
-        cpu_share: of one core, of its busiest process; None: not known.
+        cpu_share: part of one core that its busiest process used; None: not known.
         lag_p99_ms: how much later than due requests were sent; None: nothing was due.
-        why_bound: in words; "": the client was not the bottleneck.
+        why_bound: why the client was the bottleneck, in words; "": it was not.
     """
 
     num_processes: int
@@ -48,11 +48,12 @@ class RunFigures(msgspec.Struct, kw_only=True):
     """Latencies in milliseconds, of requests of the window that ended well.
 
     Attributes:
-        num_requests: in the window; ends: by code, "done" among them. num_all: of the whole run.
-        num_refused: by the server; a connection that broke, or a server that said nothing, is none.
-        num_empty: that ended well without a token; num_retried: that were sent more than once.
+        num_requests: requests in the window; num_all: in the whole run.
+        ends: numbers of ends by code, "done" among them.
+        num_refused: requests that the server refused; a connection that broke, or a server that said nothing, is none.
+        num_empty: requests that ended well without a token; num_retried: requests that were sent more than once.
         goodput: requests that met `targets`, a second; None: there are no targets.
-        goodput_share: of the requests of the window.
+        goodput_share: share of the window's requests that met `targets`.
     """
 
     name: str
@@ -77,17 +78,17 @@ class RunFigures(msgspec.Struct, kw_only=True):
 
     @property
     def error_share(self) -> float:
-        """Of the requests of the window, that did not end well."""
+        """Return the share of the window's requests that did not end well."""
         return 1 - self.ends.get("done", 0) / self.num_requests if self.num_requests else 0.0
 
     @property
     def refused_share(self) -> float:
-        """Of the requests of the window."""
+        """Return the share of the window's requests that were refused."""
         return self.num_refused / self.num_requests if self.num_requests else 0.0
 
 
 def figures_of(run: Run, *, targets: tuple[Target, ...] = ()) -> RunFigures:
-    """Of the run's steady part.
+    """Return the figures of the run's steady part.
 
     Raises:
         SpecError: there is no request in it.
@@ -135,7 +136,7 @@ def figures_of(run: Run, *, targets: tuple[Target, ...] = ()) -> RunFigures:
 def values_of(
     records: Sequence[LoadRecord], metric: Callable[[RequestRecord], float | list[float]]
 ) -> list[list[float]]:
-    """Of each request that has any, in order."""
+    """Return the values of each request that has any, in order."""
     values = []
     for record in records:
         try:
@@ -148,7 +149,10 @@ def values_of(
 
 
 def _progress(record: LoadRecord) -> list[tuple[int, float]]:
-    """When which share of a request was done: with its tokens, so that both rates have the same edges."""
+    """Return when which share of a request was done.
+
+    The shares go with its tokens, so that both rates have equal edges.
+    """
     if not record.output_tokens:
         return [(record.end_ns, 1.0)]
     return [(at_ns, count / record.output_tokens) for at_ns, count in zip(record.times_ns, record.tokens, strict=True)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server's own metrics say of a run: its batch, its KV cache, its steps, and how near the machine they are.
+"""The figures in the server's own metrics about a run: its batch, KV cache and steps, and how near its limits it is.
 
 MBU and MFU are of engine steps, not of wall time: an idle engine does not make them smaller. Both need what only some
 engines tell (`trireme_engine_weight_bytes` and the like); where it is not told, they are not there.
@@ -64,14 +64,14 @@ class ServerFigures(msgspec.Struct, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """One of the server's gauges over a run."""
+    """The values of a server's gauge over a run."""
 
     seconds: list[float]
     values: list[float]
 
 
 def engine_model(model: str) -> str:
-    """The model that has the engine, of the one that is asked: ``chat_ensemble`` asks ``chat_tensorrt_llm``."""
+    """Return the name of the model that holds a model's engine: ``chat_ensemble`` asks ``chat_tensorrt_llm``."""
     for name in _MODELS:
         if model.endswith(name):
             return model.removesuffix(name) + "tensorrt_llm"
@@ -79,7 +79,7 @@ def engine_model(model: str) -> str:
 
 
 def timelines(samples: Sequence[ServerSample], model: str) -> dict[str, Timeline]:
-    """Of `TIMELINES`, those that the server has, over the whole run."""
+    """Return those of `TIMELINES` that the server has, over the whole run."""
     engine, found = engine_model(model), {}
     for title, name in TIMELINES.items():
         points = [
@@ -91,7 +91,7 @@ def timelines(samples: Sequence[ServerSample], model: str) -> dict[str, Timeline
 
 
 def total(sample: ServerSample, name: str, model: str | None = None) -> float | None:
-    """A metric, summed over versions and further labels; None: it is not there."""
+    """Return a metric summed over versions and further labels; None: it is not there."""
     values = [value for series, value in sample.values.items() if _is_of(series, name, model)]
     return sum(values) if values else None
 
@@ -103,7 +103,7 @@ def _is_of(series: str, name: str, model: str | None) -> bool:
 
 @functools.cache
 def _parts(series: str) -> tuple[str, str | None]:
-    """The name, and the label `model`."""
+    """Return the name of a metric, and its label `model`."""
     found = _SERIES.fullmatch(series)
     return (found["name"], dict(_LABEL.findall(found["labels"])).get("model")) if found else ("", None)
 
@@ -117,25 +117,25 @@ class _Window:
         self.seconds = (samples[-1].at_ns - samples[0].at_ns) / 1e9
 
     def values(self, name: str) -> list[float]:
-        """Of a gauge."""
+        """Return the values of a gauge."""
         return [value for sample in self._samples if (value := total(sample, name, self._engine)) is not None]
 
     def mean(self, name: str) -> float | None:
-        """Of a gauge."""
+        """Return the mean of a gauge."""
         values = self.values(name)
         return sum(values) / len(values) if values else None
 
     def most(self, name: str) -> float | None:
-        """Of a gauge."""
+        """Return the greatest value of a gauge."""
         return max(self.values(name), default=None)
 
     def last(self, name: str) -> float | None:
-        """Of a gauge that does not change."""
+        """Return the last value, of a gauge that does not change."""
         values = self.values(name)
         return values[-1] if values else None
 
     def grown(self, name: str) -> float | None:
-        """By how much a counter grew; one that begins anew, for its process died, counts from zero."""
+        """Return by how much a counter grew; one that begins anew, for its process died, counts from zero."""
         values = self.values(name)
         if len(values) < 2:
             return None
@@ -143,7 +143,7 @@ class _Window:
 
 
 def server_figures(samples: Sequence[ServerSample], window: Window, *, model: str) -> ServerFigures | None:
-    """None: too few samples are in the window."""
+    """Return the server's figures in a window; None: too few samples are in it."""
     within = [sample for sample in samples if window.start_ns <= sample.at_ns <= window.end_ns]
     if len(within) < 3:
         return None

@@ -24,12 +24,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """As it is written: ``ttft_p99``."""
+        """Return the target's name as it is written: ``ttft_p99``."""
         return self.metric if self.percentile is None else f"{self.metric}_p{self.percentile:g}"
 
 
 def parse_targets(text: str, *, of_percentiles: bool) -> tuple[Target, ...]:
-    """Of ``ttft=500,tpot=50`` (ms; ``0.5s`` is possible), or of ``ttft_p99=500,tpot_p99=50``.
+    """Return the targets in a text such as ``ttft=500,tpot=50`` or ``ttft_p99=500,tpot_p99=50``.
+
+    Limits are in ms; ``0.5s`` is possible.
 
     Raises:
         RequestError: it is not written so, or names another metric.
@@ -56,7 +58,7 @@ def parse_targets(text: str, *, of_percentiles: bool) -> tuple[Target, ...]:
 
 
 def is_met(record: LoadRecord, targets: tuple[Target, ...]) -> bool:
-    """Whether a request ended well and within every target; a latency that it does not have misses none."""
+    """Return whether a request ended well and within every target; a latency that it does not have misses none."""
     return record.is_done and all(_value_ms(record, target.metric) <= target.limit_ms for target in targets)
 
 

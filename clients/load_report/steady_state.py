@@ -21,7 +21,9 @@ Series = npt.NDArray[np.float64]
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a run, in nanoseconds from its start: a request belongs to it if it was due in [start_ns, end_ns).
+    """The window of a run, in nanoseconds from its start.
+
+    A request belongs to it if it was due in [start_ns, end_ns).
 
     Attributes:
         is_steady: the number of requests in flight neither rose nor fell in it, beyond chance.
@@ -35,16 +37,16 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Return the length of the window in seconds."""
         return (self.end_ns - self.start_ns) / 1e9
 
     def holds(self, at_ns: int) -> bool:
-        """Whether a moment is in it."""
+        """Return whether a moment is in the window."""
         return self.start_ns <= at_ns < self.end_ns
 
 
 def steady_window(records: Sequence[LoadRecord], *, num_users: int | None, before_ns: float = math.inf) -> Window:
-    """The part of a run in which the number of requests in flight only wavers.
+    """Return the part of a run in which the number of requests in flight only wavers.
 
     Its end is where requests stop coming: the last one's moment in an open loop, and in a closed one the moment from
     which fewer than `num_users` are in flight for good. Its beginning is where the number in flight first reaches its
@@ -96,18 +98,22 @@ def steady_window(records: Sequence[LoadRecord], *, num_users: int | None, befor
 
 
 def _whole_run(records: Sequence[LoadRecord], why: str) -> Window:
-    """Where no part of it can be told from the rest. Args: `why`: in words."""
+    """Return the window of the whole run, where no part of it can be told from the rest.
+
+    Args:
+        why: the reason in words.
+    """
     end_ns = max(record.end_ns for record in records) + 1
     return Window(start_ns=0, end_ns=end_ns, is_steady=False, why=f"the whole run: {why}")
 
 
 def _round_ns(ends_ns: Sequence[int], num_users: int, *, last: int, from_ns: int) -> int:
-    """The first end from `from_ns` on from which to the `last` one a multiple of `num_users` requests end."""
+    """Return the first end from `from_ns` on with a multiple of `num_users` ends between it and the `last` one."""
     return next((at_ns for at_ns in ends_ns[last % num_users : last : num_users] if at_ns >= from_ns), from_ns)
 
 
 def _drift(in_flight: Series, *, seconds_per_bin: float, turnover_s: float) -> float | None:
-    """By how much the level rose from the first third to the last; None: by no more than chance would have it.
+    """Return how far the level rose from the first third to the last; None: no farther than by chance.
 
     What is in flight now is what was in flight shortly before, so a third holds as many independent values as requests
     could follow one another in it.
@@ -123,16 +129,16 @@ def _drift(in_flight: Series, *, seconds_per_bin: float, turnover_s: float) -> f
 
 
 def _mean_s(records: Sequence[LoadRecord]) -> float:
-    """How long a request takes."""
+    """Return how long a request takes on average, in seconds."""
     return max(1e-6, float(np.mean([record.end_ns - record.due_ns for record in records])) / 1e9)
 
 
 def _in_flight(records: Sequence[LoadRecord], end_ns: int) -> Series:
-    """How many requests were in flight, mean over each of the bins."""
+    """Return how many requests were in flight, on average in each of the bins."""
     edges = np.linspace(0, end_ns, _NUM_BINS + 1)
 
     def passed(moments_ns: Sequence[int]) -> Series:
-        """The integral over time of how many of these moments have passed."""
+        """Return the integral over time of how many of these moments have passed."""
         times = np.sort(moments_ns).astype(np.float64)
         total = np.concatenate([[0.0], np.cumsum(times)])
         count = np.searchsorted(times, edges)

@@ -36,7 +36,7 @@ def print_summary(run: Run, *, is_json: bool) -> None:
 
 
 def _refuse_failure(run: Run) -> None:
-    """Raises: ServerError: no request of it ended well, which a script should notice."""
+    """Raise a ServerError where no request of a run ended well, which a script should notice."""
     if any(record.is_done for record in run.records):
         return
     first = run.records[0]
@@ -48,7 +48,7 @@ def _refuse_failure(run: Run) -> None:
 
 
 def summary_lines(run: Run, figures: RunFigures) -> list[str]:
-    """What stands below the table."""
+    """Return the lines below the table."""
     window, client = figures.window, figures.client
     failed = next((record for record in run.records if not record.is_done and record.error), None)
     ends = ", ".join(f"{count} {end}" for end, count in sorted(figures.ends.items()))

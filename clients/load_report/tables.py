@@ -13,14 +13,14 @@ PERCENTILES = ("50", "90", "95", "99")
 
 
 class Table(NamedTuple):
-    """The first column is the rows' names, left; all others are numbers, right."""
+    """A table; its first column is the rows' names, left, and all others are numbers, right."""
 
     header: list[str]
     rows: list[list[str]]
 
 
 def overview(document: Document) -> Table:
-    """A line for each run."""
+    """Return a table with a line for each run."""
     has_goodput = any(part.figures.goodput for part in document.runs)
     header = ["run", "tool", "load", "requests/s", "output tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"]
     header += ["E2E p99", *(["goodput"] if has_goodput else []), "failed", "client CPU"]
@@ -50,13 +50,13 @@ def overview(document: Document) -> Table:
 
 
 def failures(part: RunPart) -> Table:
-    """What went wrong in the whole run, the most frequent first; no rows: nothing did."""
+    """Return the failures of the whole run, the most frequent first; no rows: there were none."""
     rows = [[one.end, " ".join(one.error.split()) or "-", str(one.count)] for one in part.failures]
     return Table(["", "said, such as", "requests"], rows)
 
 
 def latencies(part: RunPart) -> Table:
-    """Milliseconds, with the intervals of what has one."""
+    """Return the latencies in milliseconds, with their intervals where there are some."""
     names = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
     rows = [
         [names[name], *_spread(spread), f"{spread.max:.1f}", str(spread.count)]
@@ -66,7 +66,7 @@ def latencies(part: RunPart) -> Table:
 
 
 def throughput(part: RunPart) -> Table:
-    """A second."""
+    """Return the rates a second."""
     figures = part.figures
     rates: list[tuple[str, Rate | None]] = [
         ("requests/s", figures.requests),
@@ -81,7 +81,7 @@ def throughput(part: RunPart) -> Table:
 
 
 def requests(part: RunPart) -> Table:
-    """How many, how they ended, how long they were."""
+    """Return how many requests there were, how they ended, and how long they were."""
     figures = part.figures
     targets = ", ".join(f"{target.name} <= {target.limit_ms:g} ms" for target in figures.targets)
     rows = [
@@ -128,7 +128,7 @@ _SERVER: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 
 def server(figures: ServerFigures | None) -> Table:
-    """What the server's metrics say; rows of what it does not tell are not there."""
+    """Return the figures of the server's metrics; a figure that the server does not tell has no row."""
     rows = [
         [title, form(value)]
         for name, title, form in _SERVER
@@ -138,12 +138,12 @@ def server(figures: ServerFigures | None) -> Table:
 
 
 def tool_says(part: RunPart) -> Table:
-    """Under the tool's own names and definitions, which are not those of this report."""
+    """Return the tool's figures by its own names and definitions, which are not those of this report."""
     return Table([part.info.tool, "says"], [[name, value] for name, value in part.info.tool_says.items()])
 
 
 def against(part: RunPart) -> Table:
-    """Ratios to the first run."""
+    """Return the ratios to the first run."""
     rows = [
         [ratio.figure, f"{ratio.value:.3f}", _interval(ratio.interval, 3), "differs" if ratio.is_different else ""]
         for ratio in part.against_first
@@ -152,7 +152,7 @@ def against(part: RunPart) -> Table:
 
 
 def environment(part: RunPart) -> Table:
-    """Where and how."""
+    """Return the place and the circumstances of the run."""
     found = part.info.environment
     versions = ", ".join(f"{name} {version}" for name, version in found.get("versions", {}).items())
     rows = [

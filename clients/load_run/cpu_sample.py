@@ -5,7 +5,7 @@ import msgspec
 
 
 class CpuSample(msgspec.Struct, frozen=True):
-    """How much CPU a process had used by then."""
+    """The CPU time that a process had used by a moment."""
 
     at_ns: int  # from the start of the run
     cpu_s: float

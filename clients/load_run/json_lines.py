@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class LinesFile:
-    """Such a file, new, inside a `with`; what is added is in it, and not in a buffer of this process.
+    """A new file of JSON lines, inside a `with`; what is added is in it, and not in a buffer of this process.
 
     Raises:
         ServingError: there, or later, it cannot be written.
@@ -33,7 +33,7 @@ class LinesFile:
         self._file.close()
 
     def add(self, items: Iterable[msgspec.Struct]) -> None:
-        """A line for each."""
+        """Write a line for each item."""
         left = memoryview(b"".join(msgspec.json.encode(item) + b"\n" for item in items))
         try:
             while left:  # a full disk takes a part first
@@ -43,7 +43,7 @@ class LinesFile:
 
 
 def cannot_write(path: Path, exc: OSError) -> ServingError:
-    """The error of a file that cannot be written, with what to do about it."""
+    """Return the error of a file that cannot be written, with what to do about it."""
     return ServingError(
         f"{path} cannot be written: {exc.strerror or exc}; what is in the folder is kept; make room, or name another "
         "place with --out"
@@ -51,14 +51,17 @@ def cannot_write(path: Path, exc: OSError) -> ServingError:
 
 
 class Lines(NamedTuple, Generic[T]):
-    """A file, read. `is_cut`: its last line was not whole, and is not among the items."""
+    """The items of a file.
+
+    `is_cut`: the file's last line was not whole, and is not among the items.
+    """
 
     items: list[T]
     is_cut: bool
 
 
 def read_lines(path: Path, kind: type[T], *, check: Callable[[T], None] = lambda _: None) -> Lines[T]:
-    """What was added to a `LinesFile`.
+    """Return the items that were added to a `LinesFile`.
 
     Args:
         check: raises ValueError for an item that cannot be.

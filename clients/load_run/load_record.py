@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of one request of a load; every figure of a report is computed from these, whichever tool made them."""
+"""The record of one request of a load; every figure of a report is computed from records, whichever tool made them."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ _LOST = UNANSWERED | {"silent"}  # reasons that the client gives itself: the ser
 
 
 class LoadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """One request. Times are nanoseconds from the start of the run, on one monotonic clock.
+    """The record of one request; times are nanoseconds from the start of the run, on one monotonic clock.
 
     Attributes:
         session, turn: which request of the plan it is.
@@ -23,9 +23,9 @@ class LoadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         sent_ns: when it was sent, at its last attempt.
         end_ns: when its end was known, good or bad.
         end: ``done``, or the code of the error that it ended with.
-        reason: of the error in one word, where it has one: ``queue_full``, ``connection_lost``.
-        times_ns: when each chunk came; tokens: how many were in it, 0 where there was only text.
-        input_tokens, output_tokens: as the server counted them; None: it did not say.
+        reason: the error's reason in one word, where it has one: ``queue_full``, ``connection_lost``.
+        times_ns: when each chunk came; tokens: how many tokens were in it, 0 where there was only text.
+        input_tokens, output_tokens: numbers of tokens as the server counted them; None: it did not say.
     """
 
     session: int
@@ -48,22 +48,25 @@ class LoadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
     @property
     def is_done(self) -> bool:
-        """It ended well, even with nothing in it."""
+        """Return whether the request ended well, even with nothing in it."""
         return self.end == DONE
 
     @property
     def is_refused(self) -> bool:
-        """The server said that it does not take it; a tool that tells no reason is believed."""
+        """Return whether the server said that it does not take the request.
+
+        A tool that tells no reason is believed.
+        """
         return self.end == REFUSED and self.reason not in _LOST
 
     @property
     def output_tokens(self) -> int:
-        """In all chunks."""
+        """Return the tokens in all chunks."""
         return sum(self.tokens)
 
     @property
     def lag_ns(self) -> int:
-        """How much later than due it was sent, of a request that was sent once."""
+        """Return how much later than due the request was sent; 0 if it was sent more than once."""
         return self.sent_ns - self.due_ns if self.num_attempts == 1 else 0
 
     def shift(self, by_ns: int) -> None:
@@ -74,12 +77,12 @@ class LoadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         self.times_ns = [at_ns + by_ns for at_ns in self.times_ns]
 
     def latencies(self) -> RequestRecord:
-        """For `clients.latency`: from when it was due, whoever was late with it."""
+        """Return the times for `clients.latency`: from when the request was due, whatever made it late."""
         return RequestRecord(self.due_ns, tuple(map(Arrival, self.times_ns, self.tokens)))
 
 
 def reason_of(exc: ServingError) -> str | None:
-    """Of an error, for its record."""
+    """Return the reason of an error for a record."""
     reason = exc.facts.get("reason")
     return None if reason is None else str(reason)
 
@@ -97,7 +100,7 @@ class Unended(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def warning(self) -> str:
-        """What a reader has to know: whoever stops a load because the server stalls has no record of the stall."""
+        """Return a warning for readers: a load that is stopped because the server stalls has no record of it."""
         return (
             f"{self.count} request{'s' if self.count > 1 else ''}, due from {self.since_ns / 1e9:.1f} s on, had not "
             f"ended when the load was stopped at {self.stopped_ns / 1e9:.1f} s: they are in no figure, however long "
@@ -106,7 +109,7 @@ class Unended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_record(record: LoadRecord) -> None:
-    """Raises: ValueError: its numbers cannot be those of a request, by the field's name."""
+    """Raise a ValueError, with the field's name, where the numbers cannot be those of a request."""
     times_ns, tokens = record.times_ns, record.tokens
     if len(tokens) != len(times_ns):
         raise ValueError(

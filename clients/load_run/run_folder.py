@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run as a folder: what was asked (`run.json`), every request (`requests.jsonl`), the server (`server.jsonl`).
+"""The folder of a run: what was asked (`run.json`), every request (`requests.jsonl`), the server (`server.jsonl`).
 
 Every tool's run becomes such a folder, and a report reads nothing else.
 """
@@ -27,18 +27,18 @@ _PACKAGES = ("trireme", "tritonclient", "grpcio", "msgspec", "numpy")
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
-    """What a run was.
+    """The description of a run.
 
     Attributes:
-        tool: that put the load on, with its version: ``trireme 0.1.0``, ``perf_analyzer 2.51.0``.
+        tool: the program that put the load on, with its version: ``trireme 0.1.0``, ``perf_analyzer 2.51.0``.
         commands: as they were typed or started, each a line for a shell.
-        is_open: an open loop; rate_per_s, num_users: of it, or of a closed one.
-        workload: as JSON data, or in words of a tool that has no workload of ours.
+        is_open: the load is an open loop, of `rate_per_s`; otherwise a closed one, of `num_users`.
+        workload: the workload as JSON data, or in words of a tool that has no workload of ours.
         lengths: how the lengths of prompts came about.
-        warmup_requests: that were sent before, and are not in the records.
-        cpu: what each process of the client had used by when; none: not known.
-        note: what a reader has to know to compare it.
-        was_interrupted: it did not come to its end; what had ended by then is there.
+        warmup_requests: requests that were sent before, and are not in the records.
+        cpu: CPU samples of each process of the client; none: not known.
+        note: what a reader has to know to compare the run.
+        was_interrupted: the run did not come to its end; what had ended by then is there.
         unended: requests that ran when it was stopped; None: there were none, or it is not known.
         tool_says: figures that the tool itself prints, by its own names.
     """
@@ -66,7 +66,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
 
 
 class Run(msgspec.Struct, kw_only=True):
-    """A run, read."""
+    """A run that was read from its folder."""
 
     path: Path
     info: RunInfo
@@ -79,7 +79,7 @@ class Run(msgspec.Struct, kw_only=True):
 
     @property
     def metrics_gap(self) -> str:
-        """What is missing of the server's metrics, in words; "": nothing is."""
+        """Return what is missing of the server's metrics, in words; "": nothing is."""
         if not self.info.metrics_failure:
             return ""
         what = "not of the whole run" if self.samples else "not in it"
@@ -87,7 +87,7 @@ class Run(msgspec.Struct, kw_only=True):
 
 
 class RunFiles:
-    """A run's folder while its load runs, inside a `with`: what has ended is in it, whatever becomes of this process.
+    """The folder of a run while its load runs, inside a `with`; what has ended is in it, whatever happens here.
 
     `run.json` comes first, and says that the run was interrupted until `end` says how it was.
 
@@ -113,12 +113,12 @@ class RunFiles:
         self._files.close()
 
     def add(self, records: Iterable[LoadRecord], samples: Iterable[ServerSample]) -> None:
-        """Those that are new."""
+        """Write records and samples that are new."""
         self._records.add(records)
         self._samples.add(samples)
 
     def end(self, info: RunInfo) -> None:
-        """Say what the run was."""
+        """Write the final description of the run."""
         whole, part = self._path / _INFO, self._path / f"{_INFO}.part"
         try:
             part.write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=1) + b"\n")
@@ -135,7 +135,9 @@ def write_run(path: Path, info: RunInfo, records: Sequence[LoadRecord], samples:
 
 
 def read_run(path: Path) -> Run:
-    """What was written: records in the order in which they were due. A cut last line is left out, as the note says.
+    """Return the run in a folder, with records in the order in which requests were due.
+
+    A cut last line is left out, as the note says.
 
     Raises:
         SpecError: it is no run's folder, or a file of it is damaged.
@@ -164,7 +166,7 @@ def read_run(path: Path) -> Run:
 
 
 def refuse_used(path: Path) -> None:
-    """Raises: SpecError: the folder holds a run already, or a part of one."""
+    """Raise a SpecError where the folder holds a run already, or a part of one."""
     if found := next((name for name in (_INFO, _RECORDS, _SAMPLES) if (path / name).exists()), None):
         raise SpecError(
             f"{path} holds a run already ({found}); name another folder with --out, or remove it", field="out"
@@ -174,7 +176,7 @@ def refuse_used(path: Path) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Where the client runs: it and the server may share the machine."""
+    """Return the machine and the versions of the client; the server may share the machine."""
     return {
         "machine": platform.machine(),
         "cpu": _cpu_model(),
@@ -188,7 +190,7 @@ def environment() -> dict[str, Any]:
 
 
 def package_version(name: str) -> str | None:
-    """Of an installed package; None: there is none."""
+    """Return the version of an installed package; None: it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -196,7 +198,7 @@ def package_version(name: str) -> str | None:
 
 
 def now() -> str:
-    """For a run's date."""
+    """Return the date for a run, ISO 8601 in UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 

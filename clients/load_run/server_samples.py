@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server says of itself while a load runs: its Prometheus metrics, read again and again."""
+"""The samples of the server's Prometheus metrics, read again and again while a load runs."""
 
 import threading
 import time
@@ -22,11 +22,11 @@ _TIMEOUT_S = 2.0
 
 
 class ServerSample(msgspec.Struct, frozen=True):
-    """At one moment.
+    """The metrics at one moment.
 
     Attributes:
-        at_ns: from the start of the run.
-        values: by ``name{label="value",...}``, labels in order.
+        at_ns: nanoseconds from the start of the run.
+        values: values by ``name{label="value",...}``, labels in order.
     """
 
     at_ns: int
@@ -34,7 +34,10 @@ class ServerSample(msgspec.Struct, frozen=True):
 
 
 def read_metrics(url: str, access: Access = NO_ACCESS) -> dict[str, float]:
-    """Return those of a Triton with our models. Args: `access`: for a page that is read over https.
+    """Return the metrics of a Triton with our models.
+
+    Args:
+        access: certificates and the key for a page over https.
 
     Raises:
         AccessDenied: the place is not trusted, or wants another key.
@@ -71,10 +74,11 @@ def read_metrics(url: str, access: Access = NO_ACCESS) -> dict[str, float]:
 
 
 class ServerWatch:
-    """Reads a server's metrics in a thread of its own, inside a `with`.
+    """A reader of a server's metrics in a thread of its own, inside a `with`.
 
     Attributes:
-        samples: so far. failure: why there are none, or no more; None: they are whole.
+        samples: samples so far.
+        failure: why there are none, or no more; None: they are whole.
     """
 
     def __init__(self, url: str, *, start_ns: int, period_s: float = 0.5, access: Access = NO_ACCESS) -> None:

@@ -20,7 +20,7 @@ _START_S = 60.0
 
 
 class Opened(NamedTuple):
-    """What became of a page."""
+    """The results of opening a page."""
 
     requests: list[str]  # every address that it asked for
     complaints: list[str]  # of its console, and errors of its scripts
@@ -60,7 +60,7 @@ async def _open(url: str, *, script: str, width: int, profile: Path) -> Opened:
 
 @contextlib.asynccontextmanager
 async def _devtools(profile: Path) -> AsyncIterator[tuple[Any, list[dict[str, Any]]]]:
-    """A browser, and how to ask it (Chrome DevTools Protocol)."""
+    """Start a browser, and yield how to ask it (Chrome DevTools Protocol)."""
     command = [
         str(chromium.program(CODE_ROOT)), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
         "--no-first-run", "--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank",

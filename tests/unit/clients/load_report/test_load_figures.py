@@ -148,7 +148,7 @@ def test_an_interval_holds_the_truth_about_as_often_as_it_says_though_neighbours
 
 
 def poisson_run(seed: int, *, seconds: float) -> Run:
-    """Two requests a second, each with ten tokens over 5 s: 20 tokens a second."""
+    """Return a run with two requests a second, each with ten tokens over 5 s: 20 tokens a second."""
     rng, at_ms, records = random.Random(seed), 0.0, []
     while (at_ms := at_ms + rng.expovariate(1 / 500)) < 1000 * seconds:
         records.append(record(at_ms, [(at_ms + 500 * token, 1) for token in range(1, 11)]))
@@ -358,7 +358,10 @@ def test_a_run_against_another_has_the_ratio_and_its_interval() -> None:
 
 def test_a_figure_that_is_0_in_the_first_run_has_no_ratio() -> None:
     def paired(share: int, name: str) -> Run:
-        """Tokens by twos, each two in one TCP segment; but every so many requests have theirs 10 ms apart."""
+        """Return a run whose tokens come by twos, each two in one TCP segment.
+
+        One request in `share` has its two tokens 10 ms apart.
+        """
         return run(
             [
                 record(n * 10, [(n * 10 + 20 + 10 * token * (not n % share), 1) for token in range(2)])

@@ -22,7 +22,7 @@ from trireme.commands import run_command
 
 
 class Page(HTMLParser):
-    """What a page refers to, and its words."""
+    """The links and the words of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def folders(tmp_path: Path) -> list[Path]:
 
 
 def three_runs(folder: Path) -> list[Path]:
-    """At 50, 100 and 200 requests a second; the last one with refusals, and bound by its client."""
+    """Return runs at 50, 100 and 200 requests a second; the last one with refusals, and bound by its client."""
     made = []
     of = '{model="tensorrt_llm",version="1"}'
     for gap_ms, ttft_ms in ((20.0, 40.0), (10.0, 50.0), (5.0, 400.0)):

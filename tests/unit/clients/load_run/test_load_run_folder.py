@@ -19,7 +19,7 @@ SAMPLES = [ServerSample(at * 10**8, {"trireme_requests_running{}": 1.0}) for at 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of a run of 20 requests."""
+    """Return the folder of a run of 20 requests."""
     write_run(tmp_path / "run", INFO, steady(20), SAMPLES)
     return tmp_path / "run"
 

@@ -21,7 +21,7 @@ _SETTINGS = b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00\n"  #
 
 @pytest.fixture
 def grpc_port() -> Iterator[str]:
-    """host:port of what says to everybody what a gRPC server says first."""
+    """Yield host:port of a listener that says to everybody what a gRPC server says first."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
