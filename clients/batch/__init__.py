@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme batch`: files of OpenAI batch lines, answered by a running Triton; resumable, each line exactly once."""
+"""The command `trireme batch`: files of OpenAI batch lines, answered by a running Triton; resumable, each line once."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme batch run`: a file of OpenAI batch lines to a running server, their results to another file."""
+"""The command `trireme batch run`: a file of OpenAI batch lines to a running server, their results to another file."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,10 @@ QUEUE_TIMEOUT_MS = 10_000
 
 
 class JobReport(msgspec.Struct, frozen=True):
-    """What `--json` prints. Tokens and seconds are of this run, lines of the job."""
+    """The object that `--json` prints.
+
+    Tokens and seconds are of this run, lines of the job.
+    """
 
     total: int
     done: int
@@ -48,33 +51,40 @@ class JobReport(msgspec.Struct, frozen=True):
 
 @with_access
 def run(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="The requests: OpenAI batch lines (JSONL).")],
+    source: Annotated[Path, typer.Argument(metavar="IN", help="File of requests: OpenAI batch lines (JSONL).")],
     *,
-    out: Annotated[Path, typer.Option(help="The results, a line for each request; of an earlier run: go on with it.")],
+    out: Annotated[
+        Path, typer.Option(help="File of results, a line for each request; a file of an earlier run is gone on with.")
+    ],
     url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint; grpcs://host:port: with TLS.")] = (
         "localhost:8001"
     ),
-    model: Annotated[str, typer.Option(help="Triton's model to ask.")] = "ensemble",
+    model: Annotated[str, typer.Option(help="Model to ask, by Triton's name.")] = "ensemble",
     served_model: Annotated[
         str | None, typer.Option(help="Lines whose body names another model fail. Without it any name is taken.")
     ] = None,
-    tenant: Annotated[str | None, typer.Option(help="Whose job it is; for a server with admission.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Tenant of the job; for a server with admission.")] = None,
     without_admission: Annotated[
-        bool, typer.Option("--without-admission", help="Send no class: for a server that has none, and nobody else.")
+        bool,
+        typer.Option("--without-admission", help="Send no class, for a server without classes that nobody else uses."),
     ] = False,
     max_in_flight: Annotated[
-        int, typer.Option(min=1, max=4096, help="Requests in flight at most; below it the server's answers decide.")
+        int, typer.Option(min=1, max=4096, help="Most requests in flight; below it the server's answers decide.")
     ] = 256,
     chat_template: Annotated[
         Path | None,
         typer.Option(
-            help="Render chat lines here, by a checkpoint's folder or a template's file; else the server does."
+            help="Checkpoint's folder or template's file to render chat lines by here; none: the server does."
         ),
     ] = None,
-    chat_max_tokens: Annotated[int, typer.Option(min=1, help="For chat lines without a limit of their own.")] = 512,
-    line_timeout_s: Annotated[float, typer.Option(min=1.0, help="For one request; then it is tried again.")] = 3600.0,
+    chat_max_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens of chat lines without a limit of their own.")
+    ] = 512,
+    line_timeout_s: Annotated[
+        float, typer.Option(min=1.0, help="Longest time of one request; then it is tried again.")
+    ] = 3600.0,
     patience_s: Annotated[
-        float, typer.Option(min=0.0, help="Stop when no line had an answer for so long: server away, or full.")
+        float, typer.Option(min=0.0, help="Stop when no line had an answer for this time: the server is away, or full.")
     ] = 3600.0,
     is_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on standard output at the end.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One line of OpenAI's batch format, checked: whose answer is asked of which endpoint; bodies are `openai_bodies`'s."""
+"""The lines of OpenAI's batch format, checked: id, endpoint and body; `openai_bodies` reads the bodies."""
 
 import contextlib
 
@@ -13,7 +13,7 @@ _FIELDS = ("custom_id", "method", "url", "body")
 
 
 class BatchLine(msgspec.Struct, frozen=True):
-    """What a line asks for."""
+    """The request of a line."""
 
     number: int  # in its file, from 1
     custom_id: str
@@ -53,7 +53,7 @@ def parse_line(number: int, line: bytes | None) -> BatchLine:
 
 
 def custom_id_of(line: bytes | None) -> str | None:
-    """That of a line which may be wrong in any way; None where it has none."""
+    """Return the custom_id of a line that may be wrong in any way; None where it has none."""
     with contextlib.suppress(LineError):
         custom_id = _object(line or b"").get("custom_id")
         return custom_id if isinstance(custom_id, str) else None
@@ -75,6 +75,6 @@ def _invalid(param: str, message: str) -> LineError:
 
 
 def shown(value: object) -> str:
-    """A value as messages have it; a long one is cut."""
+    """Return a value as messages show it; a long one is cut."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

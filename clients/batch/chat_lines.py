@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat lines rendered on this side, for a server that has no template of its own, or another one than is wanted."""
+"""The rendering of chat lines on this side, for a server without a template, or with another one than is wanted."""
 
 from collections.abc import Callable
 from pathlib import Path

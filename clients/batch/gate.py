@@ -8,7 +8,7 @@ from clients.batch.window import Window
 
 
 class Gate:
-    """Inside one event loop; whoever enters has to leave."""
+    """The gate before the server, inside one event loop; each task that enters has to leave."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
@@ -20,11 +20,15 @@ class Gate:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many are inside as may be."""
+        """Return whether as many requests are inside as may be."""
         return self.num_inside >= self._window.size
 
     async def enter(self, *, is_again: bool = False) -> None:
-        """Wait for the turn. Args: `is_again`: it was in before, and goes before those that were not."""
+        """Wait for the turn.
+
+        Args:
+            is_again: the request was inside before, and goes before those that were not.
+        """
         turn = self._loop.create_future()
         (self._waiting.appendleft if is_again else self._waiting.append)(turn)
         self._admit()
@@ -36,7 +40,7 @@ class Gate:
         self._loop.call_soon(self._admit)  # after whoever left has said how it went
 
     def pause(self, seconds: float) -> None:
-        """Let nobody in for so long; pauses do not add up."""
+        """Let nobody in for some seconds; pauses do not add up."""
         self._open_s = max(self._open_s, self._loop.time() + seconds)
 
     def _admit(self) -> None:

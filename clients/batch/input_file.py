@@ -30,7 +30,9 @@ _ID_OF = msgspec.json.Decoder(_JustId)
 
 
 class InputFile:
-    """Open inside a `with`. Lines are counted from 1, as editors do; those of white space alone are not requests.
+    """The file of requests, open inside a `with`.
+
+    Lines are counted from 1, as editors do; those of white space alone are not requests.
 
     Args:
         path: a file, as it is read several times; no pipe.
@@ -66,7 +68,7 @@ class InputFile:
         self._file.close()
 
     def scan(self) -> None:
-        """Read it once from end to end: `sha256`, `num_requests`, `last_line` and what is a duplicate are known then.
+        """Read the file from end to end, after which `sha256`, `num_requests`, `last_line` and duplicates are known.
 
         Memory: 8 bytes a line, and more only for lines that repeat an id.
         """
@@ -84,11 +86,11 @@ class InputFile:
             self._find_duplicates(repeated)
 
     def first_with_its_id(self, number: int) -> int | None:
-        """The line that has the custom_id of this one before it; None: it is the first."""
+        """Return the number of an earlier line with this line's custom_id; None: there is none."""
         return self._first_with.get(number)
 
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
-        """Number and bytes of each request; None in place of more than `MAX_LINE_BYTES`.
+        """Yield number and bytes of each request; None in place of more than `MAX_LINE_BYTES`.
 
         Raises:
             SpecError: the file has changed since it was opened.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch job: every line of the input asked of the server until it has an answer or an error, and written once."""
+"""The batch job: every line of the input is asked until it has an answer or an error, which is written once."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ from clients.batch.line_error import LineError
 from clients.batch.openai_answers import Usage, answer_line, body_of, error_line, num_shortened
 from clients.batch.openai_bodies import Asked
 from clients.batch.results_file import ResultsFile
-from clients.batch.retry_policy import Pauses, Setback, line_error, setback_of
+from clients.batch.retry_policy import FailureKind, Pauses, failure_kind_of, line_error
 from clients.batch.window import Window
 from clients.infer_messages import GenerateChunk, GenerateRequest
 from clients.streaming import AsyncTritonClient
@@ -27,14 +27,18 @@ _BREATHE = 256  # lines between two looks at the clock, where none of them goes 
 
 
 class AskOf(Protocol):
-    """How a line becomes requests."""
+    """The way from a line to requests."""
 
     def __call__(self, line: BatchLine, /) -> Asked:
-        """Raises: LineError: it cannot."""
+        """Return the requests of a line.
+
+        Raises:
+            LineError: the line cannot be asked.
+        """
 
 
 class Tally(msgspec.Struct):
-    """How far a job is. Tokens and seconds are of this run alone."""
+    """The progress of a job; tokens and seconds are of this run alone."""
 
     total: int
     done: int  # lines with a result, failed ones and those of earlier runs included
@@ -48,17 +52,17 @@ class Tally(msgspec.Struct):
 
 
 class BatchJob:
-    """Runs once.
+    """The run of a job; an object runs once.
 
     Args:
-        client: connected, and checked (`clients.batch.server_probe`).
-        source: scanned.
-        results: of that source.
-        ask_of: a line's requests.
-        model: Triton's name of it.
-        ceiling: requests in flight at most.
-        line_timeout_s: for one request of a line, waiting included.
-        patience_s: the job stops after so long without any answer, while the server refuses or is away.
+        client: a connected and checked client (`clients.batch.server_probe`).
+        source: the input, scanned.
+        results: the results of that input.
+        ask_of: makes a line's requests.
+        model: Triton's name of the model.
+        ceiling: most requests in flight.
+        line_timeout_s: limit of one request of a line, waiting included.
+        patience_s: the job stops after this time without any answer, while the server refuses or is away.
     """
 
     def __init__(
@@ -82,11 +86,11 @@ class BatchJob:
         self.tally = Tally(source.num_requests, results.num_done, results.num_failed, results.num_done)
 
     async def run(self) -> None:
-        """To the last line.
+        """Answer every line to the last.
 
         Raises:
             Unavailable: the server was away or full for longer than the patience.
-            RequestError: it takes no priority or tenant any more.
+            RequestError: the server takes no priority or tenant any more.
             SpecError: the input has changed.
             OSError: the results cannot be written.
         """
@@ -138,13 +142,13 @@ class BatchJob:
                     line, asked, received, result_id=result_id, now_s=time.time(), model=asked.model or self._model
                 )
             except ServingError as exc:
-                setback = setback_of(exc)
-                num_lost += setback is Setback.LOST
-                if setback is Setback.WRONG or num_lost >= MAX_ATTEMPTS:
+                kind = failure_kind_of(exc)
+                num_lost += kind is FailureKind.LOST
+                if kind is FailureKind.WRONG or num_lost >= MAX_ATTEMPTS:
                     self._note_answer()
                     self._write_error(line.number, line.custom_id, line_error(exc, attempts=num_lost))
                     return
-                self._note_setback(setback, exc, sent_s)
+                self._note_failure(kind, exc, sent_s)
             else:
                 self._window.note_answer(time.monotonic() - sent_s, was_full=self._gate.is_full)
                 self._note_answer()
@@ -165,11 +169,11 @@ class BatchJob:
         self._failing_since_s = None
         self._pauses.note_answer()
 
-    def _note_setback(self, setback: Setback, error: ServingError, sent_s: float) -> None:
+    def _note_failure(self, kind: FailureKind, error: ServingError, sent_s: float) -> None:
         now_s = time.monotonic()
-        if setback is Setback.UNFIT:
+        if kind is FailureKind.UNFIT:
             raise error
-        if setback is Setback.BUSY:
+        if kind is FailureKind.BUSY:
             self._window.note_refusal(sent_s, now_s)
         elif isinstance(error, Unavailable):
             self._window.note_loss()

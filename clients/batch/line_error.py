@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why one line of a batch has no answer; the job goes on."""
+"""The error of one line of a batch, with which the job goes on."""
 
 
 class LineError(Exception):
-    """It ends up in the line's `error`.
+    """The reason why a line has no answer; it ends up in the line's `error`.
 
     Args:
         message: what is wrong, what is allowed and the next step.
-        code: for a program, in snake_case.
-        param: the field it is about, as it is written in the line.
-        status: as OpenAI's HTTP would have it, where the server has refused or failed it; None: it was never asked.
+        code: the kind of error for a program, in snake_case.
+        param: the field that is wrong, as it is written in the line.
+        status: OpenAI's HTTP status, where the server has refused or failed the line; None: it was never asked.
     """
 
     def __init__(self, message: str, *, code: str, param: str | None = None, status: int | None = None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server sent for a line, as OpenAI's answer; and the line of the results that holds it, or an error."""
+"""The answers of the server in OpenAI's form, and the lines of the results that hold an answer or an error."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ _REASONS = {"stop_string": "stop"}  # OpenAI does not tell them apart
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """As the server counted; each prompt once, however many answers it has."""
+    """The tokens as the server counted them; each prompt once, however many answers it has."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -31,13 +31,13 @@ def body_of(
     now_s: float,
     model: str,
 ) -> tuple[dict[str, object], Usage]:
-    """The body of an answer, and the tokens that it took.
+    """Return the body of an answer, and the tokens that it took.
 
     Args:
-        received: by request, its chunks of all sequences.
-        result_id: that of the line, so that a line has the same name in every attempt.
+        received: by request, the chunks of all its sequences.
+        result_id: id of the line's result, so that a line has one name in every attempt.
         now_s: Unix time.
-        model: as the answer names it.
+        model: name of the model in the answer.
 
     Raises:
         ServerError: the server did not send what was asked for.
@@ -70,7 +70,7 @@ def body_of(
 
 
 def num_shortened(asked: Asked, received: Sequence[Sequence[GenerateChunk]]) -> int:
-    """Answers that ended for their length with fewer tokens than the line allowed: the server has a lower limit."""
+    """Return how many answers a limit of the server cut below the length that the line allowed."""
     found = 0
     for request, chunks in zip(asked.requests, received, strict=True):
         for index in range(asked.n):
@@ -81,13 +81,13 @@ def num_shortened(asked: Asked, received: Sequence[Sequence[GenerateChunk]]) -> 
 
 
 def answer_line(result_id: str, custom_id: str, body: dict[str, object]) -> bytes:
-    """A line of the results, newline included."""
+    """Return a line of the results, newline included."""
     response = {"status_code": 200, "request_id": result_id, "body": body}
     return _line({"id": result_id, "custom_id": custom_id, "response": response, "error": None})
 
 
 def error_line(result_id: str, number: int, custom_id: str | None, error: LineError) -> bytes:
-    """A line of the results for a request that failed.
+    """Return a line of the results for a request that failed.
 
     `error` always says why. Where the server was asked, `response` has OpenAI's form of it too: status and body.
     """

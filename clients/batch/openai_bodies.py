@@ -22,7 +22,7 @@ _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 
 
 class _Sampling(msgspec.Struct, kw_only=True):
-    """What both endpoints have; a null is as good as nothing."""
+    """The fields of both endpoints; null means not given."""
 
     model: str | None = None
     max_tokens: _Positive | None = None
@@ -80,7 +80,7 @@ _Prompt = dict[str, object]  # the field of a request that holds it, and what it
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What the server is asked for one line: a request for each prompt, each of `n` sequences."""
+    """The requests of one line: one for each prompt, each of `n` sequences."""
 
     requests: tuple[GenerateRequest, ...]
     model: str | None  # as the line names it
@@ -88,12 +88,12 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def requests_of(line: BatchLine, *, base: GenerateRequest, render_chat: RenderChat | None, chat_tokens: int) -> Asked:
-    """The requests of a line.
+    """Return the requests of a line.
 
     Args:
-        base: what all have in common: class, tenant, limits.
-        render_chat: messages to a prompt; None: the server renders them.
-        chat_tokens: for a chat line that has no limit of its own.
+        base: what all requests have in common: class, tenant, limits.
+        render_chat: makes a prompt of messages; None: the server renders them.
+        chat_tokens: limit of a chat line that has none of its own.
 
     Raises:
         LineError: it names the parameter, its value and what is allowed.

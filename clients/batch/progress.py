@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a job goes, for people: a live line on a terminal, a plain line now and then elsewhere; on standard error."""
+"""The progress of a job for people, on standard error: a live line on a terminal, else a plain line now and then."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ _LIVE_S, _PLAIN_S = 0.5, 10.0
 
 
 class JobProgress:
-    """Of one run; start it when the first line is about to be sent."""
+    """The progress of one run; construct it when the first line is about to be sent."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
@@ -22,11 +22,11 @@ class JobProgress:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the run began."""
+        """Return the seconds since the run began."""
         return time.monotonic() - self._began_s
 
     async def show(self) -> None:
-        """Until cancelled."""
+        """Show the progress until cancelled."""
         if not self._console.is_terminal:
             while True:
                 await asyncio.sleep(_PLAIN_S)
@@ -39,7 +39,7 @@ class JobProgress:
                 await asyncio.sleep(_LIVE_S)
 
     def text(self) -> str:
-        """Failed lines, speed and the time that is left, in words."""
+        """Return failed lines, speed and the time that is left, in words."""
         tally = self._tally
         tokens_per_s = (tally.prompt_tokens + tally.completion_tokens) / max(self.elapsed_s, 1e-3)
         here = tally.done - tally.resumed

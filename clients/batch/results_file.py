@@ -32,12 +32,12 @@ _RESULT = msgspec.json.Decoder(_Result)
 
 
 class ResultsFile:
-    """Open and locked inside a `with`; another process that opens it is refused.
+    """The file of results, open and locked inside a `with`; another process that opens it is refused.
 
     Args:
-        path: is made where it is not there, with its folders.
-        input_sha256: of the file that is answered.
-        last_line: of that file.
+        path: the file; it is made where it is not there, with its folders.
+        input_sha256: hash of the file that is answered.
+        last_line: number of that file's last line.
 
     Raises:
         SpecError: it cannot be written, another run holds it, or it has lines that are not this job's.
@@ -72,11 +72,11 @@ class ResultsFile:
             os.close(self._fd)
 
     def id_of(self, number: int) -> str:
-        """The id of the result of a line."""
+        """Return the id of the result of a line."""
         return f"{self._prefix}{number}"
 
     def has(self, number: int) -> bool:
-        """Whether a line of the input has its result."""
+        """Return whether a line of the input has its result."""
         return bool(self._is_done[number])
 
     def append(self, number: int, line: bytes, *, is_failed: bool) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an error means for a line of a job: it is wrong, comes back later, or was lost; and for how long to wait."""
+"""The retry policy of a job: what an error means for a line, and for how long nothing is sent."""
 
 import enum
 import random
@@ -13,8 +13,8 @@ _LONGEST_HINT_S = 60.0
 _AWAY = {"unreachable", "engine_restarting", "draining", "stopping", "not_loaded", "engine_not_loaded", "no_answer"}
 
 
-class Setback(enum.Enum):
-    """Of one attempt."""
+class FailureKind(enum.Enum):
+    """The kinds of a failed attempt."""
 
     WRONG = enum.auto()  # the line's fault: it would be refused each time
     BUSY = enum.auto()  # refused for want of room; not begun
@@ -23,24 +23,24 @@ class Setback(enum.Enum):
     UNFIT = enum.auto()  # the server does not take what the job says of itself, or not its key
 
 
-def setback_of(error: ServingError) -> Setback:
-    """Which of them an error is."""
+def failure_kind_of(error: ServingError) -> FailureKind:
+    """Return the kind of failure that an error is."""
     if isinstance(error, AccessDenied):
-        return Setback.UNFIT
+        return FailureKind.UNFIT
     reason, field = error.facts.get("reason"), error.facts.get("field")
     if isinstance(error, RequestError):
         if field in SCHEDULING:
-            return Setback.UNFIT
-        return Setback.AWAY if field == "model" else Setback.WRONG  # it was there when the job began
+            return FailureKind.UNFIT
+        return FailureKind.AWAY if field == "model" else FailureKind.WRONG  # it was there when the job began
     if isinstance(error, QueueFull) or reason in {"overload", "shedding", "queue_timeout_ms"}:
-        return Setback.BUSY
+        return FailureKind.BUSY
     if isinstance(error, Unavailable) and reason in _AWAY:
-        return Setback.AWAY
-    return Setback.LOST
+        return FailureKind.AWAY
+    return FailureKind.LOST
 
 
 def line_error(error: ServingError, *, attempts: int) -> LineError:
-    """What the results say of a line that is given up."""
+    """Return the error in the results of a line that is given up."""
     if isinstance(error, RequestError):
         field = error.facts.get("field")
         return LineError(error.message, code="invalid_value", param=None if field is None else str(field), status=400)
@@ -51,7 +51,7 @@ def line_error(error: ServingError, *, attempts: int) -> LineError:
 
 
 class Pauses:
-    """How long to send nothing after a setback: what the server hints, else longer each time; never all at once."""
+    """The pauses after failures: what the server hints, else longer each time; never equal for all."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -59,11 +59,14 @@ class Pauses:
         self._last_s = -1.0
 
     def note_answer(self) -> None:
-        """The server answers again."""
+        """Note that the server answers again."""
         self._next_s = _FIRST_PAUSE_S
 
     def after(self, error: ServingError, *, sent_s: float, now_s: float) -> float:
-        """Seconds; 0 for what was sent before the last pause: it met the same trouble as what that one was for."""
+        """Return the pause after a failure, in seconds.
+
+        It is 0 for a request sent before the last pause: the trouble is the one that pause was for.
+        """
         hint_ms = error.facts.get("retry_after_ms")
         if isinstance(hint_ms, int | float):
             return self._rng.uniform(1.0, 1.25) * min(_LONGEST_HINT_S, hint_ms / 1000)

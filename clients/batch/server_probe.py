@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job has to know of the server before its first line: that it answers, and whether it knows classes."""
+"""The check of the server before a job's first line: that it answers, and whether it knows classes."""
 
 import asyncio
 import time
 
-from clients.batch.retry_policy import Setback, setback_of
+from clients.batch.retry_policy import FailureKind, failure_kind_of
 from clients.infer_messages import GenerateRequest
 from clients.streaming import AsyncTritonClient
 from trireme.base.errors import AccessDenied, RequestError, ServingError
@@ -18,7 +18,7 @@ async def check_server(client: AsyncTritonClient, base: GenerateRequest, *, mode
     """Send one token's worth of a request as the job will send its own.
 
     Raises:
-        RequestError: there is no such model, or it is none from text to text; or the server has no admission and the
+        RequestError: there is no such model, or it does not make text of text; or the server has no admission and the
             job wants a class or a tenant.
         ServingError: nothing answers, or not for half a minute.
     """
@@ -29,12 +29,12 @@ async def check_server(client: AsyncTritonClient, base: GenerateRequest, *, mode
             async for _ in client.generate(probe, model=model, timeout_s=_ANSWER_S):
                 pass
         except ServingError as exc:
-            match setback_of(exc):
-                case Setback.UNFIT if not isinstance(exc, AccessDenied):
+            match failure_kind_of(exc):
+                case FailureKind.UNFIT if not isinstance(exc, AccessDenied):
                     raise _without_admission(exc) from exc
-                case Setback.BUSY:  # it has been looked at: the server knows classes
+                case FailureKind.BUSY:  # it has been looked at: the server knows classes
                     return
-                case Setback.WRONG:  # no line of any job could be right there
+                case FailureKind.WRONG:  # no line of any job could be right there
                     raise RequestError(
                         f"--model {model} does not answer a text of one token: {exc.message}; name a model from text "
                         "to text, such as ensemble",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many requests of a job may be in flight, learned from the server's answers; times are given, none is read.
+"""The number of a job's requests in flight, learned from the server's answers; times are given, no clock is read.
 
 Additive increase, multiplicative decrease, as TCP's congestion control (RFC 5681). A refusal is the signal: every
 request is sent with a limit for its wait, so a server with admission refuses what would only stand in its queue.
@@ -12,7 +12,7 @@ _SPREAD = 0.5  # of the mean interval between two answers; the rest makes up for
 
 
 class Window:
-    """Grows with every answer that comes while it is used up, and shrinks once for all refusals of one round.
+    """A window that grows with every answer while it is used up, and shrinks once for all refusals of one round.
 
     Args:
         ceiling: never more in flight than this.
@@ -27,12 +27,12 @@ class Window:
 
     @property
     def size(self) -> int:
-        """Requests that may be in flight."""
+        """Return how many requests may be in flight."""
         return int(self._size)
 
     @property
     def gap_s(self) -> float:
-        """To leave between two sends.
+        """Return the seconds to leave between two sends.
 
         Requests of one length that began together would end together and begin together again: prefills of all of
         them in one step, which everybody else's tokens wait for.
@@ -40,14 +40,22 @@ class Window:
         return _SPREAD * self._mean_s / self._size
 
     def note_answer(self, took_s: float, *, was_full: bool) -> None:
-        """An answer came. Args: `was_full`: as many were in flight as may be; else growing would mean nothing."""
+        """Note an answer.
+
+        Args:
+            took_s: from its sending to its end.
+            was_full: as many requests were in flight as may be; otherwise growing would mean nothing.
+        """
         self._mean_s += (_FADE if self._mean_s else 1.0) * (took_s - self._mean_s)
         if was_full:
             step = 1.0 if self._is_doubling else 1.0 / self._size
             self._size = min(self._ceiling, self._size + step)
 
     def note_refusal(self, sent_s: float, now_s: float) -> None:
-        """The server had no room. Refusals of what was sent before the last cut are of the same round."""
+        """Note that the server had no room.
+
+        Refusals of what was sent before the last cut are of one round, and cut once.
+        """
         if sent_s < self._cut_s:
             return
         self._cut_s = now_s
@@ -55,7 +63,10 @@ class Window:
         self._size = max(1.0, _CUT * self._size)
 
     def note_loss(self) -> None:
-        """The server or its engine went away: begin anew with one, which also shows whether a request is the cause."""
+        """Note that the server or its engine went away, and begin anew with one request in flight.
+
+        That also shows whether a request is the cause.
+        """
         self._size = 1.0
         self._is_doubling = True
         self._mean_s = 0.0

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from clients.access import NO_ACCESS, Access
-from clients.batch.retry_policy import Pauses, Setback, setback_of
+from clients.batch.retry_policy import FailureKind, Pauses, failure_kind_of
 from clients.rollout.judging.text_similarity import similarity
 from clients.rollout.records.held_out import Prompt
 from clients.rollout.routing.split import BASELINE, CANDIDATE
@@ -173,10 +173,10 @@ class _Replay:
             try:
                 return await self._text(prompt, target)
             except ServingError as exc:
-                setback = setback_of(exc)
-                if exc.facts.get("reason") in _GONE or (setback is Setback.AWAY and target == self._stable):
+                kind = failure_kind_of(exc)
+                if exc.facts.get("reason") in _GONE or (kind is FailureKind.AWAY and target == self._stable):
                     raise Unavailable(exc.message, reason=exc.facts.get("reason")) from exc
-                if setback is not Setback.BUSY:
+                if kind is not FailureKind.BUSY:
                     return exc
                 if time.monotonic() > until_s:
                     raise Unavailable(

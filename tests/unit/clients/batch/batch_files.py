@@ -18,14 +18,14 @@ def chat(custom_id: str, content: object = "hi", **body: object) -> dict[str, ob
 
 
 def write_lines(path: Path, lines: Iterable[object]) -> Path:
-    """One line each; text as it is, anything else as JSON."""
+    """Write a file with one line each; text as it is, anything else as JSON."""
     texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
     path.write_text("".join(f"{text}\n" for text in texts))
     return path
 
 
 def results_of(path: Path) -> dict[str | None, Any]:
-    """By custom_id; a line that is torn or there twice fails."""
+    """Return the results by custom_id; a line that is torn or there twice fails."""
     text = path.read_text()
     assert text.endswith("\n")
     results = [json.loads(line) for line in text.splitlines()]

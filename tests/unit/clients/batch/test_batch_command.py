@@ -27,7 +27,7 @@ def tensors(request: Any) -> dict[str, bytes]:
 
 
 def prompt_of(request: Any) -> str:
-    """The text, or the JSON of the messages."""
+    """Return the text of a request, or the JSON of its messages."""
     given = tensors(request)
     return given.get("text_input", given.get("messages", b""))[4:].decode()
 
@@ -37,7 +37,7 @@ def is_probe(request: Any) -> bool:
 
 
 def shout(request: Any) -> list[Step]:
-    """The prompt in capitals."""
+    """Return a script that answers with the prompt in capitals."""
     text = prompt_of(request).upper()
     return [response(text, num_input_tokens=2, num_output_tokens=3, finish_reason="stop", final=True)]
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from clients.batch.gate import Gate
-from clients.batch.retry_policy import Pauses, Setback, line_error, setback_of
+from clients.batch.retry_policy import FailureKind, Pauses, failure_kind_of, line_error
 from clients.batch.window import FIRST, Window
 from trireme.base.errors import (
     QueueFull,
@@ -145,30 +145,30 @@ def test_who_gives_up_at_the_gate_takes_no_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "setback"),
+    ("error", "kind"),
     [
-        (RequestError("no", field="top_p"), Setback.WRONG),
-        (RequestError("no", field="priority"), Setback.UNFIT),
-        (RequestError("no", field="tenant"), Setback.UNFIT),
-        (RequestError("no", field="model"), Setback.AWAY),
-        (QueueFull("no", reason="queue_full", retry_after_ms=5), Setback.BUSY),
-        (Unavailable("no", reason="overload", retry_after_ms=5), Setback.BUSY),
-        (Unavailable("no", reason="shedding", retry_after_ms=5), Setback.BUSY),
-        (Unavailable("no", reason="engine_not_loaded"), Setback.AWAY),
-        (RequestTimeout("no", reason="queue_timeout_ms"), Setback.BUSY),
-        (RequestTimeout("no"), Setback.LOST),
-        (Unavailable("no", reason="engine_restarting"), Setback.AWAY),
-        (Unavailable("no", reason="unreachable"), Setback.AWAY),
-        (Unavailable("no", reason="draining"), Setback.AWAY),
-        (Unavailable("no", reason="engine_died"), Setback.LOST),
-        (Unavailable("no", reason="connection_lost"), Setback.LOST),
-        (RequestCancelled("no"), Setback.LOST),
-        (ServerError("no"), Setback.LOST),
+        (RequestError("no", field="top_p"), FailureKind.WRONG),
+        (RequestError("no", field="priority"), FailureKind.UNFIT),
+        (RequestError("no", field="tenant"), FailureKind.UNFIT),
+        (RequestError("no", field="model"), FailureKind.AWAY),
+        (QueueFull("no", reason="queue_full", retry_after_ms=5), FailureKind.BUSY),
+        (Unavailable("no", reason="overload", retry_after_ms=5), FailureKind.BUSY),
+        (Unavailable("no", reason="shedding", retry_after_ms=5), FailureKind.BUSY),
+        (Unavailable("no", reason="engine_not_loaded"), FailureKind.AWAY),
+        (RequestTimeout("no", reason="queue_timeout_ms"), FailureKind.BUSY),
+        (RequestTimeout("no"), FailureKind.LOST),
+        (Unavailable("no", reason="engine_restarting"), FailureKind.AWAY),
+        (Unavailable("no", reason="unreachable"), FailureKind.AWAY),
+        (Unavailable("no", reason="draining"), FailureKind.AWAY),
+        (Unavailable("no", reason="engine_died"), FailureKind.LOST),
+        (Unavailable("no", reason="connection_lost"), FailureKind.LOST),
+        (RequestCancelled("no"), FailureKind.LOST),
+        (ServerError("no"), FailureKind.LOST),
     ],
     ids=str,
 )
-def test_what_an_error_means_for_a_line(error: ServingError, setback: Setback) -> None:
-    assert setback_of(error) is setback
+def test_what_an_error_means_for_a_line(error: ServingError, kind: FailureKind) -> None:
+    assert failure_kind_of(error) is kind
 
 
 def test_a_pause_is_the_server_s_hint_with_some_chance_added() -> None:

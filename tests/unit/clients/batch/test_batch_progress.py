@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a batch job tells of itself: plain lines where nobody watches, a live line on a terminal."""
+"""The messages of a batch job about itself: plain lines where nobody watches, a live line on a terminal."""
 
 import asyncio
 import os

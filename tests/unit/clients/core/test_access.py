@@ -172,9 +172,9 @@ def test_a_command_gets_the_options_in_the_place_of_its_access(tmp_path: Path) -
 
 
 def test_a_refusal_is_no_request_error_and_is_not_tried_again() -> None:
-    from clients.batch.retry_policy import Setback, setback_of  # noqa: PLC0415
+    from clients.batch.retry_policy import FailureKind, failure_kind_of  # noqa: PLC0415
 
-    assert setback_of(AccessDenied("no", reason="key")) is Setback.UNFIT
+    assert failure_kind_of(AccessDenied("no", reason="key")) is FailureKind.UNFIT
 
 
 @pytest.mark.parametrize(
