@@ -98,7 +98,7 @@ def tried_handshake(target: str, access: Access) -> AccessDenied | None:
 
 
 def _after_handshake(secure: ssl.SSLSocket, target: str, access: Access) -> AccessDenied | None:
-    """A server of HTTP/2 speaks first; one that wants a client certificate ends the connection instead."""
+    """Wait for the first bytes of a server: HTTP/2's speaks first, one that wants a certificate ends the connection."""
     if not access.uses_tls:
         return denied("tls_required", target, access)
     try:

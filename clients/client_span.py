@@ -36,10 +36,10 @@ class NoSpan:
         self.metadata: Metadata = () if traceparent is None else (("traceparent", traceparent),)
 
     def note(self, chunk: GenerateChunk) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def end(self, failure: ServingError | None, *, is_complete: bool) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class ClientSpan:
@@ -63,7 +63,7 @@ class ClientSpan:
         self._num_chunks = 0
 
     def note(self, chunk: GenerateChunk) -> None:
-        """The first one is an event; the last one says how it ended, where that was asked for."""
+        """Note a chunk: the first one as an event, the last one with how it ended, where that was asked for."""
         self._num_chunks += 1
         if self._num_chunks == 1:
             self._span.add_event("first_chunk")
@@ -71,7 +71,7 @@ class ClientSpan:
             self._span.set_attribute("gen_ai.response.finish_reasons", [chunk.finish_reason])
 
     def end(self, failure: ServingError | None, *, is_complete: bool) -> None:
-        """An error is told by its code and reason, and not by its text, which may quote the prompt."""
+        """End the span; an error is told by its code and reason, for its text may quote the prompt."""
         from opentelemetry.trace import StatusCode  # noqa: PLC0415
 
         self._span.set_attribute("trireme.num_chunks", self._num_chunks)

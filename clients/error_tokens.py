@@ -91,7 +91,7 @@ _KNOWN_TEXTS = (
 
 
 def parse_error(text: str, *, address: str | None = None) -> ServingError:
-    """The typed exception that an error text stands for; it is returned, not raised. Never fails.
+    """Return the typed exception that an error text stands for; it is not raised. Never fails.
 
     Our token is found wherever it stands; what follows it is the message. Text without one is told by its words, and
     is a `ServerError` where they are not known.

@@ -34,14 +34,14 @@ WORDS = (
 
 
 class Tokenizer(Protocol):
-    """What counts."""
+    """A tokenizer, which counts."""
 
     def encode(self, text: str) -> Sized:
-        """A prompt's tokens, special ones included."""
+        """Return a prompt's tokens, special ones included."""
 
 
 def least_tokens(tokenizer: Tokenizer) -> int:
-    """Of a prompt that has a word, special tokens included."""
+    """Return the tokens of the shortest prompt that has a word, special tokens included."""
     return min(len(tokenizer.encode(word)) for word in WORDS)
 
 
@@ -54,7 +54,11 @@ class PromptMaker:
         self._rng = random.Random(seed)
 
     def prompts(self, count: int) -> list[str]:
-        """New prompts. Raises: SpecError: none of so many tokens can be made of words."""
+        """Return new prompts.
+
+        Raises:
+            SpecError: none with this number of tokens can be made of words.
+        """
         return [self._prompt() for _ in range(count)]
 
     def _prompt(self) -> str:

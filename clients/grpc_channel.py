@@ -32,7 +32,10 @@ def open_channel(url: str, access: Access, options: Options) -> Channel:
 
 
 def open_aio_channel(url: str, access: Access, options: Options) -> Channel:
-    """Return a channel for the running event loop. Raises: as `open_channel`."""
+    """Return a channel for the running event loop.
+
+    Raises what `open_channel` raises.
+    """
     target, access = grpc_endpoint(url, access)
     if not access.uses_tls:
         return grpc.aio.insecure_channel(target, options=options)

@@ -77,12 +77,15 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_prompt_chars(self) -> int:
-        """The length of the prompt, in characters; of messages that of their JSON."""
+        """Return the length of the prompt in characters; of messages the length of their JSON."""
         return len(self.text_input or "") + (len(msgspec.json.encode(self.messages)) if self.messages else 0)
 
 
 class GenerateChunk(msgspec.Struct, frozen=True, gc=False):
-    """One response of a stream. What was not asked for, or is not in this chunk, is None."""
+    """A response of a stream.
+
+    Fields that were not asked for, or are not in this chunk, are None.
+    """
 
     text: str  # what is new since the last chunk; may be empty; of beams the best's
     finish_reason: str | None
@@ -101,7 +104,7 @@ _ROWS = tuple((name, row) for name, row in inputs_of("tensorrt_llm_bls") if name
 
 
 def model_metadata(model: str) -> tuple[tuple[str, str], ...]:
-    """Who is asked, for a router in between, which does not look into messages."""
+    """Return the model's name for a router in between, which does not look into messages."""
     return ((MODEL_HEADER, model),)
 
 
@@ -114,7 +117,7 @@ def encode_request(
     release: int | None = None,
     perf_outputs: Collection[str] | None = None,
 ) -> InferRequest:
-    """The request as one message, shapes ``[1, n]``.
+    """Return the request as one message, shapes ``[1, n]``.
 
     Args:
         perf_outputs: the outputs of `return_perf_metrics` to name; None: all are asked for.
@@ -171,7 +174,7 @@ def _encode_value(row: Tensor, value: object) -> bytes:
 
 
 def is_final_response(message: StreamResponse) -> bool:
-    """Whether nothing follows; may be told by a response that has nothing else."""
+    """Return whether nothing follows; a response that holds nothing else may say so."""
     return bool(message.infer_response.parameters[_FINAL].bool_param)
 
 
@@ -243,7 +246,10 @@ def _texts(raw: bytes) -> list[str]:
 
 
 def _elements(raw: bytes) -> list[bytes]:
-    """Each is its length, 4 bytes, and its text. An empty tensor is what a stub with numpy 2 sends."""
+    """Return the texts in a tensor: each is its length in 4 bytes, and its bytes.
+
+    An empty tensor is what a stub with numpy 2 sends.
+    """
     elements, start = [], 0
     while start + 4 <= len(raw):
         end = start + 4 + int.from_bytes(raw[start : start + 4], "little")
@@ -269,7 +275,7 @@ def _of_best(name: str, raw: bytes | None, num_beams: int) -> tuple[float, ...] 
 
 
 def _number(name: str, raw: bytes | None, num_beams: int) -> float | None:
-    """The best beam's, of a tensor with one number for each."""
+    """Return the best beam's number, from a tensor with one number for each beam."""
     numbers = _numbers(name, raw)
     if numbers is None:
         return None

@@ -14,26 +14,26 @@ class MetricUndefined(ValueError):
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """One chunk of a response."""
+    """A chunk of a response."""
 
     received_ns: int  # monotonic clock, as `RequestRecord.sent_ns`
     num_tokens: int  # 0: text that was held back, a sign of life, or the end
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
-    """One request that ended well."""
+    """A request that ended well."""
 
     sent_ns: int
     arrivals: tuple[Arrival, ...]
 
     @property
     def output_tokens(self) -> int:
-        """Tokens in all chunks."""
+        """Return the tokens in all chunks."""
         return sum(arrival.num_tokens for arrival in self.arrivals)
 
 
 def ttft_ms(record: RequestRecord) -> float:
-    """Time to first token: the first chunk with a token minus send, in milliseconds.
+    """Return the time to first token: the first chunk with a token minus send, in milliseconds.
 
     Raises:
         MetricUndefined: no token came.
@@ -51,7 +51,7 @@ def e2e_ms(record: RequestRecord) -> float:
 
 
 def itl_ms(record: RequestRecord) -> list[float]:
-    """Inter-token latencies: the gap before every chunk with tokens after the first, in milliseconds.
+    """Return the inter-token latencies: the gap before every chunk with tokens after the first, in milliseconds.
 
     Pooled over requests before a percentile is taken. Chunks, not tokens: a chunk of four tokens is one gap.
     Empty below two chunks with tokens.
@@ -61,7 +61,7 @@ def itl_ms(record: RequestRecord) -> list[float]:
 
 
 def tpot_ms(record: RequestRecord) -> float:
-    """Mean time per output token after the first, in milliseconds.
+    """Return the mean time per output token after the first, in milliseconds.
 
     (e2e_ms - ttft_ms) / (output_tokens - 1)
 

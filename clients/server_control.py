@@ -9,7 +9,7 @@ from trireme.base.unix_rpc import call
 
 
 class ServerControl:
-    """One server, from the machine that it runs on.
+    """The control of one server, from the machine that it runs on.
 
     Args:
         path: the socket, `build/NAME/control.sock` of the folder that `trireme serve` was called in.

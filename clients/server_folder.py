@@ -11,12 +11,12 @@ from trireme.base.unix_socket import CONTROL_SOCKET
 
 ServerOption = Annotated[
     Path | None,
-    typer.Option("--server", help="The server's folder, build/NAME where it was started; none: the only one here."),
+    typer.Option("--server", help="Folder of the server, build/NAME where it was started; none: the only one here."),
 ]
 
 
 def server_folder(server: Path | None) -> Path:
-    """The folder of the server that is meant: what was named, or the only one that was started here.
+    """Return the folder of the server that is meant: the named one, or the only one that was started here.
 
     Raises:
         SpecError: there is none, or there are several.

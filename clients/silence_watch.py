@@ -23,15 +23,15 @@ class SilenceWatch:
             self._check()
 
     def restart(self) -> None:
-        """The reader waits from now on."""
+        """Note that the reader waits from now on."""
         self._waiting_since = self._loop.time()
 
     def pause(self) -> None:
-        """The reader is busy with what came."""
+        """Note that the reader is busy with what came."""
         self._waiting_since = float("inf")
 
     def stop(self) -> None:
-        """The call has ended."""
+        """Note that the call has ended."""
         if self._timer is not None:
             self._timer.cancel()
 

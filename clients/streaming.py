@@ -58,7 +58,9 @@ _CHANNEL_OPTIONS = (
 
 
 class AsyncTritonClient:
-    """One connection for any number of requests at a time. Create it inside a running event loop.
+    """A client with one connection for any number of requests at a time.
+
+    Create it inside a running event loop.
 
     Args:
         url: ``host:port`` of the gRPC endpoint, or ``grpcs://host:port`` for TLS.
@@ -262,7 +264,7 @@ async def _half_close(call: StreamCall) -> None:
 
 
 def _is_task_cancelled() -> bool:
-    """grpc.aio raises CancelledError for a cancelled task and for a cancelled call alike."""
+    """Return whether the task was cancelled; grpc.aio raises CancelledError for a cancelled call alike."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -270,7 +272,7 @@ def _is_task_cancelled() -> bool:
 def _in_step(
     stream: Callable[Concatenate[AsyncTritonClient, P], AsyncGenerator[GenerateChunk, None]],
 ) -> "Callable[Concatenate[TritonClient, P], Generator[GenerateChunk, None, None]]":
-    """The same stream for code that waits."""
+    """Return a stream method for code that waits, made of an asynchronous one."""
 
     @functools.wraps(stream)
     def generate(self: "TritonClient", /, *args: P.args, **kwargs: P.kwargs) -> Generator[GenerateChunk, None, None]:
@@ -290,7 +292,7 @@ async def _next(chunks: AsyncGenerator[GenerateChunk, None]) -> GenerateChunk | 
 
 
 class TritonClient:
-    """`AsyncTritonClient` for scripts: the same core on an event loop of its own, for one thread at a time.
+    """A client for scripts: the core of `AsyncTritonClient` on an event loop of its own, for one thread at a time.
 
     Ctrl-C while it waits cancels the request on the server and raises KeyboardInterrupt. Leave a loop early under
     `contextlib.closing`.
@@ -317,7 +319,7 @@ class TritonClient:
         self._runner.close()
 
     def is_ready(self, *, model: str = "ensemble", model_version: str = "", timeout_s: float = 5.0) -> bool:
-        """As `AsyncTritonClient.is_ready`."""
+        """Return whether the server and the model take requests; False where nothing answers, too."""
         return self._runner.run(self._client.is_ready(model=model, model_version=model_version, timeout_s=timeout_s))
 
     generate = _in_step(AsyncTritonClient.generate)

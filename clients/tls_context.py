@@ -74,7 +74,7 @@ def _with_certificate(context: ssl.SSLContext, access: Access) -> ssl.SSLContext
 
 
 def _no_password() -> str:
-    """OpenSSL would ask the terminal for the password of a key."""
+    """Refuse to ask for the password of a key; OpenSSL would ask the terminal."""
     raise ValueError("the private key has a password")
 
 

@@ -21,7 +21,7 @@ from trireme.base.errors import RequestError, ServingError
 
 
 class GenerateReport(msgspec.Struct, frozen=True):
-    """What `--json` prints; null where the server does not say or the metric is undefined."""
+    """The object that `--json` prints; null where the server does not say or the metric is undefined."""
 
     text: str
     finish_reason: str | None
@@ -34,7 +34,7 @@ class GenerateReport(msgspec.Struct, frozen=True):
 
 @with_access
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input, less one newline at its end.")],
+    prompt: Annotated[str, typer.Argument(help="Prompt; - reads it from standard input, less one newline at its end.")],
     *,
     url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint; grpcs://host:port: with TLS.")] = (
         "localhost:8001"
@@ -42,29 +42,28 @@ def generate(
     model: Annotated[
         str | None, typer.Option(help="The model to ask.", show_default="ensemble; with --release tensorrt_llm_bls")
     ] = None,
-    release: Annotated[
-        int | None, typer.Option(help="Have this release answer, of those that the server holds.")
-    ] = None,
+    release: Annotated[int | None, typer.Option(help="Release that answers, of those that the server holds.")] = None,
     split_url: Annotated[
-        str | None, typer.Option(help="Where a rollout says which release answers, such as http://localhost:8010.")
+        str | None,
+        typer.Option(help="Address of a rollout, which says which release answers, such as http://localhost:8010."),
     ] = None,
     key: Annotated[
-        str | None, typer.Option(help="With --split-url: the user or session, who stays with one release.")
+        str | None, typer.Option(help="With --split-url: name of the user or session, which stays with one release.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to make at most.")] = 128,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to make.")] = 128,
     temperature: Annotated[
         float | None,
         typer.Option(help="Sample at this temperature; with neither --top-p nor --top-k it sends top_p=1.0 as well."),
     ] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this probability.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from this many likeliest tokens.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Sample the same text again.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling: one seed samples one text.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given again.")] = None,
     adapter: Annotated[str | None, typer.Option(help="Answer with this LoRA adapter of the deployment.")] = None,
     is_chat: Annotated[
         bool, typer.Option("--chat", help="Ask as a user in a chat: the server applies the model's chat template.")
     ] = False,
-    system: Annotated[str | None, typer.Option(help="With --chat: what the model is told before.")] = None,
+    system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None,
     timeout_s: Annotated[float | None, typer.Option(help="Give up after this many seconds.")] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
     access: Access,
@@ -144,7 +143,7 @@ def _streamed_or_whole(
 
 
 def _refuse_two_ways(model: str | None, release: int | None, split_url: str | None, key: str | None) -> None:
-    """Raises: RequestError: a rollout is to say what answers, and the command line says it too; or a key for nobody."""
+    """Raise a RequestError where the command line names what a rollout is to choose, or a key without one."""
     if split_url is not None and (model is not None or release is not None):
         named = "--model" if model is not None else "--release"
         raise RequestError(f"--split-url asks the rollout which release answers; leave {named} out", field="split_url")

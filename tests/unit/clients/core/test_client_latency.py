@@ -7,7 +7,7 @@ from clients.latency import Arrival, MetricUndefined, RequestRecord, e2e_ms, itl
 
 
 def record(*arrivals: tuple[int, int]) -> RequestRecord:
-    """Sent at 100; each arrival is (at ms, tokens)."""
+    """Return the record of a request sent at 100; each arrival is (at ms, tokens)."""
     return RequestRecord(100_000_000, tuple(Arrival(at_ms * 1_000_000, tokens) for at_ms, tokens in arrivals))
 
 

@@ -32,7 +32,7 @@ class ListeningServer(KServeServer):
 
 
 def asked(server: KServeServer, *, num_chunks: int | None = None) -> tuple[ReadableSpan, ServingError | None]:
-    """The span of one request, of which so many chunks are read, and how it failed."""
+    """Return the span of one request, of which `num_chunks` chunks are read, and how it failed."""
     provider, kept, failure = TracerProvider(shutdown_on_exit=False), InMemorySpanExporter(), None
     provider.add_span_processor(SimpleSpanProcessor(kept))
     with TritonClient(server.url, tracer=provider.get_tracer("test")) as client:

@@ -45,7 +45,7 @@ def start(server: KServeServer, *args: str) -> "subprocess.Popen[bytes]":
 
 
 def sent(server: KServeServer) -> dict[str, bytes]:
-    """The tensors of the one request that came in."""
+    """Return the tensors of the one request that came in."""
     (request,) = server.requests
     names = [tensor.name for tensor in request.inputs]
     return dict(zip(names, request.raw_input_contents, strict=True))
@@ -330,7 +330,7 @@ def test_the_exit_code_tells_whose_fault_it_is(error: ServingError, code: int) -
 
 
 def wait_until_asked(server: KServeServer) -> Any:
-    """Until a request came in."""
+    """Wait until a request came in, and return it."""
     for _ in range(1000):
         if server.requests:
             return server.requests[0]
