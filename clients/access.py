@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to a server: whom a client trusts, and what it shows itself: TLS, client certificates, a key in the metadata.
+"""The access to a server: the certificates that a client trusts, and its own certificate or key.
 
 `Access` holds names of files and of an environment variable, never a secret: it may be shown, written and sent to other
 processes. A key is read for each request, so that one which is replaced while a client runs is used from then on. What

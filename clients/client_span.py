@@ -19,7 +19,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", 
 
 
 class NoSpan:
-    """Nothing is noted, and the server goes on in the caller's own span, if that is named.
+    """The absence of a span: nothing is noted, and the server goes on in the caller's own span, if that is named.
 
     Raises:
         RequestError: that is not W3C trace context.
@@ -43,7 +43,7 @@ class NoSpan:
 
 
 class ClientSpan:
-    """From the call to the last chunk, below the span that is current when it begins."""
+    """The span from the call to the last chunk, below the span that is current when it begins."""
 
     def __init__(self, tracer: "Tracer", *, model: str, request_id: str, address: str) -> None:
         from opentelemetry.trace import SpanKind, set_span_in_context  # noqa: PLC0415  it is there: a tracer is

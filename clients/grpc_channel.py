@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Channels to a gRPC endpoint, with TLS or without, and what becomes of one whose certificate files are replaced."""
+"""Channels to a gRPC endpoint, with TLS or without, which are opened anew when certificate files are replaced."""
 
 import asyncio
 import contextlib

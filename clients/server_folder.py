@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which server a command means that talks to one through its control socket, on the machine that it runs on."""
+"""The choice of the server that a command talks to through its control socket, on the server's machine."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The idle timeout of a stream: who waits too long for one response has lost its peer."""
+"""The idle timeout of a stream: a reader who waits too long for one response has lost the peer."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ import grpc.aio
 
 
 class SilenceWatch:
-    """Cancels a call whose reader has waited `limit_s` for one response; None: never.
+    """A watch that cancels a call if its reader has waited `limit_s` seconds for one response; None: never.
 
     One timer for the stream: `asyncio.timeout` around every response costs 7 us each.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS as Python's own library has it, for what is asked over HTTP; gRPC has another one (`clients.grpc_channel`)."""
+"""The TLS of Python's own library, for what is asked over HTTP; gRPC has another one (`clients.grpc_channel`)."""
 
 import ssl
 import urllib.request

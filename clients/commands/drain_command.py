@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme drain`: what is called before a server is told to end, such as by a pod's preStop hook."""
+"""The command `trireme drain`, which is called before a server is told to end, such as by a pod's preStop hook."""
 
 import json
 from typing import Annotated

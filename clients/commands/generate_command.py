@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme generate`: one prompt to a running server, its text on standard output as it is made."""
+"""The command `trireme generate`: one prompt to a running server, its text on standard output as it is made."""
 
 import contextlib
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The detection of a server that is down, by what becomes of requests, and the pause of users who found it down."""
+"""The detection of a server that is down, by what becomes of requests, and the pause of users who meet it."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the records of a load to figures with intervals, and to a page."""
+"""The figures of a load, with intervals, computed from its records, and pages of them."""

@@ -21,7 +21,7 @@ _STYLES = {True: ("open loop", "o-", "s--"), False: ("closed loop", "^-", "v--")
 
 
 class Chart:
-    """A picture, and what it shows in words for who cannot see it."""
+    """A picture, and its content in words for readers who cannot see it."""
 
     def __init__(self, svg: str, text: str) -> None:
         self.svg, self.text = svg, text

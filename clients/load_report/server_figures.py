@@ -26,7 +26,7 @@ TIMELINES = {
 
 
 class ServerFigures(msgspec.Struct, kw_only=True):
-    """Over the measured part of a run; None: the server does not say.
+    """The server's figures over the measured part of a run; None: the server does not say.
 
     Attributes:
         batch_mean, batch_max: requests in the batch when it was looked at; batch_occupancy: mean over the steps, of

@@ -16,7 +16,7 @@ _TARGET = re.compile(rf"(?P<metric>[a-z0-9]+)(?:_p(?P<percentile>{_NUMBER}))?=(?
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """At most so many milliseconds: of every request, or of a percentile of them."""
+    """A target of latency, in milliseconds at most, for every request or for a percentile of requests."""
 
     metric: str
     limit_ms: float

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of a run is measured: not the beginning, while the batch fills, nor the end, while it empties."""
+"""The measured part of a run: not the beginning, while the batch fills, nor the end, while it empties."""
 
 import bisect
 import math

@@ -19,7 +19,7 @@ _LOOK_S = 0.5
 
 
 class TwoServers:
-    """Two servers as one `clients.rollout.controller.Server`.
+    """A `clients.rollout.controller.Server` that is made of two servers.
 
     Args:
         first: serves the stable release, and at the end the candidate.

@@ -93,7 +93,7 @@ class Finding(NamedTuple):
 
 
 class Alike(NamedTuple):
-    """The likeness of requests near in time in a metric; both fields are [..., excesses].
+    """The correlation of requests near in time in a metric; both fields are [..., excesses].
 
     Attributes:
         weights: posterior weight of each of `clients.rollout_gate.fading.EXCESSES`.

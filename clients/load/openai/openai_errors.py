@@ -28,7 +28,7 @@ def stream_error(data: bytes) -> ServingError:
 
 
 def http_error(status: int, body: bytes, retry_after: str = "", *, access: Access = NO_ACCESS) -> ServingError:
-    """Return the error that an answer stands for whose status is not `OK`.
+    """Return the error that an answer with a status other than `OK` stands for.
 
     Args:
         retry_after: the header `Retry-After`.

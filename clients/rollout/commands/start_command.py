@@ -224,7 +224,7 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Go on with a rollout whose process was killed, from where it was.
+    """Go on with a rollout that lost its process, from where it was.
 
     \b
     Examples:

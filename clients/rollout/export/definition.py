@@ -83,7 +83,7 @@ def share_outside(rollout: Rollout, plan: Plan) -> float:
 
 
 def last_judged_step(shares: tuple[float, ...]) -> int:
-    """Return the number of the share whose pass promotes: the last but one.
+    """Return the number of the last share that is judged, at which a pass promotes: the last but one.
 
     At the last share nothing is left to compare the candidate with.
     """

@@ -13,7 +13,7 @@ class Mirror(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The shadow of a split: requests at places below `share` are copied to the candidate, and nobody sees its answers.
 
     Attributes:
-        max_in_flight: copies of the client that is told; of what is more none is sent.
+        max_in_flight: copies in flight of the client that gets this answer; it sends no more.
     """
 
     share: float

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme batch run` against a small server on Triton's wire: answers, refusals, losses, resumption."""
+"""The command `trireme batch run` against a small server on Triton's wire: answers, refusals, losses, resumption."""
 
 import itertools
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many requests of a batch job are in flight: what makes it more, fewer, and none for a while."""
+"""The number of a batch job's requests in flight: what makes it more, fewer, and none for a while."""
 
 import asyncio
 import random

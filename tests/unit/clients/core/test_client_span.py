@@ -20,7 +20,7 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class ListeningServer(KServeServer):
-    """Keeps the metadata of each stream, too."""
+    """A server that keeps the metadata of each stream, too."""
 
     def __init__(self, *script: object) -> None:
         super().__init__(*script)

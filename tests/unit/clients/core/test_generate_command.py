@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme generate` and the command around it: what is printed, when, and how it ends."""
+"""The command `trireme generate` and the program around it: what is printed, when, and how it ends."""
 
 import io
 import json

@@ -29,7 +29,7 @@ PERIOD_S = 0.02
 
 
 class StampingServer(KServeServer):
-    """Keeps when it sent each response of each request, on this machine's monotonic clock."""
+    """A server that keeps when it sent each response of each request, on this machine's monotonic clock."""
 
     def __init__(self, *script: Step) -> None:
         super().__init__(*script)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a load ends that does not come to its end: signals, a parent that is gone, a server that is gone, a full disk."""
+"""The ends of an unfinished load: signals, a parent that is gone, a server that is gone, a full disk."""
 
 import resource
 import signal

@@ -59,7 +59,7 @@ class TwoSpecial:
 
 
 class Pairs:
-    """Two tokens for each word."""
+    """A tokenizer with two tokens for each word."""
 
     def encode(self, text: str) -> str:
         return "ab" * len(text.split())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From records whose times are known to figures that can be worked out by hand."""
+"""The figures of records with known times, which can be worked out by hand."""
 
 import random
 

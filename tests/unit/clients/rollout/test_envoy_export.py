@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme rollout export --format envoy` on the real Envoy, between two small gRPC servers."""
+"""The command `trireme rollout export --format envoy` on the real Envoy, between two small gRPC servers."""
 
 import asyncio
 import contextlib

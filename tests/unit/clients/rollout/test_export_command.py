@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme rollout export` as a user calls it, also wrongly: what is said is the field, the value and the next step."""
+"""The command `trireme rollout export`, also used wrongly: what is said is the field, the value and the next step."""
 
 import re
 from pathlib import Path

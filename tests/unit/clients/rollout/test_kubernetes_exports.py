@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme rollout export` for Argo Rollouts and the Gateway API: what Argo does on each answer, and exact weights."""
+"""The exports for Argo Rollouts and the Gateway API: what Argo does on each answer, and exact weights."""
 
 import contextlib
 import itertools

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme rollout` used wrongly, or by two at once: what is said, before anything is begun."""
+"""The commands of `trireme rollout`, used wrongly or by two at once: what is said, before anything is begun."""
 
 import json
 import os

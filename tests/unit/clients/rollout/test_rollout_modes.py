@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shadow and A/B rollouts: who is sent where, what ends them, and what a person can still decide."""
+"""Shadow and A/B rollouts: where requests go, what ends a rollout, and what a person can still decide."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what was named to the candidates of a rollout; what is wrong is said before anything is begun."""
+"""The candidates of a rollout, from what names them; what is wrong is said before anything is begun."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How alike requests near in time are: the model against simulation, and what is made of it."""
+"""The correlation of requests near in time: the model against simulation, and what is made of it."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Somebody else's load generator is ended with everything that it started."""
+"""The end of another project's load generator, with everything that it started."""
 
 import signal
 import subprocess
