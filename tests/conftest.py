@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from serving.engines.seam.signal_stack import drop_signal_stack
 
@@ -34,6 +35,10 @@ LONG = (
 # Tests use helpers of other rooms and of the folders `support`; pytest itself has only the folders that it has read.
 _TESTS = Path(__file__).parent
 sys.path[:0] = sorted({str(file.parent) for room in ("unit", "triton") for file in (_TESTS / room).rglob("*.py")})
+
+
+settings.register_profile("any machine", deadline=None)  # an example on a busy machine may take longer
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
