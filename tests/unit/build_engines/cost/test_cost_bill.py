@@ -219,7 +219,7 @@ managed_prices = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)  # the nearer the two prices, the more steps
+@settings(max_examples=60)  # the nearer the two prices, the more steps
 @given(scenarios, managed_prices)
 def test_a_break_even_solves_its_equation_and_above_it_the_fleet_is_cheaper(one: Scenario, price: ManagedPrice) -> None:
     found = break_even(one, price)

@@ -291,7 +291,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("random")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(values=st.dictionaries(st.sampled_from(sorted(EVERYTHING)), VALUES, max_size=12))
 def test_whatever_is_filled_the_deployment_is_valid_and_nothing_goes_missing(
     folder: Path, values: dict[str, str]

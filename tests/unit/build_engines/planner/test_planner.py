@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from build_engines.checkpoint.checkpoint_config import read_model_shape
@@ -220,7 +220,6 @@ def test_a_step_of_one_stream_takes_at_least_what_reading_the_weights_takes() ->
     assert weights_s < seconds < 2 * weights_s
 
 
-@settings(deadline=None)  # the first example counts the models
 @given(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 8000))
 def test_more_work_never_takes_less_time(batch: int, more: int, context: int) -> None:
     for one in (engine(), engine("mixtral-8x7b", "fp8", "fp8", tp=2), engine("deepseek-v3", "fp8", "fp8", tp=8)):

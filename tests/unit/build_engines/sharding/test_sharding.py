@@ -91,7 +91,7 @@ def plans(draw: st.DrawFn) -> ShardPlan:
     return ShardPlan(model, draw(st.sampled_from([each for each in SIZES if can_divide(model, each)])))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(plans())
 def test_ranks_together_hold_every_number(plan: ShardPlan) -> None:
     model, of = plan.model, plan.sizes
@@ -113,7 +113,7 @@ def test_published_models_can_be_divided(name: str) -> None:
     check_coverage(plan_shards(model, tp_size=tp_size, pp_size=2))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(plans(), st.sampled_from(["bf16", "int8_weight_only", "smoothquant", "fp8", "fp8_rowwise"]))
 def test_counting_by_kind_equals_counting_every_piece(plan: ShardPlan, name: str) -> None:
     formats = FormatPlan(WEIGHT_FORMATS[name], head=WEIGHT_FORMATS["int8_weight_only"])
@@ -123,7 +123,7 @@ def test_counting_by_kind_equals_counting_every_piece(plan: ShardPlan, name: str
         assert plan.num_parameters(rank) == sum(piece.size for piece in pieces)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(plans())
 def test_each_rank_has_the_kv_heads_of_its_query_heads(plan: ShardPlan) -> None:
     model, of = plan.model, plan.sizes

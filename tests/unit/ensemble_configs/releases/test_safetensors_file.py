@@ -150,7 +150,7 @@ headers = (
     )
     | json_values.map(lambda it: json.dumps(it).encode())
 )
-few = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @few

@@ -133,7 +133,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert len(self.run.ends) == self.last_key
 
 
-BudgetMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-AdmissionMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+BudgetMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+AdmissionMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestBudget = BudgetMachine.TestCase
 TestAdmission = AdmissionMachine.TestCase

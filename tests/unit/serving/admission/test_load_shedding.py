@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from admission_runs import AdmissionRun, request, small_engine
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -204,7 +204,6 @@ def moments() -> st.SearchStrategy[list[tuple[float, float]]]:
     return st.lists(st.tuples(st.floats(0.01, 5.0), st.floats(0.0, 4.0)), max_size=60)
 
 
-@settings(deadline=None)
 @given(moments())
 def test_whatever_the_load_does_steps_keep_their_order_their_time_and_their_thresholds(
     found: list[tuple[float, float]],

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from recording_tensor_sink import RecordingTensorSink
 from simulated_release import write_release
@@ -247,7 +247,6 @@ ROWS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(rows=ROWS, rng=st.randoms(use_true_random=True))
 def test_each_row_of_any_batch_is_what_it_is_alone_in_whatever_grouping_its_tokens_come(
     pipeline: TextPipeline, service: AnyOrderService, rows: list[dict[str, Any]], rng: random.Random

@@ -178,4 +178,4 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestLedger.settings = settings(max_examples=200, stateful_step_count=50)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_stop_strings import cut as cut_before_stop_string
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -129,7 +129,6 @@ def streamed(decoder: TextDecoder, ids: Sequence[int], cuts: Sequence[int]) -> s
 
 @pytest.mark.parametrize("skip", [True, False], ids=["special tokens skipped", "special tokens shown"])
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(deadline=None)
 @given(cuts=CUTS, data=st.data())
 def test_any_tokens_in_any_chunks_give_the_text_of_the_full_decode(
     name: str, skip: bool, cuts: list[int], data: st.DataObject
@@ -186,7 +185,6 @@ def uncertain(name: str, ids: Sequence[int]) -> str:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(deadline=None)
 @given(data=st.data())
 def test_only_an_incomplete_character_or_run_of_bytes_is_ever_held_back(name: str, data: st.DataObject) -> None:
     ids = data.draw(texts_in_ids(name))
@@ -204,7 +202,6 @@ ANY_TEXT = st.one_of(st.text(max_size=12), st.lists(st.sampled_from(MULTILINGUAL
 
 
 @pytest.mark.parametrize("name", BYTE_LEVEL_TOKENIZERS)
-@settings(deadline=None)
 @given(text=ANY_TEXT)
 @example(text="".join(MULTILINGUAL))
 def test_text_spelled_in_bytes_comes_character_by_character_and_never_late(name: str, text: str) -> None:
@@ -218,7 +215,6 @@ def test_text_spelled_in_bytes_comes_character_by_character_and_never_late(name:
 
 
 @pytest.mark.parametrize("name", FALLBACK_TOKENIZERS)
-@settings(deadline=None)
 @given(text=ANY_TEXT, is_end=st.booleans())
 @example(text="".join(MULTILINGUAL), is_end=False)
 def test_text_spelled_in_byte_tokens_comes_whole_with_the_first_token_of_another_kind_or_the_end(
@@ -241,7 +237,6 @@ LANGUAGE_TOKENIZERS = {
 
 
 @pytest.mark.parametrize("name", LANGUAGE_TOKENIZERS)
-@settings(deadline=None)
 @given(tokens=st.lists(st.sampled_from([*LANGUAGE_WORDS, "<|end|>", "<tool>"]), max_size=20))
 def test_words_and_characters_of_every_script_are_shown_with_their_token(name: str, tokens: list[str]) -> None:
     tokenizer = LANGUAGE_TOKENIZERS[name]
@@ -357,7 +352,6 @@ TOKEN_OF = {token: TOKENIZERS["byte level"].token_to_id(token) for token in ("A"
 ANSWER_IDS = st.lists(st.sampled_from(list(TOKEN_OF.values())), max_size=25)
 
 
-@settings(deadline=None)
 @given(ids=ANSWER_IDS, cuts=CUTS, other_cuts=CUTS, strings=STOP_STRINGS)
 def test_the_engines_process_and_postprocessing_agree_on_every_text(
     ids: list[int], cuts: list[int], other_cuts: list[int], strings: list[str]
@@ -393,7 +387,6 @@ def settled(name: str, ids: Sequence[int]) -> str:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(deadline=None)
 @given(cuts=CUTS, data=st.data())
 def test_any_tokens_are_cut_before_the_first_stop_string_in_their_text(
     name: str, cuts: list[int], data: st.DataObject
@@ -419,7 +412,6 @@ def test_any_tokens_are_cut_before_the_first_stop_string_in_their_text(
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(deadline=None)
 @given(data=st.data())
 def test_beside_a_run_of_bytes_only_the_beginning_of_a_stop_string_is_held_back(name: str, data: st.DataObject) -> None:
     decoder, ids = DECODERS[name, True], data.draw(texts_in_ids(name))

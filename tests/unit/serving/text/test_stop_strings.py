@@ -4,7 +4,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.text.stop_strings import (
@@ -58,7 +58,6 @@ def test_the_text_is_cut_before_the_first_stop_string(deltas: list[str], strings
     assert run(deltas, strings)[0] == texts
 
 
-@settings(deadline=None)
 @given(DELTAS, STRINGS)
 def test_the_text_is_the_same_for_every_chunking(deltas: list[str], strings: list[str]) -> None:
     text = "".join(deltas)
@@ -69,7 +68,6 @@ def test_the_text_is_the_same_for_every_chunking(deltas: list[str], strings: lis
         assert stopped == any(string in text for string in strings)
 
 
-@settings(deadline=None)
 @given(DELTAS, STRINGS)
 def test_only_what_may_become_a_stop_string_is_held_back(deltas: list[str], strings: list[str]) -> None:
     matcher = StopStringMatcher(strings)
@@ -83,7 +81,6 @@ def test_only_what_may_become_a_stop_string_is_held_back(deltas: list[str], stri
         assert len(text) - len(shown) == max(len(start) for start in beginnings if text.endswith(start))
 
 
-@settings(deadline=None)
 @given(TEXTS, STRINGS)
 def test_after_a_stop_string_nothing_comes_any_more(text: str, strings: list[str]) -> None:
     matcher = StopStringMatcher(strings)
@@ -129,7 +126,6 @@ def test_the_work_for_a_character_does_not_grow_with_the_number_of_strings() -> 
     assert few <= 24 * len(text)
 
 
-@settings(deadline=None)
 @given(DELTAS, STRINGS, st.lists(st.text("ab", max_size=3), max_size=3))
 def test_what_may_come_can_be_asked_without_being_pushed(
     deltas: list[str], strings: list[str], ahead: list[str]

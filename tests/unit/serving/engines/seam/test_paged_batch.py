@@ -95,7 +95,7 @@ def batches(draw: st.DrawFn) -> PagedBatch:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     paged=batches(),
     lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=12),
