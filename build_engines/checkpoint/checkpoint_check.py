@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses a checkpoint that cannot become a release, before any work is done on it.
+"""Checks that refuse a checkpoint which cannot become a release, before any work is done on it.
 
-It is untrusted: no code of it runs, nothing is unpickled, every length is checked
-(`build_engines.checkpoint.checkpoint_files`, `ensemble_configs.releases.safetensors_file`). What it should hold follows
-from its `config.json` (`build_engines.checkpoint.weight_table`).
+A checkpoint is untrusted: no code of it runs, nothing is unpickled, every length is checked
+(`build_engines.checkpoint.checkpoint_files`, `ensemble_configs.releases.safetensors_file`). What a checkpoint should
+hold follows from its `config.json` (`build_engines.checkpoint.weight_table`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,11 +22,11 @@ from trireme.base.errors import SpecError
 
 @dataclass(frozen=True)
 class CheckedCheckpoint:
-    """A checkpoint that holds what it should.
+    """A checkpoint that holds what its model needs.
 
     Attributes:
-        tensors: all that its files hold, by name.
-        unused: names of those that the model does not need: buffers, a second copy of a tied head, layers that predict
+        tensors: all tensors of its files, by name.
+        unused: names of tensors that the model does not need: buffers, a second copy of a tied head, layers predicting
             further tokens.
         is_quantized: its linear layers are stored in few bits already.
     """
@@ -40,15 +40,15 @@ class CheckedCheckpoint:
 def check_checkpoint(
     folder: Path, *, tokenizer_dir: Path | None = None, on_progress: Progress | None = None
 ) -> CheckedCheckpoint:
-    """Look at everything: files, names, shapes, tokenizer, and last every weight.
+    """Check files, names, shapes and tokenizer of a checkpoint, and last every weight.
 
     Args:
         folder: a Hugging Face checkpoint.
-        tokenizer_dir: where `tokenizer.json` is, if not there too.
+        tokenizer_dir: where `tokenizer.json` is, if not in `folder`.
         on_progress: called with bytes looked at and bytes in all, while weights are read.
 
     Raises:
-        SpecError: it must not be used; it names file, tensor and the next step.
+        SpecError: the checkpoint must not be used; the message names file, tensor and the next step.
     """
     if not folder.is_dir():
         raise SpecError(f"{folder} is no folder; name the folder of a checkpoint", file=folder)
@@ -86,7 +86,7 @@ def _check_tensors(
     folder: Path, model: ModelShape, config: Mapping[str, object], tensors: Mapping[str, StoredTensor], *,
     is_quantized: bool,
 ) -> tuple[str, ...]:  # fmt: skip
-    """Nothing missing, nothing misshapen, nothing unknown; gives the names that are known and not needed."""
+    """Refuse missing, misshapen and unknown tensors; return the names that are known but not needed."""
     weights = weights_of(model)
     packed = {weight.name for weight in weights if is_quantized and weight.role in LINEAR_ROLES and not weight.is_bias}
     missing = [
@@ -143,7 +143,10 @@ def _stored_as(name: str, suffixes: Iterable[str], tensors: Mapping[str, StoredT
 
 
 def _quantized_names(packed: Iterable[str]) -> set[str]:
-    """All that may stand for these tensors or beside them; scales of the KV cache stand beside all of attention."""
+    """Return the names that may replace packed tensors or accompany them.
+
+    Scales of the KV cache accompany every tensor of attention.
+    """
     names = set()
     for name in packed:
         base = name.removesuffix(".weight")
@@ -163,7 +166,7 @@ def _is_unneeded(name: str, model: ModelShape, config: Mapping[str, object]) -> 
 
 
 def _check_tokenizer(path: Path, model: ModelShape) -> None:
-    """Every token must have a row in the embedding."""
+    """Refuse a tokenizer with a token that has no row in the embedding."""
     if not path.is_file():
         raise SpecError(
             f"{path} is missing, which turns text into token ids; save it there with "
@@ -184,7 +187,7 @@ def _check_tokenizer(path: Path, model: ModelShape) -> None:
 
 
 def _token_ids(tokenizer: Mapping[str, object]) -> Iterable[int]:
-    """Of the vocabulary (an object of ids, or a list in which the place is the id), and of tokens added to it."""
+    """Yield the ids of the vocabulary (an object of ids, or a list whose places are the ids) and of added tokens."""
     inner = tokenizer.get("model")
     vocab = inner.get("vocab") if isinstance(inner, dict) else None
     if isinstance(vocab, dict):

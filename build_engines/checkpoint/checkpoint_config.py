@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face `config.json`, read into a `ModelShape`; what is unknown or missing is refused by name.
+"""Readers of a Hugging Face `config.json`, which make a `ModelShape` of it or name what is unknown or missing.
 
-One function for each family of architectures; a new one is a function and a row in `_READERS`, and its names of tensors
-in `build_engines.checkpoint.weight_table`. Sources: the `config.json` and modelling code that each family publishes.
+There is one function for each family of architectures; a new family is a function, a row in `_READERS`, and its names
+of tensors in `build_engines.checkpoint.weight_table`. Sources: the `config.json` and modelling code that each family
+publishes.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,19 +22,19 @@ from trireme.base.errors import SpecError
 
 
 def load_model_shape(checkpoint: Path) -> ModelShape:
-    """The shape of the model in a checkpoint folder, or of a `config.json` by itself.
+    """Return the shape of the model in a checkpoint folder, or of a `config.json` by itself.
 
     Raises:
-        SpecError: no such file, not JSON, an unknown architecture, a missing or wrong value; it names each.
+        SpecError: no such file, not JSON, an unknown architecture, a missing or wrong value; the message names each.
     """
     return read_model_shape(load_config(checkpoint), source=str(checkpoint))
 
 
 def read_model_shape(config: Mapping[str, object], *, source: str = "config.json") -> ModelShape:
-    """The shape that a parsed `config.json` describes.
+    """Return the shape that a parsed `config.json` describes.
 
     Raises:
-        SpecError: as `load_model_shape`.
+        SpecError: an unknown architecture, a missing or wrong value; the message names each.
     """
     architectures = config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
@@ -91,7 +92,7 @@ def _dense_layers(config: ConfigValues, attention: GroupedAttention, windows: li
 
 
 def _windows(config: ConfigValues, is_sliding: Callable[[int], bool]) -> list[int | None]:
-    """Each layer's window: by `layer_types` where the config has it, else by the family's rule."""
+    """Return each layer's window: by `layer_types` where the config has it, else by the family's rule."""
     num_layers = config.count("num_hidden_layers")
     window = config.optional_count("sliding_window")
     kinds = config.layer_types(num_layers)

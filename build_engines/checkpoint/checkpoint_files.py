@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files of a checkpoint's folder hold its tensors, and that none of them leads out of it or runs code.
+"""The files of a checkpoint's folder that hold its tensors, and checks that none leads out of the folder or runs code.
 
 Nothing is imported, unpickled or downloaded: names, links and headers are looked at.
 """
@@ -57,7 +57,7 @@ def check_no_code(folder: Path) -> None:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of a checkpoint by name, from one file or from those that its index names.
+    """Return the tensors of a checkpoint by name, from a single file or from the files that its index names.
 
     Raises:
         SpecError: pickled weights only, no weights, unclear which, an index that names missing files or files
@@ -91,10 +91,10 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """An object of keys and values.
+    """Return the JSON object that a file holds.
 
     Raises:
-        SpecError: it cannot be read or is none.
+        SpecError: the file cannot be read or does not hold an object.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -149,7 +149,10 @@ def _checked_part(
 
 
 def shortened(names: Iterable[str]) -> str:
-    """The first three for a message, and how many more; names come from the checkpoint, so nothing unprintable."""
+    """Return the first three names and the number of the rest, for a message.
+
+    Names come from the checkpoint, so unprintable characters are escaped.
+    """
     names = list(names)
     shown = ", ".join(name[:120] if name.isprintable() else ascii(name[:120]) for name in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3:,} more"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a Hugging Face checkpoint, by what they are for, with their hashes; not what the weights hold."""
+"""The files of a Hugging Face checkpoint, by purpose, with their hashes; what the weights hold is not looked at."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,66 +26,76 @@ class CheckpointFiles:
 
     @cached_property
     def config(self) -> dict[str, object]:
-        """`config.json`, as it is."""
+        """Return the contents of `config.json`, unchanged."""
         if not self.dir.is_dir():
             raise SpecError(f"--checkpoint {self.dir} is not a folder; name one with config.json", file=self.dir)
         return load_config(self.dir)
 
     @cached_property
     def shape(self) -> ModelShape:
-        """What the config describes."""
+        """Return the shape of the model that the config describes."""
         source = str(self.dir / "config.json")
         return read_model_shape(_as_hugging_face(self.config) if self.is_converted else self.config, source=source)
 
     @property
     def is_converted(self) -> bool:
-        """Whether one of TensorRT-LLM's scripts has written it: config.json and rank0.safetensors."""
+        """Return True if one of TensorRT-LLM's scripts has written the folder: config.json and rank0.safetensors."""
         return "architectures" not in self.config and isinstance(self.config.get("mapping"), dict)
 
     @property
     def num_ranks(self) -> int:
-        """Of a converted checkpoint, how many files of weights there are."""
+        """Return the number of weight files of a converted checkpoint, one for each rank."""
         return sum(1 for path in self.weight_files if path.name.startswith("rank"))
 
     @property
     def files(self) -> list[Path]:
-        """All that a tool may read, sorted: weights, configs, tokenizer; no code, no pickles, nothing below."""
+        """Return every file that a tool may read, sorted: weights, configs and tokenizer.
+
+        Code, pickles and subfolders are left out.
+        """
         return sorted(path for path in self.dir.iterdir() if path.suffix in _SUFFIXES and path.is_file())
 
     @property
     def weight_files(self) -> list[Path]:
-        """The safetensors."""
+        """Return the paths of the safetensors files."""
         return [path for path in self.files if path.suffix == ".safetensors"]
 
     @property
     def tokenizer_files(self) -> list[Path]:
-        """The tokenizer's, those that are there."""
+        """Return the paths of the tokenizer files that are there."""
         return [self.dir / name for name in TOKENIZER_FILES if (self.dir / name).is_file()]
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weight files."""
+        """Return the total size of the weight files, in bytes."""
         return sum(path.stat().st_size for path in self.weight_files)
 
     @cached_property
     def hashes(self) -> dict[str, str]:
-        """SHA-256 by name; what was hashed before and has not changed is not read again."""
+        """Return the SHA-256 of each file by name.
+
+        A file that was hashed before and has not changed is not read again.
+        """
         hashes = hash_files(self.files, memory=HashMemory.of_folder(self.dir))
         return dict(zip((path.name for path in self.files), hashes, strict=True))
 
     def check_readable(self) -> None:
-        """Before gigabytes are read. Raises: SpecError: this user may not read one of the files."""
+        """Refuse a checkpoint with an unreadable file, before gigabytes are read.
+
+        Raises:
+            SpecError: this user may not read one of the files.
+        """
         for path in self.files:
             _check_readable(path)
 
     @property
     def sha256(self) -> str:
-        """One hash for all files."""
+        """Return one SHA-256 for all files."""
         return hash_listing(self.hashes)
 
     @property
     def weights_sha256(self) -> str:
-        """One hash for the weight files."""
+        """Return one SHA-256 for the weight files."""
         return hash_listing({path.name: self.hashes[path.name] for path in self.weight_files})
 
 
@@ -101,7 +111,7 @@ def _check_readable(path: Path) -> None:
 
 
 def _as_hugging_face(config: dict[str, object]) -> dict[str, object]:
-    """TensorRT-LLM's config in Hugging Face's names; a base with a drafter is taken for its base, a Llama."""
+    """Return TensorRT-LLM's config in Hugging Face's names; a base with a drafter is taken for its base, a Llama."""
     architecture = config.get("architecture")
     is_drafting = architecture in ("EagleForCausalLM", "MedusaForCausalLM", "ReDrafterForLLaMALM")
     names = {"head_dim": config.get("head_size"), "torch_dtype": config.get("dtype")}
@@ -109,7 +119,7 @@ def _as_hugging_face(config: dict[str, object]) -> dict[str, object]:
 
 
 def folder_sha256(folder: Path) -> str:
-    """One hash for a folder's files, those below included, or of one file by its name."""
+    """Return one SHA-256 for a folder's files, subfolders included, or for a single file by its name."""
     paths = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
     names = [path.relative_to(folder.parent if folder.is_file() else folder).as_posix() for path in paths]
     return hash_listing(dict(zip(names, hash_files(paths), strict=True)))

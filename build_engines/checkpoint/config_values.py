@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face `config.json` as a file and as values, each checked for what it can be; what they mean for a model is
-`build_engines.checkpoint.checkpoint_config`'s.
+"""A Hugging Face `config.json` as a file and as values, each checked for its type and range.
+
+What the values mean for a model is left to `build_engines.checkpoint.checkpoint_config`.
 """
 
 import json
@@ -19,10 +20,10 @@ _MOST = 10**12  # of all others: far above any model's, and products of them are
 
 
 def load_config(checkpoint: Path) -> dict[str, object]:
-    """The `config.json` of a checkpoint folder, or that file itself.
+    """Return the `config.json` of a checkpoint folder, or of a path to the file itself.
 
     Raises:
-        SpecError: it is no plain file of at most 16 MiB, cannot be read or does not hold an object.
+        SpecError: the file is no plain file of at most 16 MiB, cannot be read or does not hold an object.
     """
     path = checkpoint / "config.json" if checkpoint.is_dir() else checkpoint
     try:
@@ -39,7 +40,7 @@ def load_config(checkpoint: Path) -> dict[str, object]:
 
 
 def _read_plain_file(path: Path) -> bytes:
-    """Refuses a pipe, which would be waited for, and a device, which may never end."""
+    """Return a file's bytes; refuse a pipe, which would block, and a device, which may never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise SpecError(f"{path} is not a plain file; name a checkpoint's folder or its config.json", file=path)
     with path.open("rb") as file:
@@ -61,14 +62,14 @@ class ConfigValues:
         self._source = source
 
     def count(self, *names: str) -> int:
-        """A whole number above 0 that must be there, by one of its names."""
+        """Return a required whole number above 0, by the first of its names that is there."""
         value = self.count_if_given(*names)
         if value is None:
             raise SpecError(f"{self._source}: {names[0]} is missing", file=self._source, field=names[0])
         return value
 
     def count_if_given(self, *names: str) -> int | None:
-        """A whole number above 0, or None where no name is there or the value is null."""
+        """Return a whole number above 0, or None where no name is there or the value is null."""
         value = self.optional_count(*names)
         for name in names:
             if value is None and self._values.get(name) is not None:
@@ -76,7 +77,7 @@ class ConfigValues:
         return value
 
     def optional_count(self, *names: str) -> int | None:
-        """The same, or None where no name is there or the value is null or 0."""
+        """Return a whole number above 0, or None where no name is there or the value is null or 0."""
         for name in names:
             value = self._values.get(name)
             if value is None:
@@ -90,7 +91,7 @@ class ConfigValues:
         return None
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """True or false."""
+        """Return a flag, or `default` where the name is missing or null."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -99,14 +100,14 @@ class ConfigValues:
         return value
 
     def text(self, name: str) -> str | None:
-        """A string, if there is one."""
+        """Return a string, or None where there is none."""
         value = self._values.get(name)
         if value is not None and not isinstance(value, str):
             raise self._wrong(name, value, "a string")
         return value
 
     def layer_types(self, num_layers: int) -> list[str] | None:
-        """For each layer `full_attention` or `sliding_attention`, where the config says so."""
+        """Return `full_attention` or `sliding_attention` for each layer, or None where the config does not say."""
         value = self._values.get("layer_types")
         if value is None:
             return None
@@ -116,7 +117,7 @@ class ConfigValues:
         return value
 
     def divide(self, numerator: int, denominator: int, names: str) -> int:
-        """A quotient that must be whole."""
+        """Return a quotient that must be whole."""
         if numerator % denominator:
             raise SpecError(
                 f"{self._source}: {names} ({numerator} / {denominator}) is not a whole number", file=self._source

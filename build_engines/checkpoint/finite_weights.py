@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks through all weights of a checkpoint for NaN and infinity, in parts, so that memory stays small."""
+"""The search of all weights of a checkpoint for NaN and infinity, in parts, so that memory stays small."""
 
 from collections.abc import Callable, Iterable
 
@@ -32,7 +32,7 @@ def check_finite(tensors: Iterable[StoredTensor], on_progress: Progress | None =
         Bytes looked at; integers and packed types are passed over.
 
     Raises:
-        SpecError: one is not; it names file, tensor, how many and where the first is.
+        SpecError: a weight is not finite; the message names file, tensor, how many there are and where the first is.
     """
     scanned = [tensor for tensor in tensors if tensor.dtype in _NOT_FINITE]
     total = sum(tensor.num_bytes for tensor in scanned)

@@ -18,7 +18,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 class Tflops(Spec):
-    """Dense peaks, TFLOP/s, by what is multiplied; None: the GPU cannot."""
+    """Dense peaks in TFLOP/s, by number format; None where the GPU does not support the format."""
 
     fp16: PositiveFloat
     int8: PositiveFloat
@@ -26,7 +26,11 @@ class Tflops(Spec):
     fp4: PositiveFloat | None = None
 
     def __getitem__(self, compute: str) -> float:
-        """By name. Raises: KeyError: the GPU cannot."""
+        """Return the peak for a number format, in TFLOP/s.
+
+        Raises:
+            KeyError: the GPU does not support the format.
+        """
         peak: float | None = getattr(self, compute, None)
         if peak is None:
             raise KeyError(compute)
@@ -34,7 +38,7 @@ class Tflops(Spec):
 
 
 class Gpu(Spec):
-    """One kind of GPU; what the fields mean is written in the table."""
+    """A GPU's datasheet; the fields are explained in the table, `gpus.yaml`."""
 
     name: str
     title: str
@@ -50,27 +54,27 @@ class Gpu(Spec):
 
     @property
     def memory_bytes(self) -> int:
-        """What a program sees of its memory."""
+        """Return the memory that a program sees, in bytes."""
         return int(self.memory_gib * 2**30)
 
     @property
     def link_gbs(self) -> float:
-        """To the next GPU of the node, one direction, GB/s."""
+        """Return the bandwidth to the next GPU of the node, one direction, in GB/s."""
         return self.nvlink_gbs or self.pcie_gbs
 
 
 @cache
 def gpus() -> dict[str, Gpu]:
-    """By name, in the table's order."""
+    """Return every GPU by name, in the table's order."""
     rows = yaml.safe_load(_TABLE.read_text(encoding="utf-8"))
     return {gpu.name: gpu for gpu in (validate(Gpu, row, source=_TABLE) for row in rows)}
 
 
 def gpu_named(name: str) -> Gpu:
-    """The GPU of a name or a title, in any case.
+    """Return the GPU with a name or a title, in any case.
 
     Raises:
-        SpecError: it is not in the table.
+        SpecError: the table has no such GPU.
     """
     wanted = name.lower()
     for gpu in gpus().values():
@@ -80,10 +84,10 @@ def gpu_named(name: str) -> Gpu:
 
 
 def gpu_of_driver(name: str) -> Gpu:
-    """The GPU that `nvidia-smi` calls so.
+    """Return the GPU that `nvidia-smi` reports by a name.
 
     Raises:
-        SpecError: no row has that name; it says what a row needs.
+        SpecError: no row has that name; the message says what a row needs.
     """
     for gpu in gpus().values():
         if name in gpu.driver_names:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that are known by name: their `config.json` written by hand from what their publishers state."""
+"""Models that are known by name: each `config.json` is written by hand from what the publisher states."""
 
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ _TABLE = Path(__file__).with_name("known_models.yaml")
 
 
 class KnownModel(NamedTuple):
-    """One model; `num_parameters` is what its publisher's files hold."""
+    """A known model; `num_parameters` is what its publisher's files hold."""
 
     config: dict[str, object]
     num_parameters: int
@@ -22,16 +22,16 @@ class KnownModel(NamedTuple):
 
 @cache
 def known_models() -> dict[str, KnownModel]:
-    """By name."""
+    """Return every known model by name."""
     table = yaml.safe_load(_TABLE.read_text(encoding="utf-8"))
     return {name: KnownModel(**facts) for name, facts in table.items()}
 
 
 def config_of(name: str) -> dict[str, object]:
-    """The `config.json` of a checkpoint's folder, that file itself, or that of a known name in any case.
+    """Return the `config.json` of a checkpoint folder, of a path to that file, or of a known model's name in any case.
 
     Raises:
-        SpecError: it is none of these, or cannot be read.
+        SpecError: the argument is none of these, or the file cannot be read.
     """
     path = Path(name)
     if path.exists():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model costs per token: numbers in its matrices, values that a token leaves, operations, by kind."""
+"""The cost of a model per token: weights by kind, values left in the KV cache, floating point operations."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class FormatBytes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)  # one for a model: compared by identity, for caches
 class ModelCosts:
-    """Sums over a model's tensors. All counts are of the whole model, before it is split over ranks."""
+    """Sums over a model's tensors, all of the whole model, before it is split over ranks."""
 
     model: ModelShape
     attention_size: int  # numbers in the linear layers of attention
@@ -40,11 +40,11 @@ class ModelCosts:
         return _counted(model)
 
     def bytes_in(self, formats: FormatPlan) -> "FormatBytes":
-        """Of the same parts, with the formats' scales."""
+        """Return the bytes of the model's parts in the given formats, scales included."""
         return _format_bytes(self, formats)
 
     def experts_met_share(self, num_tokens: float) -> float:
-        """The share of the experts' weights that a step with so many tokens reads."""
+        """Return the share of the experts' weights that a step with `num_tokens` tokens reads."""
         experts = self.model.expert_layers
         if not experts:
             return 0.0
@@ -52,13 +52,13 @@ class ModelCosts:
 
     @cached_property
     def active_expert_size(self) -> float:
-        """Numbers in the experts that one token meets."""
+        """Return the number of weights in the experts that one token is routed to."""
         experts = self.model.expert_layers
         return self.expert_size * experts[0].experts_per_token / experts[0].num_experts if experts else 0.0
 
     @cached_property
     def active_intermediate_size(self) -> float:
-        """Width of the feed-forward activations of one token, mean over the layers."""
+        """Return the width of the feed-forward activations of one token, mean over the layers."""
         widths = 0
         for layer in self.model.layers:
             match layer.mlp:
@@ -70,26 +70,29 @@ class ModelCosts:
 
     @cached_property
     def _kinds_of_layer(self) -> list[tuple[int, Attention, int | None]]:
-        """How many layers have which attention and which window."""
+        """Return how many layers have which attention and which window."""
         counts = Counter((layer.attention, layer.sliding_window) for layer in self.model.layers)
         return [(count, attention, window) for (attention, window), count in counts.items()]
 
     def kv_values_kept(self, num_tokens: float) -> float:
-        """Numbers in the KV cache of one sequence of so many tokens: all layers, sliding windows cut."""
+        """Return the numbers in the KV cache of one sequence of `num_tokens` tokens: all layers, windows cut."""
         return sum(
             count * attention.kv_values_per_token * _kept(num_tokens, window)
             for count, attention, window in self._kinds_of_layer
         )
 
     def decode_attention_flops(self, num_tokens: float) -> float:
-        """Of one token that looks back at so many: all layers."""
+        """Return the attention operations of one token that looks back at `num_tokens` tokens, in all layers."""
         return sum(
             count * attention.decode_flops_per_pair * _kept(num_tokens, window)
             for count, attention, window in self._kinds_of_layer
         )
 
     def prefill_attention_flops(self, num_tokens: float) -> float:
-        """Of one prompt: each token looks back at all before it, n^2 / 2 pairs; within a window w, w n - w^2 / 2."""
+        """Return the attention operations of one prompt of `num_tokens` tokens, in all layers.
+
+        Each token looks back at every token before it: n^2 / 2 pairs; within a window w, w n - w^2 / 2.
+        """
         total = 0.0
         for count, attention, window in self._kinds_of_layer:
             kept = _kept(num_tokens, window)
@@ -102,7 +105,7 @@ def _kept(num_tokens: float, window: int | None) -> float:
 
 
 def _kind(weight: Weight) -> int:
-    """0 attention, 1 dense feed-forward, 2 experts, 3 embedding and head, 4 the rest."""
+    """Return 0 for attention, 1 dense feed-forward, 2 experts, 3 embedding and head, 4 the rest."""
     if weight.role in _OUTER_ROLES:
         return 3
     if weight.is_bias or weight.role in {Role.NORM, Role.ROUTER, Role.SINK}:

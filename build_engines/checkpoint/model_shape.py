@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is made of, in numbers: layers, heads, experts and widths, whatever its checkpoint calls them.
+"""The parts of a model in numbers: layers, heads, experts and widths, whatever its checkpoint calls them.
 
 How a `config.json` is read into these is `build_engines.checkpoint.checkpoint_config`; what each tensor is called and
 how large it is, `build_engines.checkpoint.weight_table`.
@@ -11,7 +11,7 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class GroupedAttention:
-    """Each head has its queries, a group of heads shares keys and values: GQA; with one group MQA, with all MHA."""
+    """Attention in which groups of query heads share keys and values: GQA; MQA with one group, MHA with one a head."""
 
     num_heads: int
     num_kv_heads: int
@@ -23,23 +23,26 @@ class GroupedAttention:
 
     @property
     def kv_values_per_token(self) -> int:
-        """Numbers that one token leaves in one layer's KV cache: K and V."""
+        """Return the numbers that one token leaves in one layer's KV cache: K and V."""
         return 2 * self.num_kv_heads * self.head_dim
 
     @property
     def prefill_flops_per_pair(self) -> int:
-        """Floating point operations of one query meeting one key and its value: two products, 2 operations a number."""
+        """Return the floating point operations of one query meeting one key and its value, in prefill.
+
+        There are two products, with 2 operations a number.
+        """
         return 4 * self.num_heads * self.head_dim
 
     @property
     def decode_flops_per_pair(self) -> int:
-        """The same."""
+        """Return the floating point operations of one query meeting one key and its value, in decode."""
         return self.prefill_flops_per_pair
 
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Keys and values are kept as one low-rank vector a token, shared by all heads (MLA)."""
+    """Attention with keys and values kept as one low-rank vector a token, shared by all heads (MLA)."""
 
     num_heads: int
     q_lora_rank: int | None  # None: queries come straight from the hidden state
@@ -50,17 +53,26 @@ class LatentAttention:
 
     @property
     def kv_values_per_token(self) -> int:
-        """Numbers that one token leaves in one layer's KV cache: the latent vector and the rotary part of the key."""
+        """Return the numbers that one token leaves in one layer's KV cache.
+
+        They are the latent vector and the rotary part of the key.
+        """
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
     def prefill_flops_per_pair(self) -> int:
-        """With keys and values unfolded for each head: scores over nope + rope, values over their own width."""
+        """Return the floating point operations of one query meeting one key and its value, in prefill.
+
+        Keys and values are unfolded for each head: scores over nope + rope, values over their own width.
+        """
         return 2 * self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim + self.v_head_dim)
 
     @property
     def decode_flops_per_pair(self) -> int:
-        """With the up-projections absorbed into the queries: scores over latent + rotary, values over the latent."""
+        """Return the floating point operations of one query meeting one key and its value, in decode.
+
+        The up-projections are absorbed into the queries: scores over latent + rotary, values over the latent.
+        """
         return 2 * self.num_heads * (2 * self.kv_lora_rank + self.qk_rope_head_dim)
 
 
@@ -69,7 +81,7 @@ Attention = GroupedAttention | LatentAttention
 
 @dataclass(frozen=True)
 class DenseMlp:
-    """One feed-forward network for every token."""
+    """A feed-forward network that every token passes."""
 
     intermediate_size: int
     is_gated: bool = True
@@ -78,7 +90,7 @@ class DenseMlp:
 
 @dataclass(frozen=True)
 class ExpertMlp:
-    """Many feed-forward networks, of which a router picks a few for each token."""
+    """A mixture of feed-forward networks, of which a router picks a few for each token."""
 
     num_experts: int
     experts_per_token: int
@@ -89,7 +101,10 @@ class ExpertMlp:
     has_bias: bool = False
 
     def experts_met(self, num_tokens: int) -> float:
-        """How many experts a batch is expected to use, each token choosing evenly: E (1 - (1 - k/E)^n)."""
+        """Return the number of experts that a batch is expected to use.
+
+        Each token chooses evenly: E (1 - (1 - k/E)^n).
+        """
         return self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** num_tokens)
 
 
@@ -98,20 +113,20 @@ Mlp = DenseMlp | ExpertMlp
 
 @dataclass(frozen=True)
 class LayerShape:
-    """One layer."""
+    """A layer of a decoder: its attention, its window and its feed-forward network."""
 
     attention: Attention
     mlp: Mlp
     sliding_window: int | None = None  # tokens that it looks back to; None: all
 
     def kept_tokens(self, num_tokens: int) -> int:
-        """Of a sequence of so many tokens, those whose keys and values this layer reads."""
+        """Return how many of a sequence's `num_tokens` tokens this layer reads keys and values of."""
         return num_tokens if self.sliding_window is None else min(num_tokens, self.sliding_window)
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder."""
+    """The shape of a decoder model."""
 
     architecture: str  # as in config.json: LlamaForCausalLM
     vocab_size: int
@@ -127,30 +142,30 @@ class ModelShape:
 
     @property
     def num_layers(self) -> int:
-        """How many layers."""
+        """Return the number of layers."""
         return len(self.layers)
 
     @property
     def attention(self) -> Attention:
-        """Of the first layer; all have the same but for their windows."""
+        """Return the attention of the first layer; the layers differ in their windows alone."""
         return self.layers[0].attention
 
     @property
     def num_kv_heads(self) -> int:
-        """What the KV cache is split by: heads of keys and values; 1 with latent attention."""
+        """Return the number of heads that the KV cache is split by: of keys and values; 1 with latent attention."""
         return self.attention.num_kv_heads if isinstance(self.attention, GroupedAttention) else 1
 
     @cached_property
     def expert_layers(self) -> tuple[ExpertMlp, ...]:
-        """The mixtures among the layers' feed-forward networks."""
+        """Return the mixtures of experts among the layers' feed-forward networks."""
         return tuple(layer.mlp for layer in self.layers if isinstance(layer.mlp, ExpertMlp))
 
     @cached_property
     def layer_kinds(self) -> tuple[tuple[Attention, Mlp], ...]:
-        """The different layers that it has, windows aside."""
+        """Return the different kinds of layers, windows aside."""
         return tuple(dict.fromkeys((layer.attention, layer.mlp) for layer in self.layers))
 
     @property
     def is_moe(self) -> bool:
-        """Whether it has experts."""
+        """Return True if any layer has experts."""
         return bool(self.expert_layers)

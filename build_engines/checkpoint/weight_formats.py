@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a matrix of weights is kept: bits, scales, what is computed in, and on which GPUs; from that, exact bytes.
+"""Storage formats of weight matrices: bits, scales, the type computed in, and the GPUs that run them; with exact bytes.
 
 What is outside `LINEAR_ROLES` (embedding, head, norms, routers) and all biases keep 16 bits, unless a `FormatPlan` says
 otherwise for embedding and head.
@@ -17,17 +17,17 @@ Compute = Literal["fp16", "fp8", "int8", "fp4"]  # what tensor cores multiply in
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """One way of keeping a matrix ``[out, in]``.
+    """A storage format of a matrix ``[out, in]``.
 
     Attributes:
-        bits: of a weight.
-        scale_bits: of a scale.
+        bits: bits of a weight.
+        scale_bits: bits of a scale.
         group: what shares a scale: a block of ``(out, in)`` weights, 0 meaning the whole side: (1, 0) is one scale for
             each output channel, (1, 128) the usual group, (0, 0) one for the matrix.
-        zero_bits: of a zero point, as many as scales; 0: symmetric.
-        input_scale_bits: of a factor for each input channel (AWQ, SmoothQuant); 0: none.
-        compute: what the product is computed in.
-        sms: compute capabilities that TensorRT-LLM runs it on, for engines and for checkpoints alike.
+        zero_bits: bits of a zero point, as many as scales; 0: symmetric.
+        input_scale_bits: bits of a factor for each input channel (AWQ, SmoothQuant); 0: none.
+        compute: the type that the product is computed in.
+        sms: compute capabilities that TensorRT-LLM runs the format on, for engines and for checkpoints alike.
     """
 
     name: str
@@ -40,7 +40,7 @@ class WeightFormat:
     input_scale_bits: int = 0
 
     def num_bytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a matrix of this shape; of ``[experts, out, in]``, of all experts."""
+        """Return the bytes of a matrix of this shape, or of all experts for ``[experts, out, in]``."""
         *outer, out, into = shape
         group_out, group_in = (size or side for size, side in zip(self.group, (out, into), strict=True))
         num_scales = math.ceil(out / group_out) * math.ceil(into / group_in)
@@ -49,12 +49,12 @@ class WeightFormat:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether it is less than 16 bits."""
+        """Return True if a weight has less than 16 bits."""
         return self.bits < 16
 
     @property
     def is_unpacked(self) -> bool:
-        """Whether weights are turned into a wider type before they are multiplied."""
+        """Return True if weights are turned into a wider type before they are multiplied."""
         return self.bits < {"fp16": 16, "fp8": 8, "int8": 8, "fp4": 4}[self.compute]
 
 
@@ -92,14 +92,14 @@ KV_FORMAT_SMS = {
 
 @dataclass(frozen=True)
 class FormatPlan:
-    """Which format each kind of matrix has."""
+    """The format of each kind of matrix."""
 
     linear: WeightFormat
     embedding: WeightFormat = WEIGHT_FORMATS["bf16"]
     head: WeightFormat = WEIGHT_FORMATS["bf16"]
 
     def of(self, weight: Weight) -> WeightFormat:
-        """The format of one tensor."""
+        """Return the format of a tensor."""
         if weight.is_bias:
             return WEIGHT_FORMATS["bf16"]
         match weight.role:
@@ -112,11 +112,11 @@ class FormatPlan:
         return WEIGHT_FORMATS["bf16"]
 
     def num_bytes(self, weights: Iterable[Weight]) -> int:
-        """Of all of them."""
+        """Return the bytes of all given weights."""
         return sum(self.num_bytes_of(weight, weight.shape) for weight in weights)
 
     def num_bytes_of(self, weight: Weight, shape: tuple[int, ...]) -> int:
-        """Of a part of one tensor, that part having this shape."""
+        """Return the bytes of a part of a tensor; `shape` is the shape of the part."""
         return self.of(weight).num_bytes(_as_matrix(weight, shape))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every tensor of a checkpoint by its name there, with its shape and what it is for.
+"""The tensors of a checkpoint by the names they have there, with shape and purpose.
 
-From it follow the exact number of parameters, the bytes of each format (`build_engines.checkpoint.weight_formats`),
+From them follow the exact number of parameters, the bytes of each format (`build_engines.checkpoint.weight_formats`),
 what goes to which rank (`build_engines.sharding.shard_plan`) and what a checkpoint must hold. Shapes are as in the
 safetensors files: a linear layer is ``[out_features, in_features]``.
 """
@@ -22,7 +22,7 @@ from build_engines.checkpoint.model_shape import (
 
 
 class Role(StrEnum):
-    """What a tensor does: it decides how it is split over ranks, and whether it is quantized."""
+    """The purpose of a tensor: it decides how the tensor is split over ranks, and whether it is quantized."""
 
     EMBEDDING = "embedding"
     HEAD = "head"
@@ -58,7 +58,7 @@ FUSED_BY_KV_HEAD = frozenset({"FalconForCausalLM"})
 
 @dataclass(frozen=True)
 class Weight:
-    """One tensor."""
+    """A tensor of a checkpoint."""
 
     name: str
     shape: tuple[int, ...]
@@ -70,19 +70,19 @@ class Weight:
 
     @property
     def size(self) -> int:
-        """How many numbers it holds."""
+        """Return how many numbers the tensor holds."""
         return math.prod(self.shape)
 
 
 def weights_of(model: ModelShape) -> list[Weight]:
-    """Every tensor of the model's checkpoint, in the order of the layers."""
+    """Return every tensor of the model's checkpoint, in the order of the layers."""
     embedding, *last = outer_weights(model)
     layers = [weight for index in range(model.num_layers) for weight in layer_weights(model, index)]
     return [embedding, *layers, *last]
 
 
 def outer_weights(model: ModelShape) -> list[Weight]:
-    """Those outside the layers: embedding, final norm, and the head where it is not the embedding."""
+    """Return the tensors outside the layers: embedding, final norm, and the head where it is not the embedding."""
     names = tensor_names(model.architecture)
     h, v = model.hidden_size, model.vocab_size
     weights = [Weight(names["embedding"], (v, h), Role.EMBEDDING)]
@@ -95,22 +95,22 @@ def outer_weights(model: ModelShape) -> list[Weight]:
 
 
 def tensor_names(architecture: str) -> dict[str, str]:
-    """Of an architecture's tensors by what they are here; ``{l}`` stands for the layer, ``{e}`` for the expert."""
+    """Return an architecture's names of tensors by our names; ``{l}`` stands for the layer, ``{e}`` for the expert."""
     return _NAMES.get(architecture, _LLAMA_NAMES)
 
 
 def layer_weights(model: ModelShape, index: int) -> list[Weight]:
-    """Those of one layer."""
+    """Return the tensors of one layer."""
     return list(_layer(model, tensor_names(model.architecture), index, model.layers[index]))
 
 
 def num_parameters(model: ModelShape) -> int:
-    """All of them; a tied head is counted once."""
+    """Return the number of parameters; a tied head is counted once."""
     return sum(weight.size for weight in weights_of(model))
 
 
 def num_active_parameters(model: ModelShape) -> int:
-    """Those that one token meets: of a mixture only the chosen experts."""
+    """Return the number of parameters that one token meets: of a mixture only the chosen experts."""
     total = 0
     for weight in weights_of(model):
         mlp = model.layers[weight.layer].mlp if weight.layer is not None else None
@@ -194,7 +194,7 @@ def _experts(at: dict[str, str], h: int, layer: int, one: ExpertMlp) -> Iterator
 
 
 def _fused_experts(at: dict[str, str], h: int, layer: int, one: ExpertMlp) -> Iterator[Weight]:
-    """All experts in one tensor, ``[experts, in_features, out_features]``."""
+    """Yield the tensors of experts that are stored as one, ``[experts, in_features, out_features]``."""
     n, size = one.num_experts, one.intermediate_size
     for name, role, shape in (
         ("all_gate_up", Role.GATE_UP, (n, h, 2 * size)),

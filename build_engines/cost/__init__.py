@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What serving costs: from GPU prices, throughput and traffic to a million tokens, a tenant, a lever, a break-even."""
+"""The cost of serving: from GPU prices, throughput and traffic to a million tokens, a tenant, a lever, a break-even."""

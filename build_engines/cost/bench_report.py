@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replica's rates from a run of `trireme bench report --out FILE.json`.
+"""The rates of a replica, from a run of `trireme bench report --out FILE.json`.
 
-Where the server's metrics are in it, prefill and decode are told apart as the planner does it: a prompt's time is what
-it adds to the steps that it shares, so prompts have 1 - (a step without prompts / the mean step) of the engine's time.
-What the engine did not compute of the prompts, it found in its prefix cache. Otherwise the run is one mix of tokens,
-which `output_weight` has to divide.
+Where the report has the server's metrics, prefill and decode are told apart as the planner does it: a prompt's time is
+what it adds to the steps that it shares, so prompts have 1 - (a step without prompts / the mean step) of the engine's
+time. Prompt tokens that the engine did not compute were found in its prefix cache. Without metrics the run is one mix
+of tokens, which `output_weight` has to divide.
 """
 
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ class _Report(msgspec.Struct):
 
 
 class BenchedReplica(NamedTuple):
-    """What a run says of the replica that it was of."""
+    """The measured rates of the replica in one run."""
 
     engine: Mapping[str, object]  # of a `CostSpec`
     isl: float
@@ -64,13 +64,13 @@ class BenchedReplica(NamedTuple):
 
 
 def load_bench_report(path: Path, run: str | None, *, num_gpus: int | None) -> BenchedReplica:
-    """Of the run with that name; without a name the only one, or of several the knee.
+    """Return the replica's rates from the named run; without a name from the only run, or of several from the knee.
 
-    Where the knee's steps do not tell prefill from decode, the run with the most output tokens/s: one mix of tokens is
-    taken for all that a replica can do, and at the knee that is about half of it.
+    Where the knee's steps do not tell prefill from decode, the run with the most output tokens/s is taken instead: one
+    mix of tokens stands for all that a replica can do, and at the knee that is about half of it.
 
     Raises:
-        SpecError: it is not such a report, has no such run, or the run does not say how many tokens went in.
+        SpecError: the file is not such a report, has no such run, or the run does not say how many tokens went in.
     """
     try:
         report = msgspec.json.decode(path.read_bytes(), type=_Report)
@@ -94,11 +94,11 @@ def load_bench_report(path: Path, run: str | None, *, num_gpus: int | None) -> B
     gpus = num_gpus or (server.num_gpus if server else None) or 1
     says = [f"{path.name}, run {figures.name}", *chosen.warnings]
     isl, osl = figures.isl.mean, figures.osl.mean
-    apart = _apart(figures)
-    if apart is not None:
-        rates = {"prefill_tokens_per_s": apart.prefill_tokens_per_s, "decode_tokens_per_s": apart.decode_tokens_per_s}
+    each = _separate_rates(figures)
+    if each is not None:
+        rates = {"prefill_tokens_per_s": each.prefill_tokens_per_s, "decode_tokens_per_s": each.decode_tokens_per_s}
         engine = {"kind": "rates", "gpus": gpus, "source": "; ".join(says), **rates}
-        return BenchedReplica(engine, isl, osl, apart.cached_fraction)
+        return BenchedReplica(engine, isl, osl, each.cached_fraction)
     mix = {"input_tokens_per_s": figures.input_tokens.per_s, "output_tokens_per_s": figures.output_tokens.per_s}
     engine = {"kind": "measured", "gpus": gpus, "source": "; ".join([*says, _TAKEN_FOR_SATURATION]), **mix}
     return BenchedReplica(engine, isl, osl)
@@ -110,7 +110,7 @@ def _chosen(report: _Report, wanted: str | None, path: Path) -> _Run:
     found = next((one for one in report.runs if one.figures.name == name), None)
     if wanted is None and report.runs:
         candidates = [found] if found is not None else report.runs
-        if all(_apart(one.figures) is None for one in candidates):
+        if all(_separate_rates(one.figures) is None for one in candidates):
             return max(report.runs, key=lambda one: one.figures.output_tokens.per_s)
     if found is not None:
         return found
@@ -120,16 +120,16 @@ def _chosen(report: _Report, wanted: str | None, path: Path) -> _Run:
     )
 
 
-class _Apart(NamedTuple):
-    """Each as if nothing else were done; a prompt's tokens that were in the cache take no time."""
+class _SeparateRates(NamedTuple):
+    """Rates of prefill and decode, each as if nothing else were done; prompt tokens found in the cache take no time."""
 
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
     cached_fraction: float
 
 
-def _apart(figures: _Figures) -> _Apart | None:
-    """None: the server does not say."""
+def _separate_rates(figures: _Figures) -> _SeparateRates | None:
+    """Return the rates of prefill and decode, or None where the server's metrics do not tell."""
     server, isl, osl = figures.server, figures.isl, figures.osl
     if not (server and isl and osl and isl.mean and osl.mean):
         return None
@@ -148,7 +148,7 @@ def _apart(figures: _Figures) -> _Apart | None:
     # Whole percents: the two are counted apart, over spans that begin and end a little apart.
     cached_fraction = min(0.99, max(0.0, round(1 - computed, 2)))
     # So isl (1 - cached) / prefill + osl / decode is what a request took of the engine's time.
-    return _Apart(
+    return _SeparateRates(
         prefill_tokens_per_s=asked_tokens_per_busy_s * (1 - cached_fraction) / prompt_share,
         decode_tokens_per_s=server.decode_tokens_per_s / (1 - prompt_share),
         cached_fraction=cached_fraction,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fleet costs in a month, and what of it is the prompts', the answers', and nobody's: pure arithmetic.
+"""The monthly cost of a fleet, divided into prompts, answers and idle time: pure arithmetic.
 
-Replicas of an hour are those whose work of that hour is `target_utilisation` of them, whole ones, and the spare.
+The replicas of an hour are the fewest whole ones that its work keeps at most `target_utilisation` busy, and the spare.
 """
 
 import math
@@ -17,7 +17,7 @@ _ROUNDING = 1e-9  # work that fills so many replicas but for this fits in them
 
 @dataclass(frozen=True)
 class Pool:
-    """Replicas of one model, and what is asked of them."""
+    """The replicas of one model, and the traffic on them."""
 
     model: str
     rates: Rates
@@ -34,13 +34,13 @@ class Scenario:
     other: OtherCosts
 
     def scaled(self, factor: float) -> "Scenario":
-        """The same with so many times the requests."""
+        """Return the scenario with `factor` times the requests."""
         return replace(self, pools=tuple(replace(one, traffic=scaled(one.traffic, factor)) for one in self.pools))
 
 
 @dataclass(frozen=True)
 class PoolBill:
-    """Of a month, one pool's GPUs."""
+    """The monthly bill for one pool's GPUs."""
 
     model: str
     rates: Rates
@@ -52,23 +52,23 @@ class PoolBill:
 
     @property
     def utilisation(self) -> float:
-        """Of the replicas that are paid, mean over the day."""
+        """Return the utilisation of the replicas that are paid for, mean over the day."""
         return 24 * self.mean_busy / sum(self.replicas)
 
     @property
     def input_usd(self) -> float:
-        """The prompts' part of the GPUs, idle time in proportion."""
+        """Return the prompts' share of the pool's GPUs, in US dollars, idle time in proportion."""
         return self.gpu_usd * self.prompt_share
 
     @property
     def output_usd(self) -> float:
-        """The answers' part."""
+        """Return the answers' share of the pool's GPUs, in US dollars, idle time in proportion."""
         return self.gpu_usd * (1 - self.prompt_share)
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Of a month."""
+    """Tokens of a month."""
 
     prefilled: float
     cached: float
@@ -76,7 +76,7 @@ class Tokens:
 
     @property
     def total(self) -> float:
-        """In and out."""
+        """Return the sum of input and output tokens."""
         return self.prefilled + self.cached + self.output
 
     def __add__(self, other: "Tokens") -> "Tokens":
@@ -85,7 +85,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Bill:
-    """Of a month, US dollars."""
+    """The bill of a month, in US dollars."""
 
     pools: tuple[PoolBill, ...]
     egress_usd: float
@@ -94,48 +94,48 @@ class Bill:
 
     @cached_property
     def tokens(self) -> Tokens:
-        """Of all pools."""
+        """Return the tokens of all pools."""
         return sum((one.tokens for one in self.pools), Tokens(0, 0, 0))
 
     @property
     def gpu_usd(self) -> float:
-        """Of all pools."""
+        """Return the cost of the GPUs of all pools."""
         return sum(one.gpu_usd for one in self.pools)
 
     @property
     def idle_usd(self) -> float:
-        """Of the GPUs: paid, and not at work (reserve for bursts, spare replicas, quiet hours)."""
+        """Return the cost of idle GPUs: paid, and not at work (reserve for bursts, spare replicas, quiet hours)."""
         return sum(one.gpu_usd * (1 - one.utilisation) for one in self.pools)
 
     @property
     def total_usd(self) -> float:
-        """All of it."""
+        """Return the whole bill."""
         return self.gpu_usd + self.egress_usd + self.storage_usd + self.engineers_usd
 
     @property
     def input_usd(self) -> float:
-        """The prompts' GPUs, and of storage and engineers as much as of the work."""
+        """Return the prompts' share: their GPUs, and storage and engineers in proportion to the work."""
         return sum(one.input_usd for one in self.pools) + self._shared_usd * self._prompt_share
 
     @property
     def output_usd(self) -> float:
-        """The answers' GPUs, their egress, and of storage and engineers as much as of the work."""
+        """Return the answers' share: their GPUs, their egress, and storage and engineers in proportion to the work."""
         answers = sum(one.output_usd for one in self.pools)
         return answers + self.egress_usd + self._shared_usd * (1 - self._prompt_share)
 
     @property
     def usd_per_million_input(self) -> float | None:
-        """Of prompt tokens that are not cached; None: there are none."""
+        """Return US dollars per million prompt tokens that are not cached, or None if there are none."""
         return self.input_usd / self.tokens.prefilled * 1e6 if self.tokens.prefilled else None
 
     @property
     def usd_per_million_output(self) -> float:
-        """Of answers."""
+        """Return US dollars per million answer tokens."""
         return self.output_usd / self.tokens.output * 1e6
 
     @property
     def usd_per_million(self) -> float:
-        """Of all tokens, cached ones too."""
+        """Return US dollars per million tokens of any kind, cached ones too."""
         return self.total_usd / self.tokens.total * 1e6
 
     @property
@@ -166,12 +166,12 @@ def scenario_of(spec: CostSpec) -> Scenario:
 
 
 def scaled(traffic: Traffic, factor: float) -> Traffic:
-    """So many times the requests."""
+    """Return the traffic with `factor` times the requests."""
     return traffic.model_copy(update={"requests_per_s": traffic.requests_per_s * factor})
 
 
 def bill(scenario: Scenario) -> Bill:
-    """One month's."""
+    """Return the bill of one month."""
     pools = tuple(_pool_bill(one, scenario.fleet) for one in scenario.pools)
     output = sum(one.tokens.output for one in pools)
     other = scenario.other
@@ -184,7 +184,7 @@ def bill(scenario: Scenario) -> Bill:
 
 
 def hourly_requests_per_s(traffic: Traffic) -> tuple[float, ...]:
-    """Of each hour of a day; the cosine's top is at 14 h, where it does not matter."""
+    """Return the requests per second of each hour of a day; the cosine's top is at 14 h, where it does not matter."""
     if traffic.hourly is not None:
         mean = sum(traffic.hourly) / 24
         return tuple(traffic.requests_per_s * hour / mean for hour in traffic.hourly)
@@ -193,7 +193,7 @@ def hourly_requests_per_s(traffic: Traffic) -> tuple[float, ...]:
 
 
 def replicas_needed(busy: float, fleet: Fleet) -> int:
-    """For so many replicas' worth of work."""
+    """Return the number of replicas to keep for the work of `busy` fully used ones."""
     return max(fleet.min_replicas, math.ceil(busy / fleet.target_utilisation - _ROUNDING)) + fleet.spare_replicas
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From how many tokens a month on a fleet of one's own is cheaper than a managed price list.
+"""The tokens a month from which a fleet of one's own is cheaper than a managed price list.
 
 The bill of a fleet, C(T), never falls with traffic and jumps with each replica; a managed one, m T, is a line. They
 meet where T = C(T) / m. As C(T) / m never falls, iterating it from a T that is surely above ends at the last meeting
@@ -19,7 +19,7 @@ _CLOSE = 1e-12
 
 
 class BreakEven(NamedTuple):
-    """Against one price; tokens are of a month, in and out, None: never, whatever the traffic."""
+    """A break-even with one managed price, in input and output tokens a month; None: never, whatever the traffic."""
 
     price: ManagedPrice
     managed_usd: float  # a month, at today's traffic
@@ -30,7 +30,10 @@ class BreakEven(NamedTuple):
 
 
 def break_even(scenario: Scenario, price: ManagedPrice) -> BreakEven:
-    """With the mix of input, cached and output tokens as it is; only their number changes."""
+    """Return the break-even with a managed price.
+
+    The mix of input, cached and output tokens stays; only their number changes.
+    """
     tokens = bill(scenario).tokens
     managed_usd = price.usd(tokens)
     managed, limit = managed_usd / tokens.total, limit_usd_per_token(scenario)
@@ -50,12 +53,15 @@ def break_even(scenario: Scenario, price: ManagedPrice) -> BreakEven:
 
 
 def usd_at(scenario: Scenario, tokens: float, now: float) -> float:
-    """The fleet's bill of a month with so many tokens in place of those that there are now."""
+    """Return the fleet's monthly bill, in US dollars, if traffic had `tokens` tokens in place of `now`."""
     return bill(scenario.scaled(tokens / now)).total_usd
 
 
 def limit_usd_per_token(scenario: Scenario) -> float:
-    """A further token's price once replicas are many: nothing fixed, nothing rounded up."""
+    """Return the price of a further token once replicas are many, in US dollars.
+
+    Nothing is fixed then, and nothing rounded up.
+    """
     now = bill(scenario)
     gpu_usd = sum(
         HOURS_PER_MONTH * _busy(one) / scenario.fleet.target_utilisation
@@ -76,7 +82,10 @@ def _paid_over_busy(pool: Pool, *, follows_traffic: bool) -> float:
 
 
 def _most_fixed_usd(scenario: Scenario) -> float:
-    """What does not grow with traffic; at least one replica is kept, so that has what is rounded up, too."""
+    """Return the most that does not grow with traffic, in US dollars.
+
+    At least one replica is kept, so what is rounded up counts, too.
+    """
     fleet, now = scenario.fleet, bill(scenario)
     usd = now.storage_usd + now.engineers_usd
     for pool in scenario.pools:
@@ -88,7 +97,7 @@ def _most_fixed_usd(scenario: Scenario) -> float:
 
 
 def _reserved_saving_usd(scenario: Scenario) -> float:
-    """What reserved replicas cost less than others would."""
+    """Return what reserved replicas cost less than others would, in US dollars."""
     usd = 0.0
     for pool in scenario.pools:
         less = pool.prices.flexible_usd_per_gpu_hour - (pool.prices.reserved_usd_per_gpu_hour or 0.0)
@@ -107,7 +116,7 @@ def _last(scenario: Scenario, managed: float, total: float, *, start: float) -> 
 
 
 def _first(scenario: Scenario, managed: float, total: float, *, most: float) -> float | None:
-    """None: up to `most` there is none."""
+    """Return the first meeting point, or None if there is none up to `most`."""
     tokens = 0.0
     for _ in range(_MOST_STEPS):
         following = usd_at(scenario, tokens, total) / managed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme cost`: what a million tokens, a tenant and a lever cost, and whether a managed API would be cheaper."""
+"""`trireme cost`: the price of a million tokens, a tenant and a lever, and whether a managed API would be cheaper."""
 
 import json
 import sys
@@ -32,40 +32,40 @@ def cost(
     managed: Annotated[
         Path | None, typer.Option(help="Your list of managed prices.", show_default="an example list")
     ] = None,
-    usd_per_gpu_hour: Annotated[float | None, typer.Option(min=0, max=1e6, help="Without a file: the price.")] = None,
+    usd_per_gpu_hour: Annotated[float | None, typer.Option(min=0, max=1e6, help="Price of a GPU hour, in US dollars.")] = None,
     num_gpus: Annotated[
         int | None, typer.Option("--gpus", min=1, help="GPUs of the replica that was measured.")
     ] = None,
     output_tokens_per_s: Annotated[
-        float | None, typer.Option(min=0.001, max=1e12, help="Measured, of one replica at saturation.")
+        float | None, typer.Option(min=0.001, max=1e12, help="Measured output tokens/s of one replica at saturation.")
     ] = None,
     input_tokens_per_s: Annotated[
-        float | None, typer.Option(min=0, max=1e12, help="At the same time; needs --output-weight.")
+        float | None, typer.Option(min=0, max=1e12, help="Input tokens/s beside the output; needs --output-weight.")
     ] = None,
     output_weight: Annotated[
         float | None, typer.Option(min=0.001, max=1e6, help="GPU time of an output token over an input token's.")
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(help="JSON of trireme bench report: the throughput of one of its runs.")
+        Path | None, typer.Option(help="JSON of trireme bench report; the throughput is that of one run.")
     ] = None,
     run: Annotated[
         str | None,
-        typer.Option(help="Which run of the report.", show_default="the knee, or without step metrics the fastest"),
+        typer.Option(help="The run of --report to take.", show_default="the knee, or without step metrics the fastest"),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Plan it: a name or checkpoint, as trireme plan takes it.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="With --model.", show_default="h100")] = None,
-    weight_format: Annotated[str | None, typer.Option("--format", help="With --model.", show_default="bf16")] = None,
-    isl: Annotated[float | None, typer.Option(min=1, help="With --model: tokens of a prompt; 1000 by itself.")] = None,
-    osl: Annotated[float | None, typer.Option(min=1, help="Tokens of an answer; 1000 by itself.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to plan: a name or checkpoint, as for trireme plan.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU that --model runs on.", show_default="h100")] = None,
+    weight_format: Annotated[str | None, typer.Option("--format", help="Weights of --model.", show_default="bf16")] = None,
+    isl: Annotated[float | None, typer.Option(min=1, help="Tokens of a prompt, with --model; default 1000.")] = None,
+    osl: Annotated[float | None, typer.Option(min=1, help="Tokens of an answer; default 1000.")] = None,
     utilisation: Annotated[
-        float | None, typer.Option(min=0.001, max=1, help="Of one replica, mean over the day; 1 by itself.")
+        float | None, typer.Option(min=0.001, max=1, help="Mean utilisation of a replica over the day; default 1.")
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option(min=1e-6, max=1e9, help="Requests/s: as many replicas as they need, at 0.7, one spare."),
+        typer.Option(min=1e-6, max=1e9, help="Requests/s. Replicas are as many as needed at 0.7 utilisation, and one spare."),
     ] = None,
     sensitivity_percent: Annotated[
-        float, typer.Option("--sensitivity", min=0.1, max=99, help="How far each assumption is moved, in %.")
+        float, typer.Option("--sensitivity", min=0.1, max=99, help="Change of each assumption, in %.")
     ] = 20.0,
     out: Annotated[Path | None, typer.Option(help="Write cost.md, cost.html, cost.json and pictures here.")] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
@@ -111,7 +111,9 @@ def cost(
 
 
 def with_traffic_of(spec: CostSpec, usage: Usage) -> CostSpec:
-    """The fleet's traffic as it was recorded; the shape of a day stays the file's where less than a day was.
+    """Return the spec with the fleet's traffic as it was recorded.
+
+    The shape of a day stays the file's where less than a day was recorded.
 
     Raises:
         SpecError: the fleet has two tiers, or the records are not of its one model.

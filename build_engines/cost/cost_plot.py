@@ -17,17 +17,17 @@ _POINTS = 600
 
 
 def pictures(found: Findings) -> dict[str, bytes]:
-    """PNGs by what they show."""
+    """Return the pictures as PNGs, by what they show."""
     made = {"Self-hosted against managed": _png(break_even_figure(found))}
     if found.sensitivities:
         made["What matters most"] = _png(tornado_figure(found))
     if found.levers is not None:
-        made["Levers, apart and together"] = _png(levers_figure(found.levers))
+        made["Levers, alone and together"] = _png(levers_figure(found.levers))
     return made
 
 
 def break_even_figure(found: Findings) -> Figure:
-    """Dollars a month over tokens a month, both logarithmic; a mark where the fleet becomes cheaper for good."""
+    """Draw dollars a month over tokens a month, both logarithmic; a mark where the fleet becomes cheaper for good."""
     figure, axes = _axes()
     now = found.bill.tokens.total
     marks = [one.tokens for one in found.break_evens if one.tokens] + [now]
@@ -56,7 +56,7 @@ def break_even_figure(found: Findings) -> Figure:
 
 
 def tornado_figure(found: Findings) -> Figure:
-    """Bars of $/M from each assumption lower (hatched) to higher (full)."""
+    """Draw bars of $/M from each assumption lower (hatched) to higher (full)."""
     figure, axes = _axes()
     base, percent = found.bill.usd_per_million, 100 * (found.sensitivity_fraction or 0)
     ordered = found.sensitivities[::-1]
@@ -74,7 +74,7 @@ def tornado_figure(found: Findings) -> Figure:
 
 
 def levers_figure(plan: LeverPlan) -> Figure:
-    """What the bill would be: with each lever alone, with all, and with what adding up would promise."""
+    """Draw the bill with each lever alone, with all, and with what adding up would promise."""
     figure, axes = _axes()
     bars = {"today": plan.usd, **{f"{one.name.replace('_', ' ')} alone": plan.usd - one.alone for one in plan.savings}}
     bars["all together"] = plan.joint_usd
@@ -82,7 +82,7 @@ def levers_figure(plan: LeverPlan) -> Figure:
     drawn = axes.barh(names, [bars[name] for name in names], facecolor="lightgray", edgecolor="black")
     axes.bar_label(drawn, [f" {usd(bars[name])}" for name in names], fontsize="small")
     axes.axvline(plan.usd / 2, color="black", linestyle="--", linewidth=1, label="half of today's")
-    axes.set(xlabel="US dollars a month", title="Levers, apart and together", xlim=(0, plan.usd * 1.15))
+    axes.set(xlabel="US dollars a month", title="Levers, alone and together", xlim=(0, plan.usd * 1.15))
     axes.legend(fontsize="small", loc="lower right")
     return figure
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is assumed about a fleet and its prices, as typed data: the file that `trireme cost` reads.
+"""The assumptions about a fleet and its prices, as typed data: the file that `trireme cost` reads.
 
 Money is US dollars before tax, a month is 730 hours. What follows from it: `build_engines.cost.bill`.
 """
@@ -27,7 +27,7 @@ class PlannedEngine(Spec):
     kind: Literal["planned"]
     model: str = Field(description="a name that `trireme plan` knows, or a checkpoint, from where the command runs")
     gpu: str = "h100"
-    max_gpus: Positive = Field(default=8, description="of one replica")
+    max_gpus: Positive = Field(default=8, description="GPUs that one replica may take")
     weight_format: str = "bf16"
     kv_format: str = "bf16"
     max_batch_size: Positive = 2048
@@ -78,13 +78,13 @@ Engine = Annotated[PlannedEngine | RatedEngine | MeasuredEngine, Field(discrimin
 
 
 class GpuPrices(Spec):
-    """What an hour of a GPU costs, and how much is bought how."""
+    """Prices of a GPU hour, and the shares that are bought at each."""
 
     on_demand_usd_per_gpu_hour: Usd
     reserved_usd_per_gpu_hour: Usd | None = None
     spot_usd_per_gpu_hour: Usd | None = None
-    reserved_replicas: NotNegative = Field(default=0, description="paid every hour, used or not")
-    spot_fraction: Fraction = Field(default=0.0, description="of the replicas that are not reserved")
+    reserved_replicas: NotNegative = Field(default=0, description="replicas that are paid every hour, used or not")
+    spot_fraction: Fraction = Field(default=0.0, description="share of the replicas that are not reserved")
     spot_lost_fraction: Annotated[Number, Field(ge=0, lt=1)] = Field(
         default=0.05, description="of a spot GPU's hours: loading again after an interruption, work done twice"
     )
@@ -99,13 +99,16 @@ class GpuPrices(Spec):
 
     @property
     def flexible_usd_per_gpu_hour(self) -> float:
-        """Of what is not reserved: on demand, and spot with the hours that it loses bought again."""
+        """Return the price of a GPU hour that is not reserved, in US dollars.
+
+        On-demand and spot hours are mixed, and hours lost on spot are bought again.
+        """
         spot = (self.spot_usd_per_gpu_hour or 0.0) / (1 - self.spot_lost_fraction)
         return (1 - self.spot_fraction) * self.on_demand_usd_per_gpu_hour + self.spot_fraction * spot
 
 
 class Traffic(Spec):
-    """What is asked, as means; over a day a cosine, or 24 hours' own shares."""
+    """The traffic on a pool, as means; over a day a cosine, or 24 hours' own shares."""
 
     requests_per_s: Annotated[Number, Field(gt=0, le=1e9)]
     isl: Annotated[Number, Field(ge=0, le=1e8)] = Field(description="tokens of a prompt")
@@ -126,23 +129,26 @@ class Traffic(Spec):
 
     @property
     def prefilled(self) -> float:
-        """Tokens of a prompt that are not cached."""
+        """Return the prompt tokens that are not cached."""
         return self.isl * (1 - self.cached_fraction)
 
 
 class Fleet(Spec):
-    """How many replicas are kept."""
+    """The rule for how many replicas are kept."""
 
     target_utilisation: Annotated[Number, Field(gt=0, le=1)] = Field(
         default=0.7, description="of the busiest hour; what is left absorbs bursts and queues"
     )
-    spare_replicas: NotNegative = Field(default=1, description="for a failure or an update")
+    spare_replicas: NotNegative = Field(default=1, description="replicas kept for a failure or an update")
     min_replicas: Positive = 1
-    follows_traffic: Boolean = Field(default=False, description="hour by hour; else the busiest hour's all day")
+    follows_traffic: Boolean = Field(default=False, description="replicas change hour by hour; else the busiest hour's run all day")
 
 
 class OtherCosts(Spec):
-    """What is not GPUs. Nothing is taken for granted: what is not given is 0, and the report says so."""
+    """Costs other than GPUs.
+
+    Nothing is taken for granted: what is not given is 0, and the report says so.
+    """
 
     egress_usd_per_gb: Usd = 0.0
     egress_bytes_per_output_token: Amount = 0.0
@@ -159,12 +165,12 @@ class Tier(Spec):
     engine: Engine
     request_fraction: Annotated[Number, Field(gt=0, lt=1)]
     prices: GpuPrices | None = Field(
-        default=None, description="of its GPUs; else those of the large one's, with nothing reserved"
+        default=None, description="prices of the small model's GPUs; else the large one's, with nothing reserved"
     )
 
 
 class Quantized(Spec):
-    """The same engine in other formats (planned), or so many times as fast (measured)."""
+    """The lever of other formats: the engine planned with them, or `rate_factor` times as fast (measured)."""
 
     weight_format: str | None = None
     kv_format: str | None = None
@@ -172,32 +178,32 @@ class Quantized(Spec):
 
 
 class Batched(Spec):
-    """In-flight batching of so many (planned), or so many times as fast (measured)."""
+    """The lever of in-flight batching: a planned batch size, or `rate_factor` times as fast (measured)."""
 
     max_batch_size: Positive = 2048
     rate_factor: Rate | None = None
 
 
 class Cached(Spec):
-    """So much of the prompts' tokens found in the prefix cache."""
+    """The lever of prefix caching: a share of the prompts' tokens found in the cache."""
 
     cached_fraction: Annotated[Number, Field(gt=0, lt=1)]
 
 
 class Spot(Spec):
-    """So much of what is not reserved on spot GPUs."""
+    """The lever of spot GPUs: the share of them among GPUs that are not reserved."""
 
     fraction: Annotated[Number, Field(gt=0, le=1)]
 
 
 class OffHours(Spec):
-    """A fleet that follows the traffic, hour by hour, down to so many replicas."""
+    """The lever of following the traffic, hour by hour, down to a least number of replicas."""
 
     min_replicas: Positive = 1
 
 
 class Levers(Spec):
-    """What could be changed; each is priced alone, last, and with all others."""
+    """Levers that could be pulled; each is priced alone, last, and with all others."""
 
     quantization: Quantized | None = None
     batching: Batched | None = None
@@ -208,7 +214,7 @@ class Levers(Spec):
 
 
 class CostSpec(Spec):
-    """One fleet."""
+    """A fleet, its prices and its levers."""
 
     name: str = "fleet"
     engine: Engine

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a replica's time a prompt token and an answer token take: planned, or measured.
+"""The share of a replica's time that a prompt token and an answer token take: planned, or measured.
 
 A replica that prefills P tokens a second, or decodes D tokens a second, spends isl / P + osl / D seconds on a request.
-What a token costs follows from its share of that, so input and output are told apart by GPU time, not by a tariff.
+The price of a token follows from that share, so input and output are told apart by GPU time, not by a tariff.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from trireme.base.errors import SpecError
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one replica at saturation."""
+    """The rates of one replica at saturation."""
 
     num_gpus: int
     prefill_s: float  # of the replica, for each token of a prompt that is not cached
@@ -32,12 +32,12 @@ class Rates:
     uncertainty: float | None = None  # 9 of 10 within this factor either way, where it was planned
 
     def seconds(self, prefilled: float, output: float) -> float:
-        """Of a replica, for so many tokens."""
+        """Return the seconds that a replica needs for these tokens."""
         return prefilled * self.prefill_s + output * self.decode_s
 
 
 def rates_of(engine: PlannedEngine | RatedEngine | MeasuredEngine, traffic: Traffic) -> Rates:
-    """Of one replica under this traffic's mix of tokens.
+    """Return the rates of one replica under this traffic's mix of tokens.
 
     Raises:
         SpecError: the planner knows no such model, GPU or format, nothing fits, or nothing meets the targets; only
@@ -80,10 +80,12 @@ def _planned(engine: PlannedEngine, workload: Workload) -> Rates:
 
 
 def best_option(engine: PlannedEngine, workload: Workload) -> Option:
-    """The plan's first: the least GPU time for a token within the targets, with as large a batch as they allow.
+    """Return the plan's first option.
+
+    It takes the least GPU time for a token within the targets, with as large a batch as they allow.
 
     Raises:
-        SpecError: as `rates_of`.
+        SpecError: the planner knows no such model, GPU or format, nothing fits, or nothing meets the targets.
     """
     for name, known, value in (
         ("weight_format", WEIGHT_FORMATS, engine.weight_format),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that `trireme cost` says of one fleet, as values; tables, pictures and JSON are made of it."""
+"""The findings of `trireme cost` about one fleet, as values; tables, pictures and JSON are made of them."""
 
 from dataclasses import asdict, dataclass
 
@@ -14,7 +14,7 @@ from build_engines.cost.usage_records import TenantShare, Usage, tenant_shares
 
 @dataclass(frozen=True)
 class Findings:
-    """Of one fleet, a month."""
+    """The findings about one fleet, for a month."""
 
     spec: CostSpec
     scenario: Scenario
@@ -30,14 +30,14 @@ class Findings:
 def find(
     spec: CostSpec, managed: ManagedPrices, *, usage: Usage | None = None, sensitivity_fraction: float | None = 0.2
 ) -> Findings:
-    """Work it all out.
+    """Compute every finding about a fleet.
 
     Args:
-        usage: of whom the tenants are; its traffic is the caller's to take (`Usage.traffic`).
+        usage: recorded requests, for the tenants' shares; the caller takes their traffic (`Usage.traffic`).
         sensitivity_fraction: None leaves the sensitivities out.
 
     Raises:
-        SpecError: as `bill.scenario_of`, `levers.plan_levers` and `usage_records.tenant_shares`.
+        SpecError: from `bill.scenario_of`, `levers.plan_levers` and `usage_records.tenant_shares`.
     """
     scenario = scenario_of(spec)
     found = bill(scenario)
@@ -56,7 +56,7 @@ def find(
 
 
 def as_data(found: Findings) -> dict[str, object]:
-    """All of it, with units in the names; dollars and tokens are of a month."""
+    """Return every finding with units in the names; dollars and tokens are of a month."""
     total = found.bill
     return {
         "assumptions": found.spec.model_dump(mode="json"),

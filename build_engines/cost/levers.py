@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each change saves alone, as the last one, and with all others.
+"""The saving of each change alone, as the last one, and with all others.
 
 Savings do not add up: a GPU hour that quantization has saved cannot be saved again by spot. So every combination is
-billed by itself. `saving` of all together does not depend on an order; what of it is whose does, and is told by the
-mean over all orders (Shapley's value), whose parts sum to the whole.
+billed by itself. `saving` of all together does not depend on an order; what of it belongs to which lever does, and is
+given as the mean over all orders (Shapley's value), whose parts sum to the whole.
 """
 
 import math
@@ -33,7 +33,7 @@ Change = Callable[[CostSpec], CostSpec]
 
 @dataclass(frozen=True)
 class LeverSaving:
-    """Of a month, US dollars."""
+    """The saving of one lever, in US dollars a month."""
 
     name: str
     formula: str
@@ -44,7 +44,7 @@ class LeverSaving:
 
 @dataclass(frozen=True)
 class LeverPlan:
-    """All of them on one fleet."""
+    """The savings of all levers on one fleet."""
 
     usd: float
     savings: tuple[LeverSaving, ...]
@@ -52,16 +52,19 @@ class LeverPlan:
 
     @property
     def joint_usd(self) -> float:
-        """With all."""
+        """Return the saving of all levers together, in US dollars."""
         return self.usd_of[frozenset(one.name for one in self.savings)]
 
     @property
     def interaction_usd(self) -> float:
-        """What the sum of the savings alone says too much (negative) or too little."""
+        """Return what the sum of the single savings says too much (negative) or too little."""
         return self.usd - self.joint_usd - sum(one.alone for one in self.savings)
 
     def fewest_for(self, target_usd: float) -> tuple[str, ...] | None:
-        """The smallest combination that comes down to so much, of those the cheapest; None: not even all."""
+        """Return the cheapest of the smallest combinations that reach a bill of `target_usd`.
+
+        None: not even all levers together reach it.
+        """
         enough = [names for names, usd in self.usd_of.items() if usd <= target_usd]
         if not enough:
             return None
@@ -70,10 +73,10 @@ class LeverPlan:
 
 
 def plan_levers(spec: CostSpec) -> LeverPlan:
-    """Bill every combination of what `spec.levers` has.
+    """Bill every combination of the levers in `spec.levers`.
 
     Raises:
-        SpecError: there is none, or one cannot be: no spot price, a measured engine without its factor.
+        SpecError: there is no lever, or one cannot be: no spot price, a measured engine without its factor.
     """
     changes = _changes(spec)
     if not changes:
@@ -138,7 +141,7 @@ def _batched(lever: Batched) -> Change:
 
 
 def _faster(name: str, update: Mapping[str, object], factor: float | None) -> Change:
-    """The large engine, planned with other settings, or so many times as fast as it was measured."""
+    """Return a change of the large engine: planned with other settings, or `factor` times as fast as measured."""
 
     def change(spec: CostSpec) -> CostSpec:
         engine: Engine = spec.engine
@@ -193,7 +196,7 @@ def _off_hours(lever: OffHours) -> Change:
 
 
 def _shapley(name: str, everything: frozenset[str], usd_of: Mapping[frozenset[str], float]) -> float:
-    """The mean, over all orders in which the levers could be pulled, of what this one saves in its turn."""
+    """Return the mean, over all orders in which the levers could be pulled, of what this one saves in its turn."""
     others, count = everything - {name}, len(everything)
     total = 0.0
     for size in range(count):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What managed APIs ask for a million tokens: a dated list, ours as an example (`managed_prices.yaml`)."""
+"""The prices of managed APIs for a million tokens: a dated list, ours as an example (`managed_prices.yaml`)."""
 
 import datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ EXAMPLE = Path(__file__).with_name("managed_prices.yaml")
 
 
 class ManagedPrice(Spec):
-    """One offer, US dollars per million tokens."""
+    """A managed API's offer, in US dollars per million tokens."""
 
     name: str
     model: str | None = Field(default=None, description="the model of ours that it is compared with; None: any")
@@ -24,7 +24,7 @@ class ManagedPrice(Spec):
     source: str
 
     def usd(self, tokens: Tokens) -> float:
-        """For so many."""
+        """Return the price of these tokens, in US dollars."""
         cached = self.cached_input_usd_per_million
         cached = self.input_usd_per_million if cached is None else cached
         millions = tokens.prefilled * self.input_usd_per_million + tokens.cached * cached
@@ -32,13 +32,13 @@ class ManagedPrice(Spec):
 
 
 class ManagedPrices(Spec):
-    """A list, and when it was true."""
+    """A list of prices, with its date."""
 
     collected: datetime.date
     prices: tuple[ManagedPrice, ...] = Field(min_length=1)
 
     def of(self, model: str) -> tuple[ManagedPrice, ...]:
-        """Those to compare a model with; of a model that none names, all."""
+        """Return the offers to compare a model with; every offer, if none names the model."""
         named = any(one.model == model for one in self.prices)
         return tuple(one for one in self.prices if not named or one.model in {None, model})
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `CostSpec` without a file: one replica at a utilisation, or what a rate needs; and changes to single values."""
+"""A `CostSpec` without a file, of one replica at a utilisation or for a request rate; and changes to single values."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ _TOKENS = 1000.0  # of a prompt and of an answer, where nothing is said; as trir
 
 
 class Quick(NamedTuple):
-    """What the command line gives in place of a file; tokens/s are of one replica at saturation."""
+    """The command-line options that replace a file; tokens/s are of one replica at saturation."""
 
     usd_per_gpu_hour: float | None = None
     num_gpus: int | None = None
@@ -38,14 +38,14 @@ class Quick(NamedTuple):
 
     @property
     def given(self) -> dict[str, object]:
-        """What is set, by its option."""
+        """Return the values that are set, by option."""
         names = {"num_gpus": "gpus", "weight_format": "format"}
         options = {names.get(name, name.replace("_", "-")): value for name, value in self._asdict().items()}
         return {f"--{name}": value for name, value in options.items() if value is not None}
 
 
 def quick_spec(quick: Quick) -> CostSpec:
-    """The fleet that the options mean; without --rate one replica that is busy --utilisation (1) of the time.
+    """Return the fleet that the options describe; without --rate one replica, busy --utilisation (1) of the time.
 
     Raises:
         SpecError: the price or the throughput is missing, or two options say different things.
@@ -79,7 +79,7 @@ def quick_spec(quick: Quick) -> CostSpec:
 
 
 def _replica(quick: Quick) -> BenchedReplica:
-    """The engine, and the tokens of a request: measured ones are those of the measurement."""
+    """Return the engine and the tokens of a request; a measured engine comes with the measurement's tokens."""
     if quick.run is not None and quick.report is None:
         raise SpecError(f"--run {quick.run} is of a report; give --report, too", field="run", value=quick.run)
     if quick.model is not None:
@@ -130,7 +130,7 @@ def _measured(quick: Quick) -> BenchedReplica:
 
 
 def with_changes(spec: CostSpec, changes: Sequence[str]) -> CostSpec:
-    """`prices.spot_fraction=0.5` and the like, checked again as a whole.
+    """Return the spec with changes such as `prices.spot_fraction=0.5` applied, checked again as a whole.
 
     Raises:
         SpecError: no `=`, a path that leads nowhere, or a value that is not allowed there.

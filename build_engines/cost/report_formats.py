@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables on a terminal, in Markdown and in one HTML file that needs no other."""
+"""The report on a terminal, in Markdown and in one HTML file that needs no other."""
 
 import base64
 import html
@@ -20,7 +20,7 @@ _STYLE = (
 
 
 def print_tables(found: Iterable[TextTable], *, title: str) -> None:
-    """To standard output, as wide as the terminal."""
+    """Print the tables to standard output, as wide as the terminal."""
     console = Console(file=sys.stdout, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 170)
     console.print(title, highlight=False, markup=False)
     for one in found:
@@ -37,7 +37,7 @@ def print_tables(found: Iterable[TextTable], *, title: str) -> None:
 
 
 def markdown(one: TextTable, *, level: int = 2) -> str:
-    """A heading, the table, its notes."""
+    """Return a table as Markdown: heading, table, notes."""
     align = [":---" if header in one.left or not number else "---:" for number, header in enumerate(one.headers)]
     lines = [one.headers, tuple(align), *one.rows]
     # A tenant's or a model's name may have a bar, which would begin a column.
@@ -46,7 +46,7 @@ def markdown(one: TextTable, *, level: int = 2) -> str:
 
 
 def html_page(found: Iterable[TextTable], *, title: str, pictures: Mapping[str, bytes]) -> str:
-    """All of it; `pictures` are PNGs by what they show."""
+    """Return the whole report as HTML; `pictures` are PNGs by what they show."""
     parts = [f"<h1>{html.escape(title)}</h1>", *map(_html_table, found)]
     for shown, png in pictures.items():
         data = base64.b64encode(png).decode()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found as tables of text, which a terminal, Markdown and HTML show alike."""
+"""The findings as tables of text, which a terminal, Markdown and HTML show alike."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -13,7 +13,7 @@ _BAR = 24
 
 
 class TextTable(NamedTuple):
-    """The first column and those in `left` are text, the others numbers."""
+    """A table of text: the first column and those in `left` are text, the others numbers."""
 
     title: str
     headers: tuple[str, ...]
@@ -23,7 +23,7 @@ class TextTable(NamedTuple):
 
 
 def tables(found: Findings) -> Iterator[TextTable]:
-    """In the order in which they are read."""
+    """Yield the tables in the order in which they are read."""
     yield _pools(found)
     yield _bill(found)
     yield _prices(found)
@@ -37,17 +37,17 @@ def tables(found: Findings) -> Iterator[TextTable]:
 
 
 def usd(amount: float) -> str:
-    """Whole dollars, or cents where that would hide the figure."""
+    """Return an amount in whole dollars, or with cents where whole dollars would hide the figure."""
     return f"${amount:,.0f}" if abs(amount) >= 100 else f"${amount:,.2f}"
 
 
 def price(amount: float) -> str:
-    """Of a million tokens: three decimals, or two digits where that would hide the figure."""
+    """Return a price per million tokens: three decimals, or two digits where that would hide the figure."""
     return f"{amount:.3f}" if amount >= 0.1 or not amount else f"{amount:.2g}"
 
 
 def count(number: float | None) -> str:
-    """With M, B or T, three digits; None: never."""
+    """Return a number with M, B or T and three digits, or "never" for None."""
     if number is None:
         return "never"
     number = float(f"{number:.3g}")  # before the letter: 999,900 is 1M, not 1e+03K
@@ -140,7 +140,7 @@ def _break_even_row(one: BreakEven, own_usd: float) -> tuple[str, ...]:
 
 
 def cheaper_from(one: BreakEven) -> str:
-    """In words."""
+    """Return the break-even traffic in words."""
     if not one.managed_usd:
         return "never, it is free"
     if one.tokens is None and one.first_tokens is not None:  # reserved replicas alone are cheap enough
@@ -149,7 +149,7 @@ def cheaper_from(one: BreakEven) -> str:
 
 
 def levers_table(plan: LeverPlan) -> TextTable:
-    """Apart and together."""
+    """Return the table of the levers' savings, each alone and all together."""
     rows = [
         (
             one.name.replace("_", " "),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the price of a million tokens moves with each assumption by itself: the bars of a tornado chart.
+"""The change of the price of a million tokens with each assumption by itself: the bars of a tornado chart.
 
 Throughput stays what it was measured or planned to be while the mix of tokens moves; plan again for another mix.
 """
@@ -23,14 +23,14 @@ class Sensitivity:
 
     @property
     def swing_usd(self) -> float:
-        """Between the two."""
+        """Return the distance between the two prices."""
         return abs(self.high_usd - self.low_usd)
 
 
 def sensitivities(scenario: Scenario, *, fraction: float = 0.2) -> tuple[Sensitivity, ...]:
-    """Each assumption less and more by the fraction, the one that matters most first; those without effect left out.
+    """Return the sensitivity to each assumption, less and more by the fraction, the largest first.
 
-    What is a share itself (utilisation, cached prompts) goes up to 1 at most.
+    Assumptions without effect are left out. Shares (utilisation, cached prompts) go up to 1 at most.
     """
     found = [
         Sensitivity(
@@ -70,7 +70,7 @@ def _gpu_price(pool: Pool, factor: float) -> Pool:
 
 
 def _peak(pool: Pool, factor: float) -> Pool:
-    """How far the day's top is over its mean; never under it."""
+    """Return the pool with its peak over the mean times `factor`; the peak is never under the mean."""
     if pool.traffic.hourly is not None:
         return pool
     peak = min(2.0, max(1.0, pool.traffic.peak_over_mean * factor))

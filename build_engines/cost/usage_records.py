@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who asked for how much: a file of one JSON object a line, read line by line, never all in memory.
+"""Usage records by tenant: a file of one JSON object a line, read line by line, never all in memory.
 
 {"tenant": "acme", "model": "llama-3.1-70b", "input_tokens": 900, "output_tokens": 210, "cached_tokens": 640,
  "time": "2026-11-02T08:15:00Z"}
@@ -21,7 +21,7 @@ _MOST_TOKENS = 10**8  # of a request, as of `Traffic`: a number beyond is no cou
 
 
 class UsageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One request; a time without a zone is UTC."""
+    """The tokens of one request; a time without a zone is UTC."""
 
     tenant: str
     model: str
@@ -41,7 +41,7 @@ class UsageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 @dataclass
 class Usage:
-    """Sums, by tenant and model."""
+    """Sums of usage records, by tenant and model."""
 
     requests: dict[tuple[str, str], int] = field(default_factory=dict)
     tokens: dict[tuple[str, str], Tokens] = field(default_factory=dict)
@@ -50,12 +50,12 @@ class Usage:
     last_s: float = float("-inf")
 
     def add(self, record: UsageRecord) -> None:
-        """One more."""
-        who = record.tenant, record.model
+        """Add one record."""
+        key = record.tenant, record.model
         prefilled = record.input_tokens - record.cached_tokens
         tokens = Tokens(prefilled, record.cached_tokens, record.output_tokens)
-        self.requests[who] = self.requests.get(who, 0) + 1
-        self.tokens[who] = self.tokens.get(who, Tokens(0, 0, 0)) + tokens
+        self.requests[key] = self.requests.get(key, 0) + 1
+        self.tokens[key] = self.tokens.get(key, Tokens(0, 0, 0)) + tokens
         time = record.time if record.time.tzinfo else record.time.replace(tzinfo=datetime.UTC)
         at_s = time.timestamp()
         hour = int(at_s // _HOUR_S)
@@ -64,24 +64,31 @@ class Usage:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """That were asked, by name."""
+        """Return the models that were asked, by name."""
         return tuple(sorted({model for _, model in self.requests}))
 
     @property
     def seconds(self) -> float:
-        """From the beginning of the first hour to the end of the last."""
+        """Return the seconds from the beginning of the first hour to the end of the last."""
         return (self.last_s // _HOUR_S + 1) * _HOUR_S - self.first_s // _HOUR_S * _HOUR_S
 
     @property
     def hourly(self) -> tuple[float, ...] | None:
-        """Requests an hour of all models, by hour of the day, UTC; None: less than a day, or next to nothing."""
+        """Return requests an hour of all models, by hour of the day, UTC.
+
+        None: less than a day was recorded, or next to nothing.
+        """
         if self.seconds < 24 * _HOUR_S:
             return None
         found = tuple(map(self._requests_an_hour, range(24)))
         return found if any(found) else None
 
     def _requests_an_hour(self, hour_of_day: int) -> float:
-        """Of the hours that were seen from end to end; where none was, of what was seen of the first and the last."""
+        """Return the requests an hour of an hour of the day.
+
+        The hours that were recorded from end to end count; where there is none, the recorded parts of the first and the
+        last.
+        """
         first, last = int(self.first_s // _HOUR_S), int(self.last_s // _HOUR_S)
         whole = range(first + 1 + (hour_of_day - first - 1) % 24, last, 24)
         if whole:
@@ -92,10 +99,10 @@ class Usage:
         return sum(self.by_hour[hour] for hour in parts) / max(_LEAST_SEEN, seen)
 
     def traffic(self, model: str) -> Traffic:
-        """Of one model, as means; the day's shape is that of all models, where a whole day was seen.
+        """Return the traffic of one model, as means; with a whole day recorded, its shape is that of all models.
 
         Raises:
-            SpecError: nobody asked for it, or nobody was answered.
+            SpecError: no request asked for the model, or none was answered.
         """
         requests = sum(count for (_, asked), count in self.requests.items() if asked == model)
         tokens = sum((found for (_, asked), found in self.tokens.items() if asked == model), Tokens(0, 0, 0))
@@ -116,7 +123,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class TenantShare:
-    """What one tenant has of a bill."""
+    """A tenant's share of a bill."""
 
     tenant: str
     requests: int
@@ -154,10 +161,10 @@ def load_usage(path: Path) -> Usage:
 
 
 def tenant_shares(found: Bill, usage: Usage) -> tuple[TenantShare, ...]:
-    """The whole bill among the tenants by the GPU time of their tokens, the dearest first.
+    """Divide the whole bill among the tenants by the GPU time of their tokens, the dearest first.
 
     Raises:
-        SpecError: a model was asked that the fleet does not serve.
+        SpecError: a record names a model that the fleet does not serve.
     """
     pools = {one.model: one for one in found.pools}
     weights: dict[str, float] = {}
@@ -173,8 +180,8 @@ def tenant_shares(found: Bill, usage: Usage) -> tuple[TenantShare, ...]:
     shares = (
         TenantShare(
             tenant=tenant,
-            requests=sum(count for (who, _), count in usage.requests.items() if who == tenant),
-            tokens=sum((each for (who, _), each in usage.tokens.items() if who == tenant), Tokens(0, 0, 0)),
+            requests=sum(count for (name, _), count in usage.requests.items() if name == tenant),
+            tokens=sum((each for (name, _), each in usage.tokens.items() if name == tenant), Tokens(0, 0, 0)),
             usd=found.total_usd * weight / whole,
             fraction=weight / whole,
         )

@@ -36,11 +36,11 @@ def plan(
     ] = None,
     *,
     deployment: Annotated[
-        Path | None, typer.Option(help="A deployment file: what of it fits together, and with what KV cache.")
+        Path | None, typer.Option(help="A deployment file; say which of its models fit together.")
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(help="h200, h100, a100-80, l40s, l4, a10g, b200, ...", show_default="h100; the deployment's"),
+        typer.Option(help="GPU: h200, h100, a100-80, l40s, l4, a10g, b200, ...", show_default="h100; the deployment's"),
     ] = None,
     num_gpus: Annotated[
         int | None,
@@ -48,13 +48,13 @@ def plan(
     ] = None,
     host_memory_gib: Annotated[
         float | None,
-        typer.Option(min=0.001, max=1e6, help="For --deployment.", show_default="the deployment's, or free here"),
+        typer.Option(min=0.001, max=1e6, help="Host memory, with --deployment.", show_default="the deployment's, or free here"),
     ] = None,
-    num_nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that they are in, in equal parts.")] = 1,
+    num_nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that hold the GPUs in equal parts.")] = 1,
     isl: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 1000,
     osl: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 1000,
     cached_tokens: Annotated[
-        int, typer.Option(min=0, help="Of a prompt, found in the prefix cache: --isl counts them, prefill skips them.")
+        int, typer.Option(min=0, help="Prompt tokens in the prefix cache: --isl counts them, prefill skips them.")
     ] = 0,
     concurrency: Annotated[
         float | None, typer.Option(min=1, max=1e9, help="Clients that each wait for their answer.")
@@ -64,33 +64,33 @@ def plan(
         float | None, typer.Option(min=1, max=1e9, help="People who read an answer before they go on.")
     ] = None,
     think_time_s: Annotated[
-        float | None, typer.Option(min=0, max=1e6, help="How long a user takes to go on; 30 by itself.")
+        float | None, typer.Option(min=0, max=1e6, help="Seconds between an answer and the user's next question; default 30.")
     ] = None,
     slo_ttft_ms: Annotated[float | None, typer.Option(min=0, max=1e9, help="Time to the first token, at most.")] = None,
     slo_tpot_ms: Annotated[
         float | None, typer.Option(min=0, max=1e9, help="Time for each further token, at most.")
     ] = None,
     price_per_gpu_hour: Annotated[
-        float | None, typer.Option(min=0, max=1e6, help="For the price of a million tokens.")
+        float | None, typer.Option(min=0, max=1e6, help="Price of a GPU hour, for that of a million tokens.")
     ] = None,
-    weight_format: Annotated[list[str] | None, typer.Option("--format", help="Only this one; may be repeated.")] = None,
-    kv_format: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
-    tp_size: Annotated[list[int] | None, typer.Option(min=1, help="Only this one; may be repeated.")] = None,
-    pp_size: Annotated[list[int] | None, typer.Option(min=1, help="Only this one; may be repeated.")] = None,
+    weight_format: Annotated[list[str] | None, typer.Option("--format", help="Only this weight format; repeatable.")] = None,
+    kv_format: Annotated[list[str] | None, typer.Option(help="Only this KV cache format; repeatable.")] = None,
+    tp_size: Annotated[list[int] | None, typer.Option(min=1, help="Only this tensor parallelism; repeatable.")] = None,
+    pp_size: Annotated[list[int] | None, typer.Option(min=1, help="Only this pipeline parallelism; repeatable.")] = None,
     max_batch_size: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Sequences that a replica runs at once.")
     ] = 2048,
     max_num_tokens: Annotated[
         int, typer.Option(min=1, max=10_000_000, help="Tokens of a step; longer prompts are chunked.")
     ] = 8192,
-    kv_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of the free memory, for the KV cache.")] = 0.9,
+    kv_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Share of free memory for the KV cache.")] = 0.9,
     serving_responses_per_s: Annotated[
         float,
         typer.Option(
-            min=1, max=1e9, help="What the serving host streams; measure yours with python -m benchmarks.responses."
+            min=1, max=1e9, help="Responses/s that the serving host streams; measure with python -m benchmarks.responses."
         ),
     ] = MEASURED_RESPONSES_PER_S,
-    estimator: Annotated[Wish, typer.Option(help="Who predicts; auto: the one with the smaller error.")] = "auto",
+    estimator: Annotated[Wish, typer.Option(help="Source of predictions; auto: the smaller error.")] = "auto",
     num_shown: Annotated[int, typer.Option("--top", min=1, help="Options to print.")] = 10,
     plot: Annotated[Path | None, typer.Option(help="Write throughput against latency to this PNG or SVG.")] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
