@@ -32,7 +32,9 @@ def cost(
     managed: Annotated[
         Path | None, typer.Option(help="Your list of managed prices.", show_default="an example list")
     ] = None,
-    usd_per_gpu_hour: Annotated[float | None, typer.Option(min=0, max=1e6, help="Price of a GPU hour, in US dollars.")] = None,
+    usd_per_gpu_hour: Annotated[
+        float | None, typer.Option(min=0, max=1e6, help="Price of a GPU hour, in US dollars.")
+    ] = None,
     num_gpus: Annotated[
         int | None, typer.Option("--gpus", min=1, help="GPUs of the replica that was measured.")
     ] = None,
@@ -54,7 +56,9 @@ def cost(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model to plan: a name or checkpoint, as for trireme plan.")] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU that --model runs on.", show_default="h100")] = None,
-    weight_format: Annotated[str | None, typer.Option("--format", help="Weights of --model.", show_default="bf16")] = None,
+    weight_format: Annotated[
+        str | None, typer.Option("--format", help="Weights of --model.", show_default="bf16")
+    ] = None,
     isl: Annotated[float | None, typer.Option(min=1, help="Tokens of a prompt, with --model; default 1000.")] = None,
     osl: Annotated[float | None, typer.Option(min=1, help="Tokens of an answer; default 1000.")] = None,
     utilisation: Annotated[
@@ -62,7 +66,9 @@ def cost(
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option(min=1e-6, max=1e9, help="Requests/s. Replicas are as many as needed at 0.7 utilisation, and one spare."),
+        typer.Option(
+            min=1e-6, max=1e9, help="Requests/s. Replicas are as many as needed at 0.7 utilisation, and one spare."
+        ),
     ] = None,
     sensitivity_percent: Annotated[
         float, typer.Option("--sensitivity", min=0.1, max=99, help="Change of each assumption, in %.")

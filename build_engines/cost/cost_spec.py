@@ -141,7 +141,9 @@ class Fleet(Spec):
     )
     spare_replicas: NotNegative = Field(default=1, description="replicas kept for a failure or an update")
     min_replicas: Positive = 1
-    follows_traffic: Boolean = Field(default=False, description="replicas change hour by hour; else the busiest hour's run all day")
+    follows_traffic: Boolean = Field(
+        default=False, description="replicas change hour by hour; else the busiest hour's run all day"
+    )
 
 
 class OtherCosts(Spec):

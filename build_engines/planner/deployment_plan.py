@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which models of a deployment fit together on the devices that they share, with what KV cache, and whether a second
-version of each would fit beside them while it is rolled out.
+"""The memory plan of a deployment: its models on the devices that they share, their KV caches, and room for an update.
 
-A device is the host's memory, for engines on the CPU, or one GPU. Engines that are loaded in turns take their pool.
+The plan says whether a second version of each model would fit beside all models while it is rolled out. A device is the
+host's memory, for engines on the CPU, or one GPU. Engines that are loaded in turns take their pool.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,21 +23,21 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class EnginePart:
-    """One engine on the devices that it is on; bytes are of each of them."""
+    """An engine on its devices; bytes are for each device."""
 
     model: str
     release: int
     devices: tuple[str, ...]
     memory: EngineMemory
     max_seq_len: int
-    num_kv_blocks: int  # that it has, or is proposed to have
+    num_kv_blocks: int  # in the KV cache, or proposed for it
     is_proposed: bool
     pool: str | None  # of engines that are loaded in turns
-    whole_sequence: WholeSequence | None = None  # of TensorRT-LLM, which shortens what does not fit
+    whole_sequence: WholeSequence | None = None  # for TensorRT-LLM, which shortens what does not fit
 
     @property
     def why_cut(self) -> str | None:
-        """Why its KV cache has no room for one whole sequence; None where it has."""
+        """Return the reason why the KV cache has no room for one whole sequence, or None where it has room."""
         if self.whole_sequence is not None and self.num_kv_blocks:
             blocks, block_tokens = self.num_kv_blocks, self.memory.kv_block_tokens
             return self.whole_sequence.why_cut(num_blocks=blocks, block_tokens=block_tokens)
@@ -47,33 +47,33 @@ class EnginePart:
 
     @property
     def kv_bytes(self) -> int:
-        """Of its KV cache."""
+        """Return the bytes of the KV cache on each device."""
         return self.memory.kv_bytes(self.num_kv_blocks)
 
     @property
     def num_bytes(self) -> int:
-        """All of it."""
+        """Return the bytes of the whole engine on each device."""
         return self.memory.fixed_bytes + self.kv_bytes
 
     @property
     def kv_tokens(self) -> int:
-        """That its KV cache holds, of all sequences."""
+        """Return the tokens that the KV cache holds, over all sequences."""
         return self.num_kv_blocks * self.memory.kv_block_tokens
 
 
 @dataclass(frozen=True)
 class SecondVersion:
-    """Another release of a model, like the one that is served, loaded beside everything."""
+    """A second release of a model, like the one that is served, loaded beside every engine."""
 
     model: str
     num_bytes: int  # on each of its devices
     missing_bytes: int  # on the fullest of them; 0: it fits
-    fitting_kv_blocks: int | None  # that both versions could have; None: it fits as it is, or never
+    fitting_kv_blocks: int | None  # KV blocks that both versions could have; None: it fits as it is, or never
 
 
 @dataclass
 class DevicePlan:
-    """One device."""
+    """The memory of one device and the engines on it."""
 
     name: str
     memory_bytes: int | None  # None: not known
@@ -82,13 +82,13 @@ class DevicePlan:
 
     @property
     def free_bytes(self) -> int | None:
-        """Below 0: so much is missing."""
+        """Return the bytes that are free, or None where the memory is unknown; negative: that many are missing."""
         return None if self.memory_bytes is None else self.memory_bytes - self.used_bytes
 
 
 @dataclass(frozen=True)
 class DeploymentPlan:
-    """All of it."""
+    """The memory plan of a deployment."""
 
     name: str
     engines: tuple[EnginePart, ...]
@@ -98,14 +98,14 @@ class DeploymentPlan:
 
 
 def plan_deployment(spec: DeploymentSpec, memory_bytes: Mapping[str, int], *, num_gpus: int | None) -> DeploymentPlan:
-    """Lay the models of a deployment out.
+    """Plan the memory of a deployment's models.
 
     Args:
-        memory_bytes: of each device that is known: "host", "GPU 0".
-        num_gpus: that there are; None: not known.
+        memory_bytes: memory of each known device: "host", "GPU 0".
+        num_gpus: number of GPUs; None: not known.
 
     Raises:
-        SpecError: what an engine takes cannot be found out.
+        SpecError: the memory of an engine cannot be found out.
     """
     parts = [_unbounded(model.name, release) for model in spec.models for release in model.releases]
     problems = list(_absent_gpus(parts, num_gpus))
@@ -122,7 +122,7 @@ def plan_deployment(spec: DeploymentSpec, memory_bytes: Mapping[str, int], *, nu
 
 
 def _unbounded(model: str, release: ReleaseSpec) -> EnginePart:
-    """With as many KV blocks as the deployment says, or none."""
+    """Return the engine with as many KV blocks as the deployment says, or none."""
     try:
         memory = memory_of(release.engine)
     except SpecError as exc:
@@ -165,14 +165,14 @@ def _propose_caches(parts: list[EnginePart], memory_bytes: Mapping[str, int]) ->
         if not part.is_proposed:
             proposed.append(part)
             continue
-        rooms = []
+        free_bytes = []
         for device in part.devices:
             here = [other for other in parts if device in other.devices]
             fixed = sum(other.num_bytes for other in here)
             sharers = sum(other.is_proposed for other in here)
-            rooms.append((memory_bytes.get(device, 0) - fixed) * _CACHE_SHARE / sharers)
+            free_bytes.append((memory_bytes.get(device, 0) - fixed) * _CACHE_SHARE / sharers)
         block_bytes = max(1.0, part.memory.kv_block_tokens * part.memory.kv_bytes_per_token)
-        num_blocks = max(0, int(min(rooms) / block_bytes))
+        num_blocks = max(0, int(min(free_bytes) / block_bytes))
         proposed.append(EnginePart(**{**part.__dict__, "num_kv_blocks": num_blocks}))
     return proposed
 
@@ -263,5 +263,5 @@ def _title(part: EnginePart) -> str:
 
 
 def gib(num_bytes: float) -> str:
-    """For people; little in MiB."""
+    """Return bytes for people, in GiB, or in MiB where there are few."""
     return f"{num_bytes / 2**20:.0f} MiB" if num_bytes < 2**30 / 10 else f"{num_bytes / 2**30:.2f} GiB"

@@ -21,7 +21,9 @@ def report_deployment(
     """Print the memory plan of a deployment file; exit status 2 where something does not fit.
 
     Args:
-        gpu: instead of the deployment's `machine.gpu`, and of what this machine has; so the others.
+        gpu: replaces the deployment's `machine.gpu` and the GPU of this machine.
+        num_gpus: replaces the number of GPUs of the deployment and of this machine.
+        host_memory_gib: replaces the host memory of the deployment and of this machine.
 
     Raises:
         SpecError: the file is wrong, or an engine is not there.

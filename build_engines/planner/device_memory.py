@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory the devices of a deployment have: as asked, as its `machine` says, or as it is here."""
+"""The memory of a deployment's devices: from options, from the deployment's `machine`, or from this machine."""
 
 from build_engines.checkpoint.gpus import gpu_named
 from build_engines.planner.deployment_plan import HOST
@@ -13,7 +13,7 @@ _GIB = 2**30
 def device_memory(
     spec: DeploymentSpec, *, gpu: str | None = None, num_gpus: int | None = None, host_memory_gib: float | None = None
 ) -> tuple[dict[str, int], int | None]:
-    """Bytes by device ("host", "GPU 0"), and how many GPUs there are; None: nobody knows.
+    """Return bytes by device ("host", "GPU 0") and the number of GPUs; None: unknown.
 
     Raises:
         SpecError: no such GPU.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine takes of a device's memory, from its release's manifest or else from the files that it is made of."""
+"""The memory of an engine on a device, from its release's manifest or else from the files that it is made of."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ _MAX_RANK_SHARE = 1.05  # of a checkpoint that is divided: the fullest rank has 
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Bytes on each of the engine's devices; of the fullest one."""
+    """Bytes on each of the engine's devices; where they differ, on the fullest."""
 
     weight_bytes: int
     workspace_bytes: int
@@ -35,16 +35,20 @@ class EngineMemory:
 
     @property
     def fixed_bytes(self) -> int:
-        """All but the KV cache."""
+        """Return the bytes of everything but the KV cache."""
         return self.weight_bytes + self.workspace_bytes
 
     def kv_bytes(self, num_blocks: int) -> int:
-        """Of so many KV cache blocks."""
+        """Return the bytes of `num_blocks` KV cache blocks."""
         return round(num_blocks * self.kv_block_tokens * self.kv_bytes_per_token)
 
 
 def memory_of(engine: EngineSpec) -> EngineMemory:
-    """Raises: SpecError: the engine's files are not here, or do not tell."""
+    """Return the memory of an engine.
+
+    Raises:
+        SpecError: the engine's files are not here, or do not tell.
+    """
     if isinstance(engine, SimulatedEngineSpec):
         return EngineMemory(
             engine.weight_bytes, 0, engine.kv_bytes_per_token, engine.kv_block_tokens, "as the deployment says"
@@ -132,7 +136,11 @@ def _of_checkpoint(engine: PyTorchEngineSpec) -> EngineMemory:
 
 
 def _size_of(folder: Path, pattern: str) -> int:
-    """Of the largest file of that name. Raises: SpecError: there is none."""
+    """Return the size of the largest file of that name, in bytes.
+
+    Raises:
+        SpecError: there is none.
+    """
     sizes = [path.stat().st_size for path in folder.glob(pattern)]
     if not sizes:
         raise SpecError(f"engine.dir: there is no {pattern} in {folder}; build the engine again", field="engine.dir")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme plan`: what a model needs and how fast it will be, before any GPU is rented."""
+"""`trireme plan`: the memory and speed of a model, before any GPU is rented."""
 
 import json
 import sys
@@ -48,7 +48,9 @@ def plan(
     ] = None,
     host_memory_gib: Annotated[
         float | None,
-        typer.Option(min=0.001, max=1e6, help="Host memory, with --deployment.", show_default="the deployment's, or free here"),
+        typer.Option(
+            min=0.001, max=1e6, help="Host memory, with --deployment.", show_default="the deployment's, or free here"
+        ),
     ] = None,
     num_nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that hold the GPUs in equal parts.")] = 1,
     isl: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 1000,
@@ -64,7 +66,8 @@ def plan(
         float | None, typer.Option(min=1, max=1e9, help="People who read an answer before they go on.")
     ] = None,
     think_time_s: Annotated[
-        float | None, typer.Option(min=0, max=1e6, help="Seconds between an answer and the user's next question; default 30.")
+        float | None,
+        typer.Option(min=0, max=1e6, help="Seconds between an answer and the user's next question; default 30."),
     ] = None,
     slo_ttft_ms: Annotated[float | None, typer.Option(min=0, max=1e9, help="Time to the first token, at most.")] = None,
     slo_tpot_ms: Annotated[
@@ -73,10 +76,14 @@ def plan(
     price_per_gpu_hour: Annotated[
         float | None, typer.Option(min=0, max=1e6, help="Price of a GPU hour, for that of a million tokens.")
     ] = None,
-    weight_format: Annotated[list[str] | None, typer.Option("--format", help="Only this weight format; repeatable.")] = None,
+    weight_format: Annotated[
+        list[str] | None, typer.Option("--format", help="Only this weight format; repeatable.")
+    ] = None,
     kv_format: Annotated[list[str] | None, typer.Option(help="Only this KV cache format; repeatable.")] = None,
     tp_size: Annotated[list[int] | None, typer.Option(min=1, help="Only this tensor parallelism; repeatable.")] = None,
-    pp_size: Annotated[list[int] | None, typer.Option(min=1, help="Only this pipeline parallelism; repeatable.")] = None,
+    pp_size: Annotated[
+        list[int] | None, typer.Option(min=1, help="Only this pipeline parallelism; repeatable.")
+    ] = None,
     max_batch_size: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Sequences that a replica runs at once.")
     ] = 2048,
@@ -87,7 +94,9 @@ def plan(
     serving_responses_per_s: Annotated[
         float,
         typer.Option(
-            min=1, max=1e9, help="Responses/s that the serving host streams; measure with python -m benchmarks.responses."
+            min=1,
+            max=1e9,
+            help="Responses/s that the serving host streams; measure with python -m benchmarks.responses.",
         ),
     ] = MEASURED_RESPONSES_PER_S,
     estimator: Annotated[Wish, typer.Option(help="Source of predictions; auto: the smaller error.")] = "auto",
@@ -156,7 +165,7 @@ def plan(
 
 
 def _refuse_other_options(ctx: typer.Context) -> None:
-    """With --deployment: those of a question about speed would change nothing."""
+    """Refuse options of a question about speed: with --deployment they would change nothing."""
     for name in ctx.params:
         source = ctx.get_parameter_source(name)
         if name not in _OF_DEPLOYMENTS and source is not None and source.name == "COMMANDLINE":
@@ -181,7 +190,7 @@ def _plot(made: Plan, path: Path) -> None:
 
 
 def _modelopt(path: Path) -> dict[str, object] | None:
-    """What ModelOpt wrote beside a `config.json`, if it did."""
+    """Return the quantization that ModelOpt wrote beside a `config.json`, or None."""
     beside = (path if path.is_dir() else path.parent) / "hf_quant_config.json"
     return load_config(beside) if path.exists() and beside.exists() else None
 

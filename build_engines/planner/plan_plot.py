@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Throughput against latency, a line for each of the best options, from one client to a full batch.
 
-What the table says is the full line: no more than the serving host streams. Where the engine makes more, it is dotted.
+The full line is what the table says: no more than the serving host streams. Where the engine makes more, the line is
+dotted.
 """
 
 from pathlib import Path
@@ -50,7 +51,7 @@ def write_plot(plan: Plan, path: Path) -> None:
 
 
 def alike(options: list[Option]) -> list[list[Option]]:
-    """Those of one layout and KV format whose curves cannot be told apart, together."""
+    """Return groups of options of one layout and KV format with curves that cannot be told apart."""
     groups: list[list[Option]] = []
     for option in options:
         same = next((group for group in groups if _are_alike(group[0], option)), None)
@@ -72,25 +73,28 @@ def _are_alike(one: Option, other: Option) -> bool:
 
 
 def label_of(group: list[Option]) -> str:
-    """The weight formats, then what they have in common."""
+    """Return a group's label: the weight formats, then what they have in common."""
     formats = ", ".join(option.candidate.engine.formats.linear.name for option in group)
     return f"{formats} kv-{group[0].candidate.engine.kv_format} {group[0].candidate.layout}"
 
 
 def _engine_points(option: Option) -> NDArray[np.float64]:
-    """[2, points]: tokens/s of one user, growing, and of one GPU as the engine makes them."""
+    """Return [2, points]: tokens/s of one user, growing, and of one GPU as the engine makes them."""
     points = sorted((1000 / one.tpot_ms, one.output_tokens_per_s) for one in option.curve)
     user, replica = np.array(points).T
     return np.stack([user, replica / option.candidate.layout.world_size])
 
 
 def _limit(serving: ServingLimit, world_size: int, user: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of one GPU of a replica, where each user gets so many tokens/s."""
+    """Return the most tokens/s of one GPU of a replica that leave the host, for each user's tokens/s."""
     return np.array([serving.tokens_per_s(1000 / each) / world_size for each in user])
 
 
 def line_of(option: Option, serving: ServingLimit) -> NDArray[np.float64]:
-    """[3, points]: tokens/s of one user, growing; of one GPU as the engine makes them; what of it leaves the host."""
+    """Return [3, points] of tokens/s.
+
+    The rows: one user's, growing; one GPU's as the engine makes them; what of a GPU's leaves the host.
+    """
     user, engine = _engine_points(option)
     dense = np.union1d(user, np.linspace(user[0], user[-1], 400))  # the limit cuts the line between two points
     made = np.interp(dense, user, engine)
@@ -98,7 +102,7 @@ def line_of(option: Option, serving: ServingLimit) -> NDArray[np.float64]:
 
 
 def _draw(axes: Axes, group: list[Option], serving: ServingLimit) -> bool:
-    """One line; whether the serving host binds anywhere on it."""
+    """Draw one line; return True if the serving host binds anywhere on it."""
     user, made, served = line_of(group[0], serving)
     is_point = np.isin(user, _engine_points(group[0])[0])
     (line,) = axes.plot(user, served, label=label_of(group))

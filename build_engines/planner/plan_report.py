@@ -22,7 +22,7 @@ _GIB = 2**30
 
 
 def plan_as_data(plan: Plan, *, name: str) -> dict[str, object]:
-    """All of it, with units in the names; `why_not_first` is empty for the first."""
+    """Return the plan as data, with units in the names; `why_not_first` is empty for the first option."""
     question = plan.question
     model, machines = question.model, question.machines
     return {
@@ -48,7 +48,7 @@ def plan_as_data(plan: Plan, *, name: str) -> dict[str, object]:
 
 
 def print_plan(plan: Plan, *, name: str, num_shown: int) -> None:
-    """To standard output, as wide as the terminal."""
+    """Print the plan to standard output, as wide as the terminal."""
     console = Console(file=sys.stdout, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 170)
     for line in _heading(plan, name):
         console.print(line, highlight=False)
@@ -78,7 +78,7 @@ def _heading(plan: Plan, name: str) -> Iterator[str]:
 
 
 def _estimators(plan: Plan) -> Iterator[str]:
-    """How many options each estimated, and why not the first."""
+    """Yield how many options each estimator estimated, and why the first estimator did not."""
     of_name: dict[str, list[Option]] = {}
     for option in plan.options:
         of_name.setdefault(option.estimator, []).append(option)

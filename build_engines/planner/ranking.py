@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks what is possible for a workload: who meets the targets, at what cost, and why the others lose."""
+"""The ranking of options for a workload: which meet the targets, at what cost, and why the others lose."""
 
 from dataclasses import dataclass, field, replace
 
@@ -15,18 +15,18 @@ from trireme.base.errors import SpecError
 
 @dataclass(frozen=True)
 class Targets:
-    """What users are promised; None: nothing."""
+    """Targets of latency for users; None: no target."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
 
     @property
     def is_set(self) -> bool:
-        """Whether anything is promised."""
+        """Return True if any target is set."""
         return self.ttft_ms is not None or self.tpot_ms is not None
 
     def missed_by(self, estimate: Estimate) -> str | None:
-        """Which one an estimate misses, in words."""
+        """Return the target that an estimate misses, in words, or None."""
         if self.ttft_ms is not None and estimate.ttft_ms > self.ttft_ms:
             return f"TTFT {estimate.ttft_ms:.0f} ms > {self.ttft_ms:.0f}"
         if self.tpot_ms is not None and estimate.tpot_ms > self.tpot_ms:
@@ -36,12 +36,12 @@ class Targets:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked."""
+    """A question to the planner: the model, the machines, the workload and its load, and the targets."""
 
     model: ModelShape
     machines: Machines
     workload: Workload
-    load: Load = field(default_factory=Load)  # of all replicas; nothing set: the most within the targets
+    load: Load = field(default_factory=Load)  # on all replicas; nothing set: the most within the targets
     targets: Targets = field(default_factory=Targets)
     price_per_gpu_hour: float | None = None
     wanted: Wanted = field(default_factory=Wanted)
@@ -51,7 +51,7 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """One candidate with what is predicted of it, over all of its replicas."""
+    """A candidate with its predictions, over all of its replicas."""
 
     candidate: Candidate
     estimate: Estimate
@@ -70,13 +70,13 @@ class Option:
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
-        """Of the GPUs that it takes."""
+        """Return the tokens/s of each GPU that the option takes."""
         return self.output_tokens_per_s / self.num_gpus
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The options, best first, and what cannot be."""
+    """The options, best first, and the rejected candidates."""
 
     question: Question
     options: tuple[Option, ...]
@@ -85,15 +85,15 @@ class Plan:
 
 
 def make_plan(question: Question, estimators: list[Estimator], *, why_estimator: str = "", num_curves: int = 8) -> Plan:
-    """Estimate every legal candidate and rank.
+    """Estimate every legal candidate and rank the options.
 
     Args:
         estimators: the first that covers a candidate is asked.
-        why_estimator: that the first is the first, for the report.
-        num_curves: for the best of so many weight formats, throughput against latency is worked out too.
+        why_estimator: the reason for the order of the estimators, for the report.
+        num_curves: number of best weight formats for which throughput against latency is worked out too.
 
     Raises:
-        SpecError: nothing is legal, or nothing fits; the message has the reason of the nearest.
+        SpecError: nothing is legal, or nothing fits; the message has the reason of the nearest candidate.
     """
     _check(question)
     legal, rejected = candidates(question.model, question.machines, question.wanted)
@@ -127,7 +127,10 @@ _WAYS_OUT = {
 
 
 def _nothing_serves(question: Question, rejected: list[Rejected]) -> SpecError:
-    """With the reason of the one that came furthest; of those that do not fit, the one that lacks least."""
+    """Return an error with the reason of the candidate that came furthest.
+
+    Among candidates that do not fit, it is the one that lacks least.
+    """
     nearest = max(rejected, key=lambda one: (STOPS.index(one.stopped_by), -one.missing_bytes))
     machines = question.machines
     kind = "smallest that is legal" if nearest.stopped_by == "memory" else "nearest"
@@ -217,9 +220,10 @@ def _of_candidate(question: Question, candidate: Candidate) -> Question:
 def _replicas(
     question: Question, candidate: Candidate, estimator: Estimator, limits: Limits
 ) -> tuple[Estimate, int] | None:
-    """One replica's estimate, and how many replicas are used.
+    """Return one replica's estimate, and how many replicas are used.
 
-    At a rate, and for users: the fewest that keep up within the targets, for the others can be given back; else all.
+    At a rate, and for users, the fewest replicas are used that keep up within the targets, for the others can be given
+    back; else all.
     """
     workload, load = question.workload, question.load
     most = candidate.num_replicas
@@ -236,7 +240,10 @@ def _replicas(
 def _fewest_replicas(
     question: Question, candidate: Candidate, estimator: Estimator, limits: Limits
 ) -> tuple[Estimate, int] | None:
-    """That keep up within the targets, servers included, by bisection: each more leaves less to all. Else all."""
+    """Return the fewest replicas that keep up within the targets, servers included, or all of them.
+
+    They are found by bisection: each further replica leaves less to all.
+    """
 
     def with_replicas(replicas: int) -> Estimate | None:
         return estimator.estimate(candidate, question.workload, question.load.shared(replicas), limits)
@@ -261,7 +268,10 @@ def _fewest_replicas(
 
 
 def _most_within(question: Question, candidate: Candidate, estimator: Estimator, limits: Limits) -> Estimate | None:
-    """The largest batch within the targets, by bisection: TTFT and TPOT grow with it; one client if none is within."""
+    """Return the largest batch within the targets, or one client if none is within.
+
+    It is found by bisection: TTFT and TPOT grow with the batch.
+    """
     full = limits.batch(question.workload)
     if full < 1:
         return None
@@ -284,7 +294,7 @@ def _most_within(question: Question, candidate: Candidate, estimator: Estimator,
 
 
 def _rank(option: Option) -> tuple[bool, float, float]:
-    """Who meets the targets first; then the fewest GPU-seconds for a token; then the fastest."""
+    """Return a sort key: meeting the targets first, then the fewest GPU-seconds for a token, then the fastest."""
     return option.missed is not None, -option.tokens_per_s_per_gpu, option.estimate.tpot_ms
 
 

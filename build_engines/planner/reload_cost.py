@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs in memory that Triton loads an engine before it lets go of the one that it replaces."""
+"""The memory cost of a reload: Triton loads an engine before it lets go of the one that it replaces."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ensemble_configs.spec.deployment import DeploymentSpec
 
 @dataclass(frozen=True)
 class DevicePeak:
-    """The most of a device's memory while a change is made."""
+    """The most of a device's memory that is used while a change is made."""
 
     device: str
     before_bytes: int
@@ -21,7 +21,7 @@ class DevicePeak:
 
     @property
     def missing_bytes(self) -> int:
-        """That the device does not have."""
+        """Return the bytes that the device does not have."""
         return 0 if self.memory_bytes is None else max(0, self.peak_bytes - self.memory_bytes)
 
 
@@ -33,7 +33,7 @@ def peaks(
     after: DeploymentPlan,
     memory_bytes: Mapping[str, int],
 ) -> list[DevicePeak]:
-    """Of every device, if the old engines stay until all new ones are loaded.
+    """Return the peak of every device, if the old engines stay until all new ones are loaded.
 
     A server that has to be started again ends the old ones first.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA's AISimulate as an estimator: measured kernel tables where ours has a roofline.
 
-The batch is ours, from our KV cache; its own count of memory, which keeps more back, is not asked. Of each candidate
-batches of powers of two up to the full one are asked for at once, and what lies between is interpolated.
+The batch is ours, from our KV cache; AISimulate's own count of memory, which keeps more back, is not asked. For each
+candidate, batches of powers of two up to the full one are asked for at once, and what lies between is interpolated.
 """
 
 import math
@@ -38,10 +38,10 @@ _KV_CACHE: Mapping[str, str] = {"fp16": "bfloat16", "bf16": "bfloat16", "fp8": "
 
 
 class AiSimulate:
-    """Of one model.
+    """AISimulate's estimates for one model.
 
     Args:
-        folder: where its `config.json` is; `aisimulate_process.model_folder` makes one.
+        folder: where the model's `config.json` is; `aisimulate_process.model_folder` makes one.
     """
 
     name = "aisimulate"
@@ -53,17 +53,21 @@ class AiSimulate:
         self.version: str | None = None  # of TensorRT-LLM, that the tables last asked were measured with
 
     def why_not(self, candidate: Candidate, workload: Workload, limits: Limits) -> str | None:
-        """Not installed, or no tables of the GPU, the format, the model; the words of the last are its own."""
+        """Return the reason why AISimulate cannot estimate a candidate, or None.
+
+        Reasons: not installed, or no tables of the GPU, the format or the model; the words of the last are
+        AISimulate's.
+        """
         if workload.cached:
             return "it is not asked about prompts that are cached in part"
         found = self._curve(candidate, workload, limits)
         return found if isinstance(found, str) else None
 
     def estimate(self, candidate: Candidate, workload: Workload, load: Load, limits: Limits) -> Estimate | None:
-        """From its figures of the batch that the load leads to.
+        """Return an estimate from AISimulate's figures of the batch that the load leads to.
 
         Raises:
-            ServerError: its process failed.
+            ServerError: AISimulate's process failed.
         """
         curve = self._curve(candidate, workload, limits)
         assert not isinstance(curve, str), f"why_not says: {curve}"
@@ -77,7 +81,7 @@ class AiSimulate:
         return curve.at_concurrency(load.concurrency or most)
 
     def static_batch(self, candidate: Candidate, workload: Workload, batch_size: int) -> Figures | str:
-        """Of a batch that is prefilled together and decodes to its end; or why there is none."""
+        """Return the figures of a batch that is prefilled together and decodes to its end, or why there are none."""
         point = Point(
             isl=workload.isl, osl=workload.osl, batch_size=batch_size, prompt_tokens_per_step=0, is_static=True
         )
@@ -156,20 +160,26 @@ def _question(folder: str, candidate: Candidate, points: tuple[Point, ...]) -> Q
 
 @dataclass(frozen=True)
 class _Curve:
-    """Its figures by batch, the whole replica's, growing."""
+    """AISimulate's figures by batch, for the whole replica, growing."""
 
     workload: Workload
     points: tuple[tuple[float, Figures], ...]
 
     def at_concurrency(self, num_clients: float) -> Estimate:
-        """Clients beyond the full batch wait, as in `steady_state.at_concurrency`."""
+        """Return the estimate at a concurrency.
+
+        Clients beyond the full batch wait, as in `steady_state.at_concurrency`.
+        """
         batch = min(num_clients, self.points[-1][0])
         found = self._at(batch)
         waiting_s = (num_clients - batch) / found.requests_per_s if num_clients > batch else 0.0
         return self._estimate(found, batch, found.requests_per_s, 1000 * waiting_s)
 
     def at_rate(self, requests_per_s: float) -> Estimate | None:
-        """The batch is what is in flight, by Little's law; None: the full one does not keep up."""
+        """Return the estimate at a request rate, or None if the full batch does not keep up.
+
+        The batch is what is in flight, by Little's law.
+        """
         most, full = self.points[-1]
         if requests_per_s > full.requests_per_s:
             return None
@@ -183,7 +193,7 @@ class _Curve:
         return self._estimate(self._at(batch), batch, requests_per_s)
 
     def at_users(self, num_users: float, think_time_s: float) -> Estimate:
-        """By the interactive response time law, as `steady_state.at_users`."""
+        """Return the estimate for users, by the interactive response time law, as `steady_state.at_users` does."""
         low, high = 0.0, num_users
         for _ in range(40):
             in_engine = (low + high) / 2
@@ -202,7 +212,10 @@ class _Curve:
         return Estimate(found.ttft_ms + waiting_ms, found.tpot_ms, tokens_per_s, batch, step=None)
 
     def _at(self, batch: float) -> Figures:
-        """Between two points by powers of the batch; below the first as many requests as there are sequences."""
+        """Interpolate the figures at a batch.
+
+        Between two points by powers of the batch; below the first as many requests as there are sequences.
+        """
         first, smallest = self.points[0]
         if batch <= first:
             return Figures(smallest.ttft_ms, smallest.tpot_ms, smallest.requests_per_s * batch / first)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of AISimulate in its own environment, asked many questions: JSON lines out and in, read strictly."""
+"""A process of AISimulate in its own environment, asked many questions: JSON lines out and in, read strictly."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ NOT_INSTALLED = "AISimulate is not installed; `make aisimulate` does it (1.5 GB 
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that is filled up in flight; static: one that starts and ends together."""
+    """A batch to estimate, filled up in flight; static: its sequences start and end together."""
 
     isl: int
     osl: int
@@ -30,7 +30,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """About one model on one layout, all in AISimulate's own words; sizes of one replica."""
+    """A question about one model on one layout, in AISimulate's own words; sizes are those of one replica."""
 
     model: str  # a folder with a config.json
     system: str
@@ -46,7 +46,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of one point."""
+    """The figures of one point."""
 
     ttft_ms: float
     tpot_ms: float
@@ -54,20 +54,23 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`points` as they were asked for, and the version of TensorRT-LLM that the tables were measured with."""
+    """The figures of `points` in order, and the version of TensorRT-LLM that the tables were measured with."""
 
     version: str
     points: tuple[Figures, ...]
 
 
 class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why there is no answer."""
+    """The reason why there is no answer."""
 
     error: str
 
 
 class AiSimulateProcess:
-    """Starts with the first question; the tables of a GPU take seconds to read, a question then milliseconds."""
+    """A process that starts with the first question.
+
+    The tables of a GPU take seconds to read, a question then milliseconds.
+    """
 
     def __init__(self, command: tuple[str, ...] = (str(PYTHON), "-I", str(WORKER))) -> None:
         self._command = command
@@ -76,14 +79,14 @@ class AiSimulateProcess:
 
     @property
     def is_installed(self) -> bool:
-        """Whether there is something to start."""
+        """Return True if AISimulate is installed."""
         return Path(self._command[0]).is_file()
 
     def ask(self, question: Question) -> Answer | Refusal:
-        """The answer, its figures all finite and not below 0.
+        """Return the answer, its figures all finite and not below 0.
 
         Raises:
-            ServerError: not installed, or the process ended or answered something else.
+            ServerError: AISimulate is not installed, or the process ended or answered something else.
         """
         process = self._running()
         assert process.stdin is not None
@@ -154,7 +157,10 @@ def _answer(line: bytes, *, num_points: int) -> Answer | Refusal:
 
 @contextlib.contextmanager
 def model_folder(config: Mapping[str, object]) -> Iterator[str]:
-    """A folder with the `config.json` of a model, without what it says of its formats: those are asked for by name."""
+    """Yield a folder with the `config.json` of a model, without what it says of its formats.
+
+    Formats are asked for by name.
+    """
     kept = {name: value for name, value in config.items() if name != "quantization_config"}
     with tempfile.TemporaryDirectory(prefix="trireme-plan-") as folder:
         (Path(folder) / "config.json").write_bytes(msgspec.json.encode(kept))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs inside `.tools/aisimulate`: asks NVIDIA's AISimulate what `aisimulate_process`, beside it, wants.
+"""A program inside `.tools/aisimulate` that asks NVIDIA's AISimulate on behalf of `aisimulate_process`, beside it.
 
-A line of JSON in, a line of JSON out, until the input ends. Nothing of this project is installed there, so this imports
-nothing of it. `cli_estimate`, the function behind its command line, lists all tables again for each figure, which takes
-seconds; its parts, called here, take milliseconds and say the same. The lock holds them at one version.
+A line of JSON comes in and a line of JSON goes out, until the input ends. Nothing of this project is installed there,
+so this module imports nothing of it. `cli_estimate`, the function behind AISimulate's command line, lists all tables
+again for each figure, which takes seconds; its parts, called here, take milliseconds and say the same. The lock holds
+them at one version.
 """
 
 import json
@@ -26,7 +27,7 @@ _BACKEND = "trtllm"
 
 @cache
 def database_of(system: str) -> Any:
-    """Its measured tables of a GPU."""
+    """Return AISimulate's measured tables of a GPU."""
     version = get_latest_database_version(system=system, backend=_BACKEND)
     database = None if version is None else get_database_view(system, _BACKEND, version)
     if database is None:
@@ -35,7 +36,7 @@ def database_of(system: str) -> Any:
 
 
 def load(question: dict[str, Any]) -> Any:
-    """A model laid out on GPUs."""
+    """Return a model laid out on GPUs."""
     folder, system = question["model"], question["system"]
     is_moe = check_is_moe(folder)
     config = build_model_config(
@@ -56,7 +57,7 @@ def load(question: dict[str, Any]) -> Any:
 
 
 def figures(session: Any, point: dict[str, Any]) -> dict[str, float]:
-    """Of a steady batch that is filled up in flight, or of one that starts and ends together."""
+    """Return the figures of a batch that is filled up in flight, or of one that starts and ends together."""
     runtime = RuntimeConfig(isl=point["isl"], osl=point["osl"], batch_size=point["batch_size"])
     if point["is_static"]:
         found = session.run_static(runtime, "static").get_result_dict()
@@ -67,7 +68,7 @@ def figures(session: Any, point: dict[str, Any]) -> dict[str, float]:
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """The figures in the order that they were asked for, or why there are none."""
+    """Return the figures in the order that they were asked for, or why there are none."""
     try:
         session = load(question)
         points = [figures(session, point) for point in question["points"]]
@@ -81,7 +82,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Until the input ends."""
+    """Answer questions until the input ends."""
     logging.disable(logging.CRITICAL)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what it prints goes where errors go

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who says how fast a candidate is: one interface, our roofline behind it, and others where they are installed."""
+"""The interface of estimators of a candidate's speed; our roofline is one, others may be installed."""
 
 from typing import NamedTuple, Protocol
 
@@ -17,33 +17,36 @@ from build_engines.planner.roofline.steady_state import (
 
 
 class Load(NamedTuple):
-    """What comes to one replica: at most one is set; none: as much as it can take."""
+    """The load on one replica; at most one field is set; none: as much as the replica can take."""
 
     concurrency: float | None = None  # clients that each wait for their answer
     requests_per_s: float | None = None
-    users: float | None = None  # who think for so long between an answer and the next question
+    users: float | None = None  # users who think for `think_time_s` between an answer and the next question
     think_time_s: float = 0.0
 
     def shared(self, num_replicas: int) -> "Load":
-        """What one of so many replicas gets."""
+        """Return the load of one replica among `num_replicas`."""
         concurrency, requests_per_s, users = (None if all_of is None else all_of / num_replicas for all_of in self[:3])
         return Load(concurrency, requests_per_s, users, self.think_time_s)
 
 
 class Estimator(Protocol):
-    """Predicts what users see of one replica."""
+    """An estimator of what users see of one replica."""
 
     name: str
 
     def why_not(self, candidate: Candidate, workload: Workload, limits: Limits) -> str | None:
-        """Why it cannot say anything of this one, or None: `estimate` may be asked."""
+        """Return the reason why the estimator cannot say anything of a candidate, or None: `estimate` may be asked."""
 
     def estimate(self, candidate: Candidate, workload: Workload, load: Load, limits: Limits) -> Estimate | None:
-        """None: not one request fits, or the rate cannot be kept up with."""
+        """Return an estimate, or None if not one request fits, or the rate cannot be kept up with."""
 
 
 class Roofline:
-    """Ours: a step's time from datasheets and few fitted efficiencies; covers every candidate."""
+    """Our own estimator: a step's time from datasheets and few fitted efficiencies.
+
+    It covers every candidate.
+    """
 
     name = "roofline"
 
@@ -51,11 +54,11 @@ class Roofline:
         self._eff = efficiencies or fitted()
 
     def why_not(self, candidate: Candidate, workload: Workload, limits: Limits) -> str | None:  # noqa: ARG002
-        """Covers all."""
+        """Return None: the roofline covers every candidate."""
         return None
 
     def estimate(self, candidate: Candidate, workload: Workload, load: Load, limits: Limits) -> Estimate | None:
-        """See `build_engines.planner.roofline.steady_state`."""
+        """Return an estimate from `build_engines.planner.roofline.steady_state`."""
         if load.requests_per_s is not None:
             return at_rate(candidate.engine, self._eff, workload, limits, load.requests_per_s)
         if load.users is not None:

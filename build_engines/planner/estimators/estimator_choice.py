@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which estimator a plan asks first, and why."""
+"""The choice of the estimator that a plan asks first, and the reason."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ Wish = Literal["auto", "roofline", "aisimulate"]
 
 
 class Choice(NamedTuple):
-    """The first that covers a candidate is asked."""
+    """Estimators in order; the first that covers a candidate is asked."""
 
     estimators: list[Estimator]
     why: str
@@ -28,7 +28,7 @@ class Choice(NamedTuple):
 
 @cache
 def stated_errors() -> dict[str, dict[str, float]]:
-    """Of both on the published cells that both can do; `published.Errors` by estimator.
+    """Return the errors of both estimators on the published cells that both cover, as `published.Errors` by estimator.
 
     The roofline's are those without the GPU in its fit: AISimulate was not fitted to these cells either.
     """
@@ -38,7 +38,7 @@ def stated_errors() -> dict[str, dict[str, float]]:
 
 @contextmanager
 def chosen(wish: Wish, config: Mapping[str, object], process: AiSimulateProcess | None = None) -> Iterator[Choice]:
-    """Those of a plan about one model, as long as it is made.
+    """Yield the estimators of a plan about one model; AISimulate's process runs as long as the context is open.
 
     `auto` asks AISimulate first where it is installed and its stated median error is the smaller one.
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Published measurements of TensorRT-LLM (`published_measurements.json`), and what the roofline says of each.
 
-Scored are the figures of TensorRT-LLM's own documents that name GPU and load. Not scored, with the reason:
-another engine's (vLLM, whose host code is another), figures of an unnamed GPU, mean times under a load that cannot be
-kept up with (they measure how long the run was).
+Scored are the figures of TensorRT-LLM's own documents that name GPU and load. Not scored, with the reason: another
+engine's (vLLM, whose host code is another), figures of an unnamed GPU, mean times under a load that cannot be kept up
+with (they measure how long the run was).
 """
 
 import json
@@ -34,7 +34,7 @@ _TABLE = Path(__file__).with_name("published_measurements.json")
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """One published figure; `load` is ``{"saturated": true}``, ``{"rate": "8"}``, ``{"batch": 64}`` or ``at_once``."""
+    """A published figure; `load` is ``{"saturated": true}``, ``{"rate": "8"}``, ``{"batch": 64}`` or ``at_once``."""
 
     id: str
     group: str
@@ -56,7 +56,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cell(self) -> str:
-        """Figures of one set-up, which are scored together."""
+        """Return the name of the set-up; figures of one set-up are scored together."""
         return "|".join(
             [self.group, self.model, str(self.gpu), f"tp{self.tp_size}pp{self.pp_size}", self.weight_format]
         )
@@ -64,24 +64,27 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def measurements() -> tuple[Measurement, ...]:
-    """All of them."""
+    """Return every published measurement."""
     table = json.loads(_TABLE.read_text(encoding="utf-8"))
     return tuple(msgspec.convert(dict(zip(table["columns"], row, strict=True)), Measurement) for row in table["rows"])
 
 
 def scored() -> tuple[Measurement, ...]:
-    """Those that the roofline is held to."""
+    """Return the measurements that the roofline is scored on."""
     return tuple(one for one in measurements() if _is_scored(one))
 
 
 def candidate_of(one: Measurement) -> Candidate:
-    """What was measured, as the planner would try it."""
+    """Return the measured set-up as a candidate of the planner."""
     engine = _engine(one)
     return Candidate(engine, _footprint(engine, _kv_fraction(one)), 1)
 
 
 def predicted(one: Measurement, eff: Efficiencies) -> float | None:
-    """What the roofline says, in the unit of the measurement; None: it says that the load cannot be kept up with."""
+    """Return what the roofline says, in the unit of the measurement.
+
+    None: the roofline says that the load cannot be kept up with.
+    """
     assert one.isl is not None
     assert one.gpu is not None
     engine, workload = _engine(one), Workload(int(one.isl), int(one.osl or 1))
@@ -106,7 +109,10 @@ def predicted(one: Measurement, eff: Efficiencies) -> float | None:
 
 
 class Errors(NamedTuple):
-    """Of cells: the median of |log error| in each first, then over all; as factors: 1.1 is 10 %."""
+    """Errors over cells: the median of |log error| within each cell, then over all, as factors.
+
+    A factor of 1.1 is 10 %.
+    """
 
     num_cells: int
     median: float
@@ -118,12 +124,12 @@ class Errors(NamedTuple):
 
 
 def log_errors(rows: Iterable[Measurement], eff: Efficiencies) -> dict[str, list[float]]:
-    """By cell: log(predicted / measured)."""
+    """Return log(predicted / measured) by cell."""
     return errors_by_cell((one, predicted(one, eff)) for one in rows)
 
 
 def errors_by_cell(pairs: Iterable[tuple[Measurement, float | None]]) -> dict[str, list[float]]:
-    """The same of any predictions; None: there is none."""
+    """Return log(predicted / measured) by cell for any predictions; None: there is no prediction."""
     found = defaultdict(list)
     for one, value in pairs:
         if value is not None:
@@ -132,7 +138,7 @@ def errors_by_cell(pairs: Iterable[tuple[Measurement, float | None]]) -> dict[st
 
 
 def errors_of(cells: dict[str, list[float]]) -> Errors:
-    """Scored as `Errors` says."""
+    """Return the errors of cells, scored as `Errors` says."""
     from trireme.base.sample_statistics import percentile  # noqa: PLC0415  numpy, which `trireme cost` does without
 
     medians = [median(map(abs, cell)) for cell in cells.values()]
@@ -166,14 +172,17 @@ def _cached_engine(model: str, gpu: str, tp_size: int, pp_size: int, weight_form
 
 
 def limits_of(one: Measurement) -> Limits:
-    """What our footprint leaves room for."""
+    """Return the limits that our footprint leaves room for."""
     kv_tokens = _footprint(_engine(one), _kv_fraction(one)).kv_tokens
     # A figure was published, so something fitted.
     return Limits(kv_tokens=max(kv_tokens, int((one.isl or 0) + (one.osl or 0))))
 
 
 def _kv_fraction(one: Measurement) -> float:
-    """NVIDIA's tables were made with 0.95 of the free memory since 0.17, with 0.90 before."""
+    """Return the share of free memory for the KV cache.
+
+    NVIDIA's tables were made with 0.95 of the free memory since 0.17, with 0.90 before.
+    """
     return 0.90 if one.group in {"trtllm-v0.13-maxtput", "trtllm-v0.14-serving"} else 0.95
 
 
@@ -185,7 +194,7 @@ def _footprint(engine: Engine, kv_fraction: float) -> Footprint:
 
 
 def _static_batch(engine: Engine, eff: Efficiencies, workload: Workload, batch: int) -> float:
-    """Tokens/s/GPU of a batch that is prefilled together and decodes to its end."""
+    """Return the tokens/s/GPU of a batch that is prefilled together and decodes to its end."""
     prompts = StepLoad(prompt_tokens=batch * workload.isl, prompt_length=workload.isl)
     step = step_time(engine, eff, StepLoad(batch, workload.isl + workload.osl / 2)).total_s
     seconds = step_time(engine, eff, prompts).total_s + (workload.osl - 1) * step

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a prediction may be off, from the errors on what was left out of the fit, and from what nobody measured."""
+"""The uncertainty of a prediction, from the errors on what was left out of the fit, and from what nobody measured."""
 
 import math
 from functools import cache
@@ -29,7 +29,10 @@ _UNMEASURED = {
 
 
 def factor_of(candidate: Candidate, estimator: str = "roofline") -> tuple[float, list[str]]:
-    """The factor within which 9 of 10 are expected to lie, either way, and what of the candidate was never measured."""
+    """Return the factor within which 9 of 10 predictions are expected to lie, either way.
+
+    The list names what of the candidate was never measured.
+    """
     unmeasured = list(_unmeasured(candidate))
     logs = [math.log(_UNMEASURED[name]) for name in unmeasured if name in _UNMEASURED]
     if estimator != "roofline":  # fitted to none of the published models and GPUs: its error on them is of all

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way of laying a model on some GPUs, and of those that cannot be, the reason."""
+"""The candidates: every layout of a model on some GPUs, and the reason for each that is impossible."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ Stop = Literal["gpus", "layout", "format", "memory", "load"]
 
 @dataclass(frozen=True)
 class Machines:
-    """What there is."""
+    """The machines that a plan may use."""
 
     gpu: Gpu
     num_gpus: int
     num_nodes: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse nodes of which some would have more GPUs than others, or none."""
+        """Refuse nodes with unequal numbers of GPUs, or with none."""
         if self.num_gpus % self.num_nodes:
             raise SpecError(
                 f"--gpus {self.num_gpus} over --nodes {self.num_nodes}: each node has as many GPUs; give a multiple of "
@@ -45,13 +45,13 @@ class Machines:
 
     @property
     def gpus_per_node(self) -> int:
-        """Of each."""
+        """Return the number of GPUs of each node."""
         return self.num_gpus // self.num_nodes
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which candidates are looked at; empty: all there are."""
+    """The candidates to look at; an empty field allows every value."""
 
     weight_formats: tuple[str, ...] = ()
     kv_formats: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Wanted:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One legal way, with what it takes of a GPU's memory."""
+    """A legal candidate, with what it takes of a GPU's memory."""
 
     engine: Engine
     footprint: Footprint
@@ -73,18 +73,18 @@ class Candidate:
 
     @property
     def layout(self) -> ParallelSizes:
-        """Of one replica."""
+        """Return the layout of one replica."""
         return self.engine.layout
 
     @property
     def name(self) -> str:
-        """Format, KV format and layout."""
+        """Return a name of format, KV format and layout."""
         return f"{self.engine.formats.linear.name} kv-{self.engine.kv_format} {self.layout}"
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """One that cannot be, and how far it came."""
+    """An impossible candidate, with the reason and the check that stopped it."""
 
     name: str
     reason: str
@@ -93,7 +93,10 @@ class Rejected:
 
 
 def candidates(model: ModelShape, machines: Machines, wanted: Wanted) -> tuple[list[Candidate], list[Rejected]]:
-    """All legal ones that fit, and all others with the reason; of layouts that are illegal in any format, one line."""
+    """Return the legal candidates that fit, and the others with the reason.
+
+    A layout that is illegal in any format is reported once.
+    """
     found: list[Candidate] = []
     rejected: dict[Rejected, None] = dict.fromkeys(_too_large(machines, wanted))  # in order, each once
     costs = ModelCosts.of(model)
@@ -134,7 +137,7 @@ def _does_not_fit(footprint: Footprint) -> str:
 
 
 def _too_large(machines: Machines, wanted: Wanted) -> Iterator[Rejected]:
-    """Sizes that were asked for by name and take more GPUs than there are."""
+    """Yield the sizes that were asked for by name and take more GPUs than there are."""
     for tp, pp in product(wanted.tp_sizes or (1,), wanted.pp_sizes or (1,)):
         if tp * pp > machines.num_gpus:
             yield Rejected(
@@ -156,7 +159,10 @@ def _layouts(model: ModelShape, machines: Machines, wanted: Wanted) -> Iterator[
 
 
 def _formats(model: ModelShape, wanted: Wanted) -> Iterator[tuple[str, str]]:
-    """Of formats that cost the same, one: of 16 bits the checkpoint's own, of 8 bits in the KV cache fp8."""
+    """Yield the formats to try, one of those that cost the same.
+
+    Of 16 bits it is the checkpoint's own, of 8 bits in the KV cache fp8.
+    """
     own = "fp16" if model.dtype == "float16" else "bf16"
     other = {"fp16", "bf16", "int8"} - {own}
     for weight_format in wanted.weight_formats or [name for name in WEIGHT_FORMATS if name not in other]:

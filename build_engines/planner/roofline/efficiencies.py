@@ -44,12 +44,12 @@ class Efficiencies(Spec):
     blend: Annotated[float, Field(ge=1)] = Field(description="how compute and reading overlap in a matrix product")
 
     def gemm(self, linear: WeightFormat) -> float:
-        """Of a format's linear layers, for many tokens."""
+        """Return the share of peak that a format's linear layers reach, for many tokens."""
         peaks = {"fp16": self.gemm_fp16, "fp8": self.gemm_fp8, "int8": self.gemm_fp8, "fp4": self.gemm_fp4}
         return peaks[linear.compute] * (self.dequantize if linear.is_unpacked else 1.0)
 
 
 @cache
 def fitted() -> Efficiencies:
-    """Those that are committed."""
+    """Return the committed constants."""
     return validate(Efficiencies, yaml.safe_load(TABLE.read_text(encoding="utf-8"))["efficiencies"], source=TABLE)

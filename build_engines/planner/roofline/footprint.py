@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies in a GPU's memory: weights, workspace, and what is left for the KV cache."""
+"""The contents of a GPU's memory: weights, workspace, and what is left for the KV cache."""
 
 from dataclasses import dataclass
 
@@ -32,11 +32,11 @@ class Footprint:
 
     @property
     def fits(self) -> bool:
-        """Whether weights and workspace leave room for any KV cache."""
+        """Return True if weights and workspace leave room for any KV cache."""
         return self.kv_bytes > 0
 
     def num_sequences(self, num_tokens: int) -> int:
-        """How many sequences of so many tokens fit at once."""
+        """Return how many sequences of `num_tokens` tokens fit at once."""
         return int(self.kv_tokens // num_tokens)
 
 
@@ -53,7 +53,7 @@ def footprint_of(
     """Count one GPU's memory.
 
     Args:
-        max_num_tokens: of one step, which sets the size of activations.
+        max_num_tokens: tokens of one step, which set the size of activations.
         kv_fraction: share of the memory left over that the KV cache gets; `free_gpu_memory_fraction` of the engine.
     """
     weights = max(ShardPlan(model, layout).bytes_per_rank(formats))
@@ -74,9 +74,10 @@ def footprint_of(
 
 
 def kv_bytes_per_token(model: ModelShape, kv_format: str, layout: ParallelSizes = ONE_GPU) -> float:
-    """Of one token of one sequence on the fullest rank: 2 x layers x KV heads x head_dim x bytes, heads rounded up.
+    """Return the bytes of one token of one sequence on the fullest rank.
 
-    Latent attention keeps kv_lora_rank + rope_dim in each layer, on every rank of a tensor-parallel group.
+    The formula is 2 x layers x KV heads x head_dim x bytes, heads rounded up. Latent attention keeps kv_lora_rank +
+    rope_dim in each layer, on every rank of a tensor-parallel group.
     """
     shards = ShardPlan(model, layout)
     first_ranks = range(0, layout.world_size, layout.stage_size)  # one of each stage
@@ -84,7 +85,10 @@ def kv_bytes_per_token(model: ModelShape, kv_format: str, layout: ParallelSizes 
 
 
 def workspace_bytes(model: ModelShape | None, layout: ParallelSizes, max_num_tokens: int) -> int:
-    """Of a process on a GPU: its context, and what a step of so many tokens takes; the context alone of no model."""
+    """Return the workspace bytes of a process on a GPU: its context, and the activations of a step of `max_num_tokens`.
+
+    Without a model it is the context alone.
+    """
     if model is None:
         return CONTEXT_BYTES
     costs = ModelCosts.of(model)

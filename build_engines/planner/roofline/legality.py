@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layouts and formats are legal on a GPU, with the reason where one is not."""
+"""The rules for which layouts and formats are legal on a GPU, with the reason where one is not."""
 
 from build_engines.checkpoint.gpus import Gpu
 from build_engines.checkpoint.model_shape import ModelShape
@@ -17,10 +17,10 @@ from trireme.base.errors import SpecError
 
 
 def why_layout_is_illegal(model: ModelShape, layout: ParallelSizes, gpu: Gpu, *, gpus_per_node: int) -> str | None:
-    """The reason why a model cannot lie so, or None.
+    """Return the reason why a layout of the model is illegal, or None.
 
     Args:
-        gpus_per_node: of the machines; a tensor-parallel group stays within them, and within what NVLink joins.
+        gpus_per_node: GPUs of each machine; a tensor-parallel group stays within one, and within what NVLink joins.
     """
     if layout.is_attention_dp and not model.is_moe:
         return "attention DP is for models with experts: a dense one would be whole on every rank, as replicas are"
@@ -45,7 +45,7 @@ def _links(layout: ParallelSizes, gpu: Gpu, gpus_per_node: int) -> str | None:
 def why_format_is_illegal(
     model: ModelShape, formats: FormatPlan, kv_format: str, layout: ParallelSizes, gpu: Gpu
 ) -> str | None:
-    """The reason why a format does not run on this GPU or this layout, or None."""
+    """Return the reason why a format does not run on this GPU or this layout, or None."""
     linear = formats.linear
     if gpu.sm not in linear.sms:
         return f"{linear.name} does not run on SM {gpu.sm} ({gpu.title}); it does on {_sms(linear.sms)}"
@@ -75,7 +75,7 @@ def why_prompts_are_not_chunked(weight_format: str, kv_format: str, gpu: Gpu) ->
 
 
 def _backends(weight_format: str, kv_format: str) -> set[str]:
-    """Return the back ends that serve such weights with such a KV cache."""
+    """Return the back ends that serve these weights with this KV cache."""
     kv_format = "auto" if kv_format in ("fp16", "bf16") else kv_format
     found = set()
     if weight_format in ENGINE_FORMATS and kv_format in ENGINE_KV_FORMATS:

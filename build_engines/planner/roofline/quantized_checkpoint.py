@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a checkpoint is quantized already, and as which format here: the others cannot be made from it."""
+"""The format of a checkpoint that is quantized already: others cannot be made from it."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -16,14 +16,14 @@ _FORMATS = {
 
 
 class Quantized(NamedTuple):
-    """What a checkpoint says of itself."""
+    """The quantization that a checkpoint states."""
 
     method: str
     bits: int | None
     weight_format: str | None  # of `WEIGHT_FORMATS`; None: none of them
 
     def __str__(self) -> str:
-        """One sentence for a plan."""
+        """Return one sentence for a plan."""
         named = f"{self.method}, {self.bits} bits" if self.bits is not None else self.method
         if self.weight_format is None:
             what = "none of the formats here: every row below has"
@@ -35,7 +35,7 @@ class Quantized(NamedTuple):
 def quantized_as(
     config: Mapping[str, object], *, modelopt: Mapping[str, object] | None = None, source: str = "config.json"
 ) -> Quantized | None:
-    """How a checkpoint is quantized; None: it is not.
+    """Return how a checkpoint is quantized, or None if it is not.
 
     Args:
         config: its `config.json`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Python path around an engine can stream: responses a second of one server, measured, not predicted.
+"""The limit of the Python path around an engine: responses a second of one server, measured, not predicted.
 
 A stream has at most one response for `max_chunk_delay_ms`, or one a token where tokens come slower. So many slow
 streams are bound by responses, and few fast ones are not.
@@ -14,11 +14,11 @@ MEASURED_RESPONSES_PER_S = 9300.0
 
 @dataclass(frozen=True)
 class ServingLimit:
-    """Of one server, which serves one replica."""
+    """The limit of one server, which serves one replica."""
 
     responses_per_s: float = MEASURED_RESPONSES_PER_S
     max_chunk_delay_ms: float = 10.0
 
     def tokens_per_s(self, tpot_ms: float) -> float:
-        """The most that go out when each stream gets a token every `tpot_ms`."""
+        """Return the most tokens/s that go out when each stream gets a token every `tpot_ms`."""
         return self.responses_per_s * max(1.0, self.max_chunk_delay_ms / tpot_ms)

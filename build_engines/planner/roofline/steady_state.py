@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the time of a step to what users see: TTFT, TPOT and tokens/s of an engine that batches in flight.
+"""The way from the time of a step to what users see: TTFT, TPOT and tokens/s of an engine that batches in flight.
 
 All requests of a workload are alike: `isl` tokens in, `osl` out. In the steady state a batch of B sequences turns over
 once in `osl` steps, and in that time B prompts are prefilled beside it, in chunks.
@@ -13,7 +13,7 @@ from build_engines.planner.roofline.step_time import Engine, StepLoad, StepTime,
 
 
 class Workload(NamedTuple):
-    """Requests, all alike; tokens."""
+    """Equal requests, in tokens."""
 
     isl: int
     osl: int
@@ -21,17 +21,17 @@ class Workload(NamedTuple):
 
     @property
     def prefilled(self) -> int:
-        """Tokens of a prompt that are computed; the last one always is."""
+        """Return the tokens of a prompt that are computed; the last one always is."""
         return self.isl - self.cached
 
     @property
     def num_tokens(self) -> int:
-        """Of one request in the KV cache at its end."""
+        """Return the tokens of one request in the KV cache at its end."""
         return self.isl + self.osl
 
 
 class Limits(NamedTuple):
-    """What the engine takes at once."""
+    """Limits of what the engine takes at once."""
 
     kv_tokens: int
     max_batch_size: int = 2048
@@ -51,13 +51,13 @@ class Limits(NamedTuple):
         return f"prompts of {workload.isl} tokens are more than a step's {self.max_num_tokens}, and are not chunked"
 
     def batch(self, workload: Workload) -> int:
-        """The most sequences that run at once, each with room for all of its tokens."""
+        """Return the most sequences that run at once, each with room for all of its tokens."""
         return min(self.max_batch_size, int(self.kv_tokens // workload.num_tokens))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one replica."""
+    """The estimate of one replica."""
 
     ttft_ms: float
     tpot_ms: float
@@ -67,16 +67,17 @@ class Estimate:
 
     @property
     def bound_by(self) -> str:
-        """What most of a step waits for."""
+        """Return what most of a step waits for."""
         return self.step.bound_by if self.step else "(not said)"
 
 
 def at_concurrency(
     engine: Engine, eff: Efficiencies, workload: Workload, limits: Limits, num_clients: float
 ) -> Estimate | None:
-    """With so many clients that each send their next request when they have the answer; None: not one fits.
+    """Return the estimate with clients that each send their next request when they have the answer.
 
-    Clients beyond the batch wait: their time to the first token grows, the throughput does not.
+    None: not one request fits. Clients beyond the batch wait: their time to the first token grows, the throughput does
+    not.
     """
     batch = min(num_clients, limits.batch(workload))
     if batch < 1:
@@ -93,16 +94,20 @@ def at_concurrency(
 
 
 def saturated(engine: Engine, eff: Efficiencies, workload: Workload, limits: Limits) -> Estimate | None:
-    """With a full batch and somebody always waiting: the most tokens/s; its TTFT is without the wait in the queue."""
+    """Return the estimate with a full batch and requests always waiting: the most tokens/s.
+
+    Its TTFT is without the wait in the queue.
+    """
     return at_concurrency(engine, eff, workload, limits, limits.batch(workload))
 
 
 def at_rate(
     engine: Engine, eff: Efficiencies, workload: Workload, limits: Limits, requests_per_s: float
 ) -> Estimate | None:
-    """With requests that come at a rate, whoever waits; None: the engine cannot keep up, and its queue grows for ever.
+    """Return the estimate with requests at a rate, independent of answers.
 
-    The batch is what is in flight, by Little's law: rate x time in the engine. Found as a fixed point.
+    None: the engine cannot keep up, and its queue grows for ever. The batch is what is in flight, by Little's law: rate
+    x time in the engine. Found as a fixed point.
     """
     most = limits.batch(workload)
     full = saturated(engine, eff, workload, limits)
@@ -130,7 +135,7 @@ def at_rate(
 def at_users(
     engine: Engine, eff: Efficiencies, workload: Workload, limits: Limits, num_users: float, think_time_s: float
 ) -> Estimate | None:
-    """With people who think before they ask again.
+    """Return the estimate with people, who think before they ask again.
 
     By the interactive response time law, users = requests in the engine + think time x requests/s; the number in the
     engine is found by bisection.
@@ -150,7 +155,7 @@ def at_users(
 
 
 def prompt_share(engine: Engine, eff: Efficiencies, workload: Workload, limits: Limits, batch: float) -> float:
-    """Of the time that an engine works with such a batch, what prompts take; answers take the rest.
+    """Return the share of the engine's working time that prompts take; answers take the rest.
 
     A prompt's time is what it adds to the steps that it shares with sequences that decode.
     """
@@ -161,7 +166,7 @@ def prompt_share(engine: Engine, eff: Efficiencies, workload: Workload, limits: 
 def _cycle_parts(
     engine: Engine, eff: Efficiencies, workload: Workload, limits: Limits, batch: float
 ) -> tuple[StepTime, float]:
-    """A step of decoding alone, and the seconds that one prompt adds to the steps that it shares."""
+    """Return a step of decoding alone, and the seconds that one prompt adds to the steps that it shares."""
     context = workload.isl + workload.osl / 2
     decode = step_time(engine, eff, StepLoad(batch, context))
     chunk = min(batch * workload.prefilled, limits.step_tokens(workload))
@@ -170,7 +175,7 @@ def _cycle_parts(
 
 
 def _prefill_alone_s(engine: Engine, eff: Efficiencies, workload: Workload, limits: Limits, others: float) -> float:
-    """From the start of a prompt's first chunk to its first token, beside so many decoding sequences."""
+    """Return the seconds from the start of a prompt's first chunk to its first token, beside `others` that decode."""
     context = workload.isl + workload.osl / 2
     step_tokens = limits.step_tokens(workload)
     num_whole, rest = divmod(workload.prefilled, step_tokens)
@@ -183,7 +188,7 @@ def _prefill_alone_s(engine: Engine, eff: Efficiencies, workload: Workload, limi
 
 
 def _mixed(engine: Engine, eff: Efficiencies, workload: Workload, batch: float, decode: StepTime) -> StepTime:
-    """A step with its mean share of prompts."""
+    """Return a step with its mean share of prompts."""
     if workload.isl == 0:
         return decode
     prompt_tokens = batch * workload.prefilled / workload.osl

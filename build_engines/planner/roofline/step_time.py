@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long one engine step takes: a roofline of matrices, attention and communication, with its parts told apart.
+"""The time of one engine step: a roofline of matrices, attention and communication, each part by itself.
 
 A step holds decoding sequences (one token each) and prompt tokens. Its matrices take the time of their operations and
-of reading their weights, blended (a kernel overlaps them, never wholly); attention reads the KV cache; each layer
-costs two all-reduces across a tensor-parallel group. What share of a datasheet's peak each reaches is measured, not
-assumed: `build_engines.planner.roofline.efficiencies`.
+of reading their weights, blended (a kernel overlaps them, never wholly); attention reads the KV cache; each layer costs
+two all-reduces across a tensor-parallel group. What share of a datasheet's peak each reaches is measured, not assumed:
+`build_engines.planner.roofline.efficiencies`.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from build_engines.sharding.parallel_sizes import ParallelSizes
 
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """One way of running a model."""
+    """An engine: a model with its formats, layout and GPU."""
 
     costs: ModelCosts
     formats: FormatPlan
@@ -31,12 +31,12 @@ class Engine:
 
     @cached_property
     def weight_bytes(self) -> FormatBytes:
-        """Of the whole model."""
+        """Return the bytes of the whole model's weights."""
         return self.costs.bytes_in(self.formats)
 
 
 class StepLoad(NamedTuple):
-    """What a step holds, over the whole replica; means where sequences differ."""
+    """The contents of a step, over the whole replica; means where sequences differ."""
 
     num_decoding: float = 0
     context_tokens: float = 0  # that each decoding sequence looks back at
@@ -46,13 +46,13 @@ class StepLoad(NamedTuple):
 
     @property
     def num_prompts(self) -> float:
-        """That these chunks make together."""
+        """Return the number of whole prompts that the chunks make together."""
         return self.prompt_tokens / (self.prompt_length - self.cached_length) if self.prompt_length else 0.0
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds, by what is waited for."""
+    """Seconds of a step, by what is waited for."""
 
     compute_s: float = 0  # of matrices and attention
     bandwidth_s: float = 0  # reading weights, KV cache, activations
@@ -62,7 +62,7 @@ class StepTime:
 
     @property
     def bound_by(self) -> str:
-        """The largest part."""
+        """Return the largest part."""
         parts = {
             "compute": self.compute_s,
             "bandwidth": self.bandwidth_s,
@@ -73,10 +73,10 @@ class StepTime:
 
 
 def step_time(engine: Engine, efficiencies: Efficiencies, load: StepLoad) -> StepTime:
-    """One step of one pipeline stage with a micro-batch's share of the load, times the stages it goes through.
+    """Return the time of one step: one pipeline stage with a micro-batch's share of the load, times the stages.
 
-    With pp_size stages the sequences are in as many micro-batches, and a token needs every stage, so the step of all
-    is pp_size times the step of one.
+    With pp_size stages the sequences are in as many micro-batches, and a token needs every stage, so the step of all is
+    pp_size times the step of one.
     """
     pp = engine.layout.pp_size
     if pp > 1:
@@ -124,7 +124,10 @@ def _stage_time(engine: Engine, eff: Efficiencies, load: StepLoad) -> StepTime:
 
 
 def _matrices(engine: Engine, eff: Efficiencies, num_tokens: float) -> StepTime:
-    """Of one stage: operations of what each token meets, bytes of what the step's tokens meet together."""
+    """Return the matrices' time in one stage.
+
+    It counts operations of what each token meets, and bytes of what the step's tokens meet together.
+    """
     layout, gpu, costs, linear = engine.layout, engine.gpu, engine.costs, engine.formats.linear
     whole = engine.weight_bytes
     split = layout.tp_size * layout.pp_size
@@ -151,9 +154,10 @@ def _kv_read_s(engine: Engine, eff: Efficiencies, load: StepLoad) -> float:
 
 
 def _interconnect_s(engine: Engine, eff: Efficiencies, num_tokens: float) -> float:
-    """Two all-reduces a layer over the tensor-parallel group, and a hand-over at the end of a stage.
+    """Return the seconds of communication: two all-reduces a layer, and a hand-over at the end of a stage.
 
-    A ring all-reduce of b bytes sends 2 (n - 1) / n b over each link; small ones go in one shot, b to each of n - 1.
+    A ring all-reduce of b bytes over the tensor-parallel group sends 2 (n - 1) / n b over each link; small ones go in
+    one shot, b to each of n - 1.
     """
     layout, gpu, model = engine.layout, engine.gpu, engine.costs.model
     num_bytes = num_tokens * model.hidden_size * 2
@@ -177,7 +181,10 @@ def _interconnect_s(engine: Engine, eff: Efficiencies, num_tokens: float) -> flo
 
 
 def _blend(compute_s: float, bandwidth_s: float, exponent: float) -> float:
-    """Between their sum (exponent 1) and the longer of both (infinity): how well a kernel overlaps them."""
+    """Return a time between the sum of both (exponent 1) and the longer of both (infinity).
+
+    It says how well a kernel overlaps them.
+    """
     if compute_s == 0 or bandwidth_s == 0:
         return compute_s + bandwidth_s
     return float((compute_s**exponent + bandwidth_s**exponent) ** (1 / exponent))
