@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many files copied at once, each hashed on the way and gone on with where an earlier copy ended."""
+"""Many files copied at once: each is hashed on the way, and continued where an earlier copy ended."""
 
 import contextlib
 import errno
@@ -22,7 +22,7 @@ OnBytes = Callable[[int], object]
 
 
 class FileCopy(NamedTuple):
-    """A file to copy, and what it must be."""
+    """A file to copy, and the size and hash that its copy must have."""
 
     source: Path
     target: Path
@@ -72,7 +72,10 @@ def _copy(copy: FileCopy, on_bytes: OnBytes, stop: threading.Event) -> int:
 
 
 def _try(copy: FileCopy, num_kept: int, on_bytes: OnBytes, stop: threading.Event) -> int | None:
-    """The bytes copied behind those that are kept; None: together they are not the file."""
+    """Return the bytes copied behind those that are kept.
+
+    None: kept and copied bytes together are not the file.
+    """
     digest = hashlib.sha256()
     num_read = 0
 
@@ -122,7 +125,7 @@ def _from_source(path: Path, file: BinaryIO, num_bytes: int) -> Iterator[bytes]:
 
 
 class _Stopped(Exception):
-    """Another file could not be copied."""
+    """Raised in a copy to stop it because another file could not be copied."""
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file in a second place of the same disk, without a second copy where the file system can."""
+"""A link to a file in a second place of the same disk, or a copy where the file system cannot link."""
 
 import os
 import shutil

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A deployment whose releases lie elsewhere than its file says, as a file of its own; copying is for
-`build_engines.cache.release_cache`.
+"""A deployment file whose releases lie elsewhere than the original file says.
+
+Copying releases is for `build_engines.cache.release_cache`.
 """
 
 from collections.abc import Mapping
@@ -12,16 +13,16 @@ from ensemble_configs.spec.deployment import DeploymentSpec
 
 
 def release_dirs(spec: DeploymentSpec) -> list[Path]:
-    """The built releases that a deployment names, of all its models, each once."""
+    """Return the built releases that a deployment names, of all its models, each once."""
     return list(dict.fromkeys(release.release_dir for release in spec.releases if release.release_dir is not None))
 
 
 def moved_deployment(spec: DeploymentSpec, folders: Mapping[Path, Path]) -> str:
-    """The text of a deployment file that says the same, but for the releases and for every path into one of them.
+    """Return the text of a deployment file with the releases, and every path into one of them, replaced.
 
     Args:
         spec: its paths are absolute, as `load_deployment` gives them.
-        folders: where each release is, by where it was.
+        folders: the new folder of each release, by its old one.
     """
     data = _moved(spec.model_dump(exclude_unset=True), folders)
     said = "# Written by trireme pull: each release_dir is in the cache of a node.\n"

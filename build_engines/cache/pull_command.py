@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme pull`: a release, or all of a deployment's, onto this node's own disk, whole or not at all."""
+"""`trireme pull`: a release, or all releases of a deployment, on this node's own disk, whole or not at all."""
 
 import json
 import re
@@ -37,12 +37,12 @@ def pull(
     ] = None,
     deployment: Annotated[Path | None, typer.Option(help="Deployment file: all releases that it serves.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="With --deployment: the same deployment, of the releases in the cache.")
+        Path | None, typer.Option(help="File for a deployment of the releases in the cache, with --deployment.")
     ] = None,
     max_bytes: Annotated[
-        str, typer.Option(help="Of all releases in the cache; what was used longest ago goes first, nothing in use.")
+        str, typer.Option(help="Limit of the cache; releases unused longest are evicted first, none in use.")
     ] = "200GB",
-    jobs: Annotated[int, typer.Option(help="Files at a time.", min=1)] = 8,
+    jobs: Annotated[int, typer.Option(help="Files copied at a time.", min=1)] = 8,
     is_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Copy built releases to a local disk and print how fast they came and can be read; an interrupted copy goes on.
@@ -74,7 +74,11 @@ def pull(
 
 
 def _deployment(release: str | None, deployment: Path | None, out: Path | None) -> DeploymentSpec | None:
-    """Raises: SpecError: the options do not go together, or what they name cannot be read or written."""
+    """Return the deployment that the options name, or None.
+
+    Raises:
+        SpecError: the options do not go together, or what they name cannot be read or written.
+    """
     if deployment is None:
         if release is None:
             raise SpecError("name the folder of a release, or a deployment that serves some (--deployment)")
@@ -90,7 +94,11 @@ def _deployment(release: str | None, deployment: Path | None, out: Path | None) 
 
 
 def _num_bytes(source: Path) -> int:
-    """Of a release and its manifest; Raises: SpecError: it is none."""
+    """Return the bytes of a release and its manifest.
+
+    Raises:
+        SpecError: the folder is no release.
+    """
     files = load_manifest(source).files.values()
     return (source / MANIFEST_FILE).stat().st_size + sum(file.size for file in files)
 
@@ -103,7 +111,7 @@ def _pull_all(
     on_bytes: OnBytes,
     tell: Callable[[str], object] | None,
 ) -> list[Pulled]:
-    """Each in turn; none makes room for itself by evicting another of these."""
+    """Pull the releases in turn; none makes room for itself by evicting another of `sources`."""
     pulled = []
     with ExitStack() as held:
         for number, source in enumerate(sources, 1):
@@ -115,7 +123,11 @@ def _pull_all(
 
 
 def release_folder(release: str) -> Path:
-    """Raises: SpecError: a URL that is not of this machine."""
+    """Return the folder that a path or a `file:` URL names.
+
+    Raises:
+        SpecError: a URL that is not of this machine.
+    """
     url = urlsplit(release)
     if url.scheme == "file" and url.netloc in ("", "localhost"):
         return Path(unquote(url.path))
@@ -125,7 +137,11 @@ def release_folder(release: str) -> Path:
 
 
 def parse_bytes(text: str) -> int:
-    """Raises: SpecError: not a number of bytes."""
+    """Return the number of bytes that a text such as 200GB or 1.5TiB says.
+
+    Raises:
+        SpecError: not a number of bytes.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", text.strip(), re.IGNORECASE)
     if match is None:
         raise SpecError(f"--max-bytes {text!r} is no size; write 200GB, 1.5TiB or a number of bytes", field="max_bytes")

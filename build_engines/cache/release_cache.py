@@ -4,8 +4,8 @@
 CACHE/ADDRESS/            a release, byte by byte that of the source
 CACHE/.staging/ADDRESS/   a copy that is being made, or was interrupted; goes on where it ended
 CACHE/.trash/             what is being removed
-CACHE/.locks/ADDRESS      who uses it (`ensemble_configs.releases.release_lock`); holds its size in bytes
-CACHE/.locks/.eviction    held by the one who decides what to evict
+CACHE/.locks/ADDRESS      held by the release's users (`ensemble_configs.releases.release_lock`); has its size in bytes
+CACHE/.locks/.eviction    held by the process that decides what to evict
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _ADDRESS = re.compile(r"[0-9a-f]{64}")
 
 
 class Pulled(NamedTuple):
-    """What a pull did."""
+    """The result of a pull."""
 
     folder: Path
     num_bytes: int  # of the release
@@ -49,12 +49,12 @@ class Pulled(NamedTuple):
 
 
 class ReleaseCache:
-    """The cache in one folder; any number of processes may use it at once.
+    """A cache in one folder; any number of processes may use it at once.
 
     Args:
         folder: is made if it is not there.
-        max_bytes: of all releases in it.
-        tell: what a person may want to know while it waits.
+        max_bytes: limit for all releases in the cache.
+        tell: called with lines that a waiting person may want to read.
     """
 
     def __init__(self, folder: Path, *, max_bytes: int, tell: Callable[[str], None]) -> None:
@@ -89,14 +89,14 @@ class ReleaseCache:
 
     @contextlib.contextmanager
     def _named_refusals(self) -> Iterator[None]:
-        """Folders of a cache that another user has made, and does not let us write into."""
+        """Raise a SpecError for files of the cache that another user owns and does not let us write."""
         try:
             yield
         except PermissionError as exc:
             path = Path(exc.filename or self._folder)
             if not path.is_relative_to(self._folder):
                 raise
-            raise SpecError(f"cannot write {path}: {exc.strerror}; {_whose(path)}", file=path) from exc
+            raise SpecError(f"cannot write {path}: {exc.strerror}; {_owner_advice(path)}", file=path) from exc
 
     def _check(self, target: Path, copies: list[FileCopy]) -> Pulled:
         started_s = time.monotonic()
@@ -112,7 +112,7 @@ class ReleaseCache:
         return Pulled(target, _num_bytes(copies), 0, 0.0, time.monotonic() - started_s, ())
 
     def _replace(self, path: Path, copies: list[FileCopy]) -> None:
-        """A file beside the content may have come later: a signature, for example."""
+        """Replace a file beside the content that may have come later, such as a signature."""
         for copy in copies:
             content = copy.source.read_bytes()
             if not path.is_file() or path.read_bytes() != content:
@@ -139,10 +139,10 @@ class ReleaseCache:
         return Pulled(target, _num_bytes(copies), num_copied, copied_s - started_s, read_s, evicted)
 
     def _make_room(self, target: Path, copies: list[FileCopy]) -> tuple[str, ...]:
-        """Evict what was used longest ago until the release fits, under the bound and on the disk.
+        """Evict what was used longest ago until the release fits, under the limit and on the disk.
 
         Raises:
-            SpecError: it does not, even without all that is not in use; nothing was evicted.
+            SpecError: the release does not fit, even without all that is not in use; nothing was evicted.
         """
         locks = self._folder / LOCKS
         (locks / _EVICTION).touch()
@@ -195,7 +195,7 @@ class ReleaseCache:
                 shutil.rmtree(folder.rename(trash / name))
 
 
-def _whose(path: Path) -> str:
+def _owner_advice(path: Path) -> str:
     there = next(each for each in (path, *path.parents) if os.access(each, os.F_OK))
     status = there.stat()
     owner = f"user {status.st_uid} and group {status.st_gid} ({stat.filemode(status.st_mode)})"
@@ -211,7 +211,7 @@ def _size(lock: Path) -> int:
 
 
 def _copies(source: Path, staging: Path) -> tuple[str, list[FileCopy]]:
-    """The address of a release, and its files on their way to its folder in `staging`."""
+    """Return the address of a release, and its files with their targets in `staging`."""
     manifest = load_manifest(source)
     content = {name: (file.sha256, file.size) for name, file in manifest.files.items()}
     content[MANIFEST_FILE] = _fact(source / MANIFEST_FILE)
@@ -231,6 +231,6 @@ def _num_bytes(copies: list[FileCopy]) -> int:
 
 
 def _remove_others(staging: Path, *, keep: set[Path]) -> None:
-    """What an earlier attempt has left of files that are not beside the release any more."""
+    """Remove staged files of an earlier attempt that are not in the release any more."""
     for path in [path for path in staging.rglob("*") if not path.is_dir() and path not in keep]:
         path.unlink()

@@ -13,7 +13,7 @@ from trireme.base.errors import SpecError
 
 _MOST_BYTES = 16 * 2**20  # published ones have some KiB
 
-# Of these a list is made here, and a config may come from anywhere.
+# A list as long as these is made here, and a config may come from anywhere.
 _LISTED = frozenset({"num_hidden_layers", "n_layer", "num_experts", "num_local_experts", "n_routed_experts"})
 _MOST_LISTED = 10_000
 _MOST = 10**12  # of all others: far above any model's, and products of them are still within a float

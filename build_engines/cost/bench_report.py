@@ -139,7 +139,7 @@ def _separate_rates(figures: _Figures) -> _SeparateRates | None:
     if not decode < step <= prefill:  # prompts that add nothing: too few of them to tell
         return None
     prompt_share = 1 - decode / step
-    # Of all steps, those with a prompt; of the engine's time, theirs.
+    # Steps with a prompt among all steps; their share of the engine's time.
     steps_with_prompts = (step - decode) / (prefill - decode)
     time_with_prompts = steps_with_prompts * prefill / step
     # The engine counts what it computed of the prompts, requests have all of it: the rest was in the prefix cache.

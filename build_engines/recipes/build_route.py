@@ -11,7 +11,7 @@ Route = Literal["quantize", "convert", "prepared"]
 
 
 def route(recipe: TensorRtRecipe, architecture: str) -> Route:
-    """Which of upstream's scripts makes the checkpoint; `prepared`: one has already."""
+    """Return which of upstream's scripts makes the checkpoint; `prepared`: a script has made it already."""
     if recipe.checkpoint_form == "tensorrt_llm":
         return "prepared"
     if architecture not in LLAMA_FAMILY or isinstance(recipe.speculation, MedusaRecipe):
@@ -21,7 +21,7 @@ def route(recipe: TensorRtRecipe, architecture: str) -> Route:
 
 
 def needs_calibration(recipe: TensorRtRecipe, architecture: str) -> bool:
-    """Whether the script runs the model on text."""
+    """Return True if the script runs the model on text."""
     match route(recipe, architecture):
         case "prepared":
             return False
@@ -33,5 +33,5 @@ def needs_calibration(recipe: TensorRtRecipe, architecture: str) -> bool:
 
 
 def max_draft_len(recipe: TensorRtRecipe) -> int:
-    """Drafted tokens that a step of the engine verifies; 0 without speculation."""
+    """Return the drafted tokens that a step of the engine verifies; 0 without speculation."""
     return int(getattr(recipe.speculation, "max_draft_len", 0))

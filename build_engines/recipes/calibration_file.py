@@ -10,7 +10,7 @@ from ensemble_configs.spec.finding import Finding
 
 
 def check_calibration_file(calibration: Calibration | None) -> Iterator[Finding]:
-    """Whether a calibration set of one's own is the one that the recipe means."""
+    """Yield a finding for each way in which a calibration file is not the one that the recipe means."""
     if calibration is None or calibration.file is None:
         return
     file = calibration.file

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recipe for a compiled engine must keep to, besides what `build_engines.recipes.recipe_checks` asks of every
-recipe.
-"""
+"""Rules for a recipe of a compiled engine, besides those of `build_engines.recipes.recipe_checks` for every recipe."""
 
 from build_engines.checkpoint.gpus import Gpu
 from build_engines.checkpoint.model_shape import ModelShape
@@ -28,7 +26,7 @@ from ensemble_configs.spec.finding import Finding
 
 
 def check_engine_recipe(recipe: TensorRtRecipe, model: ModelShape, gpu: Gpu) -> Findings:
-    """All that is wrong with it as an engine."""
+    """Yield every finding about the recipe as an engine."""
     yield from _version(recipe)
     yield from _abilities(recipe, model)
     yield from _plugins(recipe, model, gpu)
@@ -191,7 +189,7 @@ def _context_attention(recipe: TensorRtRecipe, gpu: Gpu) -> Findings:
 
 
 def _serving_needs(recipe: TensorRtRecipe) -> Findings:
-    """What in-flight batching, which is how engines are served here, cannot be without."""
+    """Yield a finding for each lack of what in-flight batching needs, which is how engines are served here."""
     if recipe.kv_cache_type != "paged":
         yield finding("kv_cache_type", recipe.kv_cache_type, "paged", "in-flight batching keeps the cache in blocks")
     for name in ("remove_input_padding", "context_fmha"):

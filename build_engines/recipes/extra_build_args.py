@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of trtllm-build that a recipe passes on as they are: which may be, and which a field of the recipe says."""
+"""Flags of trtllm-build that a recipe passes on unchanged: the allowed ones, and those that a field replaces."""
 
 import difflib
 from collections.abc import Mapping

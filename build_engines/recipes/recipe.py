@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe: how a checkpoint becomes a release, as typed data; `recipes/*.yaml` are those that come with us.
+"""A recipe: how a checkpoint becomes a release, as typed data; `recipes/*.yaml` come with us.
 
-What hardware and versions make of it is for `build_engines.recipes.recipe_checks`, the commands for
+Checks against hardware and versions are in `build_engines.recipes.recipe_checks`, the commands in
 `build_engines.tensorrt_llm.trtllm_commands`.
 """
 
@@ -55,9 +55,9 @@ def _named(name: str) -> str:
 
 
 class _Recipe(Spec):
-    """What every back end needs to know."""
+    """The fields that every back end needs."""
 
-    name: Annotated[str, AfterValidator(_named), Field(description="also of the release's folder")]
+    name: Annotated[str, AfterValidator(_named), Field(description="name of the recipe and of the release's folder")]
     model: str = Field(description="where the checkpoint comes from, for people: a repository and its revision")
     max_batch_size: Positive = Field(default=64, description="requests in one step")
     max_num_tokens: Positive = Field(default=8192, description="tokens in one step")
@@ -67,27 +67,29 @@ class _Recipe(Spec):
 
 
 class _GpuRecipe(_Recipe):
-    """What both back ends of TensorRT-LLM need to know."""
+    """The fields that both back ends of TensorRT-LLM need."""
 
     max_batch_size: Positive = Field(
-        default=UPSTREAM_SEQS, description="requests in one step; by itself by the GPU's memory, 2048 from 70 GiB on"
+        default=UPSTREAM_SEQS, description="requests in one step; default by the GPU's memory, 2048 from 70 GiB on"
     )
     max_num_tokens: Positive = Field(
-        default=UPSTREAM_TOKENS, description="tokens in one step; by itself by the GPU's memory, 8192 from 70 GiB on"
+        default=UPSTREAM_TOKENS, description="tokens in one step; default by the GPU's memory, 8192 from 70 GiB on"
     )
-    gpu: str = Field(description="that it will be served on: a name of gpus.yaml")
+    gpu: str = Field(description="GPU that will serve the release: a name of gpus.yaml")
     tensorrt_llm: str = Field(default="1.2.1", description="the version that builds and serves it")
-    format: GpuFormat = Field(description="of the matrices in the layers; embedding, head and norms keep 16 bits")
-    is_head_quantized: bool = Field(default=False, description="the head, too")
-    kv_format: Literal["auto", "fp16", "int8", "fp8", "nvfp4"] = Field(
-        default="auto", description="of the KV cache; auto: 16 bits"
+    format: GpuFormat = Field(
+        description="format of the matrices in the layers; embedding, head and norms keep 16 bits"
     )
-    dtype: Dtype = Field(default="auto", description="of what is not quantized; auto: the checkpoint's")
+    is_head_quantized: bool = Field(default=False, description="quantize the head, too")
+    kv_format: Literal["auto", "fp16", "int8", "fp8", "nvfp4"] = Field(
+        default="auto", description="format of the KV cache; auto: 16 bits"
+    )
+    dtype: Dtype = Field(default="auto", description="type of what is not quantized; auto: the checkpoint's")
     group_size: Positive = Field(default=128, description="weights that share a scale, for AWQ and GPTQ")
-    tp_size: Positive = Field(default=1, description="tensor parallel")
-    pp_size: Positive = Field(default=1, description="pipeline parallel")
-    cp_size: Positive = Field(default=1, description="context parallel")
-    ep_size: Positive = Field(default=1, description="expert parallel, within tp_size")
+    tp_size: Positive = Field(default=1, description="ranks of tensor parallelism")
+    pp_size: Positive = Field(default=1, description="stages of pipeline parallelism")
+    cp_size: Positive = Field(default=1, description="ranks of context parallelism")
+    ep_size: Positive = Field(default=1, description="ranks of expert parallelism, within tp_size")
     speculation: Speculation | None = None
     lora: LoraRecipe | None = None
     builder: BuilderSpec = BuilderSpec()
@@ -103,15 +105,15 @@ class _GpuRecipe(_Recipe):
 
     @property
     def world_size(self) -> int:
-        """GPUs of one engine."""
+        """Return the number of GPUs of one engine."""
         return self.tp_size * self.pp_size * self.cp_size
 
 
 class TensorRtRecipe(_GpuRecipe):
-    """A compiled engine: quantize or convert, then trtllm-build."""
+    """A recipe for a compiled engine: quantize or convert, then trtllm-build."""
 
     backend: Literal["tensorrt"]
-    max_input_len: Positive = Field(default=4096, description="prompt, tokens")
+    max_input_len: Positive = Field(default=4096, description="tokens of a prompt")
     max_beam_width: Positive = 1
     opt_num_tokens: Positive | None = Field(default=None, description="tokens in the step it is tuned for")
     checkpoint_form: Literal["hugging_face", "tensorrt_llm"] = Field(
@@ -125,12 +127,12 @@ class TensorRtRecipe(_GpuRecipe):
         default=None, description="for format smoothquant of the Llama family; none: its defaults"
     )
     kv_cache_type: Literal["paged", "continuous", "disabled"] = "paged"
-    kv_block_tokens: Positive = Field(default=32, description="of the KV cache")
+    kv_block_tokens: Positive = Field(default=32, description="tokens of a block of the KV cache")
     is_gathering_context_logits: bool = False
     is_gathering_generation_logits: bool = False
     logits_dtype: Literal["float16", "float32"] = "float32"
     embedding: EmbeddingSharding = Field(
-        default="none", description="along which side it is split over the ranks of tensor parallel"
+        default="none", description="side along which the embedding is split over the ranks of tensor parallelism"
     )
     is_weight_streaming: bool = Field(default=False, description="weights may stay in host memory")
     plugins: Plugins = Plugins()
@@ -157,7 +159,7 @@ class TensorRtRecipe(_GpuRecipe):
 
 
 class PyTorchRecipe(_GpuRecipe):
-    """A checkpoint that TensorRT-LLM's PyTorch backend loads: quantized by ModelOpt, or already as it should be."""
+    """A recipe for a checkpoint of TensorRT-LLM's PyTorch backend: quantized by ModelOpt, or used unchanged."""
 
     backend: Literal["pytorch"]
     is_attention_dp: bool = Field(default=False, description="attention by data parallel ranks, not tensor parallel")
@@ -166,10 +168,10 @@ class PyTorchRecipe(_GpuRecipe):
 
 
 class OpenVinoRecipe(_Recipe):
-    """OpenVINO's IR, for the CPU."""
+    """A recipe for OpenVINO's IR, for the CPU."""
 
     backend: Literal["openvino"]
-    format: Literal["fp16", "int8", "int4"] = Field(description="of the matrices in the layers")
+    format: Literal["fp16", "int8", "int4"] = Field(description="format of the matrices in the layers")
     embedding_format: Literal["auto", "fp16", "int8", "int4"] = Field(
         default="auto", description="auto: the exporter's"
     )
@@ -177,7 +179,7 @@ class OpenVinoRecipe(_Recipe):
     kv_format: Literal["auto", "fp16", "int8"] = Field(default="auto", description="auto: the device's own")
     is_symmetric: bool = Field(default=False, description="no zero points")
     group_size: Positive | None = Field(default=None, description="weights that share a scale; none: a whole row")
-    ratio: Fraction = Field(default=1.0, description="of the layers that get int4; the others get int8")
+    ratio: Fraction = Field(default=1.0, description="share of the layers that get int4; the others get int8")
     is_awq: bool = Field(default=False, description="scale channels by what meets them; needs calibration")
     is_data_aware: bool = Field(default=False, description="estimate scales from activations; needs calibration")
     draft: DraftModelSpec | None = None
@@ -204,7 +206,7 @@ _BACKENDS: dict[object, type[Recipe]] = {
 
 
 def recipe_names() -> list[str]:
-    """Those that come with us."""
+    """Return the names of the recipes that come with us."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
@@ -241,7 +243,11 @@ def load_recipe(file_or_name: str | Path) -> Recipe:
 
 
 def _read(path: Path) -> str:
-    """Raises: SpecError: a pipe or a device, which may never end, or far too large for a recipe."""
+    """Return the text of a recipe file.
+
+    Raises:
+        SpecError: a pipe or a device, which may never end, or far too large for a recipe.
+    """
     stat = path.stat()
     if not S_ISREG(stat.st_mode):
         raise SpecError(f"the recipe {path} is not a plain file; name a YAML file", file=path)
@@ -254,8 +260,10 @@ def _read(path: Path) -> str:
 
 
 def recipe_document(recipe: Recipe) -> dict[str, JsonValue]:
-    """The recipe as it goes into a manifest: every field that can change the release, of paths the last
-    name, so that machines agree."""
+    """Return the recipe as it goes into a manifest.
+
+    It has every field that can change the release, and of paths the last name, so that machines agree.
+    """
     document: dict[str, JsonValue] = _portable(recipe).model_dump(mode="json", exclude={"builder"})
     if not document.get("extra_build_args", True):
         del document["extra_build_args"]  # so that a recipe without any has the hash that it had before there were some
@@ -263,7 +271,7 @@ def recipe_document(recipe: Recipe) -> dict[str, JsonValue]:
 
 
 def hash_recipe(recipe: Recipe) -> str:
-    """SHA-256 of the recipe, 64 hexadecimal digits; where files lie on this machine does not count."""
+    """Return the SHA-256 of the recipe, 64 hexadecimal digits; where files lie on this machine does not count."""
     return hash_document(recipe_document(recipe))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe against the model, the GPU and the versions: all that cannot work, before any work, every finding named.
+"""Checks of a recipe against the model, the GPU and the versions, before any work, every finding named.
 
 What can be known from the recipe alone is refused when it is read (`build_engines.recipes.recipe`). The tables behind
 the rules are `build_engines.checkpoint.weight_formats` and `build_engines.recipes.trtllm_versions`.
@@ -35,13 +35,13 @@ _GROUPED_FORMATS = ("int4_awq", "w4a8_awq", "int4_gptq")
 def check_recipe(
     recipe: Recipe, model: ModelShape, gpu: Gpu | None, versions: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """All that is wrong, field by field.
+    """Return every finding, field by field.
 
     Args:
-        recipe: as it was read.
-        model: of the checkpoint.
-        gpu: of the recipe's name; None for OpenVINO.
-        versions: of what is installed; without one, nothing is compared with it, as in a dry run elsewhere.
+        recipe: the recipe as it was read.
+        model: shape of the checkpoint.
+        gpu: GPU that the recipe names; None for OpenVINO.
+        versions: versions of installed packages; a missing one is not compared, as in a dry run elsewhere.
     """
     if isinstance(recipe, OpenVinoRecipe):
         return list(_openvino(recipe, model))
@@ -56,13 +56,13 @@ def check_recipe(
 
 
 def format_plan(recipe: GpuRecipe) -> FormatPlan:
-    """The formats of a model's matrices."""
+    """Return the formats of a model's matrices."""
     linear = WEIGHT_FORMATS[recipe.format]
     return FormatPlan(linear, head=linear) if recipe.is_head_quantized else FormatPlan(linear)
 
 
 def shard_plan(recipe: GpuRecipe, model: ModelShape) -> ShardPlan:
-    """How the model lies on the ranks.
+    """Return the division of the model over the ranks.
 
     Raises:
         SpecError: something does not divide.

@@ -10,23 +10,23 @@ Findings = Iterator[Finding]
 
 
 def finding(field: str, found: object, wanted: object, next_step: str) -> Finding:
-    """One of them."""
+    """Return a finding."""
     return Finding(check=field, found=str(found), wanted=str(wanted), next_step=next_step)
 
 
 def one_of(names: Iterable[object]) -> str:
-    """Sorted, with commas."""
+    """Return names sorted, with commas."""
     return ", ".join(sorted(map(str, names)))
 
 
 def ability(field: str, value: str, known: frozenset[str], where: str, next_step: str) -> Findings:
-    """A value that must be one of those that `where` knows."""
+    """Yield a finding if a value is not among those that `where` knows."""
     if value not in known:
         yield finding(field, value, f"{one_of(known)} {where}", next_step)
 
 
 def fixed(calibration: Calibration, tool: str, *fields: str) -> Findings:
-    """Settings that a tool has of its own."""
+    """Yield a finding for each setting that the tool does not let a recipe choose."""
     for field in fields:
         value, default = getattr(calibration, field), Calibration.model_fields[field].default
         if value != default:
@@ -34,7 +34,7 @@ def fixed(calibration: Calibration, tool: str, *fields: str) -> Findings:
 
 
 def shown(value: object) -> str:
-    """A field's value, as short as in a recipe."""
+    """Return a field's value, as short as in a recipe."""
     match value:
         case None:
             return "nothing"

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a recipe (`build_engines.recipes.recipe`): calibration, plugins, speculation, adapters, the quality asked
-for.
-"""
+"""Parts of a recipe (`build_engines.recipes.recipe`): calibration, plugins, speculation, adapters and quality."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,9 +25,9 @@ class Calibration(Spec):
     file: Path | None = Field(
         default=None, description="or a file of ours: .jsonl with the key `text`, or .txt, a sample a line"
     )
-    sha256: Sha256 | None = Field(default=None, description="of the file")
+    sha256: Sha256 | None = Field(default=None, description="hash of the file")
     num_samples: Positive = 512
-    max_tokens: Positive = Field(default=512, description="of a sample; what is longer is cut")
+    max_tokens: Positive = Field(default=512, description="tokens of a sample; longer samples are cut")
     batch_size: Positive = Field(default=1, description="samples at once: faster, and more memory")
     seed: Integer = 1234
 
@@ -83,7 +81,7 @@ class MedusaRecipe(Spec):
     method: Literal["medusa"]
     dir: Path = Field(description="folder of the heads")
     num_heads: Positive = 4
-    num_layers: Positive = Field(default=1, description="of a head")
+    num_layers: Positive = Field(default=1, description="layers of a head")
     max_draft_len: Positive = Field(default=63, description="nodes of the draft tree but the root")
     hidden_act: str = "silu"
     is_head_quantized: bool = False
@@ -99,7 +97,7 @@ class LookaheadRecipe(Spec):
 
     @property
     def max_draft_len(self) -> int:
-        """Tokens that one step may verify, the real one left out."""
+        """Return the tokens that one step may verify, the real one left out."""
         return lookahead_drafts(self.window_size, self.ngram_size, self.verification_set_size)
 
 
@@ -111,14 +109,14 @@ class ExternalDraftRecipe(Spec):
 
 
 class EagleRecipe(Spec):
-    """EAGLE-1 or -2: from a checkpoint that upstream's script has joined with the EAGLE network already."""
+    """An EAGLE-1 or -2 recipe: from a checkpoint that upstream's script has joined with the EAGLE network already."""
 
     method: Literal["eagle"]
     max_draft_len: Positive
 
 
 class ExplicitDraftRecipe(Spec):
-    """ReDrafter: from a checkpoint that upstream's script has joined with the drafter already."""
+    """A ReDrafter recipe: from a checkpoint that upstream's script has joined with the drafter already."""
 
     method: Literal["explicit_draft_tokens"]
     max_draft_len: Positive
@@ -178,7 +176,7 @@ class LoraRecipe(Spec):
 
 
 class BuilderSpec(Spec):
-    """How the machine that builds is used; nothing of it changes the release."""
+    """Settings for the machine that builds; none of them changes the release."""
 
     num_workers: Positive | None = Field(default=None, description="ranks at once; none: what GPUs and memory allow")
     calibration_device_map: Literal["auto", "sequential", "cpu", "gpu"] = Field(
@@ -188,16 +186,16 @@ class BuilderSpec(Spec):
 
 
 class QualitySpec(Spec):
-    """What a release must reach against its base before it is promoted; the worst group counts."""
+    """The quality that a release must reach against its base before it is promoted; the worst group counts."""
 
     perplexity_ratio_max: Annotated[Number, Field(gt=0)] | None = Field(default=None, description="release over base")
     agreement_min: Fraction | None = Field(default=None, description="share of greedy tokens that are the base's")
     kl_max: Annotated[Number, Field(ge=0)] | None = Field(default=None, description="mean over positions, nats")
-    accuracy_drop_max: Fraction | None = Field(default=None, description="of exact matches in the tasks")
+    accuracy_drop_max: Fraction | None = Field(default=None, description="loss of exact matches in the tasks")
 
 
 class DraftModelSpec(Spec):
     """A smaller model that goes into the release and drafts for the larger one."""
 
-    dir: Path = Field(description="its checkpoint")
+    dir: Path = Field(description="folder of the checkpoint")
     format: Literal["fp16", "int8", "int4"] = "int8"

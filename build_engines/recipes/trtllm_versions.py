@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which TensorRT-LLM can do what: versions whose command lines are known here, and what each back end lacks.
+"""The abilities of TensorRT-LLM's versions: those whose command lines are known here, and what each back end lacks.
 
 Sources: TensorRT-LLM's documentation and source of 1.1 and 1.2, Triton's compatibility matrix; as facts with their
 commits in `tests/fakes/trtllm_facts`, with which a test compares.
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Version(NamedTuple):
-    """One release of TensorRT-LLM."""
+    """A version of TensorRT-LLM."""
 
     tensorrt: str  # an engine loads in exactly this one
     containers: str  # tags of nvcr.io/nvidia/tritonserver
@@ -96,6 +96,6 @@ QUANTIZE_FAMILIES = frozenset(
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: of 1.2.1 and 1.2.1rc3 (1, 2, 1)."""
+    """Return the leading numbers of a version: (1, 2, 1) for 1.2.1 and 1.2.1rc3."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match.group().split(".")) if match else ()

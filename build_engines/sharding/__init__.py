@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank holds which part of which tensor."""
+"""The division of a model over ranks: which rank holds which part of which tensor."""

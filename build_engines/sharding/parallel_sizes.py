@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In how many parts a model runs (TP, PP, EP, CP, attention DP), which rank is which part, and what cannot be divided.
+"""The sizes of parallelism (TP, PP, EP, CP, attention DP): which rank is which part, and what cannot be divided.
 
 The rules are TensorRT-LLM's, so that a plan made here is what its ranks load (`tensorrt_llm/mapping.py`, class
 `Mapping`); `docs/sharding.md` lists them. What each rank holds of which tensor: `build_engines.sharding.shard_plan`.
@@ -20,7 +20,7 @@ EmbeddingSharding = Literal["none", "vocab", "hidden"]
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where a rank stands in each way of dividing the work."""
+    """The place of a rank in each way of dividing the work."""
 
     rank: int
     pp_rank: int
@@ -32,17 +32,17 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class ParallelSizes:
-    """How many ranks divide what.
+    """The number of ranks in each way of dividing the work.
 
     Attributes:
         tp_size: ranks that share each layer.
         pp_size: stages, each with some of the layers.
-        ep_size: of the `tp_size` ranks, how many groups divide the experts among them; within a group each expert's
+        ep_size: groups of the `tp_size` ranks that divide the experts among them; within a group each expert's
             matrices are split over ``tp_size / ep_size`` ranks.
         cp_size: ranks that share a sequence, all with the same weights.
         is_attention_dp: each of the `tp_size` ranks does attention, dense networks and shared experts for its own
             requests, with whole weights; routed experts stay divided.
-        embedding: along which side the embedding is split over the `tp_size` ranks.
+        embedding: the side along which the embedding is split over the `tp_size` ranks.
     """
 
     tp_size: int = 1
@@ -53,7 +53,7 @@ class ParallelSizes:
     embedding: EmbeddingSharding = "vocab"
 
     def __str__(self) -> str:
-        """Short: tp4 pp2; what is 1 is left out, but for tp1."""
+        """Return the sizes in short, such as tp4 pp2; what is 1 is left out, but for tp1."""
         parts = [f"tp{self.tp_size}"]
         parts += [f"{name}{size}" for name, size in (("pp", self.pp_size), ("cp", self.cp_size)) if size > 1]
         parts += [f"ep{self.ep_size}"] if self.ep_size > 1 else []
@@ -61,26 +61,28 @@ class ParallelSizes:
 
     @property
     def world_size(self) -> int:
-        """All ranks."""
+        """Return the number of all ranks."""
         return self.tp_size * self.pp_size * self.cp_size
 
     @property
     def stage_size(self) -> int:
-        """Ranks of one pipeline stage."""
+        """Return the number of ranks of one pipeline stage."""
         return self.tp_size * self.cp_size
 
     @property
     def moe_tp_size(self) -> int:
-        """Ranks that share the matrices of one routed expert."""
+        """Return the number of ranks that share the matrices of one routed expert."""
         return max(1, self.tp_size // self.ep_size)
 
     @property
     def dense_tp_size(self) -> int:
-        """Ranks that share attention, dense networks, shared experts and head."""
+        """Return the number of ranks that share attention, dense networks, shared experts and head."""
         return 1 if self.is_attention_dp else self.tp_size
 
     def place(self, rank: int) -> RankPlace:
-        """Where a rank stands: tp_rank counts fastest, then cp_rank, then pp_rank; of tp_rank, moe_ep_rank.
+        """Return the place of a rank.
+
+        tp_rank counts fastest, then cp_rank, then pp_rank; within tp_rank, moe_ep_rank counts fastest.
 
         Raises:
             SpecError: there is no such rank.
@@ -103,7 +105,9 @@ class ParallelSizes:
         )
 
     def stages(self, num_layers: int) -> tuple[range, ...]:
-        """The layers of each stage, in order; what does not divide goes to the first stages, one layer each.
+        """Return the layers of each stage, in order.
+
+        What does not divide goes to the first stages, one layer each.
 
         Source: `Mapping.pp_layers`, which is `torch.tensor_split`.
         """
@@ -112,7 +116,7 @@ class ParallelSizes:
         return tuple(range(start, end) for start, end in pairwise(starts))
 
     def padded_vocab_size(self, vocab_size: int) -> int:
-        """With what it takes to divide it: the next multiple of `tp_size`, rows of zeros.
+        """Return the vocabulary size padded with rows of zeros to the next multiple of `tp_size`.
 
         Source: `pad_vocab_size` in `tensorrt_llm/_utils.py`; for the PyTorch back end, `LMHead` in
         `_torch/modules/embedding.py`. Neither rounds to 64 as other servers do.
@@ -120,14 +124,14 @@ class ParallelSizes:
         return -(-vocab_size // self.dense_tp_size) * self.dense_tp_size
 
     def kv_heads(self, num_kv_heads: int) -> int:
-        """KV heads of one rank: at least one, so that with more ranks than heads several have the same.
+        """Return the KV heads of one rank: at least one, so with more ranks than heads several have the same.
 
         Context parallelism divides them further (Ulysses: `Mapping` counts attention as tp_size * cp_size).
         """
         return max(1, num_kv_heads // (self.dense_tp_size * self.cp_size))
 
     def shares_head(self, model: ModelShape) -> bool:
-        """Whether a tied head needs no memory of its own.
+        """Return True if a tied head needs no memory of its own.
 
         Source: `check_share_embedding` in `tensorrt_llm/models/model_weights_loader.py`: not with more than one stage
         or context rank, and with tensor parallelism only where the embedding is split along the vocabulary.
@@ -138,7 +142,7 @@ class ParallelSizes:
 
 
 def can_divide(model: ModelShape, sizes: ParallelSizes) -> bool:
-    """Whether `check_sizes` would let them pass, all of them being at least 1."""
+    """Return True if `check_sizes` would accept the sizes, each of which is at least 1."""
     return next(_problems(model, sizes), None) is None
 
 
@@ -146,7 +150,7 @@ def check_sizes(model: ModelShape, sizes: ParallelSizes) -> None:
     """Refuse sizes into which the model cannot be divided.
 
     Raises:
-        SpecError: it names the number, the size, and sizes that would do with the others as they are.
+        SpecError: the message names the number, the size, and sizes that would do with the others as they are.
     """
     for name in ("tp_size", "pp_size", "ep_size", "cp_size"):
         size = getattr(sizes, name)
@@ -170,7 +174,7 @@ def _listing(sizes: list[int]) -> str:
 
 
 def _problems(model: ModelShape, sizes: ParallelSizes) -> Iterator[tuple[str, str]]:
-    """The size to change, and what is wrong."""
+    """Yield the size to change and the problem, for each problem."""
     if sizes.pp_size > model.num_layers:
         yield "pp_size", f"pp_size ({sizes.pp_size}) is more than the model's {model.num_layers} layers"
     if sizes.ep_size > 1:
@@ -191,7 +195,7 @@ def _problems(model: ModelShape, sizes: ParallelSizes) -> Iterator[tuple[str, st
 
 
 def _divisions(model: ModelShape, sizes: ParallelSizes) -> Iterator[tuple[str, int, str, int, str]]:
-    """What must be whole: a number of the model, by what it is divided, and the size to change."""
+    """Yield every number of the model that must divide, what it is divided by, and the size to change."""
     tp = ("tp_size", sizes.dense_tp_size, "tp_size")
     if sizes.embedding == "hidden":
         yield "hidden_size, along which the embedding is split,", model.hidden_size, *tp

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank holds which part of which tensor, as data: pieces, and from them parameters and bytes of each rank.
+"""The division of tensors over ranks, as data: pieces, and from them parameters and bytes of each rank.
 
 The sizes and what cannot be divided: `build_engines.sharding.parallel_sizes`. The rules are TensorRT-LLM's and stand,
 with their sources, in `docs/sharding.md`; `tests/oracles/sharded_reference.py` runs models on these pieces.
@@ -27,11 +27,11 @@ class ShardPlan:
 
     @cached_property
     def stages(self) -> tuple[range, ...]:
-        """The layers of each pipeline stage."""
+        """Return the layers of each pipeline stage."""
         return self.sizes.stages(self.model.num_layers)
 
     def pieces(self, rank: int) -> Iterator[Piece]:
-        """All that a rank holds, in the order of the model.
+        """Yield every piece that a rank holds, in the order of the model.
 
         Raises:
             SpecError: there is no such rank.
@@ -46,7 +46,7 @@ class ShardPlan:
         yield from self._outer_pieces(place)
 
     def _outer_pieces(self, place: RankPlace) -> Iterator[Piece]:
-        """Embedding on the first stage; final norm and head on the last."""
+        """Yield the embedding on the first stage; the final norm and the head on the last."""
         is_first, is_last = place.pp_rank == 0, place.pp_rank == self.sizes.pp_size - 1
         for weight in outer_weights(self.model):
             if weight.role is Role.EMBEDDING:
@@ -60,7 +60,7 @@ class ShardPlan:
                 yield Piece(weight)
 
     def num_parameters(self, rank: int) -> int:
-        """Numbers that a rank holds, padding and copies included.
+        """Return the parameters that a rank holds, padding and copies included.
 
         Raises:
             SpecError: there is no such rank.
@@ -68,7 +68,7 @@ class ShardPlan:
         return sum(piece.size * times for piece, times in self._counted(rank))
 
     def num_bytes(self, rank: int, formats: FormatPlan) -> int:
-        """Bytes of a rank's weights, scales of its pieces included.
+        """Return the bytes of a rank's weights, scales of its pieces included.
 
         Each tensor of the checkpoint counts by itself; where TensorRT-LLM joins queries, keys and values into one
         matrix, one scale for a whole matrix is counted three times here (4 bytes each).
@@ -83,7 +83,7 @@ class ShardPlan:
         return total
 
     def bytes_per_rank(self, formats: FormatPlan) -> tuple[int, ...]:
-        """The same of every rank; all ranks of a stage hold the same.
+        """Return the bytes of every rank's weights; all ranks of a stage hold equal amounts.
 
         Raises:
             SpecError: a group of the format would lie on two ranks.
@@ -93,12 +93,12 @@ class ShardPlan:
 
     @property
     def kv_heads_per_rank(self) -> int:
-        """Heads of keys and values in the cache of one rank; 1 with latent attention, which is not divided."""
+        """Return the heads of keys and values in one rank's cache; 1 with latent attention, which is not divided."""
         attention = self.model.attention
         return self.sizes.kv_heads(attention.num_kv_heads) if isinstance(attention, GroupedAttention) else 1
 
     def kv_values_per_token(self, layer: int) -> int:
-        """Numbers that one token leaves in one layer's cache on one rank of its stage."""
+        """Return the numbers that one token leaves in one layer's cache on one rank of its stage."""
         match self.model.layers[layer].attention:
             case GroupedAttention() as attention:
                 return 2 * self.sizes.kv_heads(attention.num_kv_heads) * attention.head_dim
@@ -106,7 +106,7 @@ class ShardPlan:
                 return attention.kv_values_per_token
 
     def kv_bytes_per_token(self, rank: int, kv_format: str) -> float:
-        """What one token takes in the cache of one rank: all layers of its stage, windows not considered.
+        """Return the bytes of one token in the cache of one rank: all layers of its stage, windows not considered.
 
         With attention DP a rank keeps only the tokens of its own requests.
 
@@ -117,7 +117,7 @@ class ShardPlan:
         return sum(self.kv_values_per_token(layer) for layer in layers) * KV_FORMATS[kv_format]
 
     def _counted(self, rank: int) -> Iterator[tuple[Piece, int]]:
-        """What a rank holds, by kind of tensor, and how many of each."""
+        """Yield what a rank holds, by kind of tensor, and how many of each."""
         place = self.sizes.place(rank)
         frame = replace(self.model, layers=())
         layers = (self.model.layers[index] for index in self.stages[place.pp_rank])
@@ -132,10 +132,10 @@ def plan_shards(
     model: ModelShape, *, tp_size: int = 1, pp_size: int = 1, ep_size: int = 1, cp_size: int = 1,
     is_attention_dp: bool = False, embedding: EmbeddingSharding = "vocab",
 ) -> ShardPlan:  # fmt: skip
-    """Divide a model; the fields of `ParallelSizes` say what the sizes mean.
+    """Divide a model over ranks; the fields of `ParallelSizes` say what the sizes mean.
 
     Raises:
-        SpecError: something does not divide; it names the number, the size and the sizes that would do.
+        SpecError: something does not divide; the message names the number, the size and the sizes that would do.
     """
     sizes = ParallelSizes(tp_size, pp_size, ep_size, cp_size, is_attention_dp, embedding)
     check_sizes(model, sizes)
@@ -143,7 +143,7 @@ def plan_shards(
 
 
 def _check_groups(piece: Piece, formats: FormatPlan) -> None:
-    """No group of weights with one scale may lie on two ranks."""
+    """Refuse a piece that would put a group of weights with one scale on two ranks."""
     weight_format = formats.of(piece.weight)
     if max(weight_format.group) <= 1 or len(piece.weight.shape) == 1:
         return
@@ -169,14 +169,17 @@ def _check_groups(piece: Piece, formats: FormatPlan) -> None:
 
 @lru_cache(maxsize=64)
 def _tensor_kinds(frame: ModelShape, layer: LayerShape) -> tuple[tuple[Weight, int], ...]:
-    """A layer's tensors without their names, and how many of each; of experts those of the first stand for all."""
+    """Return a layer's tensors without their names, and how many there are of each.
+
+    The first expert's tensors stand for those of all experts.
+    """
     weights = layer_weights(replace(frame, layers=(layer,)), 0)
     return tuple(Counter(_nameless(weight) for weight in weights).items())
 
 
 @lru_cache(maxsize=4096)
 def _counted_pieces(frame: ModelShape, layer: LayerShape, sizes: ParallelSizes) -> tuple[tuple[Piece, int], ...]:
-    """What the first rank of a stage holds of one layer, by kind of tensor, and how many of each."""
+    """Return what the first rank of a stage holds of one layer, by kind of tensor, and how many of each."""
     place = sizes.place(0)
     counted = []
     for weight, times in _tensor_kinds(frame, layer):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How each kind of tensor is divided: what one rank takes along which axis.
+"""The division of each kind of tensor: what one rank takes along which axis.
 
 The rules are TensorRT-LLM's; `docs/sharding.md` lists them with their sources. Which tensors a rank has at all:
 `build_engines.sharding.shard_plan`.
@@ -17,23 +17,23 @@ Range = tuple[int, int]  # half-open
 
 @dataclass(frozen=True)
 class Cut:
-    """What is taken along one axis of a tensor: ranges, laid one behind the other."""
+    """A cut along one axis of a tensor: ranges, laid one behind the other."""
 
     axis: int
     ranges: tuple[Range, ...]
 
     @property
     def size(self) -> int:
-        """How long they are together."""
+        """Return the length of all ranges together."""
         return sum(end - start for start, end in self.ranges)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one rank holds of one tensor.
+    """A rank's part of one tensor.
 
     Attributes:
-        weight: as in the checkpoint. A tied head is the embedding's tensor with the role of a head.
+        weight: the tensor in the checkpoint. A tied head is the embedding's tensor with the role of a head.
         cuts: one for each axis that is divided; an axis without a cut is held whole.
         padding: rows of zeros behind the last one (vocabulary).
     """
@@ -44,7 +44,7 @@ class Piece:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of what the rank holds, padding included."""
+        """Return the shape of what the rank holds, padding included."""
         shape = list(self.weight.shape)
         for cut in self.cuts:
             shape[cut.axis] = cut.size
@@ -53,11 +53,11 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """How many numbers the rank holds, padding included."""
+        """Return how many numbers the rank holds, padding included."""
         return math.prod(self.shape)
 
     def ranges(self, axis: int) -> tuple[Range, ...]:
-        """What is held along an axis."""
+        """Return the ranges that are held along an axis."""
         for cut in self.cuts:
             if cut.axis == axis:
                 return cut.ranges
@@ -67,7 +67,10 @@ class Piece:
 def layer_cuts(
     weight: Weight, layer: LayerShape, model: ModelShape, sizes: ParallelSizes, place: RankPlace
 ) -> tuple[Cut, ...] | None:
-    """What a rank of the layer's stage holds of one of its tensors; None: nothing (an expert of other ranks)."""
+    """Return the cuts of one tensor for a rank of the layer's stage.
+
+    None: the rank holds nothing of it (an expert of other ranks).
+    """
     if weight.expert is not None or weight.num_experts > 1:
         return _expert_cuts(weight, layer, sizes, place)
     parts, part = sizes.dense_tp_size, place.tp_rank % sizes.dense_tp_size
@@ -91,7 +94,7 @@ def layer_cuts(
 
 
 def _expert_cuts(weight: Weight, layer: LayerShape, sizes: ParallelSizes, place: RankPlace) -> tuple[Cut, ...] | None:
-    """Of routed experts: whole experts by `moe_ep_rank`, their matrices by `moe_tp_rank`."""
+    """Return the cuts of routed experts: whole experts by `moe_ep_rank`, their matrices by `moe_tp_rank`."""
     assert isinstance(layer.mlp, ExpertMlp)
     experts = _even(layer.mlp.num_experts, sizes.ep_size, place.moe_ep_rank)
     is_joined = weight.num_experts > 1  # [experts, in, out] or [experts, out]
@@ -108,14 +111,14 @@ def _expert_cuts(weight: Weight, layer: LayerShape, sizes: ParallelSizes, place:
 
 
 def _kv_rows(attention: GroupedAttention, parts: int, part: int) -> Range:
-    """Rows of keys (or values): whole heads; with more ranks than heads, neighbours hold the same."""
+    """Return the rows of keys (or values): whole heads; with more ranks than heads, neighbours hold the same."""
     heads = attention.num_kv_heads
     start, end = _even(heads, parts, part) if heads >= parts else _even(heads, heads, part * heads // parts)
     return start * attention.head_dim, end * attention.head_dim
 
 
 def _rows_by_section(attention: GroupedAttention, parts: int, part: int) -> list[Range]:
-    """Of ``[all queries, all keys, all values]``."""
+    """Return the rows of ``[all queries, all keys, all values]``."""
     start, end = _kv_rows(attention, parts, part)
     keys = attention.num_heads * attention.head_dim
     values = keys + attention.num_kv_heads * attention.head_dim
@@ -123,7 +126,7 @@ def _rows_by_section(attention: GroupedAttention, parts: int, part: int) -> list
 
 
 def _rows_by_kv_head(attention: GroupedAttention, parts: int, part: int) -> list[Range]:
-    """Of ``[queries of the first KV head, its key, its value, queries of the second, ...]``."""
+    """Return the rows of ``[queries of the first KV head, its key, its value, queries of the second, ...]``."""
     size = attention.head_dim
     queries = attention.num_heads // attention.num_kv_heads
     width = (queries + 2) * size  # of a KV head with all that belongs to it
@@ -138,7 +141,7 @@ def _rows_by_kv_head(attention: GroupedAttention, parts: int, part: int) -> list
 
 
 def vocabulary_piece(weight: Weight, sizes: ParallelSizes, place: RankPlace, along: EmbeddingSharding) -> Piece:
-    """What a rank of the first stage holds of the embedding, or one of the last of the head."""
+    """Return what a rank of the first stage holds of the embedding, or a rank of the last stage of the head."""
     parts, part = sizes.dense_tp_size, place.tp_rank % sizes.dense_tp_size
     if along == "none" or parts == 1:
         return Piece(weight)
@@ -151,13 +154,13 @@ def vocabulary_piece(weight: Weight, sizes: ParallelSizes, place: RankPlace, alo
 
 
 def _even(length: int, parts: int, part: int) -> Range:
-    """One of equal parts; `check_sizes` saw to it that they are whole."""
+    """Return one of equal parts; `check_sizes` saw to it that they are whole."""
     size = length // parts
     return part * size, (part + 1) * size
 
 
 def _cuts(weight: Weight, axis: int, ranges: list[Range]) -> tuple[Cut, ...]:
-    """A cut, neighbouring ranges joined; none where the whole axis is taken."""
+    """Return a cut with neighbouring ranges joined; none where the whole axis is taken."""
     joined: list[Range] = []
     for start, end in ranges:
         if joined and joined[-1][1] == start:

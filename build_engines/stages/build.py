@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a job to a release: refuse what cannot work, run the stages, assemble; `trireme build` calls it."""
+"""The way from a job to a release: refuse what cannot work, run the stages, assemble; `trireme build` calls it."""
 
 import json
 import shlex
@@ -24,12 +24,12 @@ _LOOK_BYTES_PER_S = 1e9  # assumed
 
 
 def check_job(job: BuildJob) -> list[Finding]:
-    """All that stands in the way of a job, as far as it can be known before any work."""
+    """Return every finding against a job, as far as it can be known before any work."""
     return backend_of(job.recipe).check(job)
 
 
 def plan_job(job: BuildJob) -> BuildPlan:
-    """The back end's plan, with a look at the whole checkpoint before it."""
+    """Return the back end's plan, after a check of the whole checkpoint."""
     plan = backend_of(job.recipe).plan(job)
     if job.checkpoint.is_converted:  # upstream's script has written it; it is compared with the recipe by `check_job`
         return plan

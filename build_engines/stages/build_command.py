@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme build`: a checkpoint and a recipe become a release."""
+"""`trireme build`: the command that makes a release of a checkpoint and a recipe."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ from serving.process.this_machine import read_machine
 from trireme.base.errors import SpecError
 from trireme.base.path_checks import check_folder_to_write
 
-# Whose versions may change what is built.
+# Packages with versions that may change what is built.
 _PACKAGES = (
     "tensorrt_llm", "tensorrt", "nvidia_modelopt", "transformers", "torch", "openvino", "openvino_genai",
     "openvino_tokenizers", "nncf", "optimum_intel",
@@ -32,21 +32,21 @@ _PACKAGES = (
 
 
 def build(
-    recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of one that comes with us.")],
+    recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a recipe that comes with us.")],
     checkpoint: Annotated[Path, typer.Option(help="Folder with config.json, safetensors and a tokenizer.")],
     out: Annotated[Path, typer.Option(help="Folder for releases; the new one is OUT/<name>-<address>.")],
     is_dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the commands and estimates; needs no GPU.")
     ] = False,
     is_resumed: Annotated[
-        bool, typer.Option("--resume", help="Go on from what an unfinished build has left; there need be none.")
+        bool, typer.Option("--resume", help="Continue an unfinished build, if there is one.")
     ] = False,
-    is_json: Annotated[bool, typer.Option("--json", help="The plan or the result as JSON on standard output.")] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="Print the plan or the result as JSON.")] = False,
     trtllm_examples: Annotated[
         Path, typer.Option(help="TensorRT-LLM's examples, of the version that builds.")
     ] = Tools.trtllm_examples,
     modelopt_examples: Annotated[
-        Path, typer.Option(help="ModelOpt's examples; for backend pytorch.")
+        Path, typer.Option(help="ModelOpt's examples, for the pytorch back end.")
     ] = Tools.modelopt_examples,
 ) -> None:
     """Build a release from a checkpoint: quantize, convert, compile, seal. An old release is never touched.
@@ -102,7 +102,11 @@ def _machine(recipe: Recipe) -> Machine:
 
 
 def _refuse(job: BuildJob) -> None:
-    """Raises: SpecError: the only finding, or how many there are, which are shown line by line before."""
+    """Refuse a job with findings.
+
+    Raises:
+        SpecError: the only finding, or how many there are, which are shown line by line before.
+    """
     findings = check_job(job)
     if len(findings) > 1:
         for finding in findings:
@@ -114,7 +118,7 @@ def _refuse(job: BuildJob) -> None:
 
 @contextlib.contextmanager
 def _ended_like_an_interrupt() -> Iterator[None]:
-    """A build that is asked to end does what it does on Ctrl-C: ends its tools and keeps what is finished."""
+    """Turn a signal to end into an interrupt like Ctrl-C: tools are ended and what is finished is kept."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the stages of a GPU build take, estimated from bytes: for the dry run, the disk, and how many ranks at once.
+"""Estimates of a GPU build's stages, from bytes: for the dry run, the disk, and how many ranks at once.
 
 Bytes of weights are exact. Memory around them and rates are assumptions, written here in one place; nothing of it has
 been measured on a GPU yet.
@@ -37,12 +37,12 @@ class RankSizes:
 
     @property
     def largest(self) -> int:
-        """Weights of the fullest rank."""
+        """Return the bytes of the fullest rank's weights."""
         return max(self.rank_bytes)
 
 
 def rank_sizes(recipe: GpuRecipe, model: ModelShape) -> RankSizes:
-    """Weights and KV cache of each rank."""
+    """Return the bytes of weights and KV cache of each rank."""
     plan = shard_plan(recipe, model)
     kv_format = "fp16" if recipe.kv_format == "auto" else recipe.kv_format
     kv_bytes = max(plan.kv_bytes_per_token(rank, kv_format) for rank in range(recipe.world_size))
@@ -50,7 +50,7 @@ def rank_sizes(recipe: GpuRecipe, model: ModelShape) -> RankSizes:
 
 
 def workspace_bytes(recipe: GpuRecipe, model: ModelShape) -> int:
-    """Activations of one full step on one rank, and the engine's buffers; an estimate.
+    """Return an estimate of the activations of one full step on one rank, and the engine's buffers, in bytes.
 
     A token's hidden state, twice, its queries, keys, values and MLP, each in 16 bits; the logits of a step in 32.
     """
@@ -67,17 +67,20 @@ def _mlp_width(mlp: DenseMlp | ExpertMlp) -> int:
 
 
 def conversion_bytes(model: ModelShape) -> int:
-    """Host memory of one rank in convert_checkpoint.py, which loads the whole model for each."""
+    """Return the host memory of one rank in convert_checkpoint.py, in bytes.
+
+    It loads the whole model for each rank.
+    """
     return 2 * num_parameters(model) + _PROGRAM_BYTES
 
 
 def compile_bytes(rank_bytes: int) -> int:
-    """Host memory of one rank in trtllm-build: its weights, and the engine that is written."""
+    """Return the host memory of one rank in trtllm-build, in bytes: its weights, and the engine that is written."""
     return 2 * rank_bytes + _PROGRAM_BYTES
 
 
 def num_at_once(recipe: GpuRecipe, machine: Machine, bytes_each: int, *, is_on_gpus: bool, is_dry_run: bool) -> int:
-    """How many ranks are worked on together: at most what memory and, where they are needed, GPUs allow.
+    """Return how many ranks are worked on together: at most what memory and, where needed, GPUs allow.
 
     A dry run is often not on the machine that will build: there it is all ranks.
     """
@@ -91,7 +94,7 @@ def num_at_once(recipe: GpuRecipe, machine: Machine, bytes_each: int, *, is_on_g
 
 
 def calibration_estimate(recipe: GpuRecipe, model: ModelShape, sizes: RankSizes, *, is_calibrated: bool) -> Estimate:
-    """quantize.py or hf_ptq.py: the model in 16 bits over all GPUs, run on every sample."""
+    """Estimate quantize.py or hf_ptq.py: the model in 16 bits over all GPUs, run on every sample."""
     gpu = gpu_named(recipe.gpu)
     seconds = 2 * sizes.plain_bytes / _DISK_BYTES_PER_S
     if is_calibrated and recipe.calibration is not None:
@@ -112,7 +115,7 @@ def _flops(gpu: Gpu) -> float:
 
 
 def conversion_estimate(recipe: TensorRtRecipe, model: ModelShape, sizes: RankSizes, num_workers: int) -> Estimate:
-    """convert_checkpoint.py: the model is read once for each rank."""
+    """Estimate convert_checkpoint.py: the model is read once for each rank."""
     rounds = -(-recipe.world_size // num_workers)
     return Estimate(
         disk_bytes=sum(sizes.rank_bytes),
@@ -122,7 +125,7 @@ def conversion_estimate(recipe: TensorRtRecipe, model: ModelShape, sizes: RankSi
 
 
 def compile_estimate(recipe: TensorRtRecipe, sizes: RankSizes, num_workers: int) -> Estimate:
-    """trtllm-build: each rank on a GPU of its own."""
+    """Estimate trtllm-build: each rank on a GPU of its own."""
     rounds = -(-recipe.world_size // num_workers)
     return Estimate(
         disk_bytes=sum(sizes.rank_bytes),
@@ -133,5 +136,5 @@ def compile_estimate(recipe: TensorRtRecipe, sizes: RankSizes, num_workers: int)
 
 
 def copy_estimate(num_bytes: int) -> Estimate:
-    """A copy of files."""
+    """Estimate a copy of files."""
     return Estimate(disk_bytes=num_bytes, seconds=2 * num_bytes / _DISK_BYTES_PER_S)

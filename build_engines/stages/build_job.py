@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a back end is given to plan a build, and what it answers with; `BACKENDS` is the table of them.
+"""The input of a back end that plans a build, and its answer; `BACKENDS` is the table of back ends.
 
 A back end is a module with two functions: ``check(job) -> list[Finding]`` says all that stands in the way, before any
 work, and ``plan(job) -> BuildPlan`` gives the stages.
@@ -25,7 +25,7 @@ SOURCE = "source"
 
 @dataclass(frozen=True)
 class Tools:
-    """Where upstream's scripts lie that no wheel brings."""
+    """Paths of upstream's scripts that no wheel brings."""
 
     trtllm_examples: Path = Path("/app/examples")
     modelopt_examples: Path = Path("/app/modelopt/examples")
@@ -33,7 +33,7 @@ class Tools:
 
 @dataclass(frozen=True)
 class BuildJob:
-    """What is to be built, from what, where.
+    """A build to make: a checkpoint, a recipe and where the release goes.
 
     Attributes:
         is_dry_run: nothing is going to run: no file is hashed, and the machine need not be the one that will build.
@@ -47,18 +47,18 @@ class BuildJob:
 
     @property
     def checkpoint_sha256(self) -> str:
-        """For the stages' keys; of a dry run, which has no use for it, empty."""
+        """Return the checkpoint's hash for the stages' keys; empty in a dry run, which has no use for it."""
         return "" if self.is_dry_run else self.checkpoint.sha256
 
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """How a back end is going to build.
+    """A back end's plan for a build.
 
     Attributes:
-        stages: in order.
+        stages: the stages in order.
         parts: by stage, the folder of the release that gets its outputs; "." is the release itself.
-        describe: the manifest, for the folder of the release with all files in it.
+        describe: returns the manifest, given the folder of the release with all files in it.
         links: files and folders of this machine by the names that they have in the work folder.
         notes: what the dry run should say beside the commands.
     """
@@ -74,10 +74,10 @@ class Backend(Protocol):
     """A module that builds for one provider."""
 
     def check(self, job: BuildJob) -> list[Finding]:
-        """All that stands in the way; empty: nothing that can be known before."""
+        """Return every finding against a job; empty: nothing that can be known before."""
 
     def plan(self, job: BuildJob) -> BuildPlan:
-        """The stages."""
+        """Return the plan of a job's stages."""
 
 
 BACKENDS = {
@@ -88,5 +88,5 @@ BACKENDS = {
 
 
 def backend_of(recipe: Recipe) -> Backend:
-    """The back end of a recipe, imported now."""
+    """Import and return the back end of a recipe."""
     return cast("Backend", importlib.import_module(BACKENDS[recipe.backend]))

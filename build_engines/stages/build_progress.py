@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a build goes, for people: a live line on a terminal, plain lines elsewhere; all of it on standard error."""
+"""The progress of a build: a live line on a terminal, plain lines elsewhere; all on standard error."""
 
 import contextlib
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from build_engines.stages.stage_list import Stage
 
 
 class BuildProgress:
-    """Watches the stages (`build_engines.stages.stage_list.StageWatcher`)."""
+    """A watcher of stages (`build_engines.stages.stage_list.StageWatcher`) that shows progress."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
@@ -40,7 +40,7 @@ class BuildProgress:
                 self._live.stop()
 
     def tell(self, text: str) -> None:
-        """A line."""
+        """Print a line."""
         self._console.print(text, markup=False)
 
     def stage_started(self, number: int, total: int, stage: Stage) -> None:
@@ -73,7 +73,7 @@ class BuildProgress:
 
 
 def duration(seconds: float) -> str:
-    """For people: 0.4 s, 59 s, 3 min, 2 h 5 min."""
+    """Return a duration for people: 0.4 s, 59 s, 3 min, 2 h 5 min."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 120:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a build is going to do, as text or JSON: the exact commands in order, with estimates; nothing is run."""
+"""The plan of a build, as text or JSON: the exact commands in order, with estimates; nothing is run."""
 
 import shlex
 from pathlib import Path
@@ -14,7 +14,7 @@ from build_engines.stages.work_folder import WorkFolder
 
 
 def plan_document(job: BuildJob, plan: BuildPlan, out: Path) -> dict[str, JsonValue]:
-    """The plan as data; `argv` is null where a stage is code of ours."""
+    """Return the plan as data; `argv` is null where a stage is code of ours."""
     sha256 = hash_recipe(job.recipe)
     stages: list[JsonValue] = [_stage_document(stage) for stage in plan.stages]
     links: dict[str, JsonValue] = {name: str(path) for name, path in plan.links.items()}
@@ -49,7 +49,7 @@ def _stage_document(stage: Stage) -> dict[str, JsonValue]:
 
 
 def plan_text(job: BuildJob, plan: BuildPlan, out: Path) -> str:
-    """The plan for people; from `cd` on, each line that is indented by two could be typed."""
+    """Return the plan for people; from `cd` on, each line that is indented by two could be typed."""
     folder = WorkFolder.at(out, hash_recipe(job.recipe))
     total = len(plan.stages)
     lines = [f"{job.recipe.name}: what would be done, in {total} stages; nothing has been run", ""]
@@ -73,13 +73,13 @@ def plan_text(job: BuildJob, plan: BuildPlan, out: Path) -> str:
 
 
 def _typed(command: Command) -> str:
-    """As a shell takes it, with what is set for it alone."""
+    """Return a command as a shell takes it, with its own environment variables."""
     settings = [f"{name}={shlex.quote(value)}" for name, value in command.env.items()]
     return " ".join([*settings, shlex.join(command.argv)])
 
 
 def estimate_text(estimate: Estimate) -> str:
-    """What is not next to nothing."""
+    """Return an estimate in words, negligible parts left out."""
     parts = (
         (estimate.disk_bytes, f"{size_text(estimate.disk_bytes)} of disk"),
         (estimate.host_bytes, f"{size_text(estimate.host_bytes)} of host memory"),

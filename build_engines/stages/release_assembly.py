@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last step of a build: the stages' outputs become a sealed release, in one rename."""
+"""The last part of a build: the stages' outputs become a sealed release, in one rename."""
 
 import getpass
 import os
@@ -23,7 +23,7 @@ _NAME = "release"
 
 
 class BuiltRelease(NamedTuple):
-    """What a build has made."""
+    """A release made by a build."""
 
     path: Path
     address: str
@@ -75,7 +75,10 @@ def _refuse_other(place: Path, sealed: str) -> None:
 
 
 def _link_tree(source: Path, target: Path) -> None:
-    """The files of a folder in another one of the same disk, without a second copy where the file system can."""
+    """Link the files of a folder into another one of the same disk.
+
+    Files are copied where the file system has no links.
+    """
     for path in sorted(source.rglob("*")):
         place = target / path.relative_to(source)
         if path.is_dir():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one tool of a build and outlives the build by as long as it takes to end the tool, with all its workers.
+"""A guard that runs one tool of a build, and outlives the build for as long as it takes to end the tool's processes.
 
     python stage_guard.py TOOL [ARGUMENT ...]
 
@@ -25,7 +25,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(argv: list[str]) -> int:
-    """The tool's exit status; as a shell has it where a signal ended the tool or it could not be started."""
+    """Return the tool's exit status, or a shell's where a signal ended the tool or it could not be started."""
     # Whatever the tool starts and leaves behind becomes our child, in whichever group it is, and can be waited for.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:

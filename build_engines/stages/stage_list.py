@@ -29,7 +29,7 @@ _FULL_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a stage is expected to take; 0: next to nothing."""
+    """The expected costs of a stage; 0: negligible."""
 
     disk_bytes: int = 0  # of its outputs
     host_bytes: int = 0  # memory of the machine
@@ -51,14 +51,14 @@ Work = Callable[[Path, Path], None]
 
 @dataclass(frozen=True)
 class Stage:
-    """One step.
+    """A stage of a build.
 
     Attributes:
-        name: also of the folder with its outputs.
-        title: what it does, for people.
+        name: also the name of the folder with its outputs.
+        title: what the stage does, for people.
         work: the command, or a function of (folder for the outputs, work folder).
-        key: everything that its outputs depend on besides those of the stages in `after`: settings, hashes of files,
-            versions of tools.
+        key: everything that the outputs depend on besides the outputs of the stages in `after`: settings, hashes of
+            files, versions of tools.
         after: stages whose outputs it reads.
         check: raises BuildError where the outputs are not what they should be, whatever the tool said.
         estimate: for the dry run, and for the disk before anything starts.
@@ -74,16 +74,16 @@ class Stage:
 
 
 class StageWatcher(Protocol):
-    """Who is told how it goes."""
+    """A watcher that is told how the stages go."""
 
     def stage_started(self, number: int, total: int, stage: Stage) -> None:
-        """It runs now; `number` counts from 1."""
+        """Note that a stage begins; `number` counts from 1."""
 
     def stage_finished(self, number: int, total: int, stage: Stage, duration_s: float, *, is_reused: bool) -> None:
-        """Its outputs are there."""
+        """Note that a stage's outputs are there."""
 
     def stage_failed(self, number: int, total: int, stage: Stage, log: Path | None, tail: Sequence[str]) -> None:
-        """It failed, or was interrupted."""
+        """Note that a stage failed, or was interrupted."""
 
 
 def run_stages(stages: Sequence[Stage], work: WorkFolder, watcher: StageWatcher) -> dict[str, Stamp]:
@@ -115,7 +115,7 @@ def run_stages(stages: Sequence[Stage], work: WorkFolder, watcher: StageWatcher)
 
 
 def stage_key(stage: Stage, before: Mapping[str, Stamp]) -> str:
-    """SHA-256 of what a stage's outputs are made from: its own key, and the outputs that it reads."""
+    """Return the SHA-256 of what a stage's outputs are made from: its own key, and the outputs that it reads."""
     read = {name: before[name].sha256 for name in stage.after}
     text = json.dumps({"stage": stage.name, "key": dict(stage.key), "after": read}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -186,7 +186,7 @@ def _says_full(cause: BaseException) -> bool:
 
 
 def size_text(num_bytes: int) -> str:
-    """Bytes for people: 5.4 GiB, and 110.3 MiB where it is less than one."""
+    """Return bytes for people: 5.4 GiB, and 110.3 MiB where it is less than one GiB."""
     return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= _GIB else f"{num_bytes / (1 << 20):.1f} MiB"
 
 

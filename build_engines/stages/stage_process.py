@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One command of a build, run under `build_engines.stages.stage_guard` with its output in a log."""
+"""A command of a build, run under `build_engines.stages.stage_guard` with its output in a log."""
 
 import os
 import shlex
@@ -19,7 +19,7 @@ _TAIL_BYTES = 64 << 10
 
 
 class CommandFailed(BuildError):
-    """A tool ended with an error; what it wrote is in `log`, its last lines in `tail`."""
+    """The failure of a tool; its output is in `log`, the last lines of it in `tail`."""
 
     def __init__(self, message: str, *, log: Path) -> None:
         super().__init__(message, log=log)
@@ -85,7 +85,7 @@ def _signal_name(number: int) -> str:
 
 
 def last_lines(log: Path, count: int = _NUM_LINES) -> list[str]:
-    """The last lines of a log; none if there is no log."""
+    """Return the last lines of a log; none if there is no log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))

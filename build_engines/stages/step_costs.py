@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a decode step of a recipe's engine reads and computes, and its GPUs' datasheet peaks, for the manifest."""
+"""The cost of a decode step of a recipe's engine, and its GPUs' datasheet peaks, for the manifest."""
 
 from build_engines.checkpoint.gpus import gpu_named
 from build_engines.checkpoint.model_costs import ModelCosts
@@ -11,9 +11,9 @@ from ensemble_configs.releases.release_parts import StepCosts
 
 
 def step_costs(recipe: GpuRecipe, model: ModelShape) -> StepCosts:
-    """Of the whole engine.
+    """Return the costs of a step of the whole engine.
 
-    Read are all weights but the embedding's table, of which a token needs a row; a head that is the same table reads
+    All weights are read but the embedding's table, of which a token needs a row; a head that is the same table reads
     all of it. The KV cache counts on each rank that holds it: heads that tensor parallelism copies are read as often.
     Attention DP keeps a token on one rank only.
     """

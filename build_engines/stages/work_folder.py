@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a build keeps what it has finished: a folder for each stage's outputs, with a stamp of what made them.
+"""The folder in which a build keeps what it has finished: a folder for each stage's outputs, with a stamp.
 
 OUT/.building-<recipe>/lock                held by the build and by whatever it has started
 OUT/.building-<recipe>/<stage>/            outputs of a finished stage
-OUT/.building-<recipe>/<stage>.stamp.json  written after them: their hashes, and that of what made them
+OUT/.building-<recipe>/<stage>.stamp.json  written after them: their hashes, and the hash of what made them
 OUT/.building-<recipe>/<stage>.partial/    outputs of a stage that runs
 OUT/.building-<recipe>/logs/               what the tools wrote
-OUT/.removing-<random>/                    one that nobody needs any more; what is left of it the next build removes
+OUT/.removing-<random>/                    a folder that nobody needs any more; the next build removes the rest of it
 """
 
 import contextlib
@@ -32,12 +32,12 @@ _LOCK_WAIT_S = 20.0  # what is left of a build that was killed is gone sooner
 
 
 def partial_of(stage: str) -> str:
-    """The name of the folder that a stage writes to until it is finished, relative to the work folder."""
+    """Return the folder that a stage writes to until it is finished, relative to the work folder."""
     return f"{stage}.partial"
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """What a finished stage has left."""
+    """A record of a finished stage and the hashes of its outputs."""
 
     key: str  # SHA-256 of what its outputs were made from
     outputs: dict[str, str]  # relative path to SHA-256
@@ -46,7 +46,7 @@ class Stamp(msgspec.Struct, frozen=True):
 
     @property
     def sha256(self) -> str:
-        """One hash for all outputs."""
+        """Return one SHA-256 for all outputs."""
         return hash_listing(self.outputs)
 
 
@@ -59,7 +59,7 @@ class WorkFolder:
 
     @classmethod
     def at(cls, out: Path, recipe_sha256: str) -> Path:
-        """Where it is for a recipe."""
+        """Return the path of a recipe's work folder."""
         return out / f"{_PREFIX}{recipe_sha256[:16]}"
 
     @classmethod
@@ -96,20 +96,20 @@ class WorkFolder:
 
     @property
     def logs(self) -> Path:
-        """Where logs are."""
+        """Return the folder of the logs."""
         return self.path / "logs"
 
     def log(self, number: int, stage: str) -> Path:
-        """The log of a stage; none is there of a stage that runs no tool."""
+        """Return the path of a stage's log; a stage that runs no tool has none."""
         return self.logs / f"{number:02}-{stage}.log"
 
     def finished(self) -> list[str]:
-        """Stages that have a stamp, in the order in which they were finished."""
+        """Return the stages that have a stamp, in the order in which they were finished."""
         stamps = sorted(self.path.glob("*.stamp.json"), key=lambda path: path.stat().st_mtime_ns)
         return [path.name.removesuffix(".stamp.json") for path in stamps]
 
     def reusable(self, stage: str, key: str) -> Stamp | None:
-        """The stamp of a stage that was made from the same, and whose outputs are as they were left."""
+        """Return the stamp of a stage with an equal key and untouched outputs, or None."""
         stamp = self._stamp(stage)
         if stamp is None or stamp.key != key:
             return None
@@ -119,7 +119,7 @@ class WorkFolder:
         return stamp if self._hashes(stage, folder) == stamp.outputs else None
 
     def begin(self, stage: str) -> Path:
-        """An empty folder for a stage's outputs; what is left of the stage from earlier is removed."""
+        """Return an empty folder for a stage's outputs; what earlier attempts of the stage left is removed."""
         self.discard(stage)
         partial = self.path / partial_of(stage)
         partial.mkdir()
@@ -148,8 +148,9 @@ class WorkFolder:
     def remove(self) -> None:
         """Remove the folder with all that is in it.
 
-        It loses its name first, in one step: who waits for its lock makes a folder of its own instead of a new lock in
-        the one that is being removed, and of what is killed half-way nobody reuses anything.
+        The folder first loses its name, in one system call: a build that waits for its lock makes a folder of its own
+        instead of a new lock in the one that is being removed, and nobody reuses anything of a folder that was half
+        removed when a kill came.
         """
         removed = self.path.with_name(f"{_REMOVING}{secrets.token_hex(8)}")
         self.path.rename(removed)
@@ -181,7 +182,7 @@ def _remove(folder: Path) -> None:
 
 
 def _try_lock(path: Path) -> int | None:
-    """The lock's descriptor, or None while somebody else has it."""
+    """Return the lock's descriptor, or None while another process has it."""
     try:
         path.mkdir(parents=True)
     except FileExistsError:  # perhaps not any more: a build that has just finished removes it
