@@ -31,7 +31,7 @@ def import_repository(
         ),
     ] = None,
     num_parameters: Annotated[
-        int | None, typer.Option(min=1, help="Of the model, for the release.", show_default=False)
+        int | None, typer.Option(min=1, help="Parameters of the model, for the release.", show_default=False)
     ] = None,
     sm: Annotated[
         int | None,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in the way of a build for OpenVINO, found out before any work."""
+"""Findings about a build for OpenVINO, before any work."""
 
 from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
 from build_engines.openvino.openvino_environment import build_python
@@ -15,7 +15,7 @@ from trireme.base.errors import SpecError
 
 
 def check(job: BuildJob) -> list[Finding]:
-    """What stands in the way of this job; for a dry run a config.json is checkpoint enough."""
+    """Return every finding against this job; for a dry run a config.json is checkpoint enough."""
     assert isinstance(job.recipe, OpenVinoRecipe)
     recipe, findings = job.recipe, []
     try:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizes the weights of an OpenVINO model with nncf; run in the environment `build-cpu`.
+"""A program that quantizes the weights of an OpenVINO model with nncf; run in the environment `build-cpu`.
 
     python -m build_engines.openvino.openvino_compress --model DIR --out DIR --linear int4 --embedding int8 --head int8
         --group-size 128 --symmetric --calibration FILE --tokenizer FILE --awq
 
-Embedding, head and all other layers are three passes, so that each gets its own format; what nncf would choose for
-the first two by itself plays no part. The same model and options give the same bytes.
+Embedding, head and all other layers are three passes, so that each gets its own format; what nncf would choose for the
+first two by itself plays no part. Equal models and options give equal bytes.
 """
 
 import argparse
@@ -37,7 +37,7 @@ _PASSED_BY = ("Convert", "Multiply", "Subtract", "Reshape")  # between a weight 
 
 
 def compress(model: ov.Model, args: argparse.Namespace) -> ov.Model:
-    """The model with its weights in the formats that the command line names."""
+    """Return the model with its weights in the formats that the command line names."""
     embedding, head, linear = _layers(model)
     tied = bool(head) and _weight(head[0]).get_friendly_name() in {_weight(op).get_friendly_name() for op in embedding}
     if tied and args.embedding != args.head:
@@ -84,7 +84,7 @@ def _compress_part(model: ov.Model, part: str, form: str, others: list[str], arg
 
 
 def _layers(model: ov.Model) -> tuple[list[ov.Node], list[ov.Node], list[ov.Node]]:
-    """Of what has a matrix of weights: the embedding, the head, and all others."""
+    """Return the layers that have a matrix of weights: the embedding, the head, and all others."""
     embedding, linear = [], []
     for op in model.get_ordered_ops():
         kind = op.get_type_name()
@@ -100,7 +100,7 @@ def _layers(model: ov.Model) -> tuple[list[ov.Node], list[ov.Node], list[ov.Node
 
 
 def _weight(op: ov.Node, port: int | None = None) -> ov.Node:
-    """What feeds the input of weights, through conversions."""
+    """Return the node that feeds the input of weights, through conversions."""
     if port is None:
         port = 0 if op.get_type_name() == "Gather" else 1
     node = op.input_value(port).get_node()
@@ -114,7 +114,10 @@ def _is_matrix(node: ov.Node) -> bool:
 
 
 def _name_uniquely(model: ov.Model) -> None:
-    """nncf gives several new nodes one name, and then refuses such a model in the next pass."""
+    """Give every node a name of its own.
+
+    nncf gives several new nodes one name, and then refuses such a model in the next pass.
+    """
     seen: dict[str, int] = {}
     for op in model.get_ordered_ops():
         name = op.get_friendly_name()
@@ -124,7 +127,7 @@ def _name_uniquely(model: ov.Model) -> None:
 
 
 def _samples(args: argparse.Namespace) -> Iterator[list[int]]:
-    """Token ids of a seeded choice of the file's lines, in the file's order."""
+    """Yield the token ids of a seeded choice of the file's lines, in the file's order."""
     tokenizer = Tokenizer.from_file(str(args.tokenizer))
     lines = [line for line in args.calibration.read_text(encoding="utf-8").splitlines() if line.strip()]
     chosen = sorted(random.Random(args.seed).sample(range(len(lines)), min(args.num_samples, len(lines))))
@@ -138,7 +141,7 @@ def _model_inputs(model: ov.Model) -> Callable[[list[int]], dict[str, Ids]]:
     names = {name for port in model.inputs for name in port.names}
 
     def inputs(token_ids: list[int]) -> dict[str, Ids]:
-        """All inputs of a pass over an empty KV cache, each [1, num_tokens]."""
+        """Return all inputs of a pass over an empty KV cache, each [1, num_tokens]."""
         ids = np.array([token_ids], dtype=np.int64)
         known: dict[str, Ids] = {
             "input_ids": ids,
@@ -165,7 +168,7 @@ def _parse(argv: Iterable[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--calibration", type=Path, help="texts, .jsonl with the key text, or a text a line")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json, for the calibration")
     parser.add_argument("--num-samples", type=int, default=128)
-    parser.add_argument("--max-tokens", type=int, default=512, help="of a sample")
+    parser.add_argument("--max-tokens", type=int, default=512, help="tokens of a sample")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--awq", action="store_true")
     parser.add_argument("--data-aware", action="store_true", help="estimate scales from activations")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment that exports and quantizes for OpenVINO: which Python it is, what is in it, how it is called."""
+"""The environment that exports and quantizes for OpenVINO: its Python, its packages and the commands run in it."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ _ENVIRONMENT = {
 
 
 def build_python() -> Path | None:
-    """The Python that has nncf: our own, or that of `.tools/build-cpu`; None: neither."""
+    """Return the Python that has nncf: our own, or that of `.tools/build-cpu`; None: neither has it."""
     if find_spec("nncf") is not None and find_spec("optimum") is not None:
         return Path(sys.executable)
     return BUILD_PYTHON if BUILD_PYTHON.is_file() else None
@@ -30,7 +30,7 @@ def build_python() -> Path | None:
 
 @cache
 def package_versions() -> dict[str, str]:
-    """Of `PACKAGES` in the environment that builds."""
+    """Return the versions of `PACKAGES` in the environment that builds."""
     code = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
     python = build_python()
     assert python is not None, "check() comes first"
@@ -40,5 +40,5 @@ def package_versions() -> dict[str, str]:
 
 
 def build_command(module: str, argv: list[str]) -> Command:
-    """A module of `build_engines`, run there."""
+    """Return the command that runs a module of `build_engines` in that environment."""
     return Command((str(build_python() or BUILD_PYTHON), "-m", f"build_engines.openvino.{module}", *argv), _ENVIRONMENT)

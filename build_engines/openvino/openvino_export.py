@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face checkpoint as OpenVINO IR with 16-bit weights; run in the environment `build-cpu`.
+"""A program that exports a checkpoint as OpenVINO IR with 16-bit weights; run in the environment `build-cpu`.
 
     python -m build_engines.openvino.openvino_export --checkpoint DIR --out DIR --dtype bf16 --kv auto
 
 What is quantized afterwards is `build_engines.openvino.openvino_compress`; the tokenizer,
-`build_engines.openvino.openvino_tokenizer`. The same checkpoint gives the same bytes.
+`build_engines.openvino.openvino_tokenizer`. Equal checkpoints give equal bytes.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an `openvino` recipe makes of a model's weights and of its KV cache, in bytes, before anything is built.
+"""The formats of an `openvino` recipe's weights and KV cache, in bytes, before anything is built.
 
 nncf keeps scales in fp16, and zero points in as many bits as the weights. A tied embedding is stored once. Norms keep
 32 bits, biases 16.
@@ -29,7 +29,7 @@ class IrFormats:
 
 
 def ir_formats(model: ModelShape, recipe: OpenVinoRecipe) -> IrFormats:
-    """Which format each part gets; `auto` is int8 for the embedding and the head of a quantized model.
+    """Return the format of each part; `auto` is int8 for the embedding and the head of a quantized model.
 
     Raises:
         SpecError: a tied head in another format than its embedding, or a group size that there are no kernels for.
@@ -57,9 +57,10 @@ def ir_formats(model: ModelShape, recipe: OpenVinoRecipe) -> IrFormats:
 
 
 def group_of(width: int, group_size: int | None) -> int | None:
-    """How many weights of a row share a scale in int4; 0: the whole row; None: no group fits, the layer gets int8.
+    """Return how many weights of a row share a scale in int4; 0: the whole row; None: the layer gets int8.
 
-    The recipe's size where it divides the row, else the largest power of two that does, down to 32.
+    It is the recipe's size where that divides the row, else the largest power of two that does, down to 32. No group
+    fits where it is None.
     """
     if group_size is None:
         return 0
@@ -70,7 +71,7 @@ def group_of(width: int, group_size: int | None) -> int | None:
 
 
 def weight_format(form: str, width: int, recipe: OpenVinoRecipe) -> WeightFormat:
-    """How a matrix is stored whose rows have `width` weights."""
+    """Return the storage format of a matrix with rows of `width` weights."""
     if form == "fp16":
         return WEIGHT_FORMATS["bf16"]
     group = group_of(width, recipe.group_size) if form == "int4" else 0
@@ -80,10 +81,10 @@ def weight_format(form: str, width: int, recipe: OpenVinoRecipe) -> WeightFormat
 
 
 def openvino_bytes(model: ModelShape, recipe: OpenVinoRecipe) -> int:
-    """Bytes of `openvino_model.bin`, up to some hundred of constants that are no weights.
+    """Return the bytes of `openvino_model.bin`, up to some hundred of constants that are no weights.
 
     Raises:
-        SpecError: as `ir_formats`.
+        SpecError: a tied head in another format than its embedding, or a group size that there are no kernels for.
     """
     formats = ir_formats(model, recipe)
     total = 0.0
@@ -99,7 +100,7 @@ def openvino_bytes(model: ModelShape, recipe: OpenVinoRecipe) -> int:
 
 
 def linear_bytes(model: ModelShape, recipe: OpenVinoRecipe) -> int:
-    """Of the matrices in the layers alone."""
+    """Return the bytes of the matrices in the layers alone."""
     form = ir_formats(model, recipe).linear
     return round(sum(_linear_bytes(weight, form, recipe) for weight in weights_of(model) if _is_linear(weight)))
 
@@ -121,12 +122,12 @@ def _linear_bytes(weight: Weight, form: str, recipe: OpenVinoRecipe) -> float:
 
 
 def kv_bytes_per_token(model: ModelShape, recipe: OpenVinoRecipe) -> int:
-    """Bytes that one token takes in the CPU's KV cache, as a recipe has it."""
+    """Return the bytes that one token takes in the CPU's KV cache, for a recipe."""
     return cpu_kv_bytes_per_token(model, recipe.kv_format)
 
 
 def cpu_kv_bytes_per_token(model: ModelShape, precision: str) -> int:
-    """Bytes that one token takes in the CPU's KV cache.
+    """Return the bytes that one token takes in the CPU's KV cache, for a precision.
 
     Raises:
         SpecError: a latent cache (MLA), which OpenVINO does not have.
@@ -146,7 +147,7 @@ def cpu_kv_bytes_per_token(model: ModelShape, precision: str) -> int:
 
 
 def draft_recipe(recipe: OpenVinoRecipe, draft: DraftModelSpec) -> OpenVinoRecipe:
-    """The draft's weights in its format, all else as the large model's; nothing is calibrated."""
+    """Return a recipe with the draft's weights in its format, all else as the large model's; nothing is calibrated."""
     is_int4 = draft.format == "int4"
     changes: dict[str, object] = {
         "format": draft.format,

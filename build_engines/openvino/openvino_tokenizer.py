@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint's tokenizer as OpenVINO IR; run in the environment `build-cpu`.
+"""A program that converts a checkpoint's tokenizer to OpenVINO IR; run in the environment `build-cpu`.
 
     python -m build_engines.openvino.openvino_tokenizer --checkpoint DIR --out DIR
 

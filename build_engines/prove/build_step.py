@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small engine for a proof: a recipe for the GPU that is here, and `trireme build` with it."""
+"""The build of a small engine for a proof: a recipe for the GPU that is here, and `trireme build` with it."""
 
 import json
 import sys
@@ -23,7 +23,11 @@ MAX_BATCH_SIZE, MAX_NUM_TOKENS, MAX_SEQ_LEN, MAX_BEAM_WIDTH = 64, 8192, 2048, 4
 
 
 def refuse_version_without_engines(version: str) -> None:
-    """Raises: LeftOut: this TensorRT-LLM has no compiled engines."""
+    """Refuse a TensorRT-LLM without compiled engines.
+
+    Raises:
+        LeftOut: this version has none.
+    """
     if numbers(version) >= FIRST_WITHOUT_ENGINES:
         raise LeftOut(
             f"TensorRT-LLM {version} has no compiled engines; they are proved with {LAST_WITH_ENGINES}, in a container "
@@ -32,12 +36,15 @@ def refuse_version_without_engines(version: str) -> None:
 
 
 def longest_sequence(checkpoint: CheckpointFiles) -> int:
-    """Of the engines that are proved, prompt and output together, tokens."""
+    """Return the tokens of prompt and output together that proved engines take."""
     return min(MAX_SEQ_LEN, checkpoint.shape.max_position_embeddings)
 
 
 def proof_recipe(checkpoint: CheckpointFiles, gpu: Gpu, version: str) -> TensorRtRecipe:
-    """In the checkpoint's own 16 bits; with what the conformance suite asks for: beams and log probabilities."""
+    """Return a recipe in the checkpoint's own 16 bits.
+
+    It has what the conformance suite asks for: beams and log probabilities.
+    """
     max_seq_len = longest_sequence(checkpoint)
     return TensorRtRecipe(
         backend="tensorrt",
@@ -92,6 +99,6 @@ def build_release(recipe: TensorRtRecipe, checkpoint: Path, work: Path, options:
 
 
 def describe_release(release: Path, recipe: TensorRtRecipe) -> Built:
-    """For the record."""
+    """Return the release's facts for the record."""
     num_bytes = sum(file.stat().st_size for file in (release / "engine").glob("rank*.engine"))
     return Built(address=address(release), recipe=dict(recipe_document(recipe)), engine_bytes=num_bytes)

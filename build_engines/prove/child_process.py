@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program run to its end in a process group of its own, with its output in a log; what breaks in it stays there."""
+"""A program run to its end in a process group of its own, with its output in a log; its failures stay there."""
 
 import os
 import shlex

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A steady load and what it shows: so many clients, each of which sends its next request when it has its answer.
+"""A steady load and its measurements: clients that each send the next request when the answer is there.
 
 Clients begin with an answer of another length each, so that afterwards they end and begin at different times; what is
 counted begins when all of them have had that first one. Until the last counted request has ended nobody stops sending.
@@ -17,7 +17,7 @@ from trireme.base.sample_statistics import percentile
 
 
 class SteadyLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked; all requests are alike."""
+    """A load of equal requests."""
 
     concurrency: int
     isl: int  # tokens of a prompt
@@ -26,7 +26,7 @@ class SteadyLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What was seen."""
+    """The measurements of a load."""
 
     figures: Figures
     ttft_p99_ms: float
@@ -34,7 +34,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Turn(NamedTuple):
-    """One request of a client."""
+    """A request of a client."""
 
     number: int
     num_tokens: int  # to ask for
@@ -48,7 +48,10 @@ class _Running:
 
 
 class ClosedLoop:
-    """Keeps the account; who drives it sends, and says when what came. Times are of any clock that only goes on."""
+    """The record of a load; the caller sends, and reports what came and when.
+
+    Times are of any clock that only goes on.
+    """
 
     def __init__(self, load: SteadyLoad) -> None:
         self._load = load
@@ -60,11 +63,11 @@ class ClosedLoop:
 
     @property
     def is_over(self) -> bool:
-        """Whether all that is to be counted has ended; what runs still may be cancelled."""
+        """Return True if all that is to be counted has ended; what runs still may be cancelled."""
         return len(self._records) == self._load.num_requests
 
     def send(self, now_ns: int) -> Turn:
-        """A client sends its next request."""
+        """Return a client's next request, sent at `now_ns`."""
         load, number = self._load, self._num_sent
         self._num_sent += 1
         is_counted = self._began_ns is not None and self._num_counted < load.num_requests
@@ -75,13 +78,13 @@ class ClosedLoop:
         return Turn(number, max(1, load.osl * (number + 1) // load.concurrency))
 
     def arrive(self, number: int, num_tokens: int, now_ns: int) -> None:
-        """Tokens of a request have come."""
+        """Record that tokens of a request have come."""
         self._running[number].arrivals.append(Arrival(now_ns, num_tokens))
         if self._began_ns is not None and not self.is_over:
             self._num_tokens += num_tokens
 
     def end(self, number: int, now_ns: int) -> None:
-        """A request has all of its tokens."""
+        """Record that a request has all of its tokens."""
         running = self._running.pop(number)
         if number < self._load.concurrency:
             self._num_first_answers += 1
@@ -92,7 +95,7 @@ class ClosedLoop:
             self._ended_ns = now_ns
 
     def measured(self) -> Measured:
-        """Of the counted requests: means, and the tokens of everybody in that time."""
+        """Return the means over the counted requests, and the tokens of every request in that time."""
         assert self.is_over, "the load has not run to its end"
         assert self._began_ns is not None
         ttfts_ms = [ttft_ms(record) for record in self._records]
@@ -106,7 +109,10 @@ class ClosedLoop:
 
 
 def random_prompts(vocab_size: int, num_tokens: int, *, seed: int) -> Iterator[list[int]]:
-    """Without end, and none like another: no cache helps. The first ids, where special tokens are, do not occur."""
+    """Yield prompts without end, and none like another: no cache helps.
+
+    The first ids, where special tokens are, do not occur.
+    """
     rng = random.Random(seed)
     first = min(64, vocab_size // 2)
     while True:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The suite that every engine provider must pass, on a real one: pytest in a process of its own, read from its XML."""
+"""The suite that every engine provider must pass, on a real engine: pytest in its own process, read from its XML."""
 
 import importlib.util
 import sys
@@ -21,13 +21,13 @@ _MAX_MESSAGE = 2000  # characters
 def run_suite(
     provider: str, engine: dict[str, object], work: Path, timeout_s: float, *, repository: Path = CODE_ROOT
 ) -> Conformance:
-    """All cases on one engine.
+    """Run the suite's cases on one engine.
 
     Args:
-        provider: its name.
-        engine: what of its spec the suite does not set itself: folder, beams and the like.
-        work: gets XML and log.
-        timeout_s: for all of them.
+        provider: the provider's name.
+        engine: fields of the engine's spec that the suite does not set itself: folder, beams and the like.
+        work: folder for the XML and the log.
+        timeout_s: time limit for all cases.
         repository: a checkout.
 
     Raises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine under steady loads, through the seam and nothing else; a program of its own, since it loads a GPU.
+"""A program that puts an engine under steady loads, through the seam and nothing else; it loads a GPU.
 
 `python -m build_engines.prove.engine_bench QUESTION ANSWER`: an `EngineQuestion` as JSON is read, an `EngineAnswer` is
 written after every load, so that what breaks later does not lose it.
@@ -21,14 +21,14 @@ from trireme.base.errors import ServerError
 
 
 class EngineQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """Which engine, and how it is asked."""
+    """The engine to measure, and the loads on it."""
 
     engine: dict[str, object]  # an `EngineSpec`
     loads: list[SteadyLoad]
 
 
 class EngineAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen, load by load."""
+    """The measurements, load by load."""
 
     load_s: float  # until the engine could be asked
     num_kv_tokens: int  # that its KV cache holds
@@ -36,7 +36,7 @@ class EngineAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_load(engine: Engine, load: SteadyLoad, *, seed: int = 0) -> Measured:
-    """All of a load; the engine is empty again afterwards.
+    """Run a load to its end; the engine is empty again afterwards.
 
     Raises:
         ServerError: a request failed.
@@ -76,7 +76,7 @@ _KEYS = itertools.count(1)
 
 
 def main() -> None:
-    """Answer the question."""
+    """Measure the engine of the question."""
     question = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=EngineQuestion)
     spec: EngineSpec = TypeAdapter[EngineSpec](EngineSpec).validate_python(question.engine)
     started_s = time.monotonic()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the installed `tensorrt_llm` again and compares it with the facts that our code and its fake are made from."""
+"""The comparison of the installed `tensorrt_llm` with the facts that our code and its fake are made from."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ _MAX_LINES = 2000  # of a diff; a version far away differs in everything
 
 
 def read_facts(work: Path, version: str, *, repository: Path = CODE_ROOT) -> Drift:
-    """In a process of its own, since the import loads CUDA; what was read lies in `work/facts`.
+    """Read the facts in a process of its own, since the import loads CUDA; they lie in `work/facts`.
 
     Raises:
         LeftOut: this is no checkout of the repository.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine of a proof: its GPUs as the driver shows them, what is installed, and which row of `gpus.yaml` it is."""
+"""The machine of a proof: its GPUs as the driver shows them, its packages, and its row of `gpus.yaml`."""
 
 import csv
 import os
@@ -24,14 +24,14 @@ _TIMEOUT_S = 60.0
 
 
 class NoGpuError(SpecError):
-    """There is none that a process here would see."""
+    """The lack of a GPU that a process here would see."""
 
 
 def read_proof_machine() -> tuple[ProofMachine, Machine]:
-    """What is here, for the record and for checks.
+    """Return the machine, for the record and for checks.
 
     Raises:
-        NoGpuError: no GPU; it says why.
+        NoGpuError: no GPU; the message says why.
     """
     machine = read_machine(_PACKAGES, is_asking_for_gpus=True)
     if not machine.gpus:
@@ -58,7 +58,7 @@ def read_proof_machine() -> tuple[ProofMachine, Machine]:
 
 
 def gpu_row(wanted: str, machine: ProofMachine) -> Gpu:
-    """The datasheet of the GPU: by name, or with "auto" by what the driver calls it.
+    """Return the datasheet of the GPU: by name, or with "auto" by the driver's name.
 
     Raises:
         SpecError: no row has that name, or the row is of another SM.
@@ -76,7 +76,7 @@ def gpu_row(wanted: str, machine: ProofMachine) -> Gpu:
 
 
 def _driver_rows() -> dict[str, dict[str, object]]:
-    """By a GPU's name what only a proof wants to know; nothing where the driver does not tell."""
+    """Return by GPU name what only a proof wants to know; empty where the driver does not tell."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
@@ -107,7 +107,7 @@ def _number(value: str) -> float | None:
 
 
 def _container() -> str | None:
-    """The tag of NVIDIA's container, which says so in its environment; None outside of one."""
+    """Return the tag of NVIDIA's container, from its environment; None outside of a container."""
     return os.environ.get("NVIDIA_TRITON_SERVER_VERSION")
 
 

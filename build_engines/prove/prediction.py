@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trireme plan` says of the very engine that is measured, and how far that is off."""
+"""The forecast of `trireme plan` for the very engine that is measured, and its error."""
 
 from build_engines.checkpoint.gpus import Gpu
 from build_engines.checkpoint.model_shape import ModelShape
@@ -14,18 +14,17 @@ from build_engines.prove.proof import Figures
 def predict(
     model: ModelShape, gpu: Gpu, weight_format: str, load: SteadyLoad, limits: Limits, *, serving: ServingLimit | None
 ) -> Figures | None:
-    """On one GPU, with a KV cache in 16 bits.
+    """Return the prediction for one GPU, with a KV cache in 16 bits.
+
+    None: the plan finds that the model cannot run, or that nothing of the load fits.
 
     Args:
-        model: that runs.
-        gpu: on which.
-        weight_format: of its matrices.
-        load: that it is under.
-        limits: of the engine, as it was loaded.
-        serving: what of the tokens goes out; None: all, for nothing is around the engine.
-
-    Returns:
-        None: the plan finds that it cannot run, or that nothing of the load fits.
+        model: the model that runs.
+        gpu: the GPU that it runs on.
+        weight_format: format of its matrices.
+        load: the load on the engine.
+        limits: limits of the engine as it was loaded.
+        serving: limit of the serving path; None: no limit, for nothing is around the engine.
     """
     kv_format = "fp16" if model.dtype == "float16" else "bf16"
     wanted = Wanted((weight_format,), (kv_format,), (1,), (1,), limits.max_num_tokens, limits.max_batch_size)
@@ -40,7 +39,7 @@ def predict(
 
 
 def ratio(predicted: Figures, measured: Figures) -> Figures:
-    """Predicted over measured each; 0 where nothing was measured."""
+    """Return predicted over measured for each figure; 0 where nothing was measured."""
     return Figures(
         *(
             round(getattr(predicted, name) / seen, 4) if (seen := getattr(measured, name)) else 0.0

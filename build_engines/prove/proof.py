@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trireme prove` finds, as data: one file for each GPU and day in `benchmarks/gpu/`."""
+"""The findings of `trireme prove`, as data: one file for each GPU and day in `benchmarks/gpu/`."""
 
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,7 @@ FORMAT = 1
 
 
 class GpuState(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU, as `nvidia-smi` shows it; None: it does not tell."""
+    """A GPU as `nvidia-smi` shows it; None: the driver does not tell."""
 
     name: str
     sm: int
@@ -26,7 +26,7 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProofMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """Where it ran."""
+    """The machine that a proof ran on."""
 
     gpus: list[GpuState]
     versions: dict[str, str]  # by package, with underscores; "python" among them
@@ -37,7 +37,7 @@ class ProofMachine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProofModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What was built and asked."""
+    """The model that was built and asked."""
 
     name: str
     architecture: str
@@ -47,14 +47,14 @@ class ProofModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """How the installed package differs from the facts that our code is written against."""
+    """Differences of the installed package from the facts that our code is written against."""
 
     version: str
     diff: list[str] = []  # lines of a unified diff; none: it is as the facts say
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
-    """A release."""
+    """A release that was built."""
 
     address: str
     recipe: dict[str, object]
@@ -62,14 +62,14 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailedCase(msgspec.Struct, frozen=True):
-    """One case of the conformance suite."""
+    """A failed case of the conformance suite."""
 
     name: str
     message: str
 
 
 class Conformance(msgspec.Struct, frozen=True, kw_only=True):
-    """How one provider did in the suite that every engine must pass."""
+    """A provider's results in the suite that every engine must pass."""
 
     num_passed: int
     num_failed: int
@@ -78,7 +78,7 @@ class Conformance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Means over the requests, and output tokens of all of them; of a ratio, predicted over measured each."""
+    """Means over the requests, and output tokens of all of them; in a ratio, predicted over measured for each."""
 
     ttft_ms: float
     tpot_ms: float
@@ -86,7 +86,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One provider under one load."""
+    """A provider's measurements under one load."""
 
     provider: str
     path: Literal["engine", "server"]  # the engine alone, in a process of its own; or the ensemble over gRPC
@@ -101,7 +101,7 @@ class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """How one step went."""
+    """The result of a check."""
 
     name: str
     status: Literal["passed", "failed", "left out"]
@@ -111,7 +111,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proof(msgspec.Struct, kw_only=True):
-    """All of it; filled step by step."""
+    """A proof, filled check by check."""
 
     format: int = FORMAT
     date: str  # ISO 8601, UTC
@@ -127,22 +127,22 @@ class Proof(msgspec.Struct, kw_only=True):
 
     @property
     def failures(self) -> list[StepRecord]:
-        """The steps that failed."""
+        """Return the checks that failed."""
         return [step for step in self.steps if step.status == "failed"]
 
     @property
     def day(self) -> str:
-        """2026-11-21."""
+        """Return the day, such as 2026-11-21."""
         return self.date[:10]
 
 
 def proof_text(proof: Proof) -> str:
-    """As JSON, indented, for a file or a terminal."""
+    """Return the proof as JSON, indented, for a file or a terminal."""
     return msgspec.json.format(msgspec.json.encode(proof), indent=1).decode() + "\n"
 
 
 def write_proof(proof: Proof, folder: Path) -> Path:
-    """`<gpu>_<date>.json`, whole or not at all."""
+    """Write `<gpu>_<date>.json`, whole or not at all, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{proof.gpu}_{proof.day}.json"
     write_atomically(path, proof_text(proof))
@@ -150,10 +150,10 @@ def write_proof(proof: Proof, folder: Path) -> Path:
 
 
 def load_proofs(folder: Path) -> list[Proof]:
-    """All files of a folder, by name; none where there is no folder.
+    """Return every proof in a folder, by file name; none where there is no folder.
 
     Raises:
-        SpecError: one is not what `write_proof` writes.
+        SpecError: a file is not what `write_proof` writes.
     """
     proofs = []
     for path in sorted(folder.glob("*.json")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoint of a proof: one of ours by name, or a folder."""
+"""The checkpoint of a proof: a model of ours by name, or a folder."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ DEFAULT = "demo"
 
 
 def find_checkpoint(name: str) -> CheckpointFiles:
-    """A Hugging Face checkpoint in 16 bits.
+    """Return a Hugging Face checkpoint in 16 bits.
 
     Raises:
         SpecError: there is none under that name, or it is quantized: what is compared with a plan starts from 16 bits.
@@ -39,7 +39,7 @@ def find_checkpoint(name: str) -> CheckpointFiles:
 
 
 def describe_model(checkpoint: CheckpointFiles) -> ProofModel:
-    """For the record."""
+    """Return the model's facts for the record."""
     shape = checkpoint.shape
     return ProofModel(
         name=checkpoint.dir.name if checkpoint.dir.parent.name != "demo_model" else f"demo_model/{checkpoint.dir.name}",
@@ -51,5 +51,5 @@ def describe_model(checkpoint: CheckpointFiles) -> ProofModel:
 
 
 def format_of(checkpoint: CheckpointFiles) -> str:
-    """Of its matrices: fp16 or bf16. TensorRT-LLM makes 16 bits of float32."""
+    """Return the format of the matrices: fp16 or bf16. TensorRT-LLM makes 16 bits of float32."""
     return "bf16" if checkpoint.shape.dtype == "bfloat16" else "fp16"

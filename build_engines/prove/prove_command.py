@@ -32,20 +32,20 @@ EXIT_NOT_PROVED, EXIT_NO_GPU = 1, 2
 
 def prove(
     model: Annotated[str, typer.Option(help="demo, demo-draft, or a Hugging Face checkpoint's folder.")] = DEFAULT,
-    gpu: Annotated[str, typer.Option(help="A name of gpus.yaml; auto: by what the driver calls it.")] = "auto",
+    gpu: Annotated[str, typer.Option(help="GPU by its name in gpus.yaml; auto: by the driver's name.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for the result.")] = Path("benchmarks/gpu"),
-    step: Annotated[str, typer.Option("--steps", help="Only these, separated by commas.")] = ",".join(STEPS),
+    step: Annotated[str, typer.Option("--steps", help="Checks to run, separated by commas.")] = ",".join(STEPS),
     isl: Annotated[int, typer.Option(min=1, help="Tokens of a prompt in the measurements.")] = 512,
     osl: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 128,
-    concurrency: Annotated[str, typer.Option(help="Clients at a time, separated by commas.")] = "1,4,16,64",
-    timeout_s: Annotated[float, typer.Option(min=1, help="For each program that a step runs.")] = 3600.0,
+    concurrency: Annotated[str, typer.Option(help="Numbers of clients, separated by commas.")] = "1,4,16,64",
+    timeout_s: Annotated[float, typer.Option(min=1, help="Time limit of each program that a check runs.")] = 3600.0,
     work: Annotated[
         Path | None, typer.Option(help="Folder for engine and logs; kept.", show_default="one that is removed")
     ] = None,
     trtllm_examples: Annotated[
         Path, typer.Option(help="TensorRT-LLM's examples, of the version that builds.")
     ] = Tools.trtllm_examples,
-    is_json: Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Try everything on the GPU of this machine and write one JSON, whatever fails on the way.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a proof, in order, and what each needs from those before; what they find goes into the `Proof`."""
+"""The checks of a proof, in order, with what each needs from earlier ones; their results go into the `Proof`."""
 
 import importlib.util
 import sys
@@ -49,20 +49,20 @@ STEPS = {
 
 
 def describe_steps(names: Sequence[str]) -> list[str]:
-    """What would be done, a line each."""
+    """Return what would be done, a line for each check."""
     return [f"{name}: {STEPS[name].format(providers=' and '.join(PROVIDERS))}" for name in names]
 
 
 @dataclass
 class Proving:
-    """One run of all steps on one GPU.
+    """The checks of a proof on one GPU.
 
     Attributes:
         proof: gets what is found.
-        work: folder for releases, logs and what programs tell each other.
+        work: folder for releases, logs and the files that programs exchange.
         isl, osl: tokens of a prompt and of an answer in the measurements.
-        timeout_s: for each program of a step.
-        build_options: more for `trireme build`.
+        timeout_s: time limit for each program of a check.
+        build_options: more options for `trireme build`.
     """
 
     proof: Proof
@@ -78,7 +78,7 @@ class Proving:
     num_kv_tokens: dict[str, int] = field(default_factory=dict)  # by provider, of the engine that was measured
 
     def steps(self, names: Sequence[str]) -> list[Step]:
-        """The wanted ones, each for every provider that it is of."""
+        """Return the named checks, each for every provider that has it."""
         found: list[Step] = []
         for name, what in STEPS.items():
             match name:
@@ -126,7 +126,7 @@ class Proving:
             raise StepFailed(f"{found.num_failed} of {found.num_failed + found.num_passed} cases: {names}{more}")
 
     def _engine(self, provider: str) -> dict[str, object]:
-        """The part of an engine's spec that does not depend on the load.
+        """Return the part of an engine's spec that does not depend on the load.
 
         Raises:
             LeftOut: there is no engine.
@@ -140,7 +140,7 @@ class Proving:
         return {"dir": str(self.release / "engine")}
 
     def _loaded(self, provider: str) -> dict[str, object]:
-        """The whole spec of an engine that is measured."""
+        """Return the whole spec of an engine that is measured."""
         batch = {
             "max_num_seqs": MAX_BATCH_SIZE,
             "max_num_batched_tokens": MAX_NUM_TOKENS,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same loads through the whole server: `trireme serve` on the real Triton, the model `ensemble`, over gRPC."""
+"""The loads on the whole server: `trireme serve` on the real Triton, the model `ensemble`, over gRPC."""
 
 import asyncio
 import socket
@@ -26,16 +26,16 @@ _POLL_S = 0.5
 
 
 def bench_server(spec: DeploymentSpec, loads: Sequence[SteadyLoad], work: Path, timeout_s: float) -> list[Measured]:
-    """Serve a deployment and ask it, load by load.
+    """Serve a deployment and put it under each load in turn.
 
     Args:
-        spec: what is served.
-        loads: in order.
-        work: gets deployment, model repository and log.
-        timeout_s: until it is ready, and for each load.
+        spec: the deployment.
+        loads: the loads in order.
+        work: folder for deployment, model repository and log.
+        timeout_s: time limit until the server is ready, and for each load.
 
     Raises:
-        StepFailed: it did not become ready, or a load took too long.
+        StepFailed: the server did not become ready, or a load took too long.
         ServingError: a request failed.
     """
     tokenizer = PromptTokenizer.from_spec(spec.model.tokenizer)
@@ -51,7 +51,7 @@ def bench_server(spec: DeploymentSpec, loads: Sequence[SteadyLoad], work: Path, 
 
 
 async def run_load(url: str, load: SteadyLoad, maker: PromptMaker) -> Measured:
-    """All of a load, over one connection."""
+    """Run a load to its end, over one connection."""
     loop = ClosedLoop(load)
     async with AsyncTritonClient(url) as client, asyncio.TaskGroup() as group:
         everybody = [group.create_task(_ask_again_and_again(client, loop, maker)) for _ in range(load.concurrency)]
@@ -85,10 +85,10 @@ async def _ask_again_and_again(client: AsyncTritonClient, loop: ClosedLoop, make
 
 @contextmanager
 def running_server(spec: DeploymentSpec, work: Path, timeout_s: float) -> Iterator[str]:
-    """`trireme serve` in a child process; gives ``host:port`` of its gRPC when it is ready, and drains it at the end.
+    """Yield ``host:port`` of the gRPC of `trireme serve` in a child process when it is ready; drain it at the end.
 
     Raises:
-        StepFailed: it ended, or did not become ready in time.
+        StepFailed: the server ended, or did not become ready in time.
     """
     folder, log = work / f"server_{spec.name}", work / "logs" / f"serve_{spec.name}.log"
     folder.mkdir(parents=True, exist_ok=True)

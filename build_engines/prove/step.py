@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step of a proof: how it ends, and how a list of them is run so that one that fails does not lose the others."""
+"""A check of a proof: how it ends, and how checks are run so that a failure does not lose the others."""
 
 import time
 import traceback
@@ -12,7 +12,7 @@ from trireme.base.errors import ServingError
 
 
 class StepFailed(Exception):
-    """It did not do what it should; `last_lines` of what it wrote."""
+    """The failure of a check; `last_lines` are the end of the program's output."""
 
     def __init__(self, reason: str, last_lines: Sequence[str] = ()) -> None:
         super().__init__(reason)
@@ -20,11 +20,14 @@ class StepFailed(Exception):
 
 
 class LeftOut(Exception):
-    """It cannot be done here, or what it needs has failed: not a failure of its own."""
+    """The omission of a check, which is not a failure of its own.
+
+    The check cannot be done here, or what it needs has failed.
+    """
 
 
 class Step(NamedTuple):
-    """One of them."""
+    """A check: its name, what it does, and the function that does it."""
 
     name: str
     what: str  # that it does, for people
@@ -35,10 +38,10 @@ Watch = Callable[[Step], AbstractContextManager[None]]
 
 
 def run_step(step: Step, watch: Watch) -> StepRecord:
-    """Run one; whatever it raises becomes its record.
+    """Run a check; whatever it raises becomes its record.
 
     Args:
-        step: that is due.
+        step: the check to run.
         watch: shows that it runs.
     """
     started_s = time.monotonic()

@@ -52,7 +52,7 @@ from trireme.base.errors import BuildError
 
 
 def check(job: BuildJob) -> list[Finding]:
-    """All that stands in the way, before any work."""
+    """Return every finding against a job, before any work."""
     recipe = _recipe(job)
     if unreadable := check_readable(job, recipe):
         return unreadable
@@ -63,7 +63,7 @@ def check(job: BuildJob) -> list[Finding]:
 
 
 def plan(job: BuildJob) -> BuildPlan:
-    """Calibration set, checkpoint, engine, texts; what the recipe has no need of is left out."""
+    """Return the stages: calibration set, checkpoint, engine, texts; without those that the recipe has no need of."""
     recipe, model = _recipe(job), job.checkpoint.shape
     sizes = rank_sizes(recipe, model)
     way = route(recipe, model.architecture)
@@ -108,7 +108,7 @@ def _check_tools(way: str, examples: Path) -> list[Finding]:
 
 
 def _links(recipe: TensorRtRecipe) -> dict[str, Path]:
-    """What a recipe names besides the checkpoint."""
+    """Return the paths that a recipe names besides the checkpoint."""
     links = {}
     if isinstance(recipe.speculation, MedusaRecipe):
         links[MEDUSA] = recipe.speculation.dir
@@ -127,7 +127,7 @@ def _check_links(recipe: TensorRtRecipe) -> list[Finding]:
 
 
 def _check_form(job: BuildJob, recipe: TensorRtRecipe) -> list[Finding]:
-    """Whether the checkpoint is of the form and the quantization that the recipe starts from."""
+    """Return findings where the checkpoint's form and quantization are not those that the recipe starts from."""
     config, is_converted = job.checkpoint.config, job.checkpoint.is_converted
     wants_converted = recipe.checkpoint_form == "tensorrt_llm"
     if is_converted != wants_converted:
@@ -232,7 +232,10 @@ def _key(job: BuildJob, argv: list[str]) -> dict[str, JsonValue]:
 
 
 def _versions(job: BuildJob) -> dict[str, JsonValue]:
-    """Of what runs: an engine depends on them, and on the kind of GPU that it is made on."""
+    """Return the versions of what runs.
+
+    An engine depends on them, and on the kind of GPU that it is made on.
+    """
     sms: list[JsonValue] = [*sorted({gpu.sm for gpu in job.machine.gpus})]
     names = ("tensorrt_llm", "tensorrt", "nvidia_modelopt", "transformers")
     return {"sm": sms, **{name: job.machine.packages[name] for name in names if name in job.machine.packages}}
@@ -251,7 +254,7 @@ def _checker(recipe: TensorRtRecipe, num_files: int) -> Callable[[Path], None]:
 
 
 def _check_converted(config: dict[str, object], recipe: TensorRtRecipe, num_files: int) -> None:
-    """Whether a checkpoint of TensorRT-LLM is divided and quantized as the recipe says."""
+    """Refuse a checkpoint of TensorRT-LLM that is not divided and quantized as the recipe says."""
     _compare_mapping(config, recipe)
     if num_files != recipe.tp_size * recipe.pp_size:
         raise BuildError(f"the checkpoint has {num_files} rank files, for {recipe.tp_size} x {recipe.pp_size} ranks")
@@ -263,7 +266,7 @@ def _check_converted(config: dict[str, object], recipe: TensorRtRecipe, num_file
 
 
 def _check_engine(folder: Path, recipe: TensorRtRecipe) -> None:
-    """Whether trtllm-build has written what was asked for; it can end with 0 and a rank missing."""
+    """Refuse an engine that is not what was asked for; trtllm-build can end with 0 and a rank missing."""
     _check_files(folder, [f"rank{rank}.engine" for rank in range(recipe.world_size)])
     engine = _compiled(folder)
     _compare_mapping(engine.pretrained, recipe)

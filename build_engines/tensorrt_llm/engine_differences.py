@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled engine against the recipe it was built from: `trtllm-build` changes flags with a warning and ends with 0.
+"""The differences of a compiled engine from its recipe: `trtllm-build` changes flags with a warning and ends with 0.
 
-What makes something impossible that the recipe asks for fails the build, before the release is sealed; the rest is
+A difference that makes impossible what the recipe asks for fails the build, before the release is sealed; the rest is
 recorded in the manifest. What config.json does not say is not judged; 1.1 and 1.2 write every field.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Common to both back ends of TensorRT-LLM: checks of machine and checkpoint, texts, calibration, manifest."""
+"""Parts of both back ends of TensorRT-LLM: checks of machine and checkpoint, texts, calibration, manifest."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ _GENERATION_CONFIG = "generation_config.json"
 
 
 def check_readable(job: BuildJob, recipe: GpuRecipe) -> list[Finding]:
-    """Whether there are a model and a GPU that anything else can be said about; one finding if not."""
+    """Return one finding if there is no model and GPU that anything else can be said about."""
     try:
         gpu_named(recipe.gpu)
         _ = job.checkpoint.shape
@@ -41,7 +41,7 @@ def check_readable(job: BuildJob, recipe: GpuRecipe) -> list[Finding]:
 
 
 def check_gpu_job(job: BuildJob, recipe: GpuRecipe) -> list[Finding]:
-    """Recipe, checkpoint and machine; of a dry run not what the machine has."""
+    """Return findings about recipe, checkpoint and machine; in a dry run not about the machine."""
     gpu = gpu_named(recipe.gpu)
     versions = {} if job.is_dry_run else job.machine.packages
     findings = check_recipe(recipe, job.checkpoint.shape, gpu, versions)
@@ -57,7 +57,7 @@ def _finding(check: str, found: str, wanted: str, next_step: str) -> Finding:
 
 
 def _check_files(job: BuildJob) -> Iterator[Finding]:
-    """What has to lie in the checkpoint's folder; for a dry run config.json is enough."""
+    """Yield findings about files that are missing from the checkpoint's folder; for a dry run config.json is enough."""
     if not job.is_dry_run and not (job.checkpoint.dir / "tokenizer.json").is_file():
         yield _finding(
             "checkpoint", "no tokenizer.json", "one", "put the model's beside its weights; a release has its tokenizer"
@@ -86,7 +86,7 @@ def _check_machine(job: BuildJob, recipe: GpuRecipe, sm: int) -> Iterator[Findin
 
 
 def texts_stage(job: BuildJob) -> Stage:
-    """Tokenizer and generation config, laid out as in a release."""
+    """Return the stage that lays out tokenizer and generation config as in a release."""
     checkpoint = job.checkpoint
     beside_engine = [checkpoint.dir / _GENERATION_CONFIG]
 
@@ -105,7 +105,10 @@ def texts_stage(job: BuildJob) -> Stage:
 
 
 def calibration_stage(name: str, calibration: Calibration) -> Stage:
-    """A calibration set of one's own as the folder that quantize.py can load: `train.jsonl` with the key `text`."""
+    """Return the stage that makes a calibration set the folder that quantize.py can load.
+
+    The folder has `train.jsonl` with the key `text`.
+    """
     file = calibration.file
     assert file is not None
 
@@ -138,14 +141,14 @@ def _sample(file: Path, number: int, line: str) -> str:
 
 
 def describe(job: BuildJob, recipe: GpuRecipe, release: Path, sizes: RankSizes, weight_bytes: int) -> ReleaseManifest:
-    """The manifest of a release for a GPU.
+    """Return the manifest of a release for a GPU.
 
     Args:
-        job: what was built.
-        recipe: the job's, by its kind.
-        release: its folder, with the tokenizer in it.
-        sizes: of its ranks.
-        weight_bytes: of the fullest rank, as it was built.
+        job: the job that was built.
+        recipe: the job's recipe, by its kind.
+        release: the release's folder, with the tokenizer in it.
+        sizes: bytes of its ranks.
+        weight_bytes: bytes of the fullest rank, as it was built.
     """
     model, machine = job.checkpoint.shape, job.machine
     document = recipe_document(recipe)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The back end `pytorch`: a checkpoint that the LLM API loads, quantized by ModelOpt or already as it should be.
+"""The back end `pytorch`: a checkpoint that the LLM API loads, quantized by ModelOpt or used unchanged.
 
 Ranks cut the checkpoint when they load it, so nothing is sharded here; the plan of the shards is recorded beside it,
 and the launch file with the sizes.
@@ -32,7 +32,7 @@ DRAFT, LAUNCH = "draft", "launch"
 
 
 def check(job: BuildJob) -> list[Finding]:
-    """All that stands in the way, before any work."""
+    """Return every finding against a job, before any work."""
     recipe = _recipe(job)
     if unreadable := check_readable(job, recipe):
         return unreadable
@@ -52,7 +52,7 @@ def check(job: BuildJob) -> list[Finding]:
 
 
 def plan(job: BuildJob) -> BuildPlan:
-    """Checkpoint, launch file and shard plan, texts; and the draft model where there is one."""
+    """Return the stages: checkpoint, launch file, shard plan and texts; and the draft model where there is one."""
     recipe, model = _recipe(job), job.checkpoint.shape
     sizes = rank_sizes(recipe, model)
     is_to_be_quantized = _is_to_be_quantized(job, recipe)
@@ -88,7 +88,7 @@ def _draft(recipe: PyTorchRecipe) -> Path | None:
 
 
 def _is_to_be_quantized(job: BuildJob, recipe: PyTorchRecipe) -> bool:
-    """Whether the checkpoint has 16 bits and the recipe wants fewer."""
+    """Return True if the checkpoint has 16 bits and the recipe wants fewer."""
     return recipe.format not in ("fp16", "bf16") and _algos(job.checkpoint.dir)[0] is None
 
 
@@ -160,7 +160,7 @@ def _launch_stage(recipe: PyTorchRecipe, shards: ShardPlan, sizes: RankSizes) ->
 
 
 def launch_settings(recipe: PyTorchRecipe) -> dict[str, JsonValue]:
-    """The engine of a deployment that serves the release, with the fields of its `PyTorchEngineSpec`."""
+    """Return the engine of a deployment that serves the release, with the fields of its `PyTorchEngineSpec`."""
     settings: dict[str, JsonValue] = {
         "provider": "pytorch",
         "dir": "engine",
@@ -216,7 +216,7 @@ def _check_export(folder: Path, recipe: PyTorchRecipe) -> None:
 
 
 def _check_quantized(folder: Path, recipe: PyTorchRecipe) -> None:
-    """Whether a checkpoint says of itself what the recipe wants."""
+    """Refuse a checkpoint that does not state the quantization that the recipe wants."""
     algo, kv_algo = _algos(folder)
     if algo not in QUANT_ALGOS[recipe.format]:
         raise BuildError(f"the checkpoint is {algo or 'in 16 bits'}, and the recipe wants {recipe.format}")

@@ -49,7 +49,7 @@ MACHINE_FLAGS = frozenset({"--workers", "--log_level", "--device_map", "--output
 
 
 def quantize_argv(recipe: TensorRtRecipe, examples: Path) -> list[str]:
-    """`quantize.py`: the checkpoint of TensorRT-LLM, calibrated where the format asks for it."""
+    """Return the command of `quantize.py`, which makes TensorRT-LLM's checkpoint and calibrates it where needed."""
     return [
         "python3",
         str(examples / QUANTIZE_SCRIPT),
@@ -74,7 +74,7 @@ def quantize_argv(recipe: TensorRtRecipe, examples: Path) -> list[str]:
 
 
 def convert_argv(recipe: TensorRtRecipe, examples: Path, num_workers: int) -> list[str]:
-    """`convert_checkpoint.py` of the Llama family: the checkpoint of TensorRT-LLM, rank by rank."""
+    """Return the command of `convert_checkpoint.py` of the Llama family: TensorRT-LLM's checkpoint, rank by rank."""
     # A checkpoint that is GPTQ itself says so in its config.json, and the script looks there.
     is_gptq_file = recipe.format == "int4_gptq" and recipe.gptq_file is not None
     precision = "int4_gptq" if is_gptq_file else _CONVERTED.get(recipe.format)
@@ -109,7 +109,7 @@ def convert_argv(recipe: TensorRtRecipe, examples: Path, num_workers: int) -> li
 
 
 def trtllm_build_argv(recipe: TensorRtRecipe, num_workers: int) -> list[str]:
-    """`trtllm-build`: rank0.engine, rank1.engine, ... and their config.json."""
+    """Return the command of `trtllm-build`: rank0.engine, rank1.engine, ... and their config.json."""
     return [
         "trtllm-build",
         *_flags(
@@ -139,7 +139,7 @@ def trtllm_build_argv(recipe: TensorRtRecipe, num_workers: int) -> list[str]:
 
 
 def hf_ptq_argv(recipe: PyTorchRecipe, examples: Path) -> list[str]:
-    """ModelOpt's `hf_ptq.py`: a Hugging Face checkpoint with quantized weights and hf_quant_config.json."""
+    """Return the command of ModelOpt's `hf_ptq.py`, for quantized Hugging Face weights and hf_quant_config.json."""
     calibration = recipe.calibration
     return [
         "python3",
@@ -158,12 +158,15 @@ def hf_ptq_argv(recipe: PyTorchRecipe, examples: Path) -> list[str]:
 
 
 def dtype_of(recipe: TensorRtRecipe) -> str:
-    """Of what is not quantized; formats fp16 and bf16 say it themselves."""
+    """Return the type of what is not quantized; formats fp16 and bf16 say it themselves."""
     return {"fp16": "float16", "bf16": "bfloat16"}.get(recipe.format, recipe.dtype)
 
 
 def without_machine_flags(argv: list[str]) -> list[str]:
-    """The part of a command that decides what it makes: no workers, no log level, and the script's name alone."""
+    """Return the part of a command that decides what it makes.
+
+    Workers and log level are left out, and the script's name is without its folder.
+    """
     kept: list[str] = []
     pairs = iter(argv)
     for word in pairs:
@@ -180,7 +183,7 @@ def _plugins(plugins: Plugins) -> Iterator[tuple[str, object]]:
 
 
 def _plugin(value: object) -> object:
-    """Switches among the plugins are words."""
+    """Return the value of a plugin flag; switches are words."""
     return {True: "enable", False: "disable"}[value] if isinstance(value, bool) else value
 
 
@@ -195,7 +198,7 @@ def _calibration_flags(calibration: Calibration | None) -> list[str]:
 
 
 def _batch_flags(calibration: Calibration | None) -> list[str]:
-    """What only quantize.py takes; the tokenizer must not cut a sample shorter than asked for."""
+    """Return the flags that only quantize.py takes; the tokenizer must not cut a sample shorter than asked for."""
     if calibration is None:
         return []
     return _flags(
@@ -247,7 +250,7 @@ def _lora_flags(recipe: TensorRtRecipe) -> list[str]:
 
 
 def _flags(**values: object) -> list[str]:
-    """``--name value`` of each; True is the name alone, False and None are nothing."""
+    """Return ``--name value`` for each option; True is the name alone, False and None are nothing."""
     argv: list[str] = []
     for name, value in values.items():
         if value is True:
