@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is served, as typed data, and the compiler from it to every file that Triton reads."""
+"""Deployments as typed data, and the compiler from a deployment to every file that Triton reads."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a running server when one deployment takes the place of another."""
+"""Effects on a running server when one deployment takes the place of another."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a running server's models when one deployment takes the place of another by Triton's load calls.
+"""The effect on a running server's models when one deployment takes the place of another by Triton's load calls.
 
 The rules are Triton 2.51's, and a test asks it. A config that differs in `version_policy` alone adds and drops versions
 and touches no other. One that differs in `instance_group` alone keeps the instances that it still has and starts
@@ -26,7 +26,7 @@ _ROOT = Path("/models")  # both lie there, so that only what differs in them dif
 
 
 class Kind(enum.StrEnum):
-    """What Triton does with a model."""
+    """Actions of Triton on a model."""
 
     ADDED = "added"
     REMOVED = "removed"
@@ -38,7 +38,7 @@ class Kind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class ModelChange:
-    """Of one Triton model.
+    """The change of one Triton model.
 
     Attributes:
         loaded: versions that are loaded, or loaded anew beside themselves.
@@ -55,7 +55,7 @@ class ModelChange:
 
 @dataclasses.dataclass(frozen=True)
 class DeploymentDiff:
-    """From an old deployment to a new one.
+    """The difference between an old deployment and a new one.
 
     Attributes:
         restarts: what only another start of the server changes; with any, all models are loaded anew.
@@ -67,13 +67,13 @@ class DeploymentDiff:
     changed_releases: tuple[str, ...]
 
     def loads_engine(self, model: ModelSpec, release: int) -> bool:
-        """Whether the engine of a release of the new deployment is loaded by the change."""
+        """Return whether the change loads the engine of a release of the new deployment."""
         name = f"{model.triton_prefix}tensorrt_llm"
         return any(change.name == name and release in change.loaded for change in self.changes)
 
 
 def compare(old: DeploymentSpec, new: DeploymentSpec) -> DeploymentDiff:
-    """All that differs for Triton."""
+    """Return the difference between two deployments, as Triton sees them."""
     before, after = _triton_models(old), _triton_models(new)
     changes = [ModelChange(name, Kind.REMOVED, dropped=tuple(before[name].releases)) for name in before.keys() - after]
     changes += [ModelChange(name, Kind.ADDED, loaded=tuple(after[name].releases)) for name in after.keys() - before]
@@ -88,12 +88,12 @@ def compare(old: DeploymentSpec, new: DeploymentSpec) -> DeploymentDiff:
 
 
 def loaded_versions(spec: DeploymentSpec) -> set[tuple[str, int]]:
-    """Triton models and versions that a deployment loads."""
+    """Return the Triton models and versions that a deployment loads."""
     return {(name, number) for name, model in _triton_models(spec).items() for number in model.releases}
 
 
 def _text(release: ReleaseSpec) -> str:
-    """All that a release says, with its folders as they are called and not as seen from a repository."""
+    """Return a release as JSON, with folders as the deployment names them instead of relative to a repository."""
     return as_release(release).model_dump_json(exclude_none=True)
 
 
@@ -152,14 +152,14 @@ def _change(name: str, old: _TritonModel, new: _TritonModel) -> ModelChange | No
 
 
 def _instances(config: Message) -> list[Message]:
-    """What Triton knows instances by: all but how many there are."""
+    """Return instance groups without their counts: Triton tells instances apart by the rest."""
     groups = config.get("instance_group", [])
     assert isinstance(groups, list)
     return [{key: value for key, value in group.items() if key != "count"} for group in groups]
 
 
 def _fields(number: int, old: str, new: str) -> Iterator[str]:
-    """Which fields of a release differ."""
+    """Yield the fields of a release that differ, as text for people."""
     before, after = (dict(_leaves(json.loads(text))) if text.startswith("{") else {"dir": text} for text in (old, new))
     for field in sorted(before.keys() | after.keys()):
         if before.get(field) != after.get(field):
@@ -196,6 +196,6 @@ def _changed_releases(old: DeploymentSpec, new: DeploymentSpec) -> Iterator[str]
 
 
 def _order(change: ModelChange, new: DeploymentSpec, old: DeploymentSpec) -> tuple[int, str]:
-    """As the models stand in the deployment, steps in their order; then the user's own."""
+    """Return the sort key of a change: models and steps as the deployment has them, then the user's own by name."""
     names = [model.triton_prefix + step for spec in (new, old) for model in spec.models for step in STEPS]
     return (names.index(change.name) if change.name in names else len(names), change.name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a deployment when a release of one of its models comes, is promoted or goes: from spec to spec.
+"""Changes of a deployment when a release of one of its models comes, is promoted or goes: from spec to spec.
 
 Nothing is served here. Each step gives a whole deployment that was checked like a file, so that what a running server
 goes through is what it could be started with at any moment.
@@ -19,10 +19,10 @@ from trireme.base.errors import SpecError
 
 
 def model_named(spec: DeploymentSpec, name: str | None) -> ModelSpec:
-    """The model of a deployment; None: its only one.
+    """Return the model of that name; with None, the only model of the deployment.
 
     Raises:
-        SpecError: there is none of that name, or there are several.
+        SpecError: the deployment has no model of that name, or `name` is None and it has several.
     """
     if name is None:
         return spec.model
@@ -34,7 +34,11 @@ def model_named(spec: DeploymentSpec, name: str | None) -> ModelSpec:
 
 
 def release_of(model: ModelSpec, number: int) -> ReleaseSpec:
-    """Raises: SpecError: the model has no such release."""
+    """Return the release with that number.
+
+    Raises:
+        SpecError: the model has no such release.
+    """
     for release in model.releases:
         if release.release == number:
             return release
@@ -43,15 +47,15 @@ def release_of(model: ModelSpec, number: int) -> ReleaseSpec:
 
 
 def candidate_from(path: Path, model: ModelSpec, *, above: int = 0) -> ReleaseSpec:
-    """A release that differs from the stable one in what `path` says; its number is the next that is free.
+    """Return a release that differs from the stable one in what `path` says, under the next free number.
 
     Args:
         path: a built release, which then takes the place of the stable one's, or a YAML file with the fields of a
             release that differ.
-        above: the highest number that was ever given; one that was rolled back stands for what it was.
+        above: the highest number that was ever given; a number that was rolled back keeps its meaning.
 
     Raises:
-        SpecError: it is neither, or the result is no release.
+        SpecError: `path` is neither, or the result is no release.
     """
     if path.is_dir():
         return _derived(model, {"release_dir": path}, above=above, source=path / "manifest.json")
@@ -92,7 +96,7 @@ def _merged(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, o
 
 
 def with_candidate(spec: DeploymentSpec, model: ModelSpec, release: ReleaseSpec) -> DeploymentSpec:
-    """`release` beside the others, and served by `ensemble_canary`.
+    """Return the deployment with `release` beside the others, served by `ensemble_canary`.
 
     Raises:
         SpecError: the model has a candidate, or the release cannot be served beside the others.
@@ -108,7 +112,9 @@ def with_candidate(spec: DeploymentSpec, model: ModelSpec, release: ReleaseSpec)
 
 
 def with_trial(spec: DeploymentSpec, model: ModelSpec, release: ReleaseSpec) -> DeploymentSpec:
-    """`release` beside the others, for requests that name it; the server goes on without it if it must.
+    """Return the deployment with `release` beside the others, for requests that name it.
+
+    The server serves on without this release if its engine is lost.
 
     Raises:
         SpecError: the release cannot be served beside the others.
@@ -119,7 +125,7 @@ def with_trial(spec: DeploymentSpec, model: ModelSpec, release: ReleaseSpec) -> 
 
 
 def replaced(spec: DeploymentSpec, model: ModelSpec, release: ReleaseSpec) -> DeploymentSpec:
-    """`release` in the place of the stable one, which goes; nothing is on trial any more.
+    """Return the deployment with `release` in the place of the stable one, which goes, and with nothing on trial.
 
     Raises:
         SpecError: the release cannot be served.
@@ -144,7 +150,9 @@ def _refuse_low_number(model: ModelSpec, release: ReleaseSpec) -> None:
 
 
 def promoted(spec: DeploymentSpec, model: ModelSpec, number: int) -> DeploymentSpec:
-    """Release `number` in the place of the stable one, which stays beside it; `ensemble_canary` stays as it is.
+    """Return the deployment with release `number` as the stable one, and the old stable one beside it.
+
+    `ensemble_canary` stays as it is.
 
     Raises:
         SpecError: the model has no such release.
@@ -155,16 +163,16 @@ def promoted(spec: DeploymentSpec, model: ModelSpec, number: int) -> DeploymentS
     return _with(spec, model, **_fields(release_of(model, number)), other_releases=others)
 
 
-def settled(spec: DeploymentSpec, model: ModelSpec) -> DeploymentSpec:
-    """Nothing is on trial any more, and there is no `ensemble_canary`; the releases stay."""
+def without_trials(spec: DeploymentSpec, model: ModelSpec) -> DeploymentSpec:
+    """Return the deployment with nothing on trial and no `ensemble_canary`; the releases stay."""
     return spec if model.canary is None and not model.on_trial else _with(spec, model, canary=None, on_trial=())
 
 
 def without_release(spec: DeploymentSpec, model: ModelSpec, number: int) -> DeploymentSpec:
-    """Without a release that is not the stable one; as it was, if there is none of that number.
+    """Return the deployment without a release that is not the stable one; unchanged if there is no such release.
 
     Raises:
-        SpecError: it is the stable one.
+        SpecError: the release is the stable one.
     """
     if number == model.release:
         raise SpecError(
@@ -183,7 +191,7 @@ def _fields(release: ReleaseSpec) -> dict[str, object]:
 
 
 def _with(spec: DeploymentSpec, model: ModelSpec, **changes: object) -> DeploymentSpec:
-    """Checked anew, with the clashes that only several releases can have."""
+    """Return the deployment with fields of one model changed, checked again like a file."""
     changed = model.model_copy(update=changes)
     models = [changed if each.name == model.name else each for each in spec.models]
     data = {name: getattr(spec, name) for name in DeploymentSpec.model_fields} | {

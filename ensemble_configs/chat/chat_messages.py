@@ -13,7 +13,7 @@ class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_fie
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A message of a conversation."""
+    """A message of a conversation: its role and its content."""
 
     role: str
     content: str | list[TextPart]

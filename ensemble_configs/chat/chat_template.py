@@ -52,7 +52,7 @@ class ChatTemplate:
 
     @property
     def bos_token(self) -> str:
-        """The text of the begin token; "" where the folder names none."""
+        """Return the text of the begin token; "" where the folder names none."""
         return self._tokens.get("bos_token", "")
 
     def render(self, messages: Sequence[Mapping[str, object]]) -> str:
@@ -94,7 +94,7 @@ def load_chat_template(path: Path) -> ChatTemplate | None:
 
 
 def _find(path: Path, folder: Path, fields: Mapping[str, object]) -> tuple[Path, str] | None:
-    """The file that holds the template, and the template's text."""
+    """Return the file that holds the template, and the template's text; None where there is none."""
     named = path if path.is_file() and path.suffix != ".json" else folder / "chat_template.jinja"
     if named.is_file():
         return named, named.read_text("utf-8")
@@ -127,7 +127,7 @@ def _token(value: object) -> str:
 
 
 def _to_json(value: object, **options: Any) -> str:
-    """Jinja's own filter escapes for HTML, and a prompt is none."""
+    """Return JSON that is not escaped for HTML, as Jinja's own filter would: a prompt is no HTML."""
     return json.dumps(value, ensure_ascii=False, **options)
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a built release is, sealed and checked, and whether a machine can serve it."""
+"""Built releases: their seal, their checks, and whether a machine can serve them."""

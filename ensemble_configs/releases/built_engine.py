@@ -30,7 +30,7 @@ _BUILD_ANEW = "build the engine anew"
 
 
 class BuiltMapping(msgspec.Struct):
-    """Division of an engine over ranks."""
+    """The division of an engine over ranks."""
 
     world_size: int = 1
     tp_size: int = 1
@@ -77,7 +77,7 @@ class BuildLimits(msgspec.Struct):
 
     @property
     def speculation(self) -> str | None:
-        """Upstream's name of the speculative decoding mode, in small letters; None where the file does not say."""
+        """Return upstream's name of the speculative decoding mode, in small letters; None where the file has none."""
         mode = self.speculative_decoding_mode
         if isinstance(mode, UnsetType):
             return None
@@ -85,7 +85,7 @@ class BuildLimits(msgspec.Struct):
 
     @property
     def served_seq_len(self) -> int:
-        """Prompt and output together that a request may have.
+        """Return the tokens that a request may have, prompt and output together.
 
         Upstream adds the drafts of a step to `max_seq_len` when it builds, and takes them off again for requests.
         """
@@ -94,7 +94,7 @@ class BuildLimits(msgspec.Struct):
 
     @property
     def is_packed(self) -> bool:
-        """Prompts lie in a step without padding; the runtime does not read `max_input_len` then."""
+        """Return whether prompts lie in a step without padding; the runtime does not read `max_input_len` then."""
         return bool(self.plugin_config.remove_input_padding and self.plugin_config.context_fmha)
 
     def longest_prompt(self, *, is_chunked: bool, max_num_tokens: int) -> int:
@@ -105,7 +105,7 @@ class BuildLimits(msgspec.Struct):
 
 
 class BuiltEngine(msgspec.Struct):
-    """The file."""
+    """The `config.json` beside an engine, as far as a deployment depends on it."""
 
     pretrained_config: BuiltCheckpoint
     build_config: BuildLimits
@@ -122,7 +122,7 @@ class Mismatch(NamedTuple):
 
     @property
     def message(self) -> str:
-        """The whole of it, as an error says it."""
+        """Return the finding in the words of an error: field, value, limit and next step."""
         return f"{self.field} ({self.value}) {self.why}; {self.next_step}"
 
 
@@ -137,7 +137,7 @@ def load_built_engine(folder: Path) -> BuiltEngine:
     """Read an engine's config.json.
 
     Raises:
-        SpecError: there is none, or it is not one of an engine.
+        SpecError: the folder has no such file, or the file is not that of an engine.
     """
     file = folder / "config.json"
     if not file.is_file():
@@ -153,7 +153,7 @@ def decode_file(file: Path, struct: type[Struct]) -> Struct:
     """Read a JSON file as a struct.
 
     Raises:
-        SpecError: it is not JSON, or a key is missing or of another type.
+        SpecError: the file is not JSON, or a key is missing or of another type.
     """
     try:
         return msgspec.json.decode(file.read_bytes(), type=struct)
@@ -162,7 +162,7 @@ def decode_file(file: Path, struct: type[Struct]) -> Struct:
 
 
 def engine_mismatches(spec: TensorRtEngineSpec, engine: BuiltEngine) -> Iterator[Mismatch]:
-    """Yield all that a deployment asks of an engine that was not built for it."""
+    """Yield everything that a deployment asks of an engine that was not built for it."""
     build = engine.build_config
     yield from _other_mapping(spec, engine.pretrained_config.mapping)
     yield from _limits(spec, build)
@@ -190,7 +190,7 @@ def _limits(spec: TensorRtEngineSpec, build: BuildLimits) -> Iterator[Mismatch]:
         ("is_gathering_context_logits", spec.is_gathering_context_logits, build.gather_context_logits),
     ):
         if wanted > built and not is_default(name, wanted):
-            value = spec.told(name)
+            value = spec.shown_value(name)
             why = f"is more than {spec.dir} was built for ({built})"
             yield Mismatch(
                 f"engine.{name}", value, why, f"{built} at most", f"set it to {built} or less, or {_BUILD_ANEW}"
@@ -276,7 +276,7 @@ def _speculation(spec: TensorRtEngineSpec, build: BuildLimits) -> Iterator[Misma
 
 
 def _method_of(mode: str) -> str | None:
-    """Return our word for a way to draft within an engine; None for others, and for none."""
+    """Return our word for a method that drafts within an engine; None for other modes, and for none."""
     return next((method for method, upstream in _MODES.items() if upstream == mode), None)
 
 

@@ -15,7 +15,7 @@ _CONTAINERS = Path(__file__).with_name("containers.yaml")
 
 
 class Container(Spec):
-    """Tags with the same TensorRT-LLM."""
+    """Container tags with the same TensorRT-LLM."""
 
     tags: str
     tensorrt_llm: str
@@ -25,7 +25,7 @@ class Container(Spec):
 
 
 class Containers(Spec):
-    """The table, and the day that it was true."""
+    """The table of containers, and the day on which it was true."""
 
     date: date
     rows: Annotated[tuple[Container, ...], Field(min_length=1)]

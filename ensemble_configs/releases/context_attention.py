@@ -20,7 +20,7 @@ def why_not_paged(weight_format: str, kv_format: str, sm: int) -> str | None:
 
     Args:
         weight_format: a name of `build_engines.checkpoint.weight_formats`.
-        kv_format: the same, of the KV cache; `auto` is 16 bits.
+        kv_format: a name of `build_engines.checkpoint.weight_formats`, of the KV cache; `auto` is 16 bits.
         sm: compute capability of the GPU that builds, 90 for 9.0.
     """
     if kv_format == "int8":

@@ -16,7 +16,7 @@ from trireme.base.errors import SpecError
 
 
 def fit_findings(engine: EngineSpec) -> list[Finding]:
-    """Return all that an engine cannot do of what is asked; nothing where its files are not on this machine."""
+    """Return what a deployment asks and its engine cannot do; nothing where its files are not on this machine."""
     try:
         found = _mismatches(engine)
     except SpecError as exc:
@@ -37,7 +37,7 @@ def refuse_unfit_engine(engine: EngineSpec) -> None:
     """Check an engine against what its deployment asks, where its files are on this machine.
 
     Raises:
-        SpecError: all that it cannot do, or its files are not those of an engine.
+        SpecError: names everything that the engine cannot do; or its files are not those of an engine.
     """
     refuse_mismatches(_mismatches(engine))
 
@@ -46,7 +46,7 @@ def refuse_mismatches(found: Sequence[Mismatch]) -> None:
     """Turn mismatches into one error.
 
     Raises:
-        SpecError: there are any; it names each.
+        SpecError: there are mismatches; the error names each.
     """
     if found:
         message = " | ".join(mismatch.message for mismatch in found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SHA-256 of many files at once, and a memory of what files hashed to, so that an unchanged one is not read again."""
+"""SHA-256 of many files at once, and a memory of hashes, so that an unchanged file is not read again."""
 
 import contextlib
 import hashlib
@@ -16,13 +16,13 @@ _SETTLED_NS = 2_000_000_000
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, 64 hexadecimal digits."""
+    """Return the SHA-256 of a file's bytes, 64 hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_listing(hashes: Mapping[str, str]) -> str:
-    """SHA-256 of a sorted file list, from relative path to SHA-256: one hash for a whole folder.
+    """Return one hash for a whole folder: the SHA-256 of its sorted file list, from relative path to SHA-256.
 
     The list is what `sha256sum` prints: "<sha256>  <path>" and a newline for each, sorted by the bytes of the path.
     """
@@ -31,7 +31,7 @@ def hash_listing(hashes: Mapping[str, str]) -> str:
 
 
 class HashMemory:
-    """What files hashed to, with what the file system said of them then; kept in a file of the user's.
+    """The hashes of files, with size, inode and times of each file when it was hashed; kept in a file of the user's.
 
     A file whose size, inode and times of change are the same has the same bytes, unless the disk lost some: its change
     time cannot be set back. A memory that cannot be read or written is an empty one.
@@ -47,13 +47,13 @@ class HashMemory:
 
     @classmethod
     def of_folder(cls, folder: Path) -> "HashMemory":
-        """The memory of the files of one folder, below the user's cache folder (`XDG_CACHE_HOME`)."""
+        """Return the memory of the files of one folder, kept below the user's cache folder (`XDG_CACHE_HOME`)."""
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
         return cls(cache / "trireme" / "hashes" / f"{name}.json")
 
     def hash(self, path: Path) -> str:
-        """SHA-256 of a file, which is read only if it may have changed."""
+        """Return the SHA-256 of a file, which is read only if it may have changed."""
         before = _stamp(path)
         known = self._known.get(str(path))
         if known and known[1:] == before:
@@ -66,7 +66,7 @@ class HashMemory:
         return digest
 
     def save(self) -> None:
-        """Keep what was asked for; everything else is forgotten."""
+        """Keep the hashes that were asked for, and forget everything else."""
         if self._seen == self._known:
             return
         with contextlib.suppress(OSError):
@@ -82,10 +82,10 @@ def _stamp(path: Path) -> list[object]:
 
 
 def hash_files(paths: Sequence[Path], *, memory: HashMemory | None = None) -> list[str]:
-    """SHA-256 of each file, several at a time; with a `memory`, only of those that may have changed.
+    """Return the SHA-256 of each file, several at a time; with a `memory`, only files that may have changed are read.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: a file cannot be read.
     """
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         hashes = list(pool.map(memory.hash if memory else hash_file, paths))

@@ -63,17 +63,17 @@ class WholeSequence(NamedTuple):
         return shortened if shortened < self.max_seq_len else None
 
     def longest(self, *, num_blocks: int, block_tokens: int) -> int:
-        """Return the tokens that any request may have in a whole cache of so many blocks.
+        """Return the tokens that any request may have in a whole cache of `num_blocks` blocks.
 
-        Beyond what upstream lowers to: a search whose prompt is short shares nothing, and one that does not fit the
-        cache with each beam in blocks of its own would wait for ever, and those behind it too.
+        Beyond what upstream lowers to: a beam search with a short prompt shares nothing, and a search that does not fit
+        the cache with each beam in blocks of its own would wait for ever, and those behind it too.
         """
         room = num_blocks // self.num_beams * block_tokens
         cut = self.cut_to(num_blocks=num_blocks, block_tokens=block_tokens)
         return min(self.max_seq_len, room, room if cut is None else cut)
 
     def why_cut(self, *, num_blocks: int, block_tokens: int) -> str | None:
-        """Return in words why a whole cache of so many blocks has no room for it, or None."""
+        """Return in words why a whole cache of `num_blocks` blocks has no room for the sequence, or None."""
         shortened = self.cut_to(num_blocks=num_blocks, block_tokens=block_tokens)
         if shortened is None:
             return None
@@ -93,7 +93,7 @@ class WholeSequence(NamedTuple):
 
     @property
     def _lengths(self) -> tuple[int, int]:
-        """Prompt and output of the sequence that upstream looks at."""
+        """Return prompt and output length, in tokens, of the sequence that upstream looks at."""
         seq_len = self.max_seq_len if self.built_seq_len is None else self.built_seq_len
         prompt_tokens = min(self.prompt_tokens, seq_len - 1)
         return prompt_tokens, seq_len - prompt_tokens

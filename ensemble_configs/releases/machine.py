@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine has that a release may need, as data; `serving.process.this_machine` reads that of this machine."""
+"""The parts of a machine that a release may need, as data; `serving.process.this_machine` reads them here."""
 
 from pydantic import Field
 
@@ -7,7 +7,7 @@ from ensemble_configs.spec.base import Positive, Spec
 
 
 class Gpu(Spec):
-    """One GPU that a process here would see."""
+    """A GPU that a process on the machine would see."""
 
     name: str
     sm: Positive  # compute capability without the point: 90 for 9.0
@@ -16,7 +16,7 @@ class Gpu(Spec):
 
 
 class Machine(Spec):
-    """One node."""
+    """A node: its GPUs, memory and installed versions."""
 
     gpus: tuple[Gpu, ...] = ()
     why_no_gpus: str | None = None  # where there are none: no driver, for example

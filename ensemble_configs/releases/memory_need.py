@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory a release takes on one rank when it is served, and whether a machine has it."""
+"""Memory that a release takes on one rank when it is served, and the check that a machine has it."""
 
 from ensemble_configs.releases.kept_logits import kept_logits_bytes
 from ensemble_configs.releases.kv_capacity import blocks_of_sequence
@@ -53,7 +53,7 @@ def _kv_tokens(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> flo
 def check_memory(
     manifest: ReleaseManifest, deployment: ReleaseSpec | None, machine: Machine, *, num_ranks_here: int
 ) -> list[Finding]:
-    """Whether each rank has what it needs: host memory for `openvino`, else that of one GPU.
+    """Return a finding for each rank without the memory that it needs: of the host for `openvino`, else of one GPU.
 
     A GPU that does not tell how much is free is not judged.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a built release can be served on a machine as a deployment says, found out before a GPU is touched.
+"""Checks that a machine can serve a built release as a deployment says, made before a GPU is touched.
 
 Nothing is imported that loads an engine, and all that is known of the machine is the `Machine` that is given.
 """
@@ -39,13 +39,13 @@ def check_release(
     num_nodes: int | None = None,
     memory: HashMemory | None = None,
 ) -> list[Finding]:
-    """All that stands in the way of serving a release.
+    """Return everything that stands in the way of serving a release.
 
     Args:
         folder: the release.
-        machine: where; of several nodes each is asked by itself.
-        deployment: how; without one, what holds for any is looked at.
-        num_nodes: that the ranks are spread over; None: as the deployment's `gpus_per_node` says, else one.
+        machine: the machine that serves; each of several nodes is asked by itself.
+        deployment: how the release is served; without one, only what holds for any deployment is checked.
+        num_nodes: nodes that the ranks are spread over; None: as the deployment's `gpus_per_node` says, else one.
         memory: files that have not changed since they were hashed last are not read again; None: all are read.
     """
     try:
@@ -98,7 +98,7 @@ def _check_versions(manifest: ReleaseManifest, machine: Machine) -> list[Finding
 
 
 def _numbers(version: str) -> tuple[str, ...]:
-    """A version without what a wheel adds to it: 10.14.1.48.post1 is 10.14.1.48, 2026.4.1.0+cpu is 2026.4.1."""
+    """Return a version without what a wheel adds: 10.14.1.48.post1 is 10.14.1.48, 2026.4.1.0+cpu is 2026.4.1."""
     public = re.split(r"[+-]|\.post", version)[0]
     return tuple(re.sub(r"(\.0)+$", "", public).split("."))
 
@@ -125,7 +125,7 @@ def _check_gpus(manifest: ReleaseManifest, machine: Machine, num_nodes: int) -> 
 
 
 def _check_deployment(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> list[Finding]:
-    """The deployment asks for nothing that the release was not built for."""
+    """Return a finding for each thing that the deployment asks and the release was not built for."""
     if deployment is None:
         return []
     engine = deployment.engine
@@ -150,7 +150,7 @@ def _check_deployment(manifest: ReleaseManifest, deployment: ReleaseSpec | None)
         asked = getattr(engine, field, 1)
         if limit is not None and asked > limit and not is_default(field, asked):
             next_step = f"set it to {limit} or less, or build the release for more"
-            findings.append(_finding(f"engine.{field}", engine.told(field), f"{limit} at most", next_step))
+            findings.append(_finding(f"engine.{field}", engine.shown_value(field), f"{limit} at most", next_step))
     return findings
 
 
@@ -164,7 +164,7 @@ def _check_engine(folder: Path, manifest: ReleaseManifest, deployment: ReleaseSp
 
 
 def _check_extra_arguments(manifest: ReleaseManifest, deployment: ReleaseSpec | None) -> list[Finding]:
-    """The deployment passes on what the version that the release was built with has, as far as that was read."""
+    """Return findings about extra arguments that the release's version of TensorRT-LLM lacks, where it was read."""
     engine = deployment.engine if deployment else None
     version = manifest.versions.get("tensorrt_llm")
     if not isinstance(engine, TensorRtEngineSpec | PyTorchEngineSpec) or version is None:
@@ -209,7 +209,7 @@ def _check_tokenizer(folder: Path, manifest: ReleaseManifest, deployment: Releas
 
 
 def _template_source(folder: Path) -> str | None:
-    """The text of a folder's chat template; None where there is none, or none that can be read."""
+    """Return the text of a folder's chat template; None where there is none, or none that can be read."""
     try:
         template = load_chat_template(folder)
     except SpecError:  # the server refuses messages there, and says why
@@ -218,7 +218,7 @@ def _template_source(folder: Path) -> str | None:
 
 
 def highest_token_id(path: Path) -> int:
-    """The highest id that a tokenizer.json gives, added tokens included."""
+    """Return the highest id that a tokenizer.json gives, added tokens included."""
     data = json.loads(path.read_bytes())
     vocab = data["model"]["vocab"]
     ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))  # unigram models have a list

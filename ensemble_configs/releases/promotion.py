@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A release that failed its evaluation is not served, unless somebody has taken that upon himself by name."""
+"""The refusal to serve a release that failed its evaluation, unless somebody has overridden that by name."""
 
 from ensemble_configs.releases.release_manifest import ReleaseManifest
 from ensemble_configs.spec.finding import Finding
 
 
 def check_evaluation(manifest: ReleaseManifest) -> list[Finding]:
-    """What the quality gate has against a release; a release that was never evaluated has nothing against it."""
+    """Return what the quality gate has against a release; nothing if the release was never evaluated."""
     failed = [result for result in manifest.evaluation if result.passed is False]
     if not failed or manifest.override is not None:
         return []

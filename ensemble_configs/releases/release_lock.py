@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who uses a built release: what is served is not moved, sealed again or evicted.
+"""Locks of built releases: a release that is served is not moved, sealed again or evicted.
 
 RELEASE itself is locked, wherever it lies: shared by everybody who serves or reads it, and held alone by whoever writes
 into it. In a cache (`build_engines.cache.release_cache`) there is a lock file, too: `CACHE/.locks/NAME` is shared in
@@ -17,16 +17,18 @@ LOCKS = ".locks"
 
 
 def lock_file(release: Path) -> Path:
-    """The lock of a release in a cache; there is one as soon as somebody has pulled it."""
+    """Return the lock file of a release in a cache; it exists as soon as the release was pulled once."""
     return release.parent / LOCKS / release.name
 
 
 @contextlib.contextmanager
 def locked(path: Path, *, is_shared: bool, on_wait: Callable[[], None] | None = None) -> Iterator[bool]:
-    """Hold a file or a folder. Without `on_wait`, what others hold is not waited for: False is given instead.
+    """Hold a file or a folder.
+
+    Without `on_wait`, a path that others hold is not waited for: False is given instead.
 
     Raises:
-        OSError: there is none, or it cannot be locked.
+        OSError: there is no such path, or it cannot be locked.
     """
     number = os.open(path, os.O_RDONLY)
     try:
@@ -60,7 +62,7 @@ def in_use(release: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_alone(release: Path) -> Iterator[bool]:
-    """Keep a release from being used, to write into it; False: it is in use, and it is not kept from anything."""
+    """Keep a release from being used, to write into it; give False, and hold nothing, if the release is in use."""
     folder = release.resolve()
     with contextlib.ExitStack() as held:
         yield all(_is_free(path, held) for path in (lock_file(folder), folder))

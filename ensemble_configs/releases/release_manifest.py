@@ -62,7 +62,7 @@ _LET_READ = "let this user read it"
 
 
 class ReleaseManifest(Spec):
-    """`RELEASE/release.json`; `files` is filled by `seal`."""
+    """The content of `RELEASE/release.json`; `files` is filled by `seal`."""
 
     manifest_version: Literal[1] = 1
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -112,7 +112,7 @@ class ReleaseManifest(Spec):
 
     @property
     def required_files(self) -> tuple[str, ...]:
-        """What a release of this provider cannot be without."""
+        """Return the files that a release of this provider cannot be without."""
         engine = {
             "tensorrt": ("config.json", *(f"rank{rank}.engine" for rank in range(self.world_size))),
             "pytorch": ("config.json",),
@@ -123,7 +123,7 @@ class ReleaseManifest(Spec):
 
 
 def hash_recipe(recipe: dict[str, JsonValue]) -> str:
-    """SHA-256 of a recipe, whatever the order of its keys."""
+    """Return the SHA-256 of a recipe, whatever the order of its keys."""
     text = json.dumps(recipe, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -168,7 +168,7 @@ def seal(folder: Path, manifest: ReleaseManifest) -> str:
 
 
 def _content(folder: Path) -> dict[str, Path]:
-    """Everything below a release's folder that is content, by relative path, sorted."""
+    """Return everything below a release's folder that is content, by relative path, sorted."""
     files: dict[str, Path] = {}
     for parent, folders, names in os.walk(folder):
         if os.access(parent, os.X_OK):  # of what cannot be entered, `_closed_folders` tells
@@ -183,7 +183,7 @@ def load_manifest(folder: Path) -> ReleaseManifest:
     """Read a release's manifest; its files are not looked at.
 
     Raises:
-        SpecError: the folder is not a release, or one that was not finished, or its manifest is not valid.
+        SpecError: the folder is not a release, or not a finished one, or its manifest is not valid.
     """
     path = folder / MANIFEST_FILE
     try:
@@ -201,7 +201,7 @@ def load_manifest(folder: Path) -> ReleaseManifest:
 
 
 def _what_it_is(folder: Path) -> str:
-    """What a folder without a manifest is, and what to do with that."""
+    """Return in words what a folder without a manifest is, and what to do with it."""
     if not folder.is_dir():
         return f"does not exist; {_BUILD_AGAIN}"
     names = {path.name for path in folder.iterdir()}
@@ -220,12 +220,12 @@ def _what_it_is(folder: Path) -> str:
 
 
 def address(folder: Path) -> str:
-    """The name of a release's content: the SHA-256 of its sorted file list, the manifest among the files.
+    """Return the name of a release's content: the SHA-256 of its sorted file list, the manifest among the files.
 
-    It is made from the manifest alone; that the files are those it lists is for `verify` to say.
+    The name is made from the manifest alone; `verify` says whether the files are those that the manifest lists.
 
     Raises:
-        SpecError: as `load_manifest`.
+        SpecError: the folder is not a release, or not a finished one, or its manifest is not valid.
     """
     hashes = {path: file.sha256 for path, file in load_manifest(folder).files.items()}
     return hash_listing(hashes | {MANIFEST_FILE: hash_file(folder / MANIFEST_FILE)})
@@ -240,7 +240,7 @@ def verify(folder: Path, *, is_quick: bool = False, memory: HashMemory | None = 
         memory: files that have not changed since they were hashed last are not read either.
 
     Raises:
-        SpecError: as `load_manifest`, or files are missing, altered or too many. It names them.
+        SpecError: `load_manifest` refuses the folder, or files are missing, altered or too many; it names them.
     """
     manifest = load_manifest(folder)
     refuse(compare_files(folder, manifest, is_quick=is_quick, memory=memory), source=folder)
@@ -250,7 +250,7 @@ def verify(folder: Path, *, is_quick: bool = False, memory: HashMemory | None = 
 def compare_files(
     folder: Path, manifest: ReleaseManifest, *, is_quick: bool = False, memory: HashMemory | None = None
 ) -> list[Finding]:
-    """How the files of a release differ from those that its manifest lists; arguments as `verify`."""
+    """Return how the files of a release differ from those that its manifest lists; arguments are those of `verify`."""
     content = _content(folder)
     closed = _closed_folders(folder)
     findings = [_finding(name, why, "a folder that can be listed", _LET_READ) for name, why in closed.items()]
@@ -284,7 +284,7 @@ def compare_files(
 
 
 def _closed_folders(folder: Path) -> dict[str, str]:
-    """Folders below one that cannot be listed or entered, by relative path, and why."""
+    """Return the folders below `folder` that cannot be listed or entered, by relative path, and why."""
     closed: dict[str, str] = {}
 
     def note(error: OSError) -> None:
@@ -301,7 +301,7 @@ def _finding(name: str, found: str, wanted: str, next_step: str) -> Finding:
 
 
 def find_release(engine_dir: Path) -> Path | None:
-    """The release that an engine's folder belongs to: its parent, if a manifest lies there.
+    """Return the release that an engine's folder belongs to: its parent, if a manifest lies there; else None.
 
     A `release.json` without `manifest_version` is a model repository's, with an engine put beside it.
 

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the manifest of a built release is made of (`ensemble_configs.releases.release_manifest`), and what lies beside
-it.
-"""
+"""Parts of a built release's manifest (`ensemble_configs.releases.release_manifest`), and of its provenance."""
 
 from pathlib import PurePosixPath
 from typing import Annotated
@@ -12,7 +10,7 @@ from ensemble_configs.spec.base import Integer, Number, Positive, PositiveSize, 
 
 
 def _safe(path: str) -> str:
-    """A path that stays inside the release and takes one line."""
+    """Return a path that stays inside the release and takes one line; for pydantic."""
     parts = PurePosixPath(path).parts
     if not parts or path != "/".join(parts) or ".." in parts or path.startswith("/") or not path.isprintable():
         raise ValueError(f"{path!r} is not a plain relative path")
@@ -26,7 +24,7 @@ Bytes = Annotated[Integer, Field(ge=0)]
 
 
 class ModelIdentity(Spec):
-    """Which model it is."""
+    """The identity of the model in a release."""
 
     architecture: str = Field(description="as the checkpoint's config.json calls it: LlamaForCausalLM")
     num_parameters: PositiveSize
@@ -34,7 +32,7 @@ class ModelIdentity(Spec):
 
 
 class ReleaseLimits(Spec):
-    """What the engine was built for; a deployment may ask for less."""
+    """The limits that the engine was built for; a deployment may ask for less."""
 
     max_batch_size: Positive | None = Field(default=None, description="requests in one step; none: no limit")
     max_num_tokens: Positive | None = Field(default=None, description="tokens in one step; none: no limit")
@@ -51,9 +49,9 @@ class EngineDifference(Spec):
 
 
 class StepCosts(Spec):
-    """What a step reads and computes, and what the GPUs could by their datasheets; of all ranks together.
+    """Bytes that a step reads and operations that it computes, and the GPUs' datasheet peaks; of all ranks together.
 
-    None: it is not known, or depends on more: with experts, the weights read depend on whom the tokens meet.
+    None: it is not known, or depends on more: with experts, the weights read depend on which ones the tokens meet.
     """
 
     weight_bytes: PositiveSize | None = Field(
@@ -76,7 +74,7 @@ class DraftModel(Spec):
 
 
 class EvaluationResult(Spec):
-    """One figure of the quality gate."""
+    """A figure of the quality gate."""
 
     task: str
     group: str = Field(default="all", description="a language, a length: what the figure is of")
@@ -88,7 +86,7 @@ class EvaluationResult(Spec):
 
 
 class EvaluationBase(Spec):
-    """What a release was evaluated against."""
+    """The model or release that a release was evaluated against."""
 
     name: str
     address: Sha256 | None = Field(default=None, description="of the base; none: it was no release")
@@ -97,21 +95,21 @@ class EvaluationBase(Spec):
 
 
 class Override(Spec):
-    """Somebody promotes a release that the quality gate refused."""
+    """The name and reason of a person who promotes a release that the quality gate refused."""
 
     reason: Annotated[str, Field(min_length=1)]
     who: Annotated[str, Field(min_length=1)]
 
 
 class ReleaseFile(Spec):
-    """One file of the content."""
+    """A file of the content: its size and its hash."""
 
     sha256: Sha256
     size: Bytes
 
 
 class Provenance(Spec):
-    """`RELEASE/provenance.json`: differs between two builds of the same release."""
+    """The content of `RELEASE/provenance.json`, which differs between two builds of the same release."""
 
     built_by: str
     built_at: str = Field(description="ISO 8601, with time zone")

@@ -14,7 +14,7 @@ from trireme.base.extras import how_to_install
 
 
 def check_signature(folder: Path, address: str, public_key: Path) -> list[Finding]:
-    """Whether the owner of a key has signed a release's address.
+    """Return a finding if the owner of a key has not signed a release's address.
 
     Raises:
         SpecError: `public_key` is not a PEM file with an Ed25519 key.
@@ -32,7 +32,7 @@ def check_signature(folder: Path, address: str, public_key: Path) -> list[Findin
 
 
 def _load_key(path: Path) -> Callable[[bytes, bytes], bool]:
-    """Whether a signature is of some data, by the key in a PEM file."""
+    """Return a function that tells whether a signature is of some data, by the key in a PEM file."""
     try:  # only deployments that name a key need the package
         from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads safetensors files without trusting them: a checkpoint comes from anywhere, its header may lie.
+"""A reader of safetensors files that does not trust them: a checkpoint comes from anywhere, and its header may lie.
 
 Format: 8 bytes length of the header (little endian), the header as JSON, then the tensors without gaps. Source: the
 safetensors README, "Format", whose rules are all checked here.
@@ -31,7 +31,7 @@ _FLOATS = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies; its numbers are the file's bytes ``[start, end)``."""
+    """The place of a tensor in its file; its numbers are the file's bytes ``[start, end)``."""
 
     name: str
     dtype: str
@@ -42,15 +42,15 @@ class StoredTensor:
 
     @property
     def num_bytes(self) -> int:
-        """In the file."""
+        """Return the tensor's size in the file, in bytes."""
         return self.end - self.start
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file by name, in the order of the header.
+    """Return the tensors of a file by name, in the order of the header.
 
     Raises:
-        SpecError: it cannot be read, or is no safetensors file: too short, a header that is too large or no JSON,
+        SpecError: the file cannot be read, or is no safetensors file: too short, a header that is too large or no JSON,
             unknown types, sizes that disagree with shapes, tensors that overlap, leave gaps, or lie outside the file.
     """
     if path.exists() and not path.is_file():
@@ -77,10 +77,10 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def open_tensor(stored: StoredTensor) -> npt.NDArray[np.generic]:
-    """A view into the file, read when used; BF16 comes as uint16, see `as_floats`.
+    """Return a view into the file, read when used; BF16 comes as uint16, see `as_floats`.
 
     Raises:
-        SpecError: its type is none of F16, BF16, F32, F64.
+        SpecError: the tensor's type is none of F16, BF16, F32, F64.
     """
     dtype = "<u2" if stored.dtype == "BF16" else _FLOATS.get(stored.dtype)
     if dtype is None:
@@ -97,7 +97,7 @@ def open_tensor(stored: StoredTensor) -> npt.NDArray[np.generic]:
 
 
 def as_floats(stored: StoredTensor, numbers: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
-    """Numbers of `open_tensor` as 32-bit floats; BF16 is their upper half."""
+    """Return numbers of `open_tensor` as 32-bit floats; BF16 is the upper half of a float."""
     if stored.dtype == "BF16":
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.astype(np.float32)
@@ -141,14 +141,14 @@ def _stored_tensor(path: Path, name: str, facts: object, *, data_start: int, fil
 
 
 def _counts(value: object) -> tuple[int, ...] | None:
-    """Whole numbers from 0 on, each small enough to be one of a file."""
+    """Return a list of whole numbers from 0 on, each small enough to be a size or an offset in a file; else None."""
     if not isinstance(value, list) or not all(type(one) is int and 0 <= one < 2**63 for one in value):
         return None
     return tuple(value)
 
 
 def _product(sizes: tuple[int, ...], *, limit: int) -> int:
-    """Up to a little above the limit, so that no header makes numbers without end."""
+    """Return the product, or a number a little above `limit`, so that no header makes numbers without end."""
     product = 1
     for size in sorted(sizes):  # a 0 comes first
         product = min(product * size, limit + 1)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a deployment to every file that Triton, Kubernetes and clients read."""
+"""The renderer from a deployment to every file that Triton, Kubernetes and clients read."""

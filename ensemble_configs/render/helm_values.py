@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Helm chart has to be told of a deployment: its servers, what each needs of a cluster and what it serves."""
+"""Values of the Helm chart for a deployment: its servers, what each needs of a cluster and what it serves."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ _TTFT_MS, _TPOT_MS = 30_000.0, 100.0  # of a deployment that has no target
 
 
 def helm_values(spec: DeploymentSpec) -> dict[str, object]:
-    """Plain data, to be written as a values file. In a pod the server listens on all its addresses.
+    """Return the chart's values as plain data; in a pod the server listens on all its addresses.
 
     What a server serves is a text: Helm would merge a mapping with those of other values files, and make 1e+06 of a
     million.
 
     Raises:
-        SpecError: it holds only on one machine (`ensemble_configs.render.workloads`), or two servers would have one
-        name.
+        SpecError: the deployment holds only on one machine (`ensemble_configs.render.workloads`), or two servers would
+            have one name.
     """
     spec = override_triton(spec, host="0.0.0.0")
     servers: dict[str, object] = {}
@@ -91,7 +91,7 @@ def _server(workload: Workload) -> dict[str, object]:
 
 
 def _longest_answer_s(model: ModelSpec) -> int:
-    """Seconds from the end of admission to the last token: the first token, and as many as a sequence can hold.
+    """Return the seconds from the end of admission to the last token: the first token, and as many as a sequence holds.
 
     slo.ttft_ms + engine.max_seq_len * slo.tpot_ms
     """
@@ -113,24 +113,28 @@ def _plain(value: object) -> object:
 
 
 def _in_image(path: Path) -> Path:
-    """What is of this project is where the image has it; all else is where the deployment says."""
+    """Return where the image has a file of this project; any other path stays as the deployment says."""
     return IMAGE_ROOT / path.relative_to(FILES_ROOT) if path.is_relative_to(FILES_ROOT) else path
 
 
 def dns_label(name: str) -> str:
-    """What a server is called in the chart's values, by the name of its workload."""
+    """Return the name of a server in the chart's values, from the name of its workload."""
     return name.replace("_", "-").rstrip("-")
 
 
 def render_helm_values(spec: DeploymentSpec, *, source: str) -> str:
-    """The text of a values file; `source` is named in its first line. Raises: as `helm_values`."""
+    """Return the text of a values file; `source` is named in its first line.
+
+    Raises:
+        SpecError: `helm_values` refuses the deployment.
+    """
     return f"# Generated from {source} by trireme render --helm\n" + yaml.dump(
         helm_values(spec), Dumper=_Blocks, sort_keys=False, width=120
     )
 
 
 class _Blocks(yaml.SafeDumper):
-    """Writes a text of several lines as such."""
+    """A YAML dumper that writes a text of several lines as a block."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a deployment says on `tritonserver`'s command line; paths and secrets come from whoever starts it."""
+"""Flags of a deployment on `tritonserver`'s command line; the program that starts it adds paths and secrets."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ _LEAST_LOAD_THREADS = 64  # enough for most, so that another release is no other
 
 
 class PrivatePorts(NamedTuple):
-    """Where a Triton behind frontends listens, on the loopback interface."""
+    """Ports of a Triton behind frontends, on the loopback interface."""
 
     http: int
     grpc: int
@@ -30,7 +30,7 @@ def launch_flags(spec: DeploymentSpec, private: PrivatePorts | None = None) -> F
     """Return names without dashes, and values; a name may come several times.
 
     Args:
-        private: where it listens behind frontends; None: clients reach it at the deployment's ports.
+        private: ports behind frontends; None: clients reach Triton at the deployment's ports.
     """
     triton = spec.triton
     if private is not None:
@@ -42,8 +42,8 @@ def launch_flags(spec: DeploymentSpec, private: PrivatePorts | None = None) -> F
     flags: dict[str, object] = {
         "model-control-mode": "explicit",
         "load-model": "*",
-        # A guest of an engine waits for its owner on the thread that loads it: with fewer threads than versions of
-        # models guests could take all of them, and the owners that they wait for would not be loaded.
+        # A client of an engine waits for its owner on the thread that loads it: with fewer threads than versions of
+        # models clients could take all of them, and the owners that they wait for would not be loaded.
         "model-load-thread-count": max(_LEAST_LOAD_THREADS, _num_versions(spec)),
         "http-address": http_host,
         "http-port": triton.http_port,
@@ -65,7 +65,7 @@ def launch_flags(spec: DeploymentSpec, private: PrivatePorts | None = None) -> F
 
 
 def _headers(spec: DeploymentSpec, private: PrivatePorts | None) -> Flags:
-    """Which headers reach the models as parameters of a request, also those of a graph and on gRPC streams."""
+    """Return the headers that reach the models as request parameters, also those of a graph and on gRPC streams."""
     if private is not None:
         return [("grpc-header-forward-pattern", _TRACE_AND_STREAM_HEADERS if spec.tracing else _STREAM_HEADER)]
     if spec.tracing is None:
@@ -74,7 +74,7 @@ def _headers(spec: DeploymentSpec, private: PrivatePorts | None) -> Flags:
 
 
 def _grpc_tls(tls: GrpcTlsSpec | None) -> Flags:
-    """Triton's own names; with the flag of mTLS alone, 2.51 speaks TLS as well."""
+    """Return Triton's own names of the TLS settings; with the flag of mTLS alone, 2.51 speaks TLS as well."""
     if tls is None:
         return []
     flags = [("grpc-server-cert", str(tls.cert_file)), ("grpc-server-key", str(tls.key_file))]
@@ -84,12 +84,12 @@ def _grpc_tls(tls: GrpcTlsSpec | None) -> Flags:
 
 
 def _num_versions(spec: DeploymentSpec) -> int:
-    """Of all Triton models together."""
+    """Return how many versions all Triton models have together."""
     return sum(len(model.steps) * len(model.releases) for model in spec.models) + len(spec.extra_models)
 
 
 def _tracing(tracing: TracingSpec | None) -> Flags:
-    """Triton's own spans, beside those of the models."""
+    """Return the flags of Triton's own spans, beside those of the models."""
     if tracing is None or not tracing.is_triton_traced:
         return []
     settings = [
@@ -103,12 +103,15 @@ def _tracing(tracing: TracingSpec | None) -> Flags:
 
 
 def _every(ratio: float) -> int:
-    """Triton counts: of requests without a trace it takes one in so many."""
+    """Return the interval that Triton counts in: of requests without a trace it takes one in so many."""
     return _NEVER if ratio <= 1 / _NEVER else round(1 / ratio)
 
 
 def _rate_limit(spec: DeploymentSpec) -> Flags:
-    """Off unless a model takes part: every execution then passes Triton's queue of instances, also those of others."""
+    """Return the flag that turns the rate limiter on if a model takes part.
+
+    Off otherwise: with it every execution passes Triton's queue of instances, also those of other models.
+    """
     limiters = [*(model.rate_limiter for model in spec.models), *(extra.rate_limiter for extra in spec.extra_models)]
     if not any(limiters):
         return []

@@ -37,11 +37,11 @@ Message = dict[str, object]
 def render_configs(
     model: ModelSpec, triton: TritonSpec, *, source: str, parameters: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The text of the `config.pbtxt` of every Triton model of a language model, by name.
+    """Return the text of the `config.pbtxt` of every Triton model of a language model, by name.
 
     Args:
         source: is named in the first line of each.
-        parameters: what the adapters are told.
+        parameters: settings that every adapter reads beside its release.
     """
     return {
         name: f"{GENERATED}{source} by make render\n{to_pbtxt(message)}"
@@ -52,11 +52,11 @@ def render_configs(
 def model_messages(
     model: ModelSpec, triton: TritonSpec, parameters: Mapping[str, str] | None = None
 ) -> dict[str, Message]:
-    """What is in each `config.pbtxt`, by the model's name: Triton's `ModelConfig` as plain data."""
-    told: Message = {}
+    """Return the content of each `config.pbtxt` by the model's name: Triton's `ModelConfig` as plain data."""
+    shared: Message = {}
     if parameters:
-        told = {"parameters": [{"key": key, "value": {"string_value": text}} for key, text in parameters.items()]}
-    return {model.triton_prefix + step: _message(model, triton, step, told) for step in model.steps}
+        shared = {"parameters": [{"key": key, "value": {"string_value": text}} for key, text in parameters.items()]}
+    return {model.triton_prefix + step: _message(model, triton, step, shared) for step in model.steps}
 
 
 def adapter_counts(model: ModelSpec) -> Counter[str]:
@@ -71,14 +71,14 @@ def adapter_counts(model: ModelSpec) -> Counter[str]:
     )
 
 
-def _message(model: ModelSpec, triton: TritonSpec, step: str, told: Message) -> Message:
+def _message(model: ModelSpec, triton: TritonSpec, step: str, shared: Message) -> Message:
     if step == GRAPH:
         return _graph(model, triton)
-    return _python_model(model, triton, step) | _policy(model, step) | told
+    return _python_model(model, triton, step) | _policy(model, step) | shared
 
 
 def render_extra_config(extra: ExtraModelSpec, text: str, *, source: str) -> str:
-    """The user's `config.pbtxt`, with the instances that take part in the rate limiter."""
+    """Return the user's `config.pbtxt`, with the instances that take part in the rate limiter."""
     limited: Message = {}
     if extra.rate_limiter is not None:
         limited = {"instance_group": [_instances(extra.instances, extra.rate_limiter, kind=extra.kind)]}
@@ -101,7 +101,7 @@ def _python_model(model: ModelSpec, triton: TritonSpec, step: str) -> Message:
 
 
 def _policy(model: ModelSpec, step: str) -> Message:
-    """Return the transaction policy of a step that starts generations, whose execute() returns before any response."""
+    """Return the transaction policy of a step; where it starts generations, execute() returns before any response."""
     if role_of(step) not in _STARTING:
         return {}
     return {"model_transaction_policy": {"decoupled": model.decoupled}}
@@ -112,10 +112,11 @@ def _versions(model: ModelSpec, step: str) -> Message:
 
 
 def _version_numbers(model: ModelSpec, step: str) -> list[int]:
-    """The steps are loaded for every release.
+    """Return the versions that a step is loaded in.
 
-    Whoever names no version gets the highest that is loaded. So what clients call is loaded up to the first release,
-    and is always that; a newer one, a candidate, is reached by name. The versions of a graph have one list of steps.
+    A request without a version goes to the highest that is loaded. So what clients call is loaded up to the first
+    release, and is always that; a newer one, a candidate, is reached by name. The versions of a graph have one list of
+    steps.
     """
     numbers = sorted(release.release for release in model.releases)
     if step == CANARY:
@@ -139,8 +140,9 @@ def _instances(count: int, limiter: RateLimiterSpec | None, *, kind: str = "KIND
 
 
 def _queue(model: ModelSpec, step: str) -> Message:
-    """Not for `postprocessing`: its one instance owns the state of every stream and gets every chunk, in order.
+    """Return the settings of Triton's own queue before a step.
 
+    Not for `postprocessing`: its one instance owns the state of every stream and gets every chunk, in order.
     With `dynamic_batching { preserve_ordering }` a cancelled chunk can hold up those of all streams for ever.
     """
     queue = model.triton_queue
@@ -187,7 +189,10 @@ def _graph(model: ModelSpec, triton: TritonSpec) -> Message:
 
 
 def _step(model: str, prefix: str, version: int) -> Message:
-    """One step: a tensor between two steps is called as its producer calls it, with an underscore before it."""
+    """Return one step of the graph.
+
+    A tensor between two steps is called as its producer calls it, with an underscore before it.
+    """
     inputs, outputs = {
         "preprocessing": ((CLIENT_INPUTS,), (PROMPT_TENSORS,)),
         "tensorrt_llm": ((PROMPT_TENSORS, CLIENT_INPUTS), (TOKEN_TENSORS, RESULT_TENSORS)),

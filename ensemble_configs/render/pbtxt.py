@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protobuf text from plain data: the little of the format that a `config.pbtxt` needs.
+"""A writer of protobuf text from plain data: the little of the format that a `config.pbtxt` needs.
 
 Google's own printer leaves out fields that hold their default, and Triton needs ``max_batch_size: 0`` written out; it
 also would make every reader of a deployment install a Triton client. Tests parse what this writes with Triton's
@@ -17,7 +17,7 @@ class Symbol(str):
 
 
 def to_pbtxt(message: Mapping[str, object]) -> str:
-    """Protobuf text of a message; a sequence is a repeated field, written inline if it holds numbers or symbols."""
+    """Return the protobuf text of a message; a sequence is a repeated field, inline if it holds numbers or symbols."""
     return "".join(f"{line}\n" for line in _message(message))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`<version>/release.json`: what one release of the models is made of, read by every adapter when it is loaded."""
+"""The file `<version>/release.json`: the parts of one release of the models, read by every adapter at load."""
 
 import json
 import os
@@ -15,8 +15,9 @@ RELEASE_FILE = "release.json"
 
 
 def render_release(release: ReleaseSpec, *, folder: Path) -> str:
-    """The text of the `release.json` that lies in `folder`; paths in it are relative to that folder, so a tree can
-    move.
+    """Return the text of the `release.json` that lies in `folder`.
+
+    Paths in it are relative to that folder, so a tree can move.
     """
     return _with_relative_paths(release, folder).model_dump_json(indent=2, exclude_none=True) + "\n"
 
@@ -33,7 +34,7 @@ def _with_relative_paths(model: BaseModel, folder: Path) -> BaseModel:
 
 
 def load_release(folder: Path) -> ReleaseSpec:
-    """The release in one version folder of a model.
+    """Return the release in one version folder of a model.
 
     Raises:
         SpecError: the file is missing or not what it should be.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model repository that Triton loads: which files it has, and writing them where they differ.
+"""The model repository that Triton loads: its files, and how they are written where they differ.
 
 Rendering is pure (`render_repository`); writing never touches a file whose text is right, because Triton reloads a
 model whose files have changed.
@@ -26,7 +26,7 @@ DEFAULT_DEPLOYMENT = project_file("ensemble_configs/deployments/demo_cpu.yaml")
 
 
 def render_repository(spec: DeploymentSpec, *, root: Path, source: str) -> dict[Path, str]:
-    """Path (below `root`) and text of every generated file of the repository that will lie at `root`.
+    """Return path (below `root`) and text of every generated file of the repository that will lie at `root`.
 
     Raises:
         SpecError: engines would take what memory the others happen to leave, or an extra model cannot be taken.
@@ -47,10 +47,13 @@ def render_repository(spec: DeploymentSpec, *, root: Path, source: str) -> dict[
 
 
 def write_repository(spec: DeploymentSpec, *, root: Path, source: str) -> list[Path]:
-    """Make `root` the model repository of a deployment; returns the paths (below `root`) that were written.
+    """Make `root` the model repository of a deployment.
 
     The adapters' `model.py` are copied from the committed repository; the version folders of extra models are links to
     the user's. Rendered models that the deployment does not have are removed, for Triton would load them.
+
+    Returns:
+        The paths below `root` that were written.
 
     Raises:
         SpecError: there are other folders in `root`, or an extra model cannot be taken; nothing was changed.
@@ -75,7 +78,7 @@ def write_repository(spec: DeploymentSpec, *, root: Path, source: str) -> list[P
 
 
 def _versions(model: ModelSpec) -> list[tuple[str, ReleaseSpec]]:
-    """The version folders that hold an adapter, each with its step and release."""
+    """Return the version folders that hold an adapter, each with its step and release."""
     return [
         (step, release)
         for step in model.steps
@@ -85,7 +88,11 @@ def _versions(model: ModelSpec) -> list[tuple[str, ReleaseSpec]]:
 
 
 def _own_config(extra: ExtraModelSpec) -> str:
-    """Raises: SpecError: it is not there, or says what the deployment says."""
+    """Return the text of the user's `config.pbtxt`.
+
+    Raises:
+        SpecError: the file is missing, or says what the deployment says.
+    """
     path = extra.dir / "config.pbtxt"
     try:
         text = path.read_text(encoding="utf-8")
@@ -148,7 +155,9 @@ def _write(path: Path, content: bytes) -> bool:
 
 
 def _compile(adapter: Path, *, is_new: bool) -> None:
-    """A stub that writes this by itself changes its version's folder, and Triton would load that version anew at the
+    """Compile an adapter to bytecode, if it is new or was not compiled.
+
+    A stub that writes bytecode by itself changes its version's folder, and Triton would load that version anew at the
     next call that names the model.
     """
     compiled = Path(importlib.util.cache_from_source(str(adapter)))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which server has a folder `build/NAME`: its model repository, log, control socket and what is kept of rollouts.
+"""The lock of a folder `build/NAME`, which holds a server's model repository, log, control socket and rollout records.
 
-`build/NAME/server.lock` is locked by `trireme serve` as long as it runs, and says who that is. The kernel gives the
+`build/NAME/server.lock` is locked by `trireme serve` as long as it runs, and names the process. The kernel gives the
 lock back when the process ends, however that happens, so what a killed one has left refuses nobody.
 """
 
@@ -21,10 +21,10 @@ _FILE = "server.lock"
 
 @contextlib.contextmanager
 def server_lock(folder: Path, spec: DeploymentSpec) -> Iterator[None]:
-    """Have a server's folder alone; a folder in which nothing was written is not left behind.
+    """Hold a server's folder alone; a folder in which nothing was written is not left behind.
 
     Raises:
-        SpecError: another server has it.
+        SpecError: another server holds the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _FILE
@@ -53,10 +53,10 @@ def server_lock(folder: Path, spec: DeploymentSpec) -> Iterator[None]:
 
 
 def refuse_served(repository: Path) -> None:
-    """Before a model repository is written.
+    """Refuse to write a model repository that a running server holds.
 
     Raises:
-        SpecError: a server has it, and would load what is written when it starts an engine again.
+        SpecError: a server holds it, and would load what is written when it starts an engine again.
     """
     path = repository.resolve().parent / _FILE
     with contextlib.suppress(FileNotFoundError):
@@ -69,25 +69,29 @@ def refuse_served(repository: Path) -> None:
 
 
 class ServedPorts(NamedTuple):
-    """Of a server that runs."""
+    """Ports of a running server."""
 
     grpc_port: int
     metrics_port: int
 
 
 def served_ports(builds: Path) -> list[ServedPorts]:
-    """Of the servers that run in the folders below one."""
+    """Return the ports of the servers that run in the folders below `builds`."""
     found = []
     for path in sorted(builds.glob(f"*/{_FILE}")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             if _is_held(path):
-                told = json.loads(path.read_text(encoding="utf-8"))
-                found.append(ServedPorts(int(told["grpc_port"]), int(told["metrics_port"])))
+                server = json.loads(path.read_text(encoding="utf-8"))
+                found.append(ServedPorts(int(server["grpc_port"]), int(server["metrics_port"])))
     return found
 
 
 def _is_held(path: Path) -> bool:
-    """Raises: FileNotFoundError: there is no such lock."""
+    """Return whether a process holds the lock.
+
+    Raises:
+        FileNotFoundError: there is no such lock.
+    """
     number = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -99,7 +103,7 @@ def _is_held(path: Path) -> bool:
 
 
 def _take(path: Path) -> int | None:
-    """The locked file; None: another process has it."""
+    """Return the number of the locked file; None: another process has it."""
     while True:
         number = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -121,7 +125,7 @@ def _is_still(path: Path, number: int) -> bool:
 
 def _holder(path: Path) -> str:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        return f"process {told['pid']} (gRPC on {told['host']}:{told['grpc_port']})"
+        server = json.loads(path.read_text(encoding="utf-8"))
+        return f"process {server['pid']} (gRPC on {server['host']}:{server['grpc_port']})"
     except (OSError, ValueError, KeyError):  # it has not written it yet
         return "another process"

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which servers a cluster runs for a deployment: models that share a device or a budget stay on one server, all others
-have their own, and so has each release beside the stable one; a router splits the requests between them.
+"""Servers that a cluster runs for a deployment.
+
+Models that share a device or a budget stay on one server, all others have their own, and so has each release beside
+the stable one; a router splits the requests between them.
 
 On one machine a release and its candidate are versions on one server. In a cluster they are pods: an engine fills its
 GPUs, and what is to be judged should not take its memory from what it is compared with.
@@ -16,15 +18,15 @@ from trireme.base.errors import SpecError
 
 
 class Workload(NamedTuple):
-    """Servers that are alike.
+    """Equal servers of a cluster.
 
     Attributes:
-        name: among those of the deployment.
-        release: of its only model, where it is one beside the stable one; None: it serves the stable releases.
+        name: name among the workloads of the deployment.
+        release: the release of its only model, if that is not the stable one; None: it serves the stable releases.
         beside: the workload that serves the stable release of that model.
         spec: what each of its servers serves; GPUs by number are those of its pod, from 0.
         num_nodes: pods that are one server together.
-        gpus_per_node: of each of these pods.
+        gpus_per_node: GPUs of each of these pods.
     """
 
     name: str
@@ -36,7 +38,7 @@ class Workload(NamedTuple):
 
 
 def workloads(spec: DeploymentSpec) -> tuple[Workload, ...]:
-    """Stable ones first, in the order of the models; then the other releases.
+    """Return the workloads of a deployment: the stable ones in the order of the models, then the other releases.
 
     Raises:
         SpecError: something holds only on one machine, or the ranks of an engine do not divide into nodes.
@@ -79,8 +81,9 @@ def _check_portable(model: ModelSpec, release: ReleaseSpec) -> None:
 def _groups(
     models: Sequence[ModelSpec], extras: Sequence[ExtraModelSpec]
 ) -> list[tuple[list[ModelSpec], list[ExtraModelSpec]]]:
-    """Models that share something, over any number of others, in their own order; an extra that shares nothing with a
-    model is with the first.
+    """Return the groups of models that share something, directly or over other models, in the deployment's order.
+
+    An extra model that shares nothing with a model is in the first group.
     """
     all_of_them: tuple[ModelSpec | ExtraModelSpec, ...] = (*models, *extras)
     groups: list[tuple[set[int], set[tuple[str, object]]]] = []
@@ -102,7 +105,7 @@ def _groups(
 
 
 def _shares(one: ModelSpec | ExtraModelSpec) -> Iterator[tuple[str, object]]:
-    """What two models of one server may have in common, of the stable release."""
+    """Yield what the stable release of a model may have in common with other models of its server."""
     if one.rate_limiter is not None:
         yield from (("resource", need.name) for need in one.rate_limiter.resources)
     if isinstance(one, ExtraModelSpec):
@@ -116,7 +119,7 @@ def _shares(one: ModelSpec | ExtraModelSpec) -> Iterator[tuple[str, object]]:
 
 
 def _only(model: ModelSpec, release: ReleaseSpec) -> ModelSpec:
-    """The model with another release in the place of its stable one."""
+    """Return the model with another release in the place of its stable one."""
     return model.model_copy(update={name: getattr(release, name) for name in ReleaseSpec.model_fields})
 
 
@@ -152,7 +155,7 @@ def _workload(
 
 
 def _renumbered(model: ModelSpec, gpus: Sequence[int], *, is_alone: bool) -> object:
-    """Its placement on the GPUs of its pod; one that has them all needs none."""
+    """Return the model's placement on the GPUs of its pod; a model that has them all needs none."""
     numbers = None if is_alone or not model.gpus else tuple(gpus.index(int(gpu)) for gpu in model.gpus)
     return model.placement.model_copy(update={"gpus": numbers})
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a deployment file may say, as typed data, and what two parts of it cannot say together."""
+"""Deployment files as typed data, and the clashes between two parts of a file."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who runs next and who is refused, as typed data: the budget, the queue, the targets."""
+"""Admission as typed data: the budget, the queue, load shedding and the targets."""
 
 import itertools
 from typing import Annotated, Literal
@@ -13,7 +13,10 @@ Share = Annotated[Number, Field(gt=0, le=1)]
 
 
 class ClassShares(Spec):
-    """Of seats, KV blocks and tokens: how full a class may make the engine; what is above is for higher classes."""
+    """Shares of seats, KV blocks and tokens up to which a class may fill the engine.
+
+    What is above a class's share is for higher classes.
+    """
 
     premium: Share = 1.0
     standard: Share = 0.95
@@ -30,7 +33,7 @@ class ClassShares(Spec):
 
 
 class BudgetSpec(Spec):
-    """What may be in flight at once."""
+    """Limits of what may be in flight at once."""
 
     max_tokens: Positive | None = Field(
         default=None, description="prompts and expected outputs in flight; none: what the KV cache holds"
@@ -38,7 +41,7 @@ class BudgetSpec(Spec):
     kv_fraction: Share = Field(default=1.0, description="of the engine's KV blocks; the rest is for its prefix cache")
     forecast: Literal["max_tokens", "learned"] = Field(
         default="max_tokens",
-        description="learned: what the tenant's requests made before; who makes more may be preempted, once",
+        description="learned: what the tenant's requests made before; a request that makes more may be preempted, once",
     )
     forecast_quantile: Annotated[Number, Field(gt=0, lt=1)] = 0.9
     shares: ClassShares = ClassShares()
@@ -54,12 +57,12 @@ class BudgetSpec(Spec):
         default=0.0625,
         ge=0,
         lt=1,
-        description="of the whole: who holds more than its fair share leaves so much to the other tenants that come",
+        description="of the whole: a tenant with more than its fair share leaves so much to the others that come",
     )
 
 
 class QueueSpec(Spec):
-    """What may wait, and in which order it starts."""
+    """Limits of what may wait, and the order in which it starts."""
 
     policy: Literal["fifo", "fair_classes"] = "fair_classes"
     max_requests: Positive = Field(default=1024, description="of each class, shared among its tenants by weight")
@@ -68,14 +71,14 @@ class QueueSpec(Spec):
         default=15.0,
         gt=0,
         le=1e6,
-        description="where `slo.ttft_ms` is set: who has waited so long without room is refused, premium after twice "
-        "as long; none: who can still have its first token in time may wait",
+        description="where `slo.ttft_ms` is set: a request that has waited so long is refused, premium after twice "
+        "as long; none: a request that can still have its first token in time may wait",
     )
     ageing_s: Number = Field(
         default=30.0,
         ge=0,
         le=1e6,
-        description="who has waited so long has a part in every fourth start, whatever the class; 0: never",
+        description="a request that has waited so long has a part in every fourth start, of any class; 0: never",
     )
     is_shortest_first: Boolean = Field(default=False, description="within a tenant and class, by expected tokens")
     tenant_weights: dict[str, Annotated[Number, Field(ge=0.001, le=1000)]] = Field(
@@ -84,7 +87,7 @@ class QueueSpec(Spec):
 
 
 class _StepSpec(Spec):
-    """When a step of the ladder is in force, by the offered load: 1 is as much as the budget holds."""
+    """The offered load at which a load-shedding level starts and ends; 1 is as much as the budget holds."""
 
     enter: Annotated[Number, Field(gt=0, le=1000)]
     leave: Annotated[Number, Field(gt=0, le=1000)]
@@ -100,20 +103,20 @@ class _StepSpec(Spec):
 
 
 class CapStepSpec(_StepSpec):
-    """Answers of a class have no more than so many tokens."""
+    """A load-shedding level that caps the output tokens of a class."""
 
     action: Literal["cap_max_tokens"]
     max_tokens: Positive
 
 
 class RefuseStepSpec(_StepSpec):
-    """A class is not let in."""
+    """A load-shedding level that refuses a class."""
 
     action: Literal["refuse"]
 
 
 class LadderSpec(Spec):
-    """What is given up under load, one step after the other; each on top of those before it."""
+    """Load-shedding levels, lowest load first; each holds on top of those before it."""
 
     window_s: Number = Field(default=5.0, ge=0.1, le=3600, description="in which arrivals fade out of the offered load")
     min_step_s: Number = Field(default=10.0, ge=0, le=3600, description="between two changes")
@@ -146,7 +149,7 @@ class SloSpec(Spec):
 
 
 class AdmissionSpec(Spec):
-    """All of it."""
+    """The settings of admission."""
 
     budget: BudgetSpec = BudgetSpec()
     queue: QueueSpec = QueueSpec()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all parts of a deployment have in common: frozen, checked, paths meant from the file that names them."""
+"""The base of all parts of a deployment: frozen, checked, with paths relative to the file that names them."""
 
 import math
 import re
@@ -62,12 +62,12 @@ Location = tuple[str | int, ...]  # of a value in the data, as pydantic has it
 
 
 def is_name(value: object) -> bool:
-    """Whether a `Name` may be called so."""
+    """Return whether a value is a valid `Name`."""
     return isinstance(value, str) and len(value) <= _MAX_NAME_LEN and re.fullmatch(_NAME_PATTERN, value) is not None
 
 
 class Spec(BaseModel):
-    """Frozen, and an unknown key is an error."""
+    """A frozen model that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -78,13 +78,13 @@ class Spec(BaseModel):
         base = (info.context or {}).get("base_dir")
         return (base / value).resolve() if base is not None and isinstance(value, Path) else value
 
-    def told(self, field: str) -> str:
-        """A field's value for a message; of one that nobody wrote, that it is the default."""
+    def shown_value(self, field: str) -> str:
+        """Return a field's value for a message, with a note if it is the default because nobody wrote it."""
         value = getattr(self, field)
         return str(value) if field in self.model_fields_set else f"{value}, the default: the deployment does not set it"
 
     @classmethod
     def shown_location(cls, location: Location, data: object) -> Location:
-        """Where a person finds what is wrong at `location`, if the spec rearranges `data` before it is checked."""
+        """Return where a person finds what is wrong at `location`, if the spec rearranges `data` before its check."""
         del data
         return location

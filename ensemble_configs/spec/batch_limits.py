@@ -46,8 +46,8 @@ def within_build(spec: Batched, *, num_seqs: int | None, num_tokens: int | None)
 
     Args:
         spec: of a deployment, with `max_num_seqs` and `max_num_batched_tokens`.
-        num_seqs: that it was built for; None: no limit.
-        num_tokens: the same, of a step.
+        num_seqs: sequences of a step that the engine was built for; None: no limit.
+        num_tokens: tokens of a step that the engine was built for; None: no limit.
     """
     built = {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens}
     changes = {

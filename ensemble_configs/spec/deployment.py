@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one deployment serves, as typed data: the YAML file, the defaults and the cross-checks.
+"""A deployment as typed data: the YAML file, the defaults and the cross-checks.
 
 Everything that Triton reads is rendered from a `DeploymentSpec` (`ensemble_configs.render.repository`); nothing
 downstream has a default of its own.
@@ -23,7 +23,7 @@ from trireme.base.errors import SpecError
 
 
 class MachineSpec(Spec):
-    """What the models have to share; none: that of the machine that is asked."""
+    """Resources that the models have to share; without it, those of the machine that is asked."""
 
     host_memory_gib: Annotated[Number, Field(gt=0, le=1e6)] | None = None
     gpu: str | None = Field(default=None, description="a name that `trireme plan` knows: h100, l40s, ...")
@@ -32,7 +32,7 @@ class MachineSpec(Spec):
 
 
 class DeploymentSpec(Spec):
-    """One deployment file. With one model, the model's fields may stand beside `name`; several stand in `models`."""
+    """A deployment file. With one model, the model's fields may stand beside `name`; several stand in `models`."""
 
     name: Name = Field(description="also the folder under build/")
     triton: TritonSpec = TritonSpec()
@@ -61,12 +61,12 @@ class DeploymentSpec(Spec):
 
     @classmethod
     def of_one(cls, **fields: object) -> "DeploymentSpec":
-        """A deployment of one model, its fields given as in a file."""
+        """Return a deployment of one model, its fields given as in a file."""
         return cls.model_validate(fields)
 
     @classmethod
     def shown_location(cls, location: Location, data: object) -> Location:
-        """Of a file with one model, without `models.0`; of several, by the model's name."""
+        """Return a location without `models.0` for a file with one model, and with the model's name for several."""
         match location:
             case ("models", int(), *rest) if _is_flat(data):
                 return tuple(rest)
@@ -85,17 +85,17 @@ class DeploymentSpec(Spec):
 
     @property
     def releases(self) -> tuple[ReleaseSpec, ...]:
-        """Of all models."""
+        """Return the releases of every model in the deployment."""
         return tuple(release for model in self.models for release in model.releases)
 
     @property
     def adapter_parameters(self) -> dict[str, str]:
-        """What is said to every adapter beside its release."""
+        """Return the parameters that every adapter reads beside its release."""
         return adapter_parameters(self.tracing, self.logs)
 
     @property
     def model(self) -> ModelSpec:
-        """The only one.
+        """Return the only model of the deployment.
 
         Raises:
             SpecError: there are several.
@@ -106,7 +106,7 @@ class DeploymentSpec(Spec):
         return self.models[0]
 
     def with_model(self, **changes: object) -> "DeploymentSpec":
-        """The same with other fields of the only model, which are not checked again."""
+        """Return the deployment with other fields of the only model, which are not checked again."""
         return self.model_copy(update={"models": (self.model.model_copy(update=changes),)})
 
 
@@ -118,7 +118,7 @@ def load_deployment(path: Path) -> DeploymentSpec:
     """Read a deployment file; relative paths in it become absolute, from the file's own folder.
 
     Raises:
-        SpecError: no such file, not YAML, an unknown or missing key, a wrong type or a clash. It names each.
+        SpecError: no such file, not YAML, an unknown or missing key, a wrong type or a clash. The error names each.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -138,7 +138,7 @@ def load_deployment(path: Path) -> DeploymentSpec:
 
 
 def override_triton(spec: DeploymentSpec, **changes: object) -> DeploymentSpec:
-    """The deployment with other settings of its server, checked again; None leaves a setting as it is.
+    """Return the deployment with other settings of its server, checked again; None leaves a setting as it is.
 
     Raises:
         SpecError: the result is not valid.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two parts of a deployment can say that does not go together; each finding names the keys and the next step."""
+"""Checks of parts of a deployment that do not go together; each finding names the keys and the next step."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ class RateLimiterPool(Spec):
 def find_clashes(
     models: Sequence[ModelSpec], extra_models: Sequence[ExtraModelSpec], pools: Sequence[RateLimiterPool]
 ) -> list[str]:
-    """All that is wrong between the models of a server."""
+    """Return everything that is wrong between the models of a server."""
     return [
         *_equal_names(models, extra_models),
         *_pools_twice(pools),
@@ -61,9 +61,9 @@ def _resources(
         *((model.name, model.rate_limiter) for model in models),
         *((extra.name, extra.rate_limiter) for extra in extra_models),
     ]
-    needs = [(who, need) for who, limiter in users if limiter is not None for need in limiter.resources]
-    for who, need in needs:
-        yield from _unmet(who, need, pools)
+    needs = [(user, need) for user, limiter in users if limiter is not None for need in limiter.resources]
+    for user, need in needs:
+        yield from _unmet(user, need, pools)
     yield from _both_global_and_not(needs)
     for model in models:
         yield from _device_of_several(model)
@@ -74,28 +74,30 @@ def _resources(
         )
 
 
-def _unmet(who: str, need: ResourceNeed, pools: Sequence[RateLimiterPool]) -> Iterator[str]:
+def _unmet(user: str, need: ResourceNeed, pools: Sequence[RateLimiterPool]) -> Iterator[str]:
     named = [pool for pool in pools if pool.name == need.name]
     if not named:
         close = [pool.name for pool in pools if pool.name.lower() == need.name.lower()]
         hint = f"; {close[0]} is another, for case counts" if close else ""
         yield (
-            f"{who}: rate_limiter.resources takes {need.count} of {need.name}, of which Triton has 0, for rate_limiter "
-            f"does not name it{hint}; add it there with a count"
+            f"{user}: rate_limiter.resources takes {need.count} of {need.name}, of which Triton has 0, for "
+            f"rate_limiter does not name it{hint}; add it there with a count"
         )
         return
     if need.is_global and any(pool.device is not None for pool in named):
-        yield f"{who}: {need.name} is global, so rate_limiter must name it without a device"
+        yield f"{user}: {need.name} is global, so rate_limiter must name it without a device"
         return
     usable = [pool.count for pool in named if pool.device in (None, _LLM_DEVICE)]
     if not usable or max(usable) < need.count:
         there = f"{max(usable)} of it" if usable else f"none of it on device {_LLM_DEVICE}"
-        yield f"{who}: takes {need.count} of {need.name} at once, and there is {there}; raise the count in rate_limiter"
+        yield (
+            f"{user}: takes {need.count} of {need.name} at once, and there is {there}; raise the count in rate_limiter"
+        )
 
 
 def _both_global_and_not(needs: Sequence[tuple[str, ResourceNeed]]) -> Iterator[str]:
     for name in sorted({need.name for _, need in needs if need.is_global}):
-        if local := [who for who, need in needs if need.name == name and not need.is_global]:
+        if local := [user for user, need in needs if need.name == name and not need.is_global]:
             yield (
                 f"rate_limiter.resources: {name} is global for some models and not for {', '.join(local)}; Triton "
                 "refuses that; say the same"
@@ -103,7 +105,7 @@ def _both_global_and_not(needs: Sequence[tuple[str, ResourceNeed]]) -> Iterator[
 
 
 def _device_of_several(model: ModelSpec) -> Iterator[str]:
-    """An engine that spans devices is one instance, which Triton counts on device 0 alone."""
+    """Yield a finding for device resources of an engine that spans devices, which Triton counts on device 0 alone."""
     num_gpus = max(getattr(release.engine, "world_size", 1) for release in model.releases)
     limiter = model.rate_limiter or RateLimiterSpec()
     if num_gpus > 1 and (local := [need.name for need in limiter.resources if not need.is_global]):
@@ -114,7 +116,7 @@ def _device_of_several(model: ModelSpec) -> Iterator[str]:
 
 
 def _memory_pools(models: Sequence[ModelSpec]) -> Iterator[str]:
-    """Engines that are loaded in turns agree how much they share."""
+    """Yield a finding where engines that are loaded in turns disagree about the memory that they share."""
     sizes: dict[str, dict[int, str]] = {}
     for model in models:
         for release in model.releases:
@@ -127,7 +129,7 @@ def _memory_pools(models: Sequence[ModelSpec]) -> Iterator[str]:
 
 
 def _too_many_shared(models: Sequence[ModelSpec]) -> Iterator[str]:
-    """The server's ledger (`serving.shared_budget.ledger_file`) has room for so many."""
+    """Yield a finding if the server's ledger (`serving.shared_budget.ledger_file`) has no room for all resources."""
     names: set[tuple[str, str]] = set()
     for model in models:
         for release in model.releases:
@@ -142,7 +144,7 @@ def _too_many_shared(models: Sequence[ModelSpec]) -> Iterator[str]:
 
 
 def unbounded_caches(models: Sequence[ModelSpec]) -> Iterator[str]:
-    """Engines that share a GPU without saying how much of it.
+    """Yield a message for each group of engines that share a GPU without saying how much of it.
 
     TensorRT-LLM takes a part of what is free when it loads, and Triton loads models at the same time. Not refused when
     the file is read: `trireme plan --deployment` reads it and proposes what to set.
@@ -165,7 +167,7 @@ def unbounded_caches(models: Sequence[ModelSpec]) -> Iterator[str]:
 
 
 def _shared_counts(models: Sequence[ModelSpec]) -> Iterator[str]:
-    """What all models of a server may hold together is one number."""
+    """Yield a finding where models give different counts of a resource that they share."""
     counts: dict[str, dict[int, list[str]]] = {}
     for model in models:
         for release in model.releases:
@@ -174,5 +176,5 @@ def _shared_counts(models: Sequence[ModelSpec]) -> Iterator[str]:
                 counts.setdefault(resource.name, {}).setdefault(resource.count, []).append(model.name)
     for name, users in counts.items():
         if len(users) > 1:
-            said = ", ".join(f"{count} in {', '.join(dict.fromkeys(who))}" for count, who in users.items())
+            said = ", ".join(f"{count} in {', '.join(dict.fromkeys(names))}" for count, names in users.items())
             yield f"admission.budget.shared: {name} has the count {said}; all must say the same"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of upstream that a deployment passes on as they are: which may be, and which a field of ours already says.
+"""Upstream's arguments that a deployment passes on as they are, and the refusal of those that a field of ours sets.
 
 `engine.extra_llm_args` is for what the deployment has no field for. Its form is upstream's own (the mapping that
 `trtllm-serve --extra_llm_api_options` takes): arguments by name, and a part of them, `kv_cache_config`, as a mapping.
@@ -94,7 +94,7 @@ def check_extra_llm_args(engine: BaseModel) -> None:
         engine: the spec of an engine of TensorRT-LLM.
 
     Raises:
-        ValueError: with the first of them, and what to do.
+        ValueError: names the first such argument, and what to do.
     """
     arguments: dict[str, JsonValue] = getattr(engine, FIELD)
     if not arguments:
@@ -139,7 +139,7 @@ def _candidates(version: str | None) -> list[VersionFacts]:
 
 
 def _paths(arguments: Mapping[str, JsonValue]) -> Iterator[tuple[str, JsonValue]]:
-    """Return arguments by name, and what is in a part that we make by its dotted path."""
+    """Yield arguments by name, and the contents of a part that we make by their dotted paths."""
     for name, value in arguments.items():
         yield name, value
         if name in _PARTS and isinstance(value, Mapping):

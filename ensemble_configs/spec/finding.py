@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thing that is wrong with a release or with the machine that is to serve it."""
+"""Findings: things that are wrong with a release or with the machine that is to serve it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from trireme.base.errors import SpecError
 
 
 class Finding(Spec):
-    """What was found, what was wanted, and what to do now."""
+    """A fault: what was found, what was wanted, and what to do now."""
 
     check: str  # what was looked at: "file engine/rank1.engine", "sm", "memory"
     found: str
@@ -27,7 +27,7 @@ def refuse(findings: Sequence[Finding], *, source: Path) -> None:
     """Turn findings about `source` into one error.
 
     Raises:
-        SpecError: there are any; it shows the first three in full.
+        SpecError: there are findings; the error shows the first three in full.
     """
     if not findings:
         return

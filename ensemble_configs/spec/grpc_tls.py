@@ -59,24 +59,24 @@ class GrpcTlsSpec(Spec):
 
 
 class Certificate(NamedTuple):
-    """Names and end of the server's certificate, as people are told of them."""
+    """Names and expiry of the server's certificate, as people read them."""
 
     names: tuple[str, ...]
     valid_until: datetime.datetime
 
     @property
     def days_left(self) -> float:
-        """Return the days until it expires; below 0: it has."""
+        """Return the days until the certificate expires; below 0: it has expired."""
         return (self.valid_until - _now()) / datetime.timedelta(days=1)
 
     @property
     def facts(self) -> dict[str, object]:
-        """Return it for a program, as JSON data."""
+        """Return the certificate's facts for a program, as JSON data."""
         return {"names": list(self.names), "valid_until": self.valid_until.isoformat()}
 
     @property
     def summary(self) -> str:
-        """Return it in some words, with a warning where it expires soon."""
+        """Return the certificate's facts in some words, with a warning where it expires soon."""
         soon = ": RENEW IT, and start the server again" if self.days_left < _SOON_DAYS else ""
         return f"{', '.join(self.names)}; valid for {self.days_left:.0f} days, until {self.valid_until:%Y-%m-%d}{soon}"
 
@@ -85,7 +85,7 @@ def certificate_of(tls: GrpcTlsSpec) -> Certificate:
     """Return what the server's certificate says.
 
     Raises:
-        OSError, ValueError: it cannot be read.
+        OSError, ValueError: the certificate cannot be read.
     """
     first = _certificates(tls.cert_file)[0]
     return Certificate(_names(first), first.not_valid_after_utc)

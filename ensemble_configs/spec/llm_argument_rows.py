@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 def _plain(value: object) -> object:
-    """Paths as text and tuples as lists, which is what upstream's types say."""
+    """Return paths as text and tuples as lists, which is what upstream's types say."""
     if isinstance(value, Path):
         return str(value)
     return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How Triton's models are called: upstream's names, behind a prefix where a server has several language models."""
+"""Names of Triton's models: upstream's names, behind a prefix where a server has several language models."""
 
 PYTHON_MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
 STEPS_OF_GRAPH = ("preprocessing", "tensorrt_llm", "postprocessing")
@@ -10,12 +10,12 @@ STEPS = (*PYTHON_MODELS, CANARY, GRAPH)
 
 
 def role_of(step: str) -> str:
-    """Which model of upstream's one is: its adapter and its tensors."""
+    """Return upstream's model that a step stands for: its adapter and its tensors."""
     return "ensemble" if step == CANARY else step
 
 
 def prefix_of(model_name: str, step: str) -> str:
-    """What stands before upstream's name.
+    """Return the text before upstream's name in the name of a Triton model.
 
     Args:
         model_name: as Triton knows the model: "chat_tensorrt_llm".

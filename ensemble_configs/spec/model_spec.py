@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One model of a deployment, as typed data: its releases, and what Triton is told of it."""
+"""A model of a deployment as typed data: its releases, and Triton's settings for it."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +14,7 @@ ResourceName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_len
 
 
 class ResourceNeed(Spec):
-    """What an instance of a model takes of a resource of Triton's rate limiter while its `execute()` runs."""
+    """An amount of a resource of Triton's rate limiter that an instance of a model takes while its `execute()` runs."""
 
     name: ResourceName
     count: Positive = 1
@@ -36,7 +36,7 @@ class RateLimiterSpec(Spec):
 
 
 class InstancesSpec(Spec):
-    """How many of each step Triton runs, each in a process of its own."""
+    """How many instances of each step Triton runs, each in a process of its own."""
 
     preprocessing: Positive = Field(default=1, le=64, description="tokenizers")
     tensorrt_llm: Positive = 1
@@ -110,29 +110,29 @@ class ModelSpec(ReleaseSpec):
 
     @property
     def triton_prefix(self) -> str:
-        """What stands before upstream's model names."""
+        """Return the text before upstream's model names."""
         return f"{self.name}_" if self.prefix is None else self.prefix
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """Upstream's names of the Triton models that there are."""
+        """Return upstream's names of the Triton models of this language model."""
         wanted = {"tensorrt_llm", *self.endpoints, *(STEPS_OF_GRAPH if GRAPH in self.endpoints else ())}
         wanted |= {CANARY} if self.canary is not None else set()
         return tuple(step for step in STEPS if step in wanted)
 
     @property
     def triton_names(self) -> tuple[str, ...]:
-        """Of the Triton models that there are."""
+        """Return the full names of the Triton models of this language model."""
         return tuple(self.triton_prefix + step for step in self.steps)
 
     @property
     def releases(self) -> tuple[ReleaseSpec, ...]:
-        """All of them; the first is the one that is served to whoever names none."""
+        """Return every release of the model; requests that name none go to the first."""
         return (as_release(self), *self.other_releases)
 
     @property
     def trials(self) -> tuple[int, ...]:
-        """Releases that the server can lose, and serve on."""
+        """Return the numbers of the releases that the server can lose, and serve on."""
         return tuple({number: None for number in (self.canary, *self.on_trial) if number not in (None, self.release)})
 
     @model_validator(mode="after")
@@ -154,7 +154,7 @@ class ModelSpec(ReleaseSpec):
             if number not in (self.release, *others):
                 raise ValueError(f"on_trial must be of other_releases, each {there}, got {number}")
         if self.on_trial and "tensorrt_llm_bls" not in self.endpoints:
-            raise ValueError("on_trial needs tensorrt_llm_bls among the endpoints, which serves who names a release")
+            raise ValueError("on_trial needs tensorrt_llm_bls among the endpoints, which serves requests by release")
         if self.canary is not None and "ensemble" not in self.endpoints:
             raise ValueError("canary needs ensemble among the endpoints, for it is served beside it; add it there")
         return self
@@ -183,5 +183,5 @@ class ExtraModelSpec(Spec):
 
 
 def as_release(model: ReleaseSpec) -> ReleaseSpec:
-    """Only what one release is made of."""
+    """Return only the fields of a release."""
     return ReleaseSpec.model_construct(**{name: getattr(model, name) for name in ReleaseSpec.model_fields})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server tells of single requests, as typed data: their traces, and lines of its log."""
+"""Reports about single requests as typed data: their traces, and lines of the server's log."""
 
 import re
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def _is_endpoint(value: str) -> str:
 
 
 class TracingSpec(Spec):
-    """Spans of requests, and the histogram of the time to their first token with exemplars, to an OTLP receiver."""
+    """Export to an OTLP receiver: spans of requests, and the histogram of the time to first token with exemplars."""
 
     endpoint: Annotated[str, Field(max_length=2048), AfterValidator(_is_endpoint)] = Field(
         description="of the collector; spans go to /v1/traces below it, the histogram to /v1/metrics"
@@ -41,14 +41,14 @@ class TracingSpec(Spec):
 
 
 class LogsSpec(Spec):
-    """What the processes in Python write to the server's log; prompts and answers are never in it."""
+    """Lines that the processes in Python write to the server's log; prompts and answers are never in it."""
 
     format: Literal["text", "json"] = Field(default="text", description="json: an object a line")
     requests: Literal["none", "failed", "all"] = Field(default="none", description="a line for each of these")
 
 
 def adapter_parameters(tracing: TracingSpec | None, logs: LogsSpec) -> dict[str, str]:
-    """What the adapters have to know, as parameters of their `config.pbtxt`; none for the defaults."""
+    """Return the settings that the adapters read, as parameters of their `config.pbtxt`; none for the defaults."""
     parameters = {}
     if tracing is not None:
         parameters[_TRACING] = tracing.model_dump_json()
@@ -58,7 +58,7 @@ def adapter_parameters(tracing: TracingSpec | None, logs: LogsSpec) -> dict[str,
 
 
 def read_adapter_parameters(config: Mapping[str, object]) -> tuple[TracingSpec | None, LogsSpec]:
-    """The same from a model's config as Triton gives it to an adapter."""
+    """Return tracing and logs from a model's config as Triton gives it to an adapter; see `adapter_parameters`."""
     parameters = config.get("parameters")
     texts = parameters if isinstance(parameters, dict) else {}
     tracing = texts.get(_TRACING)

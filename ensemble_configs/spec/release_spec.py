@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A release as it is served, as typed data: tokenizer, engine, who runs next, and how answers leave."""
+"""A release as it is served, as typed data: tokenizer, engine, admission, and how answers leave."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +22,7 @@ class TokenizerSpec(Spec):
 
 
 class ResponseSpec(Spec):
-    """Defaults of requests that do not say."""
+    """Settings of responses for requests that do not give their own."""
 
     exclude_input_in_output: Boolean = Field(
         default=False, description="upstream's default: a whole response has the prompt"
@@ -42,7 +42,7 @@ class ResponseSpec(Spec):
 
 
 class BlsSpec(Spec):
-    """What `tensorrt_llm_bls` does in another way than `ensemble`."""
+    """Differences between `tensorrt_llm_bls` and `ensemble`."""
 
     accumulate_tokens: Boolean = Field(
         default=False, description="upstream's name: each response of a stream holds its whole text so far"
@@ -53,7 +53,7 @@ _MigSlice = Annotated[str, Field(pattern=r"^(MIG|GPU)-[0-9A-Za-z/-]+$")]
 
 
 class PlacementSpec(Spec):
-    """Which part of a machine an engine's process may use; none: all of it."""
+    """The part of a machine that an engine's process may use; none: the whole machine."""
 
     gpus: tuple[NotNegative | _MigSlice, ...] | None = Field(
         default=None, min_length=1, description="by number, or by UUID: GPU-..., MIG-... for a slice of one"
@@ -71,7 +71,7 @@ class PlacementSpec(Spec):
         return self
 
     def environment(self) -> dict[str, str]:
-        """What CUDA wants to be told when the process begins."""
+        """Return the environment variables that CUDA reads when the process begins."""
         found = {}
         if self.gpus is not None:
             found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.gpus))
@@ -81,7 +81,7 @@ class PlacementSpec(Spec):
 
 
 class OnDemandSpec(Spec):
-    """An engine that is loaded when somebody asks for it, and gives way to another that is asked for (time-slicing).
+    """On-demand loading: an engine is loaded when a request asks for it, and gives way to another (time-slicing).
 
     The engines of a pool share its memory; which of them are loaded changes as they are asked for.
     """
@@ -120,7 +120,7 @@ class OnDemandSpec(Spec):
 
 
 class ReleaseSpec(Spec):
-    """What may differ between two releases that one server holds: `<version>/release.json` of the model repository.
+    """The fields that may differ between two releases of one server: `<version>/release.json` of the model repository.
 
     With `release_dir`, a built release (`ensemble_configs.releases.release_manifest`), `engine.dir` and `tokenizer.dir`
     need not be named: they are its subfolders `engine` and `tokenizer`.
@@ -136,7 +136,7 @@ class ReleaseSpec(Spec):
     tokenizer: TokenizerSpec
     engine: EngineSpec
     admission: AdmissionSpec | None = Field(
-        default=None, description="who runs next and who is refused; none: the engine's own order, and all that come"
+        default=None, description="which request runs next or is refused; none: the engine's order, none is refused"
     )
     slo: SloSpec = SloSpec()
     responses: ResponseSpec = ResponseSpec()
@@ -170,13 +170,13 @@ class ReleaseSpec(Spec):
 
     @property
     def num_gpus(self) -> int:
-        """Of the engine on one node; 0 on the CPU."""
+        """Return the number of GPUs of the engine on one node; 0 on the CPU."""
         world_size = int(getattr(self.engine, "world_size", 0))
         return min(world_size, getattr(self.engine, "gpus_per_node", None) or world_size)
 
     @property
     def gpus(self) -> tuple[int | str, ...]:
-        """That the engine's ranks take on a node, the first of those that it sees."""
+        """Return the GPUs that the engine's ranks take on a node, the first of those that it sees."""
         return (self.placement.gpus or tuple(range(self.num_gpus)))[: self.num_gpus]
 
     @model_validator(mode="after")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model takes of a device that it shares with the other models of its server, as typed data."""
+"""A model's part of a device that it shares with the other models of its server, as typed data."""
 
 from typing import Annotated, Literal
 
@@ -9,7 +9,7 @@ from ensemble_configs.spec.base import Number, Positive, Spec
 
 
 class SharedResourceSpec(Spec):
-    """A resource of which there is so much for all models together; each says the same count."""
+    """A resource with one count for all models together; each model names the same count."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
     count: Positive = Field(description="units that all models of the server may hold together")
@@ -27,7 +27,7 @@ class SharedResourceSpec(Spec):
         return self
 
     def units_of(self, *, num_tokens: int, num_blocks: int) -> int:
-        """What a request takes that may have so many tokens, prompt and output, in so many KV blocks."""
+        """Return the units of a request of `num_tokens` tokens, prompt and output, in `num_blocks` KV blocks."""
         return self.units * {"request": 1, "kv_block": num_blocks, "token": num_tokens}[self.per]
 
 

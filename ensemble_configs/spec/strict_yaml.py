@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""YAML in which no key stands twice: the usual loader would take the last and forget the others without a word."""
+"""A YAML loader that refuses a key that stands twice: the usual one takes the last and forgets the others."""
 
 from collections.abc import Hashable
 
@@ -7,7 +7,7 @@ import yaml
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses a mapping that has a key twice."""
+    """A loader that refuses a mapping that has a key twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         seen: dict[object, yaml.Mark] = {}
@@ -26,7 +26,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def load_yaml(text: str) -> object:
-    """Plain data.
+    """Read a YAML text as plain data.
 
     Raises:
         yaml.YAMLError: the text is not YAML, or a key stands twice in one mapping.

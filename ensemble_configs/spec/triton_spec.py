@@ -8,7 +8,7 @@ from ensemble_configs.spec.grpc_tls import GrpcTlsSpec
 
 
 class TritonSpec(Spec):
-    """The server around the models; ports may be overridden on the command line."""
+    """Settings of the server around the models; options of the command line go before its ports."""
 
     host: str = Field(
         default="127.0.0.1", pattern=r"^[0-9A-Za-z.:_-]+$", max_length=253, description="address or name to listen on"

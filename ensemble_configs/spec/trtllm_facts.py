@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names that TensorRT-LLM's arguments have in each version that was read, to check a deployment where it is not.
+"""Names of TensorRT-LLM's arguments in each version that was read, to check a deployment where it is not installed.
 
 `trtllm_facts.json` is written by `make docs` from the facts that the tests' stand-in is made of. A version stands for
 all with its two leading numbers.
@@ -21,7 +21,7 @@ class VersionFacts:
     """The names that were read of one version.
 
     Attributes:
-        version: as its folder of facts is called.
+        version: the name of its folder of facts.
         read: for each part that was looked at, how: source, catalogue, partly, no or absent.
         llm: the class of the LLM's arguments, by provider.
         classes: of each class of arguments the fields, and of each field the classes that a mapping there fills.
@@ -49,7 +49,7 @@ class VersionFacts:
                 yield from self._unknown(parts, value, f"{path}{name}.")
 
     def nearest_argument(self, provider: str, path: str) -> str | None:
-        """Return the argument that was perhaps meant by an unknown path."""
+        """Return the argument that an unknown path perhaps means, or None."""
         *parents, name = path.split(".")
         classes = [self.llm[provider]] if provider in self.llm else []
         for parent in parents:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data against a spec: what is wrong is told by its path, with the value, and what was meant."""
+"""Validation of data against a spec: each finding has its path, the value, and the key that was probably meant."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ def validate(model: type[Model], data: object, *, source: Path) -> Model:
     """Check data read from `source` against a spec.
 
     Raises:
-        SpecError: every finding by its path, one line.
+        SpecError: names every finding by its path, in one line.
     """
     try:
         return model.model_validate(data, context={"base_dir": source.parent})
@@ -33,7 +33,7 @@ _NO_MAPPING = {"model_type", "model_attributes_type"}  # which pydantic tells by
 
 
 def _follows_from_another(error: object) -> bool:
-    """A list is too short for pydantic if what is in it is wrong, which is told by itself."""
+    """Return whether an error only follows from another: pydantic calls a list too short if an item in it is wrong."""
     assert isinstance(error, dict)
     given = error.get("input")
     return error["type"] == "too_short" and isinstance(given, Sequence) and len(given) > error["ctx"]["actual_length"]
@@ -62,7 +62,7 @@ def _finding(error: object, model: type[BaseModel], data: object) -> str:
 
 
 def _without_tag(error: dict[str, Any], model: type[BaseModel], where: str) -> str:
-    """Of a part that does not say which of several it is, perhaps because the key that says it is mistyped."""
+    """Return the message about a part whose tag is missing, perhaps because the tag's key is mistyped."""
     tag = error["ctx"]["discriminator"].strip("'")
     there = _models_at(error["loc"], model)
     tags = sorted({value for part in there for value in get_args(part.model_fields[tag].annotation)})
@@ -78,7 +78,7 @@ def _is_unknown(error: dict[str, object]) -> bool:
 
 
 def _allowed(loc: Location, model: type[BaseModel], *, is_at_top: bool) -> str:
-    """For an unknown field: the one that was meant, or else all that could stand there."""
+    """Return, for an unknown field, the one that was meant, or else all that could stand there."""
     *parents, name = loc
     there = [*_models_at(parents, model), *([model] if is_at_top else [])]
     fields = sorted({field for part in there for field in part.model_fields})
@@ -87,7 +87,7 @@ def _allowed(loc: Location, model: type[BaseModel], *, is_at_top: bool) -> str:
 
 
 def _models_at(parents: Sequence[str | int], model: type[BaseModel]) -> list[type[BaseModel]]:
-    """Which models a location leads to; in a union of models it names the tag of one."""
+    """Return the models that a location leads to; in a union of models it names the tag of one."""
     *_, (_, _, models) = [("", False, [model]), *_walk(parents, model)]
     return models
 
@@ -95,7 +95,7 @@ def _models_at(parents: Sequence[str | int], model: type[BaseModel]) -> list[typ
 def _walk(
     location: Sequence[str | int], model: type[BaseModel]
 ) -> Iterator[tuple[str | int, bool, list[type[BaseModel]]]]:
-    """Yield each part of a location, whether it is the tag of one model of a union, and the models it leads to."""
+    """Yield each part of a location, whether it is the tag of a model in a union, and the models that it leads to."""
     models = [model]
     for part in location:
         tagged = [each for each in models if any(part in get_args(f.annotation) for f in each.model_fields.values())]

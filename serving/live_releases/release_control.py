@@ -13,10 +13,10 @@ from ensemble_configs.changes.release_changes import (
     promoted,
     release_of,
     replaced,
-    settled,
     with_candidate,
     with_trial,
     without_release,
+    without_trials,
 )
 from ensemble_configs.spec.deployment import DeploymentSpec
 from ensemble_configs.spec.release_spec import ReleaseSpec
@@ -79,7 +79,7 @@ def release_handlers(live: LiveDeployment) -> dict[str, Handler]:
 
     def settle(question: Mapping[str, object], say: Say) -> Mapping[str, object]:
         def change(spec: DeploymentSpec) -> DeploymentSpec:
-            return settled(spec, model_named(spec, _model(question)))
+            return without_trials(spec, model_named(spec, _model(question)))
 
         return _become(live, change, question, say)
 

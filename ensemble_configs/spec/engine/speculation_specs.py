@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How TensorRT-LLM drafts tokens, as typed data: a spec for each method, built into an engine or beside it."""
+"""Speculative decoding of TensorRT-LLM as typed data: a spec for each method, built into an engine or beside it."""
 
 from pathlib import Path
 from typing import Literal
@@ -10,7 +10,7 @@ from ensemble_configs.spec.base import Boolean, Integer, Number, Positive, Spec
 
 
 class LookaheadSpec(Spec):
-    """Lookahead decoding: n-grams guessed by the model itself; an engine built for it."""
+    """Lookahead decoding: n-grams guessed by the model itself, in an engine that was built for it."""
 
     method: Literal["lookahead"]
     window_size: Positive
@@ -19,7 +19,7 @@ class LookaheadSpec(Spec):
 
     @property
     def max_draft_len(self) -> int:
-        """Tokens that one step may verify, the real one left out."""
+        """Return the tokens that one step may verify, the real one left out."""
         return lookahead_drafts(self.window_size, self.ngram_size, self.verification_set_size)
 
 
@@ -89,7 +89,7 @@ class Eagle3Spec(Spec):
 
 
 class DraftTargetSpec(Spec):
-    """A smaller model drafts."""
+    """Drafts of a smaller model."""
 
     method: Literal["draft_target"]
     dir: Path = Field(description="folder of the draft checkpoint")
@@ -99,7 +99,7 @@ class DraftTargetSpec(Spec):
 def accepted_at_once(
     speculation: LookaheadSpec | MedusaSpec | EagleSpec | NGramSpec | MtpSpec | Eagle3Spec | DraftTargetSpec | None,
 ) -> int:
-    """Tokens that a step may add to a sequence, with all drafts accepted."""
+    """Return the tokens that a step may add to a sequence, with all drafts accepted."""
     match speculation:
         case None:
             return 1

@@ -62,8 +62,8 @@ def check_max_seq_len(spec: EngineSpec, model: ModelFolder) -> None:
     most = model.max_position_embeddings
     if spec.max_seq_len > most:
         raise SpecError(
-            f"engine.max_seq_len ({spec.told('max_seq_len')}) > max_position_embeddings ({most}) of {model.dir}; set "
-            f"it to {most} or less",
+            f"engine.max_seq_len ({spec.shown_value('max_seq_len')}) > max_position_embeddings ({most}) of "
+            f"{model.dir}; set it to {most} or less",
             field="engine.max_seq_len",
             value=spec.max_seq_len,
         )

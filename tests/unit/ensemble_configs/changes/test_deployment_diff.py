@@ -115,7 +115,7 @@ def ask(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[str, str]:
-    """The old deployment and the new one, where host memory is 2.5 GiB and an engine takes one."""
+    """Return the paths of an old and a new deployment, where host memory is 2.5 GiB and an engine takes 1 GiB."""
     old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
     machine = {"host_memory_gib": 2.5}
     old.write_text(yaml.safe_dump({"name": "d", "models": [model("a"), model("b")], "machine": machine}))

@@ -11,9 +11,9 @@ from ensemble_configs.changes.release_changes import (
     model_named,
     promoted,
     release_of,
-    settled,
     with_candidate,
     without_release,
+    without_trials,
 )
 from ensemble_configs.render.model_configs import render_configs
 from ensemble_configs.render.repository import render_repository
@@ -93,7 +93,7 @@ def test_a_rollout_moves_only_what_must_move(tmp_path: Path) -> None:
         "ensemble": loads,
         "tensorrt_llm_bls": loads,
     }
-    alone = settled(taken, taken.model)
+    alone = without_trials(taken, taken.model)
     assert kinds(taken, alone) == {"ensemble_canary": (Kind.REMOVED, (), (2,))}
     after = without_release(alone, alone.model, 1)
     drops = (Kind.VERSIONS, (), (1,))
@@ -115,8 +115,8 @@ def test_steps_said_twice_change_nothing(tmp_path: Path) -> None:
     assert with_candidate(added, added.model, release_of(added.model, 2)) == added
     taken = promoted(added, added.model, 2)
     assert promoted(taken, taken.model, 2) == taken
-    alone = settled(taken, taken.model)
-    assert settled(alone, alone.model) == alone
+    alone = without_trials(taken, taken.model)
+    assert without_trials(alone, alone.model) == alone
 
 
 def test_the_candidate_has_the_tensors_and_the_adapter_of_ensemble(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     added = with_second(spec, tmp_path)
     with pytest.raises(SpecError, match="candidate 2 already"):
         with_candidate(added, added.model, candidate_from(tmp_path / "candidate.yaml", added.model))
-    taken = settled(promoted(added, added.model, 2), promoted(added, added.model, 2).model)
+    taken = without_trials(promoted(added, added.model, 2), promoted(added, added.model, 2).model)
     with pytest.raises(SpecError, match="must be above the stable release's"):
         with_candidate(taken, taken.model, release_of(taken.model, 1))
     with pytest.raises(SpecError, match="endpoints"):

@@ -27,7 +27,7 @@ LORA = {"lora": {"target_modules": ["attn_q"], "max_rank": 8}}
 
 
 def write_built(folder: Path, **recipe: Any) -> Path:
-    """An engine's folder as `trtllm-build` leaves it, of a recipe."""
+    """Write an engine's folder as `trtllm-build` leaves it, of a recipe."""
     folder.mkdir()
     spec = recipe_of(**recipe)
     (folder / "config.json").write_text(json.dumps(engine_of(spec)))

@@ -15,7 +15,7 @@ LATER_NS = 10_000_000_000
 
 
 def later() -> int:
-    """A clock that is well past the changes of this test."""
+    """Return a time that is well past the changes of this test, in nanoseconds."""
     return time.time_ns() + LATER_NS
 
 

@@ -54,7 +54,7 @@ def test_where_the_pytorch_backend_shortens_a_search_it_takes_a_block_off_each_b
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Path:
-    """An engine folder whose limits are put in later."""
+    """Return an engine folder; its limits are put in later."""
     (tmp_path / "rank0.engine").touch()
     return tmp_path
 

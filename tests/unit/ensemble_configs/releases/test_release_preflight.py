@@ -66,7 +66,7 @@ def demo(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Path:
-    """Of two ranks for an H200."""
+    """Return an engine of two ranks for an H200."""
     return write_gpu_release(
         tmp_path / "engine",
         tp_size=2,

@@ -175,7 +175,7 @@ def test_a_damaged_file_raises_nothing_but_a_named_error(
 
 
 def check(path: Path) -> None:
-    """Either a named error, or tensors that tile the file's end and can be read."""
+    """Check that a file gives either a named error, or tensors that tile the file's end and can be read."""
     try:
         stored = read_header(path)
     except SpecError:

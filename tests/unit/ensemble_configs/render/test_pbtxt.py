@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is rendered is protobuf text: Google's own parser reads back what went in."""
+"""The rendered text is protobuf text: Google's own parser reads back what went in."""
 
 from collections.abc import Mapping
 

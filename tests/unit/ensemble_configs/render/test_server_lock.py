@@ -24,7 +24,7 @@ def spec() -> DeploymentSpec:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where `trireme serve` would serve the demo from."""
+    """Return the folder that `trireme serve` would serve the demo from."""
     monkeypatch.chdir(tmp_path)
     return tmp_path / "build" / "demo_cpu"
 

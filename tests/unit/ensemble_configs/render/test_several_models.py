@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One deployment of several models: what Triton is given for each, and what does not go together is refused by name."""
+"""A deployment of several models: Triton's part of each, and the refusal by name of what does not go together."""
 
 import os
 from pathlib import Path

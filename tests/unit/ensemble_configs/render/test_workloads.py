@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which servers a cluster runs for a deployment."""
+"""The servers that a cluster runs for a deployment."""
 
 from typing import Any
 

@@ -24,7 +24,7 @@ def build_arguments(*words: str) -> argparse.Namespace:
 
 
 def checkpoint(quant_algo: str | None, kv_algo: str | None, **changes: Any) -> dict[str, Any]:
-    """config.json of a converted checkpoint, as far as the builder reads it."""
+    """Return the config.json of a converted checkpoint, as far as the builder reads it."""
     mapping = {"world_size": 2, "tp_size": 2, "pp_size": 1}
     return {
         "architecture": "LlamaForCausalLM", "dtype": "bfloat16", "vocab_size": 32000, "max_position_embeddings": 8192,

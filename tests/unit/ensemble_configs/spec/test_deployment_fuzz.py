@@ -32,7 +32,7 @@ def parse(text: str) -> model_config_pb2.ModelConfig:
 
 
 def render(spec: DeploymentSpec, folder: Path) -> None:
-    """All that is written of a deployment, parsed by whoever reads it."""
+    """Render every file of a deployment, and parse each as its reader does."""
     files = render_repository(spec, root=folder / "models", source="d.yaml")
     configs = {path: text for path, text in files.items() if path.name == "config.pbtxt"}
     assert {path.parts[0] for path in files} == {path.parts[0] for path in configs}
@@ -43,7 +43,7 @@ def render(spec: DeploymentSpec, folder: Path) -> None:
 
 
 def render_for_a_cluster(spec: DeploymentSpec) -> None:
-    """Each server's part can be read again; or it is refused, for something that holds only on one machine."""
+    """Check that each server's part can be read again, or is refused for something that holds only on one machine."""
     try:
         text, refusal = render_helm_values(spec, source="d.yaml"), None
     except SpecError as exc:

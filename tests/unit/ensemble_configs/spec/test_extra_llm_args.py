@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a deployment has no field for goes to upstream as it is, and is checked by the names that were read of it."""
+"""Settings without a field in a deployment go to upstream as they are, checked by the names that were read of it."""
 
 import contextlib
 import json
@@ -47,7 +47,7 @@ def engine_of(provider: str = "pytorch", **changes: Any) -> EngineSpec:
 
 
 def args_of(folder: Path, version: str = "1.2.1", provider: str = "pytorch", **changes: Any) -> Any:
-    """The arguments that upstream has made."""
+    """Return the arguments that upstream has made."""
     write = {"pytorch": write_checkpoint, "tensorrt": write_engine}[provider]
     spec = engine_of(provider, dir=write(folder / "model"), **changes)
     with fake_tensorrt_llm(version):
