@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is watched of a running deployment: recording and alert rules, dashboards, and a Prometheus to try them."""
+"""Monitoring of a running deployment: recording and alert rules, dashboards, and a Prometheus to try them."""

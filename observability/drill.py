@@ -17,7 +17,7 @@ _PATIENCE_S = 60.0
 
 @contextmanager
 def metrics_page(text: Callable[[], str]) -> Iterator[str]:
-    """Serve a page of metrics on a free port; its `host:port`."""
+    """Serve a page of metrics on a free port, and yield its `host:port`."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -29,7 +29,7 @@ def metrics_page(text: Callable[[], str]) -> Iterator[str]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            """Nothing: it is asked four times a second."""
+            """Log nothing: the page is asked for four times a second."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -43,11 +43,11 @@ def metrics_page(text: Callable[[], str]) -> Iterator[str]:
 
 
 def drill(prometheus: LocalPrometheus, targets: list[str], *, tell: Callable[[str], None]) -> None:
-    """Have TriremeEngineDead fire and be resolved, for an engine `drill`; the real ones are scraped all the while.
+    """Make TriremeEngineDead fire and be resolved, for an engine `drill`; the real ones are scraped all the while.
 
     Args:
-        prometheus: with shortened rules.
-        targets: what it scrapes besides.
+        prometheus: a Prometheus with shortened rules.
+        targets: `host:port` of the servers that it scrapes besides.
         tell: gets a line for each thing that happens.
 
     Raises:

@@ -18,7 +18,10 @@ ALERT_TESTS = "prometheus/alert_rules_test.yml"
 
 
 def rule_files(objectives: Objectives, *, runbooks: str = RUNBOOKS) -> dict[str, str]:
-    """Rules, and their tests where the thresholds are those that the tests' data is made for."""
+    """Return the text of every rule file by its path, and of the rules' tests.
+
+    The tests are left out unless the thresholds are those that the tests' data is made for.
+    """
     records = recording_groups(objectives)
     alerts = tuple(_with_runbooks(group, runbooks) for group in alert_groups(objectives))
     files = {RECORDING_RULES: rule_file(records), ALERT_RULES: rule_file(alerts)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Prometheus and an Alertmanager of our own on this machine, with the project's rules, for as long as one wants."""
+"""A Prometheus and an Alertmanager on this machine, with the project's rules, for as long as a program needs them."""
 
 import contextlib
 import json
@@ -29,10 +29,10 @@ _END_S = 10.0
 
 
 def program(name: str) -> str:
-    """The path of one of Prometheus' programs.
+    """Return the path of one of Prometheus' programs.
 
     Raises:
-        SpecError: it is not installed.
+        SpecError: the program is not installed.
     """
     found = _UNPACKED / "bin" / name
     if found.is_file():
@@ -47,7 +47,7 @@ def program(name: str) -> str:
 
 
 class LocalPrometheus:
-    """Both run when entered, and have ended when left; what they wrote stays in the folder.
+    """A Prometheus and an Alertmanager that run while the context is entered; what they wrote stays in the folder.
 
     Args:
         folder: for configuration, data and logs.
@@ -68,7 +68,12 @@ class LocalPrometheus:
         self.alertmanager_url = f"http://127.0.0.1:{self._alertmanager_port}"
 
     def __enter__(self) -> Self:
-        """Raises: SpecError: a program or a file is missing, a port in use. Unavailable: one does not start."""
+        """Start both programs and wait until they answer.
+
+        Raises:
+            SpecError: a program or a file is missing, or a port is in use.
+            Unavailable: a program does not start.
+        """
         if not FILES.is_dir():
             raise SpecError(f"{FILES} is not there; run this in a checkout of the project", file=FILES)
         programs = program("prometheus"), program("prometheus-alertmanager")
@@ -106,24 +111,24 @@ class LocalPrometheus:
         self._end()
 
     def set_targets(self, job: str, targets: Sequence[str]) -> None:
-        """Scrape these from now on; Prometheus sees the change of the file."""
+        """Scrape these targets of a job from now on; Prometheus sees the change of the file."""
         write_atomically(self.folder / f"{job}.json", json.dumps([{"targets": list(targets)}]))
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """The samples of an expression now: `metric` and `value`, [seconds, text]."""
+        """Return the samples of an expression now: `metric` and `value`, [seconds, text]."""
         found = _get(f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': expr})}")
         return list(found["data"]["result"])
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Those that Alertmanager holds as firing."""
+        """Return the alerts that Alertmanager holds as firing."""
         return list(_get(f"{self.alertmanager_url}/api/v2/alerts?active=true&inhibited=true&silenced=true"))
 
     def firing(self) -> set[str]:
-        """Their names."""
+        """Return the names of the alerts that Alertmanager holds as firing."""
         return {alert["labels"]["alertname"] for alert in self.alerts()}
 
     def _configuration(self) -> dict[str, Any]:
-        """The project's, with the targets read from files beside it."""
+        """Return the project's configuration, with the targets read from files beside it."""
         configuration: dict[str, Any] = yaml.safe_load((FILES / "prometheus/prometheus.yml").read_text("utf-8"))
         if self._is_fast:
             every = f"{INTERVAL_MS}ms"
@@ -173,7 +178,11 @@ class LocalPrometheus:
 
 
 def _refuse_taken(name: str, port: int) -> None:
-    """Another one's answers would be taken for ours."""
+    """Refuse a port that another process has: its answers would be taken for ours.
+
+    Raises:
+        SpecError: the port is in use.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

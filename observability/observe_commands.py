@@ -25,9 +25,9 @@ def run(
     metrics_url: Annotated[
         list[str] | None, typer.Option(help="host:port of a server's metrics; repeat it for more. [localhost:8002]")
     ] = None,
-    port: Annotated[int, typer.Option(help="Prometheus' own.", min=1, max=65535)] = 9090,
-    alertmanager_port: Annotated[int, typer.Option(help="Alertmanager's.", min=1, max=65535)] = 9093,
-    folder: Annotated[Path, typer.Option(help="For data and logs.")] = Path("build/observe"),
+    port: Annotated[int, typer.Option(help="Port of Prometheus.", min=1, max=65535)] = 9090,
+    alertmanager_port: Annotated[int, typer.Option(help="Port of Alertmanager.", min=1, max=65535)] = 9093,
+    folder: Annotated[Path, typer.Option(help="Folder for data and logs.")] = Path("build/observe"),
     is_fast: Annotated[bool, typer.Option("--fast", help="Each minute of the rules takes a second.")] = False,
     is_drill: Annotated[
         bool, typer.Option("--drill", help="Have one alert fire and be resolved, then stop; implies --fast.")
@@ -64,10 +64,10 @@ def run(
 
 def files(
     deployment: Annotated[
-        Path | None, typer.Option(help="Its slo sets the targets. [none: the project's defaults]")
+        Path | None, typer.Option(help="Deployment file; its slo sets the targets. [none: the project's defaults]")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write to. [none: the chart's]")] = None,
-    runbooks_url: Annotated[str, typer.Option(help="Where docs/runbooks/alerts.md can be read.")] = RUNBOOKS,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to. [none: the chart's folder]")] = None,
+    runbooks_url: Annotated[str, typer.Option(help="URL of docs/runbooks/alerts.md.")] = RUNBOOKS,
 ) -> None:
     """Write rules, their tests and dashboards.
 
@@ -96,8 +96,8 @@ def bandwidth(
 ) -> None:
     """Measure how fast this machine reads memory, for the MBU of engines on the CPU; half a second on an idle machine.
 
-    Kept in the user's cache folder for engines that are started with as many cores; with fewer (placement.cpus), run it
-    under taskset.
+    The result is kept in the user's cache folder for engines that are started with as many cores; for fewer
+    (placement.cpus), run the command under taskset.
 
     Examples:
 
@@ -114,7 +114,7 @@ def bandwidth(
 
 
 def generated_files(objectives: Objectives, *, runbooks: str = RUNBOOKS) -> dict[str, str]:
-    """Every generated file, by its path below helm/trireme/files.
+    """Return the text of every generated file, by its path below helm/trireme/files.
 
     Raises:
         SpecError: the library that writes dashboards is not installed.
@@ -133,7 +133,11 @@ def generated_files(objectives: Objectives, *, runbooks: str = RUNBOOKS) -> dict
 
 
 def _objectives(deployment: Path | None) -> Objectives:
-    """Raises: SpecError: its models have different targets, and there is one set of thresholds."""
+    """Return the targets of a deployment, or the project's defaults without one.
+
+    Raises:
+        SpecError: its models have different targets, and there is one set of thresholds.
+    """
     if deployment is None:
         return Objectives()
     targets = {objectives_of(model.slo) for model in load_deployment(deployment).models}
@@ -148,7 +152,11 @@ def _objectives(deployment: Path | None) -> Objectives:
 
 
 def _address(url: str) -> str:
-    """Raises: SpecError: not host:port."""
+    """Return `host:port` of a metrics URL.
+
+    Raises:
+        SpecError: the URL is not host:port.
+    """
     address = url.removeprefix("http://").removesuffix("/metrics").rstrip("/")
     _, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():

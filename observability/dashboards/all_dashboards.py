@@ -10,7 +10,7 @@ from observability.rules.objectives import Objectives
 
 
 def dashboards(objectives: Objectives) -> dict[str, Dashboard]:
-    """Targets that panels tell of are the objectives'."""
+    """Return every dashboard by its file's name; panels name the targets of `objectives`."""
     return {
         "serving": serving_dashboard(objectives),
         "capacity": capacity_dashboard(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dashboard of whoever pays: how full the engines are, how many replicas there are, what a token costs."""
+"""The dashboard for capacity and cost: how full the engines are, how many replicas there are, what a token costs."""
 
 from observability.dashboards.panels import MODEL, RATE, Dashboard, Panel, panel
 
@@ -10,7 +10,7 @@ _HPA = "kube_horizontalpodautoscaler"
 
 
 def capacity_dashboard() -> Dashboard:
-    """Title, rows and panels."""
+    """Return the dashboard's title, rows and panels."""
     return Dashboard(
         uid="trireme-capacity",
         title="Trireme: capacity and cost",
@@ -58,14 +58,14 @@ def _cost() -> tuple[Panel, ...]:
             "Output tokens a second and GPU",
             "none",
             (f"{_OUT} / {_GPUS}", "tokens/s/GPU"),
-            description="All models, over all GPUs that dcgm-exporter tells of.",
+            description="All models, over all GPUs that dcgm-exporter reports.",
             is_number=True,
         ),
         panel(
             "Price of a million output tokens",
             "none",
             (f"$gpu_hour_price * {_GPUS} / 3600 / ({_OUT} > 0) * 1e6", "at this load"),
-            description="All models on all GPUs that are told of, at the price typed in above; idle hours count.",
+            description="All models on all reported GPUs, at the price typed in above; idle hours count.",
         ),
         panel(
             "Output tokens of the last day",
@@ -78,7 +78,7 @@ def _cost() -> tuple[Panel, ...]:
             "none",
             (f"model:trireme_output_tokens:rate1m{{{MODEL}}}", "output {{model}} {{version}}"),
             (f"model:trireme_prompt_tokens:rate1m{{{MODEL}}}", "prompt {{model}} {{version}}"),
-            description="A second.",
+            description="Tokens a second.",
         ),
         panel(
             "Energy of an output token",
@@ -94,7 +94,7 @@ def _cost() -> tuple[Panel, ...]:
                 f"(sum(rate(trireme_prefix_cache_queries_total{{{MODEL}}}{RATE})) > 0)",
                 "from reused KV blocks",
             ),
-            description="Of prompts whose engine tells how much of them was in the KV cache.",
+            description="Prompts of engines that report how much of a prompt was in the KV cache.",
         ),
     )
 

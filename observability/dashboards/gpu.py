@@ -7,7 +7,7 @@ _OF_GPU = "{{Hostname}} GPU {{gpu}}"
 
 
 def gpu_dashboard() -> Dashboard:
-    """Title, rows and panels."""
+    """Return the dashboard's title, rows and panels."""
     return Dashboard(
         uid="trireme-gpu",
         title="Trireme: GPUs and nodes",

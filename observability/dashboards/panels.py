@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dashboard is made of, and its JSON as Grafana imports it.
+"""The parts of a dashboard, and its JSON as Grafana imports it.
 
 Queries are PromQL with `$model`, `$__rate_interval` and the dashboard's own text boxes in it, which Grafana fills in.
 """
@@ -29,7 +29,7 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """A graph, or one number for each series."""
+    """A graph, or a number for each series."""
 
     title: str
     unit: str  # Grafana's name of it
@@ -51,7 +51,7 @@ class Dashboard:
 
     @property
     def panels(self) -> tuple[Panel, ...]:
-        """All of them."""
+        """Return the panels of every row."""
         return tuple(panel for _, panels in self.rows for panel in panels)
 
 
@@ -63,20 +63,26 @@ def panel(
     is_number: bool = False,
     most: float | None = None,
 ) -> Panel:
-    """A panel of queries, each an expression, or one with its legend."""
+    """Return a panel of queries, each an expression, or an expression with its legend."""
     made = tuple(Query(query) if isinstance(query, str) else Query(*query) for query in queries)
     return Panel(title=title, unit=unit, queries=made, description=description, is_number=is_number, most=most)
 
 
 def filled_in(expr: str, dashboard: Dashboard, *, window: str) -> str:
-    """A query as Grafana sends it: all models, text boxes at their defaults. Args: `window`: of rates, `1m`."""
+    """Return a query as Grafana sends it: for all models, with text boxes at their defaults.
+
+    Args:
+        expr: PromQL with Grafana's variables.
+        dashboard: the dashboard that the query is of.
+        window: the window of rates, such as `1m`.
+    """
     for name, (_, default) in dashboard.text_boxes.items():
         expr = expr.replace(f"${name}", default)
     return expr.replace("$model", ".*").replace("$__rate_interval", window)
 
 
 def dashboard_json(dashboard: Dashboard) -> str:
-    """The file's text; the same for the same dashboard."""
+    """Return the text of the dashboard's file; equal dashboards give equal texts."""
     builder = (
         DashboardBuilder(dashboard.title)
         .uid(dashboard.uid)

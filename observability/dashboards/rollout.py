@@ -11,12 +11,12 @@ _REQUESTS = "trireme_requests_total"
 
 
 def rollout_dashboard() -> Dashboard:
-    """Title, rows and panels."""
+    """Return the dashboard's title, rows and panels."""
     return Dashboard(
         uid="trireme-rollout",
         title="Trireme: rollout",
         description="A canary (ensemble_canary) beside the stable release, by version. docs/rollouts.md",
-        rows=(("Who gets what", _traffic()), ("How it answers", _answers()), ("Its engines", _engines())),
+        rows=(("Traffic", _traffic()), ("How it answers", _answers()), ("Its engines", _engines())),
     )
 
 
@@ -29,7 +29,7 @@ def _traffic() -> tuple[Panel, ...]:
             "The canary's share",
             "percentunit",
             (f"{canary} / ({both} > 0)", "of all requests"),
-            description="Of the requests that ended.",
+            description="Share of the requests that ended.",
         ),
         panel(
             "Errors",
@@ -71,7 +71,7 @@ def _answers() -> tuple[Panel, ...]:
                 f"max(model:{TTFT}:p99_5m{{{CANARY}}}) / max(model:{TTFT}:p99_5m{{{STABLE}}})",
                 "ratio",
             ),
-            description="Of histograms: coarse. The gate judges raw samples.",
+            description="From histograms, so coarse. The gate judges raw samples.",
         ),
     )
 
@@ -79,6 +79,6 @@ def _answers() -> tuple[Panel, ...]:
 def _engines() -> tuple[Panel, ...]:
     return (
         panel("Engine up", "none", "min by (model, version) (trireme_engine_up)", is_number=True),
-        panel("Output tokens", "none", "model:trireme_output_tokens:rate1m", description="A second."),
+        panel("Output tokens", "none", "model:trireme_output_tokens:rate1m", description="Tokens a second."),
         panel("Requests that wait", "none", "model:trireme_requests_waiting:sum"),
     )

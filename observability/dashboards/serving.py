@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dashboard of whoever is on call: what users get, who waits, what the engines do."""
+"""The dashboard for the person on call: what users get, which requests wait, what the engines do."""
 
 from observability.dashboards.panels import MODEL, RATE, Dashboard, Panel, panel
 from observability.rules.objectives import Objectives
@@ -11,12 +11,12 @@ _QUEUE = "trireme_request_queue_time_seconds"
 
 
 def serving_dashboard(objectives: Objectives) -> Dashboard:
-    """Title, rows and panels."""
+    """Return the dashboard's title, rows and panels."""
     return Dashboard(
         uid="trireme-serving",
         title="Trireme: serving",
         description="Latency, errors, queue, KV cache and engine steps, by model and version.",
-        rows=(("What users get", _users(objectives)), ("Who waits", _queue()), ("What the engines do", _engines())),
+        rows=(("What users get", _users(objectives)), ("Queue", _queue()), ("What the engines do", _engines())),
     )
 
 
@@ -39,7 +39,7 @@ def _users(objectives: Objectives) -> tuple[Panel, ...]:
             "Errors",
             "percentunit",
             f"model:trireme_requests:error_ratio_rate5m{{{MODEL}}}",
-            description=f"Of five minutes' requests; {objectives.error_share:.2%} may end in an error.",
+            description=f"Share of five minutes' requests; {objectives.error_share:.2%} may end in an error.",
         ),
         panel(
             "Error budget burnt",
@@ -96,7 +96,7 @@ def _queue() -> tuple[Panel, ...]:
             "Waiting for admission, by class",
             "none",
             (f"sum by (class) (trireme_queue_requests{{{MODEL}}})", "{{class}}"),
-            description="Of deployments with admission.",
+            description="Deployments with admission only.",
         ),
         panel(
             "Refused by admission",
@@ -124,7 +124,7 @@ def _engines() -> tuple[Panel, ...]:
             (f"sum(rate(trireme_engine_prompt_tokens_total{{{MODEL}}}{RATE}))", "prompt tokens/s"),
             (f"sum(rate(trireme_engine_output_tokens_total{{{MODEL}}}{RATE}))", "output tokens/s"),
             (f"sum(rate(trireme_cached_prompt_tokens_total{{{MODEL}}}{RATE}))", "prompt tokens/s from reused blocks"),
-            description="Prompt tokens are those that were computed. Reused blocks are told at a request's end.",
+            description="Prompt tokens are those that were computed. Reused blocks are reported at a request's end.",
         ),
         panel(
             "Prefix cache hits",
@@ -134,7 +134,7 @@ def _engines() -> tuple[Panel, ...]:
                 f"(sum by (model, version) (rate(trireme_prefix_cache_queries_total{{{MODEL}}}{RATE})) > 0)",
                 "{{model}} {{version}}",
             ),
-            description="Prompt tokens that were in the KV cache, of prompts whose engine tells; at a request's end.",
+            description="Prompt tokens that were in the KV cache, where the engine reports them, at a request's end.",
             most=1,
         ),
         panel(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recording and alert rules, and the expressions that they are made of."""
+"""Recording and alert rules, and the expressions in them."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For each alert what Prometheus would scrape before, during and after its cause, as unit tests for promtool.
+"""Unit tests of alerts for promtool: what Prometheus would scrape before, during and after an alert's cause.
 
 In each case the alert is silent first, on data that is nearly as bad; then it fires, with these labels and texts; then
 its cause ends, and it is resolved.
@@ -16,7 +16,7 @@ Phases = tuple[tuple[float, int], ...]  # (value, or increase a minute; minutes)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Times are minutes; values are one a minute."""
+    """A test of an alert; times are minutes, and values are one a minute."""
 
     alert: str
     series: Mapping[str, str]
@@ -29,12 +29,12 @@ class Case:
 
 
 def gauge(*phases: tuple[float | None, int]) -> str:
-    """Values in promtool's notation; None: nothing was scraped."""
+    """Return a gauge in promtool's notation, from values and how long each lasts; None: nothing was scraped."""
     return " ".join(f"_x{n}" if value is None else f"{value:g}x{n - 1}" for value, n in phases)
 
 
 def counter(*phases: tuple[float, int]) -> str:
-    """As `gauge`, of increases a minute."""
+    """Return a counter in promtool's notation, from increases a minute and how long each lasts."""
     text, total = [], 0.0
     for index, (increase, n) in enumerate(phases):
         first = total + (increase if index else 0.0)
@@ -44,7 +44,7 @@ def counter(*phases: tuple[float, int]) -> str:
 
 
 def requests(*, good: Phases, bad: Phases, model: str = "ensemble", version: str = "1") -> dict[str, str]:
-    """Requests a minute that ended well and in an error."""
+    """Return the series of requests a minute that ended well, and in an error."""
     labels = f'model="{model}",version="{version}",instance="a:8002"'
     return {
         f'trireme_requests_total{{{labels},finish_reason="length"}}': counter(*good),
@@ -55,7 +55,7 @@ def requests(*, good: Phases, bad: Phases, model: str = "ensemble", version: str
 def histogram(
     name: str, bounds: tuple[float, float], *, fast: Phases, slow: Phases, model: str = "ensemble", version: str = "1"
 ) -> dict[str, str]:
-    """Observations a minute: the fast ones are below the first bound, the slow ones between the two."""
+    """Return the series of observations a minute: fast ones below the first bound, slow ones between the two."""
     both = tuple((a + b, n) for (a, n), (b, _) in zip(fast, slow, strict=True))
     labels = f'model="{model}",version="{version}",instance="a:8002"'
     return {
@@ -67,7 +67,13 @@ def histogram(
 
 
 def promtool_tests(cases: Iterable[Case], groups: Sequence[Group], *, rule_files: tuple[str, ...]) -> dict[str, object]:
-    """The document that `promtool test rules` reads. Args: `groups`: in the order in which they are evaluated."""
+    """Return the document that `promtool test rules` reads.
+
+    Args:
+        cases: the tests.
+        groups: the rules, in the order in which they are evaluated.
+        rule_files: paths of the rule files, from the document's folder.
+    """
     by_name = {rule.name: rule for group in groups for rule in group.rules if isinstance(rule, Alert)}
     return {
         "rule_files": list(rule_files),
@@ -99,5 +105,5 @@ def _test(case: Case, alert: Alert) -> dict[str, object]:
 
 
 def is_default(objectives: Objectives) -> bool:
-    """The cases are worked out for the defaults; other thresholds need other data."""
+    """Return whether these are the default objectives, for which the cases are worked out; others need other data."""
     return objectives == Objectives()

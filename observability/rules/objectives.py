@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a deployment is held to: the one place of every threshold that an alert or a dashboard has."""
+"""Objectives of a deployment: the one place of every threshold that an alert or a dashboard has."""
 
 from bisect import bisect_right
 from typing import Annotated
@@ -39,18 +39,18 @@ class Objectives(Spec):
 
     @property
     def error_share(self) -> float:
-        """Of requests; the error budget."""
+        """Return the share of requests that may fail, which is the error budget."""
         return round(1 - self.availability, 6)
 
     @property
     def ttft_bucket_s(self) -> float:
-        """The histogram's bound that a first token in time is within: the target, or the next one below."""
+        """Return the histogram's bound for a first token in time, in seconds: the target, or the next bound below."""
         index = bisect_right(FIRST_TOKEN_BUCKETS_S, self.ttft_p99_s)
         return FIRST_TOKEN_BUCKETS_S[max(0, index - 1)]
 
 
 def objectives_of(slo: SloSpec) -> Objectives:
-    """Those of a deployment; what it does not say has the default.
+    """Return the objectives of a deployment; targets that it does not set have the defaults.
 
     Raises:
         SpecError: an alert for a target could never fire.

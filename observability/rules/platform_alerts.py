@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Alerts about what requests run on: engines, queues, KV cache, autoscalers, GPUs, and whether all is seen; upkeep."""
+"""Alerts about what requests run on: engines, queues, KV cache, autoscalers, GPUs.
+
+Others are about upkeep, and about metrics that are missing.
+"""
 
 from observability.rules.objectives import Objectives
 from observability.rules.promql import AUTOSCALER
@@ -11,7 +14,7 @@ _OF_MODEL = "{{ $labels.model }} version {{ $labels.version }}"
 
 
 def platform_alerts(objectives: Objectives) -> tuple[Alert, ...]:
-    """All of them."""
+    """Return the alerts about what requests run on."""
     return (*_presence(), *_capacity(objectives), scaling_alert(), _idle_gpus(objectives), *_upkeep(objectives))
 
 

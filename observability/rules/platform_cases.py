@@ -19,7 +19,7 @@ _ONE_SERVER = {f"trireme_engine_max_num_seqs{{{_POD}}}": "8x150", f"trireme_requ
 
 
 def _blind(*, series: Mapping[str, str], num_servers: int) -> Case:
-    """Of the alert about an autoscaler, always the same server's."""
+    """Return a case of the alert about an autoscaler, always for one server."""
     return Case(
         alert="TriremeScalingBlind",
         series={**series, **_ONE_SERVER},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PromQL that several rules and panels are made of.
+"""PromQL for several rules and panels.
 
 Sums keep every label but those of one replica, so that clusters, namespaces and deployments stay apart without being
 named. A ratio without a denominator is left out: 0 / 0 is NaN, which no comparison finds.
@@ -13,27 +13,33 @@ AUTOSCALER = 'horizontalpodautoscaler=~".*trireme.*"'
 
 
 def rate(metric: str, window: str, *, without: str = "") -> str:
-    """A second, of all replicas. Args: `metric` may have a selector; `without` names more labels that are summed."""
+    """Return a counter's rate a second, summed over replicas.
+
+    Args:
+        metric: the counter's name; it may have a selector.
+        window: the window of the rate, such as `5m`.
+        without: more labels to sum over, separated by commas.
+    """
     return f"sum without ({REPLICA}{', ' + without if without else ''}) (rate({metric}[{window}]))"
 
 
 def ratio(part: str, whole: str) -> str:
-    """A share, where there is something to have a share of."""
+    """Return a share; it has no value where the whole is 0."""
     return f"{part}\n/\n({whole} > 0)"
 
 
 def quantile(q: float, histogram: str, window: str) -> str:
-    """Of a histogram's observations in a window; none where nothing was observed."""
+    """Return a quantile of a histogram's observations in a window; it has no value where nothing was observed."""
     buckets = rate(f"{histogram}_bucket", window)
     return f"histogram_quantile({q:g}, {buckets})\nand\n{rate(f'{histogram}_count', window)} > 0"
 
 
 def bucket(bound_s: float) -> str:
-    """The selector of a histogram's bound. Prometheus 3 writes a whole one as 1.0, those before as it was told: 1."""
+    """Return the selector of a histogram's bound. Prometheus 3 writes a whole one as 1.0, versions before it as 1."""
     text = f"{bound_s:g}"
     return f'{{le=~"{text}([.]0)?"}}' if text.isdigit() else f'{{le="{text}"}}'
 
 
 def as_stable(series: str) -> str:
-    """A canary's series under the name of the model that it is a canary of, its version kept."""
+    """Return a canary's series under the name of the model that it is a canary of, its version kept."""
     return f'label_replace({series}, "model", "$1", "model", "(.*ensemble)_canary")'

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recording rules: what alerts, dashboards and autoscalers ask for, worked out once.
 
-`model:` is of a model version over all its replicas, `engine:` of one engine, `slo:` of a model over its versions; what
+`model:` is of a model version over its replicas, `engine:` of one engine, `slo:` of a model over its versions; what
 autoscalers ask for is in `scaling`.
 """
 
@@ -20,7 +20,7 @@ BUDGET_WINDOWS = ("5m", "30m", "1h", "6h")
 
 
 def recording_groups(objectives: Objectives) -> tuple[Group, ...]:
-    """All of them; each group only needs what is before it."""
+    """Return the groups of recording rules; each group only needs what is before it."""
     return (
         Group(name="trireme-latency", rules=_latencies()),
         Group(name="trireme-requests", rules=_requests()),
@@ -58,7 +58,7 @@ def _requests() -> tuple[Record, ...]:
 
 
 def _engine() -> tuple[Record, ...]:
-    """Of engines that had work in the last minute; MBU and MFU of those whose figures are known."""
+    """Return rules for engines that had work in the last minute; MBU and MFU of those whose figures are known."""
 
     def each(name: str) -> str:
         return f"rate(trireme_engine_{name}_total[1m])"

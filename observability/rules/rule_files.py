@@ -23,14 +23,14 @@ class Record:
     labels: tuple[tuple[str, str], ...] = ()
 
     def document(self) -> dict[str, object]:
-        """As Prometheus reads it."""
+        """Return the rule as Prometheus reads it."""
         labels = {"labels": dict(self.labels)} if self.labels else {}
         return {"record": self.record, "expr": _tidy(self.expr), **labels}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alert:
-    """An alert; its texts are Prometheus' templates."""
+    """An alert; its texts are templates of Prometheus."""
 
     name: str
     expr: str
@@ -42,11 +42,11 @@ class Alert:
 
     @property
     def runbook_url(self) -> str:
-        """The heading that says what to do."""
+        """Return the URL of the runbook's heading that says what to do."""
         return f"{self.runbooks}#{self.name.lower()}"
 
     def document(self) -> dict[str, object]:
-        """As Prometheus reads it."""
+        """Return the alert as Prometheus reads it."""
         return {
             "alert": self.name,
             "expr": _tidy(self.expr),
@@ -68,17 +68,17 @@ class Group:
     rules: tuple[Record | Alert, ...]
 
     def document(self) -> dict[str, object]:
-        """As Prometheus reads it."""
+        """Return the group as Prometheus reads it."""
         return {"name": self.name, "rules": [rule.document() for rule in self.rules]}
 
 
 def rule_file(groups: Iterable[Group]) -> str:
-    """The text of a rule file."""
+    """Return the text of a rule file."""
     return yaml_text({"groups": [group.document() for group in groups]})
 
 
 def yaml_text(document: object) -> str:
-    """A generated file; what has several lines is written in several lines."""
+    """Return the text of a generated YAML file; text of several lines is written in several lines."""
     return HEADER + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
 
 
@@ -87,7 +87,7 @@ def _tidy(expr: str) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as a literal block."""
+    """A YAML dumper that writes text of several lines as a literal block."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
         return True

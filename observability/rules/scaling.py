@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What autoscalers go by, in Kubernetes: how many full servers the requests of a server make, and their KV caches.
+"""Metrics for autoscalers in Kubernetes: how many full servers a server's requests make, and their KV caches.
 
 A sum over pods, not a mean: how many servers are wanted then does not depend on how many there are, and one that loads
 changes nothing. The chart asks KEDA to work out the same (`helm/trireme/templates/_scaling.tpl`); Kubernetes' own
@@ -18,7 +18,7 @@ _AUTOSCALER = 'horizontalpodautoscaler=~"trireme-.+"'  # the chart's: trireme-SE
 
 
 def scaling_records() -> tuple[Record, ...]:
-    """Of pods alone: elsewhere nothing says which replicas are of one server."""
+    """Return the recording rules, of pods alone: elsewhere nothing says which replicas are of one server."""
     requests = f"({_last('trireme_requests_running')} + {_last('trireme_requests_waiting')})"
     load = f"{requests}\n    / ({_last('trireme_engine_max_num_seqs')} > 0)"
     return (
@@ -39,7 +39,10 @@ def _sum_of_fullest(of_model: str) -> str:
 
 
 def scaling_alert() -> Alert:
-    """An autoscaler that would not notice load: nothing is recorded for servers that are ready, or it has no answer."""
+    """Return the alert for an autoscaler that would not notice load.
+
+    Either nothing is recorded for servers that are ready, or the autoscaler has no answer.
+    """
     of_service = "by (cluster, namespace, service)"
 
     def by_service(series: str, name: str, pattern: str) -> str:

@@ -13,7 +13,7 @@ _OF_MODEL = "{{ $labels.model }} version {{ $labels.version }}"
 
 
 def service_alerts(objectives: Objectives) -> tuple[Alert, ...]:
-    """All of them."""
+    """Return the alerts about what users get."""
     return (*_of_all(objectives), *_of_budget(objectives), *_of_canary(objectives))
 
 
@@ -51,7 +51,10 @@ def _of_all(targets: Objectives) -> tuple[Alert, ...]:
 
 
 def _of_budget(targets: Objectives) -> tuple[Alert, ...]:
-    """Two windows each: the long one says that it matters, the short one that it still goes on."""
+    """Return the alerts of the error budget.
+
+    Each has two windows: the long one says that it matters, the short one that it still goes on.
+    """
 
     def burns(speed: float, windows: tuple[str, str]) -> str:
         # The budget of a target is what it leaves: the labels say which one a series is of. Of fewer requests than are
@@ -89,7 +92,7 @@ def _of_budget(targets: Objectives) -> tuple[Alert, ...]:
 
 
 def _of_canary(targets: Objectives) -> tuple[Alert, ...]:
-    """Where the stable release does as badly it is not the canary's fault, and the alerts above tell of it.
+    """Return the alerts of a canary, silent where the stable release does as badly: other alerts tell of that.
 
     No judgement: that is the rollout's gate, on raw samples. These are for rollouts whose controller is not there, or
     that a person holds.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same rules with every minute made a second, so that an alert can be seen to fire and to be resolved.
+"""Alert rules with every minute made a second, so that an alert can be seen to fire and to be resolved.
 
 Changed are the windows of range selectors, their offsets, and how long an alert has to last; names, thresholds and
 everything else stay as in the file. What is per second stays per second. Scrapes and evaluations have to come sixty
@@ -19,7 +19,7 @@ _WINDOW = re.compile(rf"(?P<before>\[|offset ){_DURATION.pattern}")
 
 
 def shortened(rules: str) -> str:
-    """Args: `rules`: the text of a rule file, which is returned in the same form."""
+    """Return the text of a rule file with every minute made a second."""
     document = yaml.safe_load(rules)
     for group in document["groups"]:
         for rule in group["rules"]:

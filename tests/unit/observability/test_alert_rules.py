@@ -45,7 +45,7 @@ def test_every_alert_is_silent_fires_and_is_resolved_in_promtool() -> None:
 
 
 def cases() -> dict[str, list[list[Any]]]:
-    """What each alert is tested for, read from the file: expected alerts by time, in order."""
+    """Return the expected alerts of each alert's tests, by time and in order, read from the file."""
     found: dict[str, list[list[Any]]] = {name: [] for name in NAMES}
     for test in yaml.safe_load((FILES / ALERT_TESTS).read_text(encoding="utf-8"))["tests"]:
         for each in test["alert_rule_test"]:
@@ -62,7 +62,6 @@ def test_no_alert_is_without_a_case_of_silence_of_fire_and_of_its_end(name: str)
 
 @needs_prometheus
 def test_promtool_notices_every_alert_that_never_fires(tmp_path: Path) -> None:
-    """Or its case would test nothing."""
     for file in (RECORDING_RULES, ALERT_TESTS):
         shutil.copy(FILES / file, tmp_path)
     rules = yaml.safe_load((FILES / ALERT_RULES).read_text(encoding="utf-8"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runbooks say that the chart does in each step of a procedure, asked of the chart."""
+"""The runbooks' claims about the chart in each step of a procedure, asked of the chart."""
 
 import re
 import tempfile
@@ -30,7 +30,7 @@ def changed(before: Objects, after: Objects) -> set[tuple[str, str]]:
 
 
 def replaced(before: Objects, after: Objects) -> set[str]:
-    """Deployments that stay, and whose pods do not."""
+    """Return the deployments that stay while their pods are replaced."""
     return {
         name
         for kind, name in before.keys() & after.keys()
@@ -44,7 +44,7 @@ def template(found: Objects, name: str) -> Any:
 
 @cache
 def files() -> tuple[Any, Any, Any]:
-    """The values of releases 1, 1 and 2, and 2, from the deployment files that the runbook shows."""
+    """Return the values of releases 1, 1 and 2, and 2, from the deployment files that the runbook shows."""
     both, last = (text for _, text in BLOCK.findall(RUNBOOKS["engine_upgrade.md"]) if text.startswith("# chat.yaml"))
     first = yaml.safe_dump({key: value for key, value in yaml.safe_load(both).items() if key != "other_releases"})
     return values(first), values(both), values(last)
@@ -72,7 +72,7 @@ def test_a_candidate_beside_it_leaves_the_stable_servers_alone() -> None:
 
 
 def rows() -> list[tuple[int, int]]:
-    """Weight and pods of the runbook's steps."""
+    """Return weight and pods of the runbook's steps."""
     found = re.findall(r"^\| [\d.]+ \| (\d+) \| (\d) \|", RUNBOOKS["engine_upgrade.md"], re.MULTILINE)
     assert len(found) == 4
     return [(int(weight), int(pods)) for weight, pods in found]
@@ -146,7 +146,7 @@ CHANGES: dict[str, Any] = {
 
 
 def row_of(beginning: str) -> tuple[set[str], str]:
-    """Keys of the row in the upgrade's table that begins so, and what it says of them."""
+    """Return the keys of the row in the upgrade's table that begins so, and what the row says of them."""
     [line] = [line for line in RUNBOOKS["upgrade.md"].splitlines() if line.startswith(f"| `{beginning}`")]
     keys, said = line.strip("| ").split(" | ")
     return set(re.findall(r"`([\w.]+)`", keys)), said

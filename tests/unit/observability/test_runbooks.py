@@ -56,7 +56,7 @@ def prose(text: str) -> str:
 
 
 def commands(text: str) -> list[list[str]]:
-    """Words of each command of one of our tools, in code blocks and in lines, without comments."""
+    """Return the words of each command of one of our tools, in code blocks and in lines, without comments."""
     lines = [line[2:] for body in blocks(text, "console") for line in body.splitlines() if line.startswith("$ ")]
     lines += [word for word in INLINE.findall(prose(text)) if word.split()[0] in TOOLS]
     found = []
@@ -105,7 +105,7 @@ def test_options_of_helm_are_of_both_versions() -> None:
 
 
 def in_schema(path: Sequence[str], schema: Any = SCHEMA) -> bool:
-    """Whether the chart has a value; a server and a traffic may be called anything."""
+    """Return whether the chart has a value; a server and a traffic may be called anything."""
     if "$ref" in schema:
         schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
     if not path:
@@ -118,7 +118,7 @@ def in_schema(path: Sequence[str], schema: Any = SCHEMA) -> bool:
 
 
 def in_models(path: Sequence[str], *models: Any) -> bool:
-    """Whether a deployment file has a key."""
+    """Return whether a deployment file has a key."""
     if not path:
         return True
     first, *rest = path
@@ -184,7 +184,7 @@ def rule_texts() -> str:
 
 @cache
 def sources() -> str:
-    """Where metrics get their names."""
+    """Return the text of the modules that name metrics."""
     return "".join(path.read_text(encoding="utf-8") for path in (CODE_ROOT / "serving").rglob("*.py"))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What autoscalers are told in each situation: the queries as they are rendered, answered by Prometheus' own tool."""
+"""The autoscalers' answers in each situation: the queries as they are rendered, answered by Prometheus' own tool."""
 
 import re
 from collections.abc import Mapping
@@ -34,7 +34,10 @@ def pod(
     model: str = "tensorrt_llm",
     **labels: str,
 ) -> Series:
-    """What a pod of the server `chat` says; after `num` scrapes the others fail. A text is promtool's notation."""
+    """Return the series of a pod of the server `chat`; scrapes after the first `num` fail.
+
+    A value that is a text is in promtool's notation.
+    """
     known = {"namespace": "llm", "service": "chat", "server": "chat", "job": "trireme", "container": "triton"}
     all_labels = known | {"pod": name, "instance": f"{name}:8002", "model": model, "version": "1"} | labels
     selector = ",".join(f'{key}="{value}"' for key, value in all_labels.items() if value)
@@ -99,7 +102,7 @@ CASES: dict[str, tuple[Series, float | None, float | None]] = {
 
 @cache
 def queries(kind: str) -> dict[str, str]:
-    """PromQL by what it asks for; of `hpa` as prometheus-adapter makes it, by the configuration in the document."""
+    """Return PromQL by what it asks for; for `hpa` as prometheus-adapter makes it, configured as documented."""
     documents = render(values({"chat": server(), "chat-2": server(release=2, stable="chat")}, scaling={"kind": kind}))
     if kind == "keda":
         [scaled] = [each for each in of_kind(documents, "ScaledObject") if each["metadata"]["name"] == "trireme-chat"]
@@ -115,7 +118,10 @@ def queries(kind: str) -> dict[str, str]:
 
 
 def adapter_query(metric: Mapping[str, Any], *, namespace: str) -> str:
-    """What prometheus-adapter asks for an External metric, by the rule that docs/kubernetes.md tells to configure."""
+    """Return what prometheus-adapter asks for an External metric.
+
+    The rule is that which docs/kubernetes.md tells to configure.
+    """
     text = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
     [block] = [each for each in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "seriesQuery" in each]
     [rule] = yaml.safe_load(block)["rules"]["external"]
@@ -157,7 +163,6 @@ def samples(value: float | None) -> list[dict[str, Any]]:
 
 
 def test_keda_asks_for_what_is_recorded() -> None:
-    """Two texts of one formula; they differ in whose they are."""
     recorded = {"load": scaling_records()[0].expr, "kv use": scaling_records()[1].expr}
     for name, query in queries("keda").items():
         assert 'namespace="llm",service="chat"' in query
