@@ -13,7 +13,7 @@ from trireme.init_process import leave_process_1
 
 
 def main() -> int:
-    """Run the command line; the exit code, where no subcommand ran."""
+    """Run the command line, and return the exit code where no subcommand ran."""
     _write_whatever_the_terminal_cannot()
     match sys.argv[1:]:
         case [] | ["--help" | "-h" | "help"]:
@@ -30,7 +30,7 @@ def main() -> int:
 
 
 def _write_whatever_the_terminal_cannot() -> None:
-    """A character that standard output's encoding lacks becomes `?`; by itself Python would end with a traceback."""
+    """Write `?` for a character that standard output's encoding lacks; Python by itself would end with a traceback."""
     stream = sys.stdout
     if isinstance(stream, io.TextIOWrapper) and stream.errors in {"strict", "surrogateescape"}:
         stream.reconfigure(errors="replace")

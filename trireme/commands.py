@@ -21,7 +21,7 @@ _KEEP_LINES = frozenset({"serve", "render", "group", "doctor", "evaluate"})  # t
 
 
 class Command(NamedTuple):
-    """Where a subcommand is defined: a function with typer annotations, or one for each verb that follows it."""
+    """The module of a subcommand: a function with typer annotations, or one for each verb that follows it."""
 
     module: str
     function: str
@@ -131,7 +131,7 @@ def _load(name: str, function: str) -> Callable[..., object]:
 
 
 def _exiting(function: Callable[P, T], *, keeps_lines: bool = False) -> Callable[P, T]:
-    """The process boundary: what a subcommand raises becomes one line on stderr and an exit code.
+    """Return the function with a process boundary: an exception becomes one line on stderr and an exit code.
 
     Args:
         keeps_lines: the lines of a message are ours, one for each thing that is wrong, and not what a server says.
@@ -164,7 +164,10 @@ def _exiting(function: Callable[P, T], *, keeps_lines: bool = False) -> Callable
 
 
 def exit_code(error: ServingError) -> int:
-    """2 where the caller has to change something: spec, request, address or key; 1 where the server failed."""
+    """Return the exit code of an error: 2 where the caller has to change something, 1 where the server failed.
+
+    The caller can change a spec, a request, an address or a key.
+    """
     if isinstance(error, SpecError | BuildError | RequestError | AccessDenied):
         return EXIT_USAGE
     is_wrong_address = isinstance(error, Unavailable) and error.facts.get("reason") == "unreachable"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is expected of process 1 of a container: signals go on to the command, and orphans are reaped.
+"""Process 1 of a container: it passes signals on to the command, and reaps orphans.
 
 The kernel drops a signal to process 1 that it has no handler for, so SIGTERM does nothing until `trireme serve` has
 set its own up, and nothing at all to most commands. And every process whose parent dies becomes a child of process 1:
@@ -17,7 +17,7 @@ _WAITED_FOR = (*_PASSED_ON, signal.SIGCHLD)
 
 
 def leave_process_1() -> None:
-    """Where this is process 1, go on in a child of it; process 1 stays behind, and ends as that one does.
+    """Go on in a child process where this is process 1, which stays behind, and ends as the child does.
 
     To be called before there are threads: a child has none but its caller.
     """
@@ -36,7 +36,7 @@ def leave_process_1() -> None:
 
 
 def _status_of(command: int) -> int:
-    """The command's exit status, once it has ended; as a shell has it, where a signal ended it."""
+    """Return the command's exit status once it has ended; as a shell has it, where a signal ended it."""
     while True:
         number = signal.sigwait(_WAITED_FOR)
         if number != signal.SIGCHLD:
@@ -47,7 +47,11 @@ def _status_of(command: int) -> int:
 
 
 def _reap(command: int) -> int | None:
-    """Reap everybody who has ended; the command's exit status, below 0 for a signal's, where it is among them."""
+    """Reap every child that has ended.
+
+    Returns:
+        The command's exit status, below 0 for a signal's, or None if the command has not ended.
+    """
     found = None
     with contextlib.suppress(ChildProcessError):  # nobody is left
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme render`: write what Triton reads, without starting anything; or say what a change would do."""
+"""The command `trireme render`: it writes what Triton reads, without starting anything, or shows a change's effects."""
 
 import dataclasses
 import json
@@ -46,14 +46,14 @@ def render(
     is_chart: Annotated[
         bool, typer.Option("--chart", help="Print the folder of the Helm chart; nothing is written.")
     ] = False,
-    is_json: Annotated[bool, typer.Option("--json", help="With --diff: print it as one JSON object.")] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="With --diff: print the changes as one JSON object.")] = False,
 ) -> None:
     """Render a deployment into a model repository; files that are right already are not touched.
 
-    An engine that is on this machine is compared with what the deployment asks of it, and refused where it was built
-    without that.
+    An engine that is on this machine is compared with what the deployment asks of it. An engine that was built
+    without that is refused.
 
-    With --diff it says which models Triton would load anew, why, and how much memory is taken while old and new are
+    With --diff, print which models Triton would load anew, why, and how much memory is taken while old and new are
     both loaded.
 
     \b
@@ -89,7 +89,7 @@ def render(
 
 
 def _shown(deployment: Path) -> str:
-    """The deployment's path as it goes into generated files: the same on every machine."""
+    """Return the deployment's path as it goes into generated files, equal on every machine."""
     try:
         return str(deployment.resolve().relative_to(DEFAULT_REPOSITORY.parent))
     except ValueError:
@@ -124,7 +124,7 @@ def _report(old: DeploymentSpec, new: DeploymentSpec, *, is_json: bool) -> None:
 
 
 def _costs(found: DeploymentDiff, old: DeploymentSpec, new: DeploymentSpec) -> tuple[list[DevicePeak], str | None]:
-    """And why they are not known, where an engine is not here."""
+    """Return the peak memory of each device during the change; or none, and why it is not known."""
     memory_bytes, num_gpus = device_memory(new)
     try:
         before, after = (plan_deployment(spec, memory_bytes, num_gpus=num_gpus) for spec in (old, new))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors, files that are there whole, sockets, paths, percentiles and bootstrap intervals, for every room."""
+"""Base utilities of every room: errors, whole files, sockets, paths, percentiles, bootstrap intervals."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def draft_of(path: Path) -> Path:
-    """Where the next text of a file lies until it is whole; the same name each time, so that none is left for ever."""
+    """Return the draft of a file until it is whole; the same name each time, so that no draft is left for ever."""
     return path.with_name(f".{path.name}.draft")
 
 

@@ -47,19 +47,19 @@ class ServingError(Exception):
 
 
 class SpecError(ServingError):
-    """A deployment, a model folder or the machine is not what it should be; nothing was started."""
+    """A deployment, a model folder or a machine that is not what it should be; nothing was started."""
 
     code = "INVALID_SPEC"
 
 
 class BuildError(ServingError):
-    """An engine could not be built."""
+    """An error of a build: an engine could not be made."""
 
     code = "BUILD"
 
 
 class RequestError(ServingError):
-    """A request asks for what is not allowed; it fails alone."""
+    """A request for what is not allowed; it fails alone."""
 
     code = "INVALID_ARG"
 
@@ -74,33 +74,36 @@ class AccessDenied(ServingError):
 
 
 class ServerError(ServingError):
-    """The server could not do what a correct request asked for."""
+    """A failure of the server to do what a correct request asked for."""
 
 
 class Unavailable(ServerError):
-    """The server takes no such request now; facts hold `reason` and, where known, `retry_after_ms`."""
+    """A refusal of requests for now; facts hold `reason` and, where known, `retry_after_ms`."""
 
     code = "UNAVAILABLE"
 
 
 class QueueFull(Unavailable):
-    """More waits than may wait."""
+    """A refusal because the queue is full; facts hold `retry_after_ms`."""
 
 
 class RequestTimeout(ServerError):
-    """The deadline of the request passed before it was done."""
+    """A deadline that passed before the request was done."""
 
     code = "DEADLINE"
 
 
 class RequestCancelled(ServerError):
-    """The request was stopped before it was done."""
+    """A request that was stopped before it was done."""
 
     code = "CANCELLED"
 
 
 def format_token(code: str, facts: dict[str, object]) -> str:
-    """``[CODE key=value ...]``; a value with white space, brackets, quotes or ``=`` is written as a JSON string."""
+    """Return ``[CODE key=value ...]``.
+
+    A value with white space, brackets, quotes or ``=`` is written as a JSON string.
+    """
     return "[" + " ".join([code, *(f"{key}={_format_value(value)}" for key, value in facts.items())]) + "]"
 
 

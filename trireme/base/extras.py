@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command that installs an optional part of the project, for errors that miss a package.
+"""The command that installs an optional part of the project, for errors about a missing package.
 
 It does not say `trireme[...]`: on the public index that name is somebody else's, whose package would shadow this one.
 """
@@ -11,7 +11,7 @@ from trireme.base.project_files import CODE_ROOT, IS_CHECKOUT
 
 
 def how_to_install(extra: str) -> str:
-    """Return what to type for the packages of an extra of pyproject.toml; "" stands for what every part needs."""
+    """Return the command for the packages of an extra of pyproject.toml; "" stands for what every part needs."""
     if IS_CHECKOUT:
         return f"pip install '{CODE_ROOT}[{extra}]'" if extra else f"pip install '{CODE_ROOT}'"
     return "pip install " + " ".join(f"'{wanted}'" for wanted in _wanted(extra))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether something can be written where an option says, found out before any work; nothing is left there."""
+"""Checks that an option's path can be written, made before any work; nothing is left there."""
 
 import os
 import tempfile
@@ -12,7 +12,7 @@ def check_folder_to_write(option: str, folder: Path) -> None:
     """Refuse a folder that cannot be written to, or, where it is not there yet, cannot be made.
 
     Raises:
-        SpecError: it names the option, the path, the reason and the next step.
+        SpecError: names the option, the path, the reason and the next step.
     """
     try:
         place = next(path for path in (folder, *folder.absolute().parents) if _is_there(path))
@@ -28,7 +28,7 @@ def check_file_to_write(option: str, file: Path) -> None:
     """Refuse a file that cannot be written, or whose folder cannot be made.
 
     Raises:
-        SpecError: it names the option, the path, the reason and the next step.
+        SpecError: names the option, the path, the reason and the next step.
     """
     check_folder_to_write(option, file.parent)
     if file.is_dir():
@@ -38,7 +38,7 @@ def check_file_to_write(option: str, file: Path) -> None:
 
 
 def _is_there(path: Path) -> bool:
-    """Unlike `Path.exists`, true of a link that leads nowhere, in place of which no folder can be made."""
+    """Return whether a path exists; unlike `Path.exists`, true of a broken link, where no folder can be made."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):

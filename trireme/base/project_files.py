@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the files of the project are that are not modules: the model repository, the chart, the demo model."""
+"""The project's files that are no modules: the model repository, the chart, the demo model."""
 
 import importlib.resources
 from pathlib import Path
@@ -12,14 +12,14 @@ FILES_ROOT = CODE_ROOT if IS_CHECKOUT else Path(str(importlib.resources.files("t
 
 
 def project_file(path: str) -> Path:
-    """Return where a file or folder of the project is, `path` being relative to a checkout: ``helm/trireme``."""
+    """Return the path of a file or folder of the project; `path` is relative to a checkout: ``helm/trireme``."""
     return FILES_ROOT / path
 
 
 def here_or_ours(path: Path) -> Path:
     """Return a path that was given, or the project's own file of that name where there is none here.
 
-    So `examples/cost/measured.yaml` of the documentation is found by who has no checkout.
+    A user without a checkout finds `examples/cost/measured.yaml` of the documentation by it.
     """
     ours = FILES_ROOT / path
     return ours if not path.exists() and ours.exists() else path

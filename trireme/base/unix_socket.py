@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unix sockets of any path. The kernel takes 107 bytes of one; TMPDIR may be deep in a job's folders, and the names of
-adapters' sockets hold a model's.
+"""Unix sockets of any path.
+
+The kernel takes 107 bytes of a path; TMPDIR may be deep in a job's folders, and the names of adapters' sockets hold a
+model's.
 """
 
 import contextlib
@@ -55,7 +57,7 @@ def connect_socket(sock: socket.socket, path: Path) -> None:
     """Connect a socket to the one that lies at a path.
 
     Raises:
-        OSError: none lies there, or nobody listens, or not in time.
+        OSError: no socket lies there, or no process listens, or not in time.
     """
     there = os.open(path, os.O_PATH)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the commands of a set-up, keeps their output in a log, and turns a failure into one clear line."""
+"""Commands of a set-up: their output is kept in a log, and a failure becomes one clear line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CAUSES = (
 
 
 class SetupError(Exception):
-    """A set-up step failed; the message is one line that says what to do."""
+    """The failure of a set-up step; the message is one line that says what to do."""
 
 
 def say(text: str) -> None:
@@ -40,12 +40,12 @@ def say(text: str) -> None:
 
 
 def cause_of(output: str) -> str | None:
-    """One line for a failure that `output` shows, None for one that is not known."""
+    """Return one line for a failure that `output` shows; None for a failure that is not known."""
     return next((cause for pattern, cause in CAUSES if re.search(pattern, output)), None)
 
 
 def describe_os_error(error: OSError) -> str:
-    """One line for an OSError of our own copying and writing."""
+    """Return one line for an OSError of our own copying and writing."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full (the temporary folder counts too)"
     return str(error)
@@ -59,10 +59,10 @@ def run(
     environment: dict[str, str] | None = None,
     shows_output: bool = False,
 ) -> str:
-    """Runs `command` in `root` and returns its output, nothing where it goes to standard error at once.
+    """Run `command` in `root` and return its output, or nothing where it goes to standard error at once.
 
     Raises:
-        SetupError: it exited with another status than 0; the whole output is in the log.
+        SetupError: the exit status is not 0; the whole output is in the log.
     """
     result = subprocess.run(
         command,
@@ -90,6 +90,6 @@ def run(
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without what would point a child Python at other packages than its own."""
+    """Return the environment without what would point a child Python at other packages than its own."""
     dropped = ("PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
     return {name: value for name, value in os.environ.items() if name not in dropped}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Python the project is set up with and where its shared library is; leaves installing to `environments`."""
+"""The Python of a set-up, and its shared library; installing is left to `environments`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python installation, as it describes itself; `executable` is never one of a virtual environment."""
+    """A Python installation as it describes itself; `executable` is never one of a virtual environment."""
 
     executable: str
     version: tuple[int, int, int]
@@ -49,22 +49,22 @@ class Interpreter:
 
     @property
     def feature_version(self) -> str:
-        """As in `python3.11`."""
+        """Return the version as in `python3.11`."""
         return f"{self.version[0]}.{self.version[1]}"
 
     @property
     def full_version(self) -> str:
-        """As in `3.11.7`."""
+        """Return the version as in `3.11.7`."""
         return ".".join(map(str, self.version))
 
     @property
     def library_name(self) -> str:
-        """The shared library that Triton's Python stub is linked to."""
+        """Return the name of the shared library that Triton's Python stub is linked to."""
         return f"libpython{self.feature_version}.so.1.0"
 
 
 def probe(executable: str) -> Interpreter | None:
-    """Asks a Python about itself; None when it does not run (a pyenv shim of a version that is not active)."""
+    """Ask a Python about itself; None where it does not run (a pyenv shim of a version that is not active)."""
     try:
         result = subprocess.run([executable, "-I", "-c", PROBE], capture_output=True, text=True, timeout=60, check=True)
         facts = json.loads(result.stdout)
@@ -80,7 +80,7 @@ def probe(executable: str) -> Interpreter | None:
 
 
 def choose_interpreter(requested: str | None, *, search_path: str | None = None) -> Interpreter:
-    """The Python to set up with: the requested one, else the first supported one of PREFERENCE on the path.
+    """Return the Python to set up with: the requested one, else the first supported one of PREFERENCE on the path.
 
     Raises:
         SetupError: the requested one is missing or too old or new; or none is there.
@@ -102,13 +102,13 @@ def choose_interpreter(requested: str | None, *, search_path: str | None = None)
 
 
 def library_fits(library: Path, full_version: str) -> bool:
-    """Whether a libpython is of exactly this version; another one does not fit the standard library beside it."""
+    """Return whether a libpython has exactly this version; another one does not fit the standard library beside it."""
     pattern = re.escape(full_version.encode()) + rb"\+?\x00"
     return re.search(pattern, library.read_bytes()) is not None
 
 
 def find_library_directory(interpreter: Interpreter, *, also: tuple[Path, ...] = ()) -> Path | None:
-    """The folder with the libpython of this interpreter, None when no folder has one that fits."""
+    """Return the folder with the libpython of this interpreter; None where no folder has one that fits."""
     for directory in (*map(Path, interpreter.library_directories), *also):
         library = directory / interpreter.library_name
         if library.is_file() and library_fits(library, interpreter.full_version):

@@ -13,13 +13,13 @@ from trireme.installing.commands import SetupError, clean_environment, say
 
 
 def apt_line(*packages: str) -> str:
-    """The one line that installs `packages`."""
+    """Return the one line that installs `packages`."""
     sudo = "" if os.geteuid() == 0 else "sudo "
     return f"{sudo}apt-get update && {sudo}apt-get install -y {' '.join(packages)}"
 
 
 def fetch_package_files(names: tuple[str, ...], into: Path) -> bool:
-    """Unpacks the first of `names` that apt knows into the folder `into`; needs no root.
+    """Unpack the first of `names` that apt knows into the folder `into`; needs no root.
 
     A container starts without package lists: root reads them once and tries again.
     """
@@ -29,7 +29,7 @@ def fetch_package_files(names: tuple[str, ...], into: Path) -> bool:
 
 
 def fetch_missing_packages(name: str, into: Path, *, without: tuple[str, ...]) -> bool:
-    """Unpacks a package and what it needs that is not installed, but `without`, into the folder `into`; needs no root.
+    """Unpack a package and what it needs that is not installed, but `without`, into the folder `into`; needs no root.
 
     A container starts without package lists: root reads them once.
     """
@@ -46,7 +46,7 @@ def fetch_missing_packages(name: str, into: Path, *, without: tuple[str, ...]) -
 
 
 def _missing_packages(name: str) -> list[str]:
-    """It and what it needs, as apt would install them; none where apt does not know it."""
+    """Return a package and what it needs, as apt would install them; nothing where apt does not know it."""
     plan = subprocess.run(
         ["apt-get", "install", "--simulate", "--no-install-recommends", name],
         env=clean_environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
@@ -55,7 +55,7 @@ def _missing_packages(name: str) -> list[str]:
 
 
 def install_or_explain(*packages: str, why: str) -> None:
-    """Installs system packages as root, which a CI container is.
+    """Install system packages as root, which a CI container is.
 
     Raises:
         SetupError: not root, or apt failed; the message has the line to type.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the Triton server from its wheel into `.tools/triton` of a folder and fits its Python backend to a Python.
+"""The installer of the Triton server: its wheel goes to `.tools/triton`, and its Python backend is fitted to a Python.
 
 The folder is a checkout, or one in the user's cache. `installation.json` says what a process needs to start the server;
 paths inside the folder are relative to it.
@@ -22,12 +22,15 @@ LOCK = "requirements/triton.txt"  # of the project
 
 
 def installation_file(root: Path) -> Path:
-    """The file that says how to start this machine's Triton."""
+    """Return the file that says how to start this machine's Triton."""
     return root / DIRECTORY / "installation.json"
 
 
 def is_current(root: Path, *, lock: Path, python_version: str | None) -> bool:
-    """Whether the wheel is the locked one and the backend fits a Python (as in `3.11`) and finds its libpython."""
+    """Return whether the installed Triton is up to date.
+
+    It is if the wheel is the locked one and the backend fits a Python (as in `3.11`) and finds its libpython.
+    """
     try:
         installation = json.loads(installation_file(root).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -41,7 +44,7 @@ def is_current(root: Path, *, lock: Path, python_version: str | None) -> bool:
 
 
 def prepare(root: Path, *, lock: Path, python: Path, shows_output: bool = False) -> None:
-    """Installs the server, or only fits its backend to another Python.
+    """Install the server, or only fit its backend to another Python.
 
     Args:
         root: the folder of `.tools`.
@@ -65,7 +68,7 @@ def prepare(root: Path, *, lock: Path, python: Path, shows_output: bool = False)
 
 
 def assemble_backend(root: Path, interpreter: Interpreter) -> Path:
-    """The Python backend with the stub of this Python beside it, which is where the server looks for it.
+    """Make the Python backend with the stub of this Python beside it, where the server looks for it; return its folder.
 
     Raises:
         SetupError: the wheel has no stub for this Python.
@@ -84,10 +87,12 @@ def assemble_backend(root: Path, interpreter: Interpreter) -> Path:
 
 
 def require_library_directory(root: Path, interpreter: Interpreter) -> Path:
-    """The folder of the libpython that the stub is linked to, from the distribution's package where it is missing.
+    """Return the folder of the libpython that the stub is linked to.
+
+    Where the library is missing, it is fetched from the distribution's package.
 
     Raises:
-        SetupError: none fits; the message says which package to install, or that this Python has none.
+        SetupError: no library fits; the message says which package to install, or that this Python has none.
     """
     fetched = root / ".tools" / "debian"
     also = tuple(path.parent for path in fetched.glob(f"usr/lib/*/{interpreter.library_name}"))
@@ -110,7 +115,7 @@ def require_library_directory(root: Path, interpreter: Interpreter) -> Path:
 
 
 def write_installation(root: Path, interpreter: Interpreter, *, backends: Path, libraries: Path) -> None:
-    """Writes `installation.json` in one step; it comes last, so that what it names is there."""
+    """Write `installation.json` in one step; it comes last, so that what it names is there."""
     server = root / DIRECTORY / "pytriton" / "tritonserver"
     installation = {
         "tritonserver": relative(root, server / "bin" / "tritonserver"),
@@ -126,5 +131,5 @@ def write_installation(root: Path, interpreter: Interpreter, *, backends: Path, 
 
 
 def relative(root: Path, path: Path) -> str:
-    """A path as it is written: relative inside the repository, absolute outside."""
+    """Return a path as it is written in files: relative inside the repository, absolute outside."""
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that hold what is in the wheels of a lock, for programs and libraries that are run apart from any environment
-and whose pins would fight one.
+"""Folders with the contents of a lock's wheels, for programs and libraries that run apart from any environment.
+
+Their pins would fight those of an environment.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ STAMP = "trireme-setup.json"
 
 @dataclass(frozen=True)
 class UnpackedLock:
-    """A folder and the lock that says what is in it, dependencies not included."""
+    """A folder and the lock that lists its wheels, dependencies not included."""
 
     directory: str
     lock: str
 
     def is_current(self, root: Path) -> bool:
-        """Whether the locked wheels are unpacked; the stamp is in the folder before the folder has its name."""
+        """Return whether the locked wheels are unpacked; the stamp is in the folder before the folder has its name."""
         try:
             return (root / self.directory / STAMP).read_text(encoding="utf-8") == digest(root / self.lock)
         except OSError:
             return False
 
     def unpack(self, root: Path, *, python: Path, shows_output: bool = False) -> None:
-        """Unpacks the wheels beside their place and moves them there when they are complete.
+        """Unpack the wheels beside their place and move them there when they are complete.
 
         Args:
             root: the folder that `directory` and `lock` are relative to.
@@ -58,7 +59,7 @@ def digest(file: Path) -> str:
 
 
 def replace_directory(new: Path, place: Path) -> None:
-    """Puts a finished folder in its place; what was there is moved aside first, so that there is never a mixture."""
+    """Put a finished folder in its place; what was there is moved aside first, so that there is never a mixture."""
     old = place.with_name(f"{place.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if place.exists():

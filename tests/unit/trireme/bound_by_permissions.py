@@ -13,14 +13,14 @@ _BOUND = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 
 
 def trireme(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    """Run it, and give back what it said."""
+    """Run `trireme`, and return what it said."""
     argv: Sequence[str] = [sys.executable, "-m", "trireme", *map(str, arguments)]
     bound = [*_BOUND, *argv] if os.geteuid() == 0 else argv
     return subprocess.run(bound, cwd=CODE_ROOT, capture_output=True, text=True, check=False)
 
 
 def refusal(*arguments: object) -> str:
-    """The one line with which a command is refused, with exit code 2."""
+    """Return the one line with which a command is refused, with exit code 2."""
     result = trireme(*arguments)
     assert result.returncode == 2, result
     lines = [line for line in result.stderr.splitlines() if line.startswith("trireme: ")]

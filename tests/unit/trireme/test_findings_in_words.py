@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of a release that cannot be served: what a folder is, what nobody wrote, a line for each finding."""
+"""The words about a release that cannot be served: what a folder is, what nobody wrote, a line for each finding."""
 
 from pathlib import Path
 

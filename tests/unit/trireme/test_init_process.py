@@ -22,7 +22,7 @@ Run = Callable[[str], "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    """`run(program)`: in a namespace of its own, behind `leave_process_1`."""
+    """Yield `run(program)`, which runs a program in a namespace of its own, behind `leave_process_1`."""
     skip_without_pid_namespaces()
     started: list[subprocess.Popen[bytes]] = []
 

@@ -18,7 +18,7 @@ DEMO = CODE_ROOT / "examples/demo_model/target"
 
 
 def places(folder: Path) -> dict[str, tuple[Path, str]]:
-    """Folders that cannot be written to, and why."""
+    """Return folders that cannot be written to, each with the reason."""
     (folder / "file").touch()
     (folder / "read-only").mkdir(mode=0o555)
     return {
