@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the `config.json` of a compiled engine says: `version`, `pretrained_config` and `build_config`."""
+"""The `config.json` of a compiled engine: `version`, `pretrained_config` and `build_config`."""
 
 import json
 import re
@@ -28,55 +28,58 @@ class CompiledEngine:
 
     @property
     def release(self) -> tuple[int, int] | None:
-        """Major and minor version; None where the config does not tell."""
+        """Return the major and minor version, or None where the config does not tell."""
         match = _VERSION.match(self.version)
         return (int(match[1]), int(match[2])) if match else None
 
     @property
     def plugins(self) -> Json:
-        """`build_config.plugin_config`."""
+        """Return `build_config.plugin_config`."""
         return _section(self.build, "plugin_config")
 
     @property
     def mapping(self) -> Json:
-        """How the ranks are made: `pretrained_config.mapping`."""
+        """Return `pretrained_config.mapping`, which says how the ranks are made."""
         return _section(self.pretrained, "mapping")
 
     @property
     def quantization(self) -> Json:
-        """`pretrained_config.quantization`."""
+        """Return `pretrained_config.quantization`."""
         return _section(self.pretrained, "quantization")
 
     @property
     def world_size(self) -> int:
-        """Ranks, each on a GPU of its own."""
+        """Return the number of ranks, each on a GPU of its own."""
         return int_of(self.mapping, "world_size") or 1
 
     @property
     def kv_block_tokens(self) -> int:
-        """Tokens in a block of the KV cache; upstream's default is 32 in 1.x."""
+        """Return the tokens in a block of the KV cache; upstream's default is 32 in 1.x."""
         return int_of(self.plugins, "tokens_per_block") or 32
 
     @property
     def speculation(self) -> str:
-        """How it was built to speculate, in small letters; "none" without."""
+        """Return how the engine was built to speculate, in small letters; "none" without."""
         mode = self.build.get("speculative_decoding_mode", 1)
         return speculation_name(mode if isinstance(mode, int) else str(mode))
 
     @property
     def is_paged_context(self) -> bool | None:
-        """Attention over prompts reads the KV cache in pages; None where the config does not say."""
+        """Return True if attention over prompts reads the KV cache in pages.
+
+        None: the config does not say.
+        """
         paged = self.plugins.get("use_paged_context_fmha")
         return paged if isinstance(paged, bool) else None
 
     @property
     def has_lora(self) -> bool:
-        """It was built with the LoRA plugin."""
+        """Return True if the engine was built with the LoRA plugin."""
         return self.plugins.get("lora_plugin") not in (None, False, "disable")
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """It is one half of a model of two."""
+        """Return True if the engine is one half of a model of two."""
         architecture = str(self.pretrained.get("architecture", ""))
         return architecture in {"EncoderModel", "DecoderModel", "WhisperEncoder"} or bool(
             self.pretrained.get("cross_attention")
@@ -84,7 +87,7 @@ class CompiledEngine:
 
 
 def int_of(section: Json, key: str) -> int | None:
-    """A number of a section; None where there is none."""
+    """Return a number of a section, or None where there is none."""
     value = section.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -125,10 +128,10 @@ _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def kv_bytes_per_token(engine: CompiledEngine) -> int:
-    """Bytes of KV cache for a token on one rank.
+    """Return the bytes of KV cache for a token on one rank.
 
-    2 * layers of the rank * max(1, KV heads / tp) * head size * bytes; with latent attention (MLA) layers * (rank of
-    the latent + rotary size) * bytes, which tensor parallelism does not divide.
+    The formula is 2 * layers of the rank * max(1, KV heads / tp) * head size * bytes; with latent attention (MLA)
+    layers * (rank of the latent + rotary size) * bytes, which tensor parallelism does not divide.
 
     Raises:
         SpecError: the engine's config does not tell the model's shape.

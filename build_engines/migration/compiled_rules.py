@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the config of a compiled engine means for the deployment, cross-checked with the files beside it."""
+"""The meaning of a compiled engine's config for the deployment, cross-checked with the files beside it."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ _LIMITS = {
 
 
 def engine_entries(engine: CompiledEngine) -> Iterator[Entry]:
-    """One entry for each figure of the engine's config that a deployment depends on."""
+    """Yield an entry for each figure of the engine's config that a deployment depends on."""
     yield _entry("version", engine.version, _version(engine))
     yield from _mapping(engine)
     for key in ("quant_algo", "kv_cache_quant_algo"):

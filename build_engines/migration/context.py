@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rule may look at beside its own setting."""
+"""The facts that a rule may look at beside its own setting."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,18 +20,21 @@ class Context:
     tokenizer_dir: Path | None  # of the command line
 
     def get(self, setting: str) -> Value:
-        """A setting of another rule; not set where the repository does not have it."""
+        """Return the value of another rule's setting; not set where the repository does not have it."""
         return self.settings.get(setting, Value())
 
 
 UNREADABLE = "upstream cannot read it and takes its default: "
-NO_PAUSE_BESIDE_GUIDES = "not max_utilization: TensorRT-LLM begins the grammar of a paused request anew"
+NO_PAUSE_BESIDE_GUIDED_DECODING = "not max_utilization: TensorRT-LLM begins the grammar of a paused request anew"
 
 Rule = Callable[[Value, Context], Verdict]
 
 
 def carry(where: str, convert: Callable[[str], object] = str, *, default: object = None, why: str = "") -> Rule:
-    """A field of the deployment; not set, the field gets upstream's default, said where it is None."""
+    """Return a rule for a setting that is a field of the deployment.
+
+    Where the setting is not set, the field gets upstream's default; a default of None is only said.
+    """
 
     def rule(value: Value, _: Context) -> Verdict:
         read = value.read(convert)
@@ -46,12 +49,12 @@ def carry(where: str, convert: Callable[[str], object] = str, *, default: object
 
 
 def always(why: str) -> Rule:
-    """Whatever the value."""
+    """Return a rule that implies the setting, whatever its value."""
     return lambda _value, _context: implied(why)
 
 
 def only(default: object, why_not: str, convert: Callable[[str], object] = str, *, why: str = "") -> Rule:
-    """Upstream's default needs nothing here; any other value cannot be carried."""
+    """Return a rule for a setting that needs nothing at upstream's default, and cannot be carried otherwise."""
 
     def rule(value: Value, _: Context) -> Verdict:
         read = value.read(convert)

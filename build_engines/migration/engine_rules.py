@@ -4,7 +4,15 @@
 from collections.abc import Callable, Mapping
 
 from build_engines.migration.compiled_engine import int_of
-from build_engines.migration.context import NO_PAUSE_BESIDE_GUIDES, UNREADABLE, Context, Rule, always, carry, only
+from build_engines.migration.context import (
+    NO_PAUSE_BESIDE_GUIDED_DECODING,
+    UNREADABLE,
+    Context,
+    Rule,
+    always,
+    carry,
+    only,
+)
 from build_engines.migration.import_report import Verdict, carried, implied, lost
 from build_engines.migration.pipeline_rules import STREAMING
 from build_engines.migration.speculation_rules import LOOKAHEAD, choices, decoding_mode, fast_logits, lookahead_size
@@ -103,12 +111,12 @@ def _guided(value: Value, context: Context) -> Verdict:
 def _scheduler_policy(value: Value, context: Context) -> Verdict:
     policy = one_of("max_utilization", "guaranteed_no_evict")
     if value.read(policy) == "max_utilization" and _is_guided(context):
-        return carried("engine.capacity_scheduler_policy", "guaranteed_no_evict", NO_PAUSE_BESIDE_GUIDES)
+        return carried("engine.capacity_scheduler_policy", "guaranteed_no_evict", NO_PAUSE_BESIDE_GUIDED_DECODING)
     return carry("engine.capacity_scheduler_policy", policy, default="guaranteed_no_evict")(value, context)
 
 
 def _guide_file(context: Context) -> str:
-    """Which parameter upstream's two backends read the vocabulary from."""
+    """Return the parameter that upstream's back end reads the vocabulary from."""
     is_python = context.get("tensorrt_llm.backend").text == "python"
     return "tokenizer_dir" if is_python else "xgrammar_tokenizer_info_path"
 

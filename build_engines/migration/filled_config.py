@@ -34,7 +34,7 @@ _QUEUE = (
 
 @dataclass(frozen=True)
 class FilledConfig:
-    """One model of the old repository."""
+    """A model's config in the old repository."""
 
     name: str
     config: Any  # model_config_pb2.ModelConfig, which has no types
@@ -69,7 +69,10 @@ def load_config(path: Path) -> FilledConfig:
 
 
 def _without_bare(text: str, found: dict[str, str]) -> str:
-    """The text with a neutral value for each placeholder outside of quotes; `found` gets those by their key."""
+    """Return the text with a neutral value for each placeholder outside of quotes.
+
+    `found` gets these placeholders by their key.
+    """
 
     def neutral(match: re.Match[str]) -> str:
         key, placeholder = match[1], match[2]
@@ -98,7 +101,7 @@ def _settings(config: Any) -> dict[str, str]:
 
 
 def _leaves(message: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    """Every field of a message that is set, by dotted path; the items of a repeated one are joined."""
+    """Yield every field of a message that is set, by dotted path; the items of a repeated field are joined."""
     for field, value in message.ListFields():
         path = f"{prefix}{field.name}"
         is_repeated = hasattr(value, "__len__") and not isinstance(value, str | bytes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of every setting of an old repository: carried, implied, or lost, each with its reason."""
+"""The report on every setting of an old repository: carried, implied, or lost, each with its reason."""
 
 import json
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ UNFILLED = "not filled"  # the note of a value that is a placeholder still
 
 
 class Outcome(StrEnum):
-    """The class of a setting; each has exactly one."""
+    """The class of a setting; each setting has exactly one."""
 
     CARRIED = "carried"
     IMPLIED = "implied"
@@ -27,7 +27,7 @@ HEADINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a rule says of one setting."""
+    """The verdict of a rule on one setting."""
 
     outcome: Outcome
     why: str = ""  # lost: the reason and what to do instead
@@ -36,23 +36,23 @@ class Verdict:
 
 
 def carried(where: str, value: object, why: str = "") -> Verdict:
-    """The setting is a field of the deployment."""
+    """Return the verdict that the setting is a field of the deployment."""
     return Verdict(outcome=Outcome.CARRIED, where=where, why=why, fields={where: value})
 
 
 def implied(why: str) -> Verdict:
-    """Trireme always does what the setting asks for, or the setting did nothing."""
+    """Return the verdict that Trireme always does what the setting asks for, or that the setting did nothing."""
     return Verdict(outcome=Outcome.IMPLIED, why=why)
 
 
 def lost(why: str, **fields: object) -> Verdict:
-    """The deployment cannot have it; `why` ends with what to do instead."""
+    """Return the verdict that the deployment cannot have the setting; `why` ends with what to do instead."""
     return Verdict(outcome=Outcome.LOST, why=why, fields=dict(fields))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One line of the report."""
+    """A line of the report."""
 
     setting: str  # "tensorrt_llm.max_beam_width", "engine.version"
     value: str  # as it stands in the old file; "" where it is not set
@@ -69,7 +69,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What an import did."""
+    """The report of an import."""
 
     repository: Path
     kind: str  # inflight_batcher_llm or llmapi
@@ -77,11 +77,11 @@ class Report:
     entries: tuple[Entry, ...]
 
     def of(self, outcome: Outcome) -> list[Entry]:
-        """The entries of one class, in the order of the old files."""
+        """Return the entries of one class, in the order of the old files."""
         return [entry for entry in self.entries if entry.verdict.outcome is outcome]
 
     def to_text(self) -> str:
-        """For people."""
+        """Return the report for people."""
         lines = [f"{self.repository} ({self.kind}) -> {self.deployment}"]
         for outcome, heading in HEADINGS.items():
             entries = self.of(outcome)
@@ -89,7 +89,7 @@ class Report:
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        """For programs."""
+        """Return the report as JSON."""
         data = {
             "repository": str(self.repository),
             "kind": self.kind,
@@ -111,7 +111,10 @@ class Report:
 
 
 def nested(entries: Iterable[Entry]) -> dict[str, object]:
-    """The deployment's data: every entry's fields, dotted paths as mappings; None is left out."""
+    """Return the deployment's data: every entry's fields, dotted paths as mappings.
+
+    A value of None is left out.
+    """
     data: dict[str, object] = {}
     for entry in entries:
         for path, value in entry.verdict.fields.items():

@@ -29,7 +29,7 @@ _ORDER = ("name", "tokenizer", "engine", "responses", "bls", "triton")
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """A deployment, not yet written, and what became of every old setting."""
+    """A deployment, not yet written, and the report on every old setting."""
 
     deployment: DeploymentSpec
     text: str
@@ -98,7 +98,7 @@ def _path(data: dict[str, object], section: str) -> Path | None:
 
 
 def _told_of_missing(entry: Entry) -> Entry:
-    """An entry of a folder that is not here says so."""
+    """Return the entry with a note if its folder is not here."""
     folder = entry.verdict.fields.get(entry.verdict.where)
     if entry.verdict.where not in _FOLDERS or Path(str(folder)).is_dir():
         return entry
@@ -130,7 +130,10 @@ def _checked(entries: Sequence[Entry], report: Report, engine: CompiledEngine | 
 
 
 def _without_refused(entry: Entry, cause: BaseException | None, data: dict[str, object]) -> Entry:
-    """An entry whose value no deployment may have: it is lost, with the reason of the deployment's own check."""
+    """Return an entry whose value no deployment may have as lost.
+
+    The reason is that of the deployment's own check.
+    """
     for error in cause.errors() if isinstance(cause, ValidationError) else ():
         # A union's location names the member, too: engine, tensorrt, sink_tokens.
         location = DeploymentSpec.shown_location(error["loc"], data)
@@ -142,7 +145,7 @@ def _without_refused(entry: Entry, cause: BaseException | None, data: dict[str, 
 
 
 def to_text(data: dict[str, object]) -> str:
-    """A deployment file."""
+    """Return the text of a deployment file."""
     return _HEADER + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -152,6 +155,6 @@ def _in_order(section: object, names: Sequence[str]) -> dict[str, object]:
 
 
 def name_of(out: Path) -> str:
-    """A deployment's name from its file's."""
+    """Return the deployment's name, from the file's."""
     name = re.sub(r"[^a-z0-9]+", "_", out.stem.lower()).strip("_")
     return name if name[:1].isalpha() else f"imported_{name}".rstrip("_")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from build_engines.migration.context import NO_PAUSE_BESIDE_GUIDES, Context
+from build_engines.migration.context import NO_PAUSE_BESIDE_GUIDED_DECODING, Context
 from build_engines.migration.filled_config import FilledConfig
 from build_engines.migration.import_report import Entry, Verdict, carried, implied, lost
 from build_engines.migration.llmapi_arguments import (
@@ -32,7 +32,7 @@ _TRITON_CONFIG = {
 
 
 def is_llmapi(repository: Path) -> bool:
-    """Whether the repository's engine is an LLM of `model.yaml`."""
+    """Return True if the repository's engine is an LLM of `model.yaml`."""
     return _file(repository) is not None
 
 
@@ -43,7 +43,7 @@ def _file(repository: Path) -> Path | None:
 def llmapi_entries(
     repository: Path, models: Mapping[str, FilledConfig], *, engine_dir: Path | None, tokenizer_dir: Path | None
 ) -> Iterator[Entry]:
-    """What becomes of every argument, setting and tensor.
+    """Yield an entry for every argument, setting and tensor.
 
     Raises:
         SpecError: `model.yaml` cannot be read.
@@ -123,14 +123,14 @@ def _folder(named: object, given: Path | None, field: str, option: str) -> Verdi
 
 
 def _is_default(name: str, value: object) -> bool:
-    """Not there for upstream, so that `_defaults` speaks of it."""
+    """Return True if upstream takes the argument for missing and `_defaults` reports it."""
     return value is None and name in CARRIED and CARRIED[name].default is not None
 
 
 def _argument(name: str, value: object, arguments: dict[str, object]) -> Entry:
     is_pausing = name == "scheduler_config.capacity_scheduler_policy" and value == "MAX_UTILIZATION"
     if is_pausing and arguments.get("guided_decoding_backend") is not None:
-        verdict = carried("engine.capacity_scheduler_policy", "guaranteed_no_evict", NO_PAUSE_BESIDE_GUIDES)
+        verdict = carried("engine.capacity_scheduler_policy", "guaranteed_no_evict", NO_PAUSE_BESIDE_GUIDED_DECODING)
         return _entry(name, value, verdict)
     return _entry(name, value, _verdict(name, value, arguments))
 
@@ -209,7 +209,7 @@ def _triton_config(value: object) -> Iterator[Entry]:
 
 
 def _defaults(arguments: dict[str, object]) -> Iterator[Entry]:
-    """Where upstream's default is another than ours, it is written."""
+    """Yield an entry that writes upstream's default, for each argument where ours is another."""
     for name, argument in CARRIED.items():
         section, _, key = name.rpartition(".")
         part = arguments.get(section) if section else arguments

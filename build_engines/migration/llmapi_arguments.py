@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of each argument of `tensorrt_llm`'s LLM that a `model.yaml` may hold; a nested one by its dotted path.
+"""The arguments of `tensorrt_llm`'s LLM that a `model.yaml` may hold, with their fate; a nested one by its dotted path.
 
 The names are those of TorchLlmArgs in 1.2.1 and of the `pytorch_backend_config` that 0.19 and 0.20 had.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Argument(NamedTuple):
-    """One that is a field of the deployment's engine; `default` is upstream's where it differs from the field's."""
+    """An argument that is a field of the deployment's engine; `default` is upstream's where the field's differs."""
 
     field: str
     convert: Callable[[object], object] = lambda value: value

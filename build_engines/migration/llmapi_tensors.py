@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of `llmapi`, which has names of its own: what a client sends instead, to the model `ensemble`."""
+"""The tensors of `llmapi`, which has names of its own, and what a client sends instead to the model `ensemble`."""
 
 from collections.abc import Iterator, Mapping
 
@@ -59,7 +59,7 @@ _INSTEAD = {
 
 
 def llmapi_tensor_entries(model: FilledConfig) -> Iterator[Entry]:
-    """One entry for each tensor of the old model: clients of llmapi have to change."""
+    """Yield an entry for each tensor of the old model: clients of llmapi have to change."""
     for direction, tensors, names in (("input", model.config.input, INPUTS), ("output", model.config.output, OUTPUTS)):
         for tensor in tensors:
             ours = names.get(tensor.name, "")

@@ -24,10 +24,10 @@ _STEPS = ["preprocessing", "tensorrt_llm", "postprocessing"]
 
 
 def load_models(repository: Path) -> dict[str, FilledConfig]:
-    """The models of a repository, upstream's own first, in the order of a request.
+    """Return the models of a repository, upstream's own first, in the order of a request.
 
     Raises:
-        SpecError: it has no `tensorrt_llm`, or a config cannot be read.
+        SpecError: the repository has no `tensorrt_llm`, or a config cannot be read.
     """
     configs = {path.parent.name: path for path in sorted(repository.glob("*/config.pbtxt"))}
     if "tensorrt_llm" not in configs:
@@ -41,7 +41,11 @@ def load_models(repository: Path) -> dict[str, FilledConfig]:
 
 
 def _refuse_unreadable(config: Path) -> None:
-    """Raises: SpecError: it may be there, and this user cannot see it."""
+    """Refuse a config that may be there, but that this user cannot see.
+
+    Raises:
+        SpecError: the folder cannot be read.
+    """
     try:
         config.lstat()
     except PermissionError as exc:
@@ -51,7 +55,7 @@ def _refuse_unreadable(config: Path) -> None:
 
 
 def repository_entries(models: Mapping[str, FilledConfig], context: Context) -> Iterator[Entry]:
-    """What becomes of every setting, model by model."""
+    """Yield an entry for every setting, model by model."""
     for model in models.values():
         if model.name not in RULES:
             yield Entry(setting=model.name, value="", verdict=lost(

@@ -17,7 +17,7 @@ _NOT_HERE = (
 
 
 def tokenizer_entries(folder: Path | None, engine: CompiledEngine | None, *, is_compiled: bool) -> Iterator[Entry]:
-    """What the folder's files say; `is_compiled` engines have to be told their end token."""
+    """Yield the entries of the folder's files; `is_compiled` engines have to be told their end token."""
     if folder is None or not folder.is_dir():
         if is_compiled:
             yield _entry("eos_token", "", lost(_NOT_HERE))
@@ -51,7 +51,7 @@ def _tokenizer_json(folder: Path, engine: CompiledEngine | None) -> Verdict:
 
 
 def _tokens(folder: Path) -> dict[str, int]:
-    """Every token's id."""
+    """Return the id of every token."""
     data = _json(folder / "tokenizer.json")
     model, added = data.get("model"), data.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None

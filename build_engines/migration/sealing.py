@@ -37,14 +37,14 @@ def seal_import(planned: Import, folder: Path, *, num_parameters: int, sm: int |
     Files are hard links where `folder` is on the same file system, else copies; the old ones stay.
 
     Args:
-        planned: of an `inflight_batcher_llm` repository whose engine and tokenizer are on this machine.
+        planned: the import of an `inflight_batcher_llm` repository whose engine and tokenizer are on this machine.
         folder: new or empty.
-        num_parameters: of the model; an engine's config does not tell.
+        num_parameters: parameters of the model; an engine's config does not tell.
         sm: compute capability of the GPU that the engine was built on, 90 for 9.0; None leaves it unchecked.
 
     Raises:
         SpecError: there is no engine or tokenizer here, the folder is in use, in one of the old ones or cannot be
-            written to, or the two cannot be a release.
+            written to, or engine and tokenizer cannot be a release.
     """
     engine = planned.engine
     if engine is None:
@@ -134,7 +134,7 @@ def _of_release(planned: Import, folder: Path, address: str, sm: int | None) -> 
 
 
 def _in_release(entry: Entry) -> Entry:
-    """A folder that the deployment does not name any more."""
+    """Return the entry of a folder as part of the release, which the deployment names in its place."""
     if entry.verdict.where not in {"engine.dir", "tokenizer.dir"}:
         return entry
     return dataclasses.replace(entry, verdict=carried("release_dir", None, "a part of the release"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the old engine speculated: `decoding_mode` and what belongs to it, against what the engine was built for."""
+"""Rules for how the old engine speculated: `decoding_mode` and its settings, against what the engine was built for."""
 
 from build_engines.migration.compiled_engine import int_of
 from build_engines.migration.context import Context, Rule
@@ -16,7 +16,10 @@ _LOOKAHEAD_NEEDS = f"lookahead needs {', '.join(LOOKAHEAD)}; set the three as en
 
 
 def method_of(context: Context) -> str:
-    """`medusa`, `lookahead`, `eagle` or another word of `decoding_mode`; what the engine was built for if not set."""
+    """Return `medusa`, `lookahead`, `eagle` or another word of `decoding_mode`.
+
+    A setting that is not set takes what the engine was built for.
+    """
     mode = context.get(f"{_PREFIX}decoding_mode")
     if mode.is_set:
         return mode.text.strip()
@@ -24,7 +27,7 @@ def method_of(context: Context) -> str:
 
 
 def decoding_mode(_: Value, context: Context) -> Verdict:
-    """The method, with what only the engine's config tells."""
+    """Return the method, with what only the engine's config tells."""
     method = method_of(context)
     if method in _SAMPLING | {""}:
         return implied("each request is sampled as it asks")
@@ -48,7 +51,7 @@ def _with_drafts(method: str, context: Context) -> Verdict:
 
 
 def _drafting_facts(method: str, context: Context) -> dict[str, int] | str:
-    """What a method needs of the engine's config, or what misses."""
+    """Return what a method needs of the engine's config, or what is missing."""
     if context.engine is None:
         return (
             f"{method} needs figures of the engine's config.json, which is not here; name its folder with --engine-dir"
@@ -63,7 +66,7 @@ def _drafting_facts(method: str, context: Context) -> dict[str, int] | str:
 
 
 def choices(method: str) -> Rule:
-    """`medusa_choices` and `eagle_choices`."""
+    """Return the rule of `medusa_choices` or `eagle_choices`."""
 
     def rule(value: Value, context: Context) -> Verdict:
         paths = value.read(tree)
@@ -77,7 +80,7 @@ def choices(method: str) -> Rule:
 
 
 def lookahead_size(key: str) -> Rule:
-    """One of the three figures of lookahead."""
+    """Return the rule of a figure of lookahead."""
 
     def rule(value: Value, context: Context) -> Verdict:
         if method_of(context) != "lookahead":
@@ -91,7 +94,7 @@ def lookahead_size(key: str) -> Rule:
 
 
 def fast_logits(value: Value, _: Context) -> Verdict:
-    """Logits from draft to target without a copy."""
+    """Return the verdict on logits from draft to target without a copy."""
     if value.text.strip().lower() not in {"true", "1"}:
         return implied("off, as here")
     return lost("no drafts of a second engine here, so no logits between the two; leave it out")

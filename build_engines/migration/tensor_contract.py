@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promise of a migration: every tensor of an old model is here, under its name, with its type and dims."""
+"""The contract of a migration: every tensor of an old model is here, under its name, with its type and dims."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -36,7 +36,7 @@ _WHAT_TO_DO = {
 
 
 def tensor_entries(model: FilledConfig, context: Context) -> Iterator[Entry]:
-    """Entries for the tensors of one old model that has a namesake here."""
+    """Yield entries for the tensors of one old model that has a namesake here."""
     if model.name not in PYTHON_MODELS:
         return
     directions = {"input": (model.config.input, inputs_of), "output": (model.config.output, outputs_of)}
@@ -80,7 +80,7 @@ def _type(tensor: Any) -> str:
 
 
 def _difference(tensor: Any, ours: tuple[str, tuple[int, ...]] | None) -> str | None:
-    """What a client of the old model would notice; None: nothing."""
+    """Return the difference that a client of the old model would notice, or None."""
     if ours is None:
         return "no such tensor here; have clients leave it out"
     data_type, dims = ours

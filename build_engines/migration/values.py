@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The value of one old setting, read as upstream read it: what cannot be read counts as not set, and says so."""
+"""The value of one old setting, read as upstream read it.
+
+A value that cannot be read counts as not set, and says so.
+"""
 
 import re
 from collections.abc import Callable
@@ -25,16 +28,19 @@ class Value:
 
     @property
     def is_set(self) -> bool:
-        """Somebody filled it."""
+        """Return True if the setting was filled in."""
         return bool(self.text) and not self.is_unfilled
 
     @property
     def is_unfilled(self) -> bool:
-        """A placeholder is still there."""
+        """Return True if a placeholder is still there."""
         return PLACEHOLDER.search(self.text) is not None
 
     def read(self, convert: Callable[[str], T]) -> T | None:
-        """The value as a type; None where it is not set or not such a value, for which upstream takes its default."""
+        """Return the value as a type.
+
+        None: not set, or no such value, for which upstream takes its default.
+        """
         if not self.is_set:
             return None
         try:
@@ -44,14 +50,14 @@ class Value:
 
     @property
     def note(self) -> str:
-        """What is to be said of the text itself."""
+        """Return a note on the text itself; empty if there is nothing to say."""
         if self.is_unfilled:
             return UNFILLED
         return "" if self.text else "empty"
 
 
 def boolean(text: str) -> bool:
-    """As both of upstream's backends read it."""
+    """Return a boolean, read as both of upstream's back ends read it."""
     word = text.strip().lower()
     if word in _TRUE | _FALSE:
         return word in _TRUE
@@ -59,17 +65,17 @@ def boolean(text: str) -> bool:
 
 
 def integer(text: str) -> int:
-    """A whole number."""
+    """Return a whole number."""
     return int(text.strip())
 
 
 def integers(text: str) -> list[int]:
-    """Numbers between commas."""
+    """Return the numbers between commas."""
     return [int(part) for part in text.split(",")]
 
 
 def fraction(text: str) -> float:
-    """A number of 0 to 1."""
+    """Return a number of 0 to 1."""
     number = float(text)
     if not 0 <= number <= 1:
         raise ValueError(text)
@@ -77,7 +83,7 @@ def fraction(text: str) -> float:
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """One of these words."""
+    """Return a converter that accepts only the given words."""
 
     def convert(text: str) -> str:
         if text not in words:
@@ -88,12 +94,15 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 
 def absolute(path: str) -> str:
-    """A path as the deployment holds it; a relative one was meant from where tritonserver was started."""
+    """Return a path as the deployment holds it.
+
+    A relative path was meant from where tritonserver was started.
+    """
     return str(Path(path).expanduser().absolute())
 
 
 def tree(text: str) -> list[list[int]]:
-    """A tree of drafts: ``{0, 0}, {1}`` or ``[[0, 0], [1]]``."""
+    """Return a tree of drafts from ``{0, 0}, {1}`` or ``[[0, 0], [1]]``."""
     paths = [[int(part) for part in match.split(",") if part.strip()] for match in _TREE_PATH.findall(text)]
     if not paths:
         raise ValueError(text)

@@ -21,7 +21,7 @@ _LATENT_EPSILON = 1e-6  # of DeepSeek's norms inside attention, whatever the con
 
 @dataclass(frozen=True)
 class Numerics:
-    """What a `config.json` says beside the shape."""
+    """The settings of a `config.json` that are not its shape."""
 
     epsilon: float
     rope_theta: float
@@ -68,24 +68,24 @@ def _number(values: Mapping[str, object], name: str, default: float) -> float:
 
 
 def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
-    """Over the last axis."""
+    """Return the root mean square norm over the last axis."""
     scaled: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon) * weight
     return scaled
 
 
 def silu(x: Array) -> Array:
-    """``x * sigmoid(x)``."""
+    """Return ``x * sigmoid(x)``."""
     return x * _sigmoid(x)
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """``x @ weight.T``, the weight as in the checkpoint."""
+    """Return ``x @ weight.T``, the weight as in the checkpoint."""
     product = x @ weight.T
     return product if bias is None else product + bias
 
 
 def rotate(x: Array, numerics: Numerics) -> Array:
-    """Rotary positions 0, 1, 2, ... of ``[num_tokens, heads, size]``."""
+    """Return ``[num_tokens, heads, size]`` with rotary positions 0, 1, 2, ... applied."""
     num_tokens, _, size = x.shape
     if numerics.is_rope_interleaved:
         x = np.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
@@ -97,7 +97,9 @@ def rotate(x: Array, numerics: Numerics) -> Array:
 
 
 def attend(queries: Array, keys: Array, values: Array, window: int | None = None) -> Array:
-    """Causal attention, ``[num_tokens, heads, size]`` each; keys and values may have fewer heads than queries.
+    """Return causal attention over ``[num_tokens, heads, size]`` each.
+
+    Keys and values may have fewer heads than queries.
 
     Returns:
         ``[num_tokens, heads * size of a value]``
@@ -116,7 +118,10 @@ def grouped_attention(
     projected: tuple[Array, Array, Array], one: GroupedAttention, numerics: Numerics,
     norms: tuple[Array, Array] | None, window: int | None,
 ) -> Array:  # fmt: skip
-    """Attention of a rank's heads from its queries, keys and values, ``[num_tokens, heads * head_dim]`` each."""
+    """Return the attention of a rank's heads.
+
+    Queries, keys and values are ``[num_tokens, heads * head_dim]`` each.
+    """
     queries, keys, values = (part.reshape(len(part), -1, one.head_dim) for part in projected)
     if norms is not None:
         queries, keys = (rms_norm(x, norm, numerics.epsilon) for x, norm in zip((queries, keys), norms, strict=True))
@@ -126,7 +131,10 @@ def grouped_attention(
 def latent_attention(
     queries: Array, low_rank: Array, latent_norm: Array, kv_up: Array, one: LatentAttention, numerics: Numerics
 ) -> Array:
-    """Attention of a rank's heads; `low_rank` is what all ranks have: the latent vector and the key's rotary part."""
+    """Return the attention of a rank's heads.
+
+    `low_rank` is what all ranks have: the latent vector and the key's rotary part.
+    """
     num_tokens = len(queries)
     queries = queries.reshape(num_tokens, -1, one.qk_nope_head_dim + one.qk_rope_head_dim)
     latent = rms_norm(low_rank[:, : one.kv_lora_rank], latent_norm, _LATENT_EPSILON)
@@ -141,12 +149,12 @@ def latent_attention(
 
 
 def latent_norm(x: Array, weight: Array) -> Array:
-    """Of the low rank between the two projections of queries."""
+    """Return the norm of the low rank between the two projections of queries."""
     return rms_norm(x, weight, _LATENT_EPSILON)
 
 
 def expert_weights(logits: Array, bias: Array | None, mlp: ExpertMlp, numerics: Numerics) -> Array:
-    """How much of each expert each token takes, ``[num_tokens, num_experts]``; 0 where it was not chosen."""
+    """Return how much of each expert each token takes, ``[num_tokens, num_experts]``; 0 where it was not chosen."""
     if numerics.is_sigmoid_router:
         scores = _sigmoid(logits)
         choice = _only_best_groups(scores if bias is None else scores + bias, numerics)
@@ -161,7 +169,10 @@ def expert_weights(logits: Array, bias: Array | None, mlp: ExpertMlp, numerics: 
 
 
 def _only_best_groups(choice: Array, numerics: Numerics) -> Array:
-    """Scores of experts outside the best groups are 0; a group is as good as its two best experts together."""
+    """Return the scores with experts outside the best groups at 0.
+
+    A group is as good as its two best experts together.
+    """
     grouped = choice.reshape(len(choice), numerics.num_groups, -1)
     of_group = np.sort(grouped, axis=-1)[..., -2:].sum(axis=-1)
     best = np.argsort(-of_group, axis=-1, kind="stable")[:, : numerics.groups_per_token]
@@ -182,5 +193,5 @@ def _sigmoid(x: Array) -> Array:
 
 
 def sigmoid_gate(x: Array, weight: Array) -> Array:
-    """How much of the shared experts each token takes (Qwen2-MoE)."""
+    """Return how much of the shared experts each token takes (Qwen2-MoE)."""
     return _sigmoid(linear(x, weight))

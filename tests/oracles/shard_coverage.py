@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the ranks of a plan together hold the whole model, and what of it more than once."""
+"""The check that the ranks of a plan together hold the whole model, and what they hold more than once."""
 
 import math
 from collections import Counter, defaultdict
@@ -19,7 +19,7 @@ class Copies:
     """A part of a tensor that several ranks hold.
 
     Attributes:
-        role: what they use it as; that of a tied head differs from its tensor's.
+        role: the purpose that the ranks use it for; that of a tied head differs from its tensor's.
         box: the part, a half-open range for each axis.
         times: how many ranks.
     """
@@ -31,7 +31,7 @@ class Copies:
 
 
 def check_coverage(plan: ShardPlan) -> list[Copies]:
-    """See that nothing is missing, nothing is beyond a tensor's end, and pieces of several ranks meet without gaps.
+    """Check that nothing is missing, nothing is beyond a tensor's end, and pieces of several ranks meet without gaps.
 
     Returns:
         What is held more than once: norms, routers, biases of row-parallel layers, KV heads with more ranks than heads.
@@ -55,7 +55,7 @@ def check_coverage(plan: ShardPlan) -> list[Copies]:
 
 
 def _held_times(weight: Weight, pieces: Iterable[Piece]) -> Counter[Box]:
-    """The tensor cut at every edge of a piece, and how many pieces hold each box."""
+    """Return the tensor cut at every edge of a piece, and how many pieces hold each box."""
     pieces = list(pieces)
     edges = [
         sorted({edge for piece in pieces for held in piece.ranges(axis) for edge in held} | {0, length})
@@ -73,5 +73,5 @@ def _held_times(weight: Weight, pieces: Iterable[Piece]) -> Counter[Box]:
 
 
 def _between(ranges: tuple[Range, ...], edges: list[int]) -> list[Range]:
-    """The ranges, cut at the edges; a number that one piece names twice comes twice."""
+    """Return the ranges cut at the edges; a number that one piece names twice comes twice."""
     return [(start, end) for first, last in ranges for start, end in pairwise(edges) if first <= start and end <= last]

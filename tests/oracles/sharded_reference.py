@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a model divided by a `ShardPlan` on the CPU, rank by rank, each with its own pieces and nothing else.
+"""A model divided by a `ShardPlan` and run on the CPU, rank by rank, each with its own pieces and nothing else.
 
 What ranks tell each other is written out: all-reduce is a sum over the ranks of a stage, all-gather puts their parts of
 the vocabulary side by side, stages hand on hidden states. With one rank it is the whole model. It shows that a plan is
@@ -29,7 +29,7 @@ ARCHITECTURES = (
 
 
 def sharded_logits(checkpoint: Path, plan: ShardPlan, input_ids: Sequence[int]) -> Array:
-    """The logits of one sequence, from a checkpoint in 16 or 32 bits and a plan of its model.
+    """Return the logits of one sequence, from a checkpoint in 16 or 32 bits and a plan of its model.
 
     Returns:
         ``[num_tokens, vocab_size]``
@@ -53,7 +53,7 @@ def sharded_logits(checkpoint: Path, plan: ShardPlan, input_ids: Sequence[int]) 
 
 
 class _Rank:
-    """One rank: its pieces by name, and what it computes of a layer."""
+    """A rank: its pieces by name, and what it computes of a layer."""
 
     def __init__(self, plan: ShardPlan, rank: int, settings: Numerics, stored: dict[str, StoredTensor]) -> None:
         self.model = plan.model
@@ -65,12 +65,15 @@ class _Rank:
         self.names = tensor_names(plan.model.architecture)
 
     def find(self, key: str, layer: int = -1, expert: int = -1) -> Array | None:
-        """What it holds of a tensor by its key in the table of names; None: the model or the rank has none."""
+        """Return what the rank holds of a tensor, by its key in the table of names.
+
+        None: the model or the rank has none.
+        """
         name = self.names.get(key, "").replace("{l}", str(layer)).replace("{e}", str(expert))
         return self.tensors.get((name, key == "head"))
 
     def get(self, key: str, layer: int = -1, expert: int = -1) -> Array:
-        """The same of one that the rank must have."""
+        """Return what the rank holds of a tensor that it must have."""
         found = self.find(key, layer, expert)
         assert found is not None, f"rank {self.place.rank} has no {key} of layer {layer}"
         return found
@@ -80,7 +83,7 @@ class _Rank:
         return self.tensors.get((name, False))
 
     def attention(self, layer: int, x: Array) -> Array:
-        """Its heads' share of the attention's output, without the output's bias."""
+        """Return the share of the attention's output that the rank's heads give, without the output's bias."""
         one, window = self.model.layers[layer].attention, self.model.layers[layer].sliding_window
         if isinstance(one, GroupedAttention):
             query_norm, key_norm = self.find("query_norm", layer), self.find("key_norm", layer)
@@ -111,7 +114,7 @@ class _Rank:
         return fused[:, :queries], fused[:, queries : queries + keys], fused[:, queries + keys :]
 
     def mlp(self, layer: int, x: Array) -> Array:
-        """Its share of the feed-forward network's output, without the output's bias."""
+        """Return the rank's share of the feed-forward network's output, without the output's bias."""
         mlp = self.model.layers[layer].mlp
         if not isinstance(mlp, ExpertMlp):
             return self._network(layer, x, "gate", "up", "down")
@@ -139,7 +142,10 @@ class _Rank:
 
 
 def _layer(ranks: list[_Rank], layer: int, hidden: Array) -> Array:
-    """One layer on all ranks of its stage: two all-reduces. Every rank has the same `hidden`."""
+    """Return the output of one layer on all ranks of its stage, with two all-reduces.
+
+    Every rank has an equal `hidden`.
+    """
     norm = numerics.rms_norm
     epsilon = ranks[0].settings.epsilon
     shares = [rank.attention(layer, norm(hidden, rank.get("input_norm", layer), epsilon)) for rank in ranks]
@@ -149,7 +155,7 @@ def _layer(ranks: list[_Rank], layer: int, hidden: Array) -> Array:
 
 
 def _all_reduce(shares: Iterable[Array], bias: Array | None = None) -> Array:
-    """The sum over ranks; a bias, which every rank has, is added once, after it."""
+    """Return the sum over ranks; a bias, which every rank has, is added once, after it."""
     total: Array = np.sum(list(shares), axis=0)
     return total if bias is None else total + bias
 
@@ -171,7 +177,10 @@ def _embed(ranks: list[_Rank], ids: npt.NDArray[np.int64], plan: ShardPlan) -> A
 
 
 def _head(ranks: list[_Rank], hidden: Array, plan: ShardPlan) -> Array:
-    """Each rank its part of the vocabulary, side by side; the padding at the end is cut off."""
+    """Return the logits, each rank's part of the vocabulary side by side.
+
+    The padding at the end is cut off.
+    """
     is_shared = plan.sizes.shares_head(plan.model)
     key = "embedding" if plan.model.is_tied else "head"
     parts = []
@@ -182,7 +191,7 @@ def _head(ranks: list[_Rank], hidden: Array, plan: ShardPlan) -> Array:
 
 
 def _take(piece: Piece, stored: dict[str, StoredTensor]) -> Array:
-    """A piece's numbers, read from the file: only these."""
+    """Return a piece's numbers, the only ones that are read from the file."""
     tensor = stored.get(piece.weight.name)
     if tensor is None or tensor.shape != piece.weight.shape:
         found = "is missing" if tensor is None else f"has the shape {list(tensor.shape)}"

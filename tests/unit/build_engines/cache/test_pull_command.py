@@ -33,7 +33,7 @@ def release(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A release that takes a while: 4 files of 48 MB of random bytes more."""
+    """Make a release that takes a while: 4 files of 48 MB of random bytes more."""
     folder = write_demo_release(tmp_path_factory.mktemp("large") / "release")
     for number in range(4):
         (folder / f"engine/rank{number}.bin").write_bytes(random.Random(number).randbytes(48 * MB))
@@ -56,7 +56,10 @@ def is_same(a: Path, b: Path) -> bool:
 
 
 def staged_bytes(cache: Path) -> int:
-    """What is copied so far. A folder may be renamed between its listing and its walk: then nothing is staged there."""
+    """Return the bytes that are copied so far.
+
+    A folder may be renamed between its listing and its walk: then nothing is staged there.
+    """
     total = 0
     for folder, _, names in os.walk(cache / ".staging"):  # unlike rglob() it passes over a folder that has gone
         for name in names:
@@ -130,7 +133,11 @@ def test_of_two_pulls_at_once_only_one_copies(large: Path, tmp_path: Path) -> No
 
 @contextmanager
 def disk(folder: Path, num_bytes: int) -> Iterator[None]:
-    """A small file system at `folder`; Raises: CalledProcessError: we may not mount one."""
+    """Mount a small file system at `folder`.
+
+    Raises:
+        CalledProcessError: we may not mount one.
+    """
     folder.mkdir()
     options = ["-t", "tmpfs", "-o", f"size={num_bytes}", "none"]
     subprocess.run(["mount", *options, folder], check=True, capture_output=True)

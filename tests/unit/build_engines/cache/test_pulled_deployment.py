@@ -33,7 +33,7 @@ def write(path: Path, **fields: object) -> Path:
 
 
 def two_models(folder: Path) -> Path:
-    """`a` and `b`; `b` is served by both models, once as a candidate; all paths are relative."""
+    """Make `a` and `b`; `b` is served by both models, once as a candidate; all paths are relative."""
     for name in ("a", "b"):
         write_demo_release(folder / "share" / name, name=name)
     chat = {
@@ -48,7 +48,7 @@ def two_models(folder: Path) -> Path:
 
 
 def moved(spec: DeploymentSpec, folders: dict[Path, Path]) -> DeploymentSpec:
-    """By hand: what each release's folders are called then."""
+    """Return the spec with every path in old folders moved to the new ones, by replacement of text."""
     text = spec.model_dump_json()
     for old, new in folders.items():
         text = text.replace(f'"{old}', f'"{new}')

@@ -92,7 +92,7 @@ def test_a_copy_in_the_cache_that_was_altered_is_told(release: Path, cache: Path
 
 
 def staged(cache: Path, source: Path) -> Path:
-    """Where an interrupted pull has left what it had."""
+    """Return where an interrupted pull has left what it had."""
     return cache / ".staging" / address(source)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each reason for which a checkpoint is refused, and what is let through."""
+"""The reasons for which a checkpoint is refused, and what is let through."""
 
 import json
 import tracemalloc
@@ -28,7 +28,7 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 
 def write(folder: Path, config: Config | None = None, change: Callable[[Tensors], object] = lambda _: None) -> Path:
-    """A checkpoint that would pass, but for what `change` does to its tensors."""
+    """Write a checkpoint that would pass, but for what `change` does to its tensors."""
     config = CONFIG if config is None else config
     tensors: Tensors = dict(random_tensors(config))
     change(tensors)
@@ -39,7 +39,7 @@ def write(folder: Path, config: Config | None = None, change: Callable[[Tensors]
 
 
 def write_parts(folder: Path, change: Callable[[dict[str, str]], object] = lambda _: None) -> Path:
-    """The same in two files and an index, which `change` may spoil."""
+    """Write a checkpoint in two files and an index, which `change` may spoil."""
     write(folder)
     tensors = random_tensors(CONFIG)
     (folder / "model.safetensors").unlink()

@@ -79,7 +79,7 @@ def test_a_planned_replica_costs_what_the_plan_says(capsys: pytest.CaptureFixtur
 def benched(
     name: str, server: ServerFigures | None = None, *, has_inputs: bool = True, load: float = 1
 ) -> dict[str, object]:
-    """A run of a report as `trireme bench report` writes it: 6,000 tokens/s in, 1,000 out, or `load` times that."""
+    """Return a run of a `trireme bench report`: 6,000 tokens/s in, 1,000 out, or `load` times that."""
 
     def tokens(mean: float) -> Spread:
         return Spread(count=9, num_requests=9, mean=mean, stddev=0, min=1, max=999, percentiles={}, intervals={})

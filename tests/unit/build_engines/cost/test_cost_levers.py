@@ -19,7 +19,10 @@ EXAMPLES = CODE_ROOT / "examples" / "cost"
 
 
 def fleet(**changes: Any) -> CostSpec:
-    """A large fleet, so that whole replicas do not blur the arithmetic: its GPUs cost 0.15 s x 4 $ a request."""
+    """Return a large fleet, so that whole replicas do not blur the arithmetic.
+
+    Its GPUs cost 0.15 s x 4 $ a request.
+    """
     data = {
         "engine": {"kind": "rates", "prefill_tokens_per_s": 20_000, "decode_tokens_per_s": 2_000},
         "prices": {"on_demand_usd_per_gpu_hour": 4, "spot_usd_per_gpu_hour": 1.8, "spot_lost_fraction": 0.1},

@@ -107,7 +107,7 @@ def imported(
     is_usual: bool = True,
     engine: Mapping[str, Any] | None = None,
 ) -> Import:
-    """A repository of a release, filled with `values`, and an engine of the same release, imported."""
+    """Import a repository of a release, filled with `values`, with an engine of that release."""
     repository = write_old_repository(folder / "old", version, values or {}, is_usual=is_usual)
     settings: dict[str, Any] = {"version": f"{version_id(version)}.1"} | dict(engine or {})
     engine_dir = write_engine_config(folder / "engine", **settings)

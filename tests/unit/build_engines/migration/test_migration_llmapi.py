@@ -140,7 +140,7 @@ def test_an_argument_that_upstream_does_not_have_is_named(tmp_path: Path) -> Non
 
 
 def test_names_are_those_that_serving_hands_to_upstream() -> None:
-    """The import is the inverse of `ensemble_configs.spec.llm_argument_rows`, row by row."""
+    """Check that the import is the inverse of `ensemble_configs.spec.llm_argument_rows`, row by row."""
     module = llm_argument_rows
     tables = {
         "": (*module.LLM, *module.LLM_OF_PYTORCH),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One setting at a time: what becomes of it, with which engine, and what the report tells to do instead."""
+"""Rules on one setting at a time: the verdict, with which engine, and what the report tells to do instead."""
 
 import json
 from collections.abc import Mapping

@@ -41,7 +41,7 @@ def job(checkpoint: Path = TARGET, *, base: str = "demo-int4", **changes: object
 
 
 def commands(planned: BuildPlan) -> dict[str, str]:
-    """Of each stage that is one, without the program."""
+    """Return the arguments, without the program, of each stage that is a command."""
     return {stage.name: " ".join(stage.work.argv[2:]) for stage in planned.stages if isinstance(stage.work, Command)}
 
 
@@ -204,7 +204,7 @@ def test_files_are_as_large_as_predicted(releases: dict[str, Path]) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["demo-fp16", "demo-int8", "demo-int4", "demo-int4-awq"])
 def test_a_second_build_is_the_same_release(releases: dict[str, Path], tmp_path: Path, name: str) -> None:
-    """From another folder, of a checkpoint at another place."""
+    """Build a second time from another folder, of a checkpoint at another place."""
     checkpoint = Path(shutil.copytree(TARGET, tmp_path / "elsewhere" / "model"))
     again = built(name, tmp_path / "out", checkpoint=checkpoint)
     assert address(again) == address(releases[name])
@@ -248,7 +248,10 @@ def test_the_tokenizers_ir_serves_guides_and_the_draft_drafts(releases: dict[str
 
 @pytest.mark.soak
 def test_twenty_kills_change_nothing(releases: dict[str, Path], tmp_path: Path) -> None:
-    """Each time another part of the way; what is finished is not done again, and the release is the same."""
+    """Kill a build each time at another part of the way.
+
+    What is finished is not done again, and the release is the same one.
+    """
     rng, num_kills, start = random.Random(2026), 0, time.monotonic()
     assert address(built("demo-int4", tmp_path / "undisturbed")) == address(releases["demo-int4"])
     whole_s = time.monotonic() - start

@@ -26,7 +26,7 @@ Data = dict[str, object]
 
 
 def model(name: str, *, weights_gib: float, num_blocks: int = 100, **more: object) -> Data:
-    """A block of it is a MiB, and its longest sequence 16 blocks."""
+    """Return a model with KV blocks of a MiB and a longest sequence of 16 blocks."""
     engine = {
         "provider": "simulated", "weight_bytes": int(weights_gib * GIB), "kv_bytes_per_token": 2**16,
         "num_kv_blocks": num_blocks, "max_seq_len": 256,

@@ -33,7 +33,7 @@ _REST = {"name": "fragment", "tokenizer": {"dir": "tokenizer"}, "engine": {"prov
 
 
 def blocks() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each block of YAML in a document that is keys and values."""
+    """Yield each block of YAML in a document that is keys and values."""
     for document in DOCUMENTS:
         for number, block in enumerate(re.findall(r"```yaml\n(.*?)```", document.read_text(), re.DOTALL)):
             text = re.sub(r"^\s*\.\.\.$", "", block, flags=re.MULTILINE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme prove` with a stand-in of a GPU machine: from end to end, and each step when it fails."""
+"""`trireme prove` with a fake GPU machine: from end to end, and each check when it fails."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ MS = 1_000_000
 
 
 class Proved:
-    """What one run of the command left."""
+    """The results of a run of the command."""
 
     def __init__(self, container: GpuContainer, folder: Path, *options: str, **environment: str) -> None:
         self.out = folder / "out"

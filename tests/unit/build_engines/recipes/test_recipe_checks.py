@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recipe may not ask for: each rule fires and says what to do, and all that is wrong is named at once."""
+"""The rules for recipes: each fires and says what to do, and all that is wrong is named at once."""
 
 from typing import Any
 

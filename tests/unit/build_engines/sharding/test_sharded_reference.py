@@ -61,7 +61,7 @@ def test_every_architecture_that_is_run_is_compared() -> None:
 def test_the_demo_model_in_parts_has_the_logits_of_the_whole(
     checkpoints: dict[str, Path], tp_size: int, pp_size: int
 ) -> None:
-    """2 KV heads on 4 ranks, 5 layers on 2 and 3 stages."""
+    """Divide 2 KV heads over 4 ranks, and 5 layers over 2 and 3 stages."""
     whole = logits_of(checkpoints["demo"], "demo")
     found = logits_of(checkpoints["demo"], "demo", tp_size=tp_size, pp_size=pp_size)
     assert np.abs(found - whole).max() < 1e-10
@@ -88,7 +88,7 @@ def test_experts_in_parts_have_the_logits_of_the_whole(
 @pytest.mark.parametrize("embedding", ["none", "vocab", "hidden"])
 @pytest.mark.parametrize("name", ["llama-biases", "mistral-window", "qwen2-mqa", "qwen3", "phi3", "deepseek"])
 def test_every_way_of_building_a_layer_can_be_divided(checkpoints: dict[str, Path], name: str, embedding: str) -> None:
-    """Biases, a window, one KV head, norms of heads, fused matrices, latents; vocabularies that do not divide."""
+    """Divide biases, a window, one KV head, norms of heads, fused matrices, latents and odd vocabularies."""
     whole = logits_of(checkpoints[name], name)
     for tp_size, pp_size in ((2, 1), (4, 1), (4, 3)):
         found = logits_of(checkpoints[name], name, tp_size=tp_size, pp_size=pp_size, embedding=embedding)

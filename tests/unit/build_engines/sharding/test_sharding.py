@@ -106,7 +106,7 @@ def test_ranks_together_hold_every_number(plan: ShardPlan) -> None:
 
 @pytest.mark.parametrize("name", known_models())
 def test_published_models_can_be_divided(name: str) -> None:
-    """The first and the last layer of each: DeepSeek's first has no experts."""
+    """Divide the first and the last layer of each model: DeepSeek's first has no experts."""
     model = published(name)
     model = replace(model, layers=(model.layers[0], model.layers[-1]))
     tp_size = {"falcon-7b": 71, "qwen2.5-0.5b": 2, "qwen2.5-7b": 4}.get(name, 8)  # of Falcon one of its 71 heads each
@@ -145,7 +145,7 @@ def test_each_rank_has_the_kv_heads_of_its_query_heads(plan: ShardPlan) -> None:
 
 
 def held_heads(model: ModelShape, piece: Piece) -> dict[str, list[int]]:
-    """Which heads a piece of queries, keys, values or all three holds, by what each row of the tensor is."""
+    """Return the heads that a piece of queries, keys, values or all three holds, by the rows of the tensor."""
     attention = model.attention
     assert isinstance(attention, GroupedAttention)
     q, kv, d = attention.num_heads, attention.num_kv_heads, attention.head_dim

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/build.md shows is what the command prints, and what a build records is what a deployment reads."""
+"""The output that docs/build.md shows, and the record of a build that a deployment reads."""
 
 import json
 import re

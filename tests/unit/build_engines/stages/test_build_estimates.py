@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stages take, and how many ranks are worked on at once."""
+"""The estimates of stages, and how many ranks are worked on at once."""
 
 import pytest
 

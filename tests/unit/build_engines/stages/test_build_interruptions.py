@@ -121,7 +121,7 @@ def test_of_two_builds_at_once_the_second_says_that_it_waits_and_both_name_the_r
 
 
 def killed_at(process: "subprocess.Popen[bytes]", delay_s: float) -> bool:
-    """Kill a build after so long; whether it was still running."""
+    """Kill a build after a delay; return True if it was still running."""
     try:
         process.wait(timeout=delay_s)
     except subprocess.TimeoutExpired:

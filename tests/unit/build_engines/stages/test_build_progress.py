@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a build goes, on a terminal and elsewhere."""
+"""The progress of a build, on a terminal and elsewhere."""
 
 import io
 from pathlib import Path

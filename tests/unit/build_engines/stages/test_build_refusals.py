@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trireme build` refuses: before any work, and of what a tool has made."""
+"""The refusals of `trireme build`: before any work, and of what a tool has made."""
 
 import json
 import os

@@ -54,7 +54,7 @@ def python(code: str) -> Command:
 
 
 def upper(after: str, name: str) -> Command:
-    """A tool that makes its output from that of another stage, by relative paths."""
+    """Return a command that makes its output from that of another stage, by relative paths."""
     return python(
         "from pathlib import Path; "
         f"Path('{name}.partial/out.txt').write_text(Path('{after}/out.txt').read_text().upper())"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every recipe x KV format x GPU: refused with the rule, or built into an engine that upstream's loader accepts.
+"""Recipes with each KV format on each GPU: refused with the rule, or built into an engine that upstream loads.
 
 The rules and the stand-in of the builder are asked of the whole product in this process; `trireme build` with its real
 stages of a seeded sample, which is a large one in `make soak`.
@@ -72,7 +72,7 @@ def recipe_named(name: str) -> GpuRecipe:
 
 
 def variants(name: str) -> Iterator[tuple[str, GpuRecipe]]:
-    """A recipe with each KV format on each GPU, as somebody would change it: with paged attention and without.
+    """Yield a recipe with each KV format on each GPU, as somebody would change it: with paged attention and without.
 
     A calibration set is added where there is none, for a KV cache may need one that the weights did not.
     """
@@ -103,7 +103,10 @@ def pretrained_of(recipe: TensorRtRecipe, architecture: str, positions: int) -> 
 
 
 def serve_and_load(folder: Path, spec: TensorRtEngineSpec, sm: int) -> list[str]:
-    """Serve an engine as a deployment says; the findings about it, or none, and then upstream loads it unchanged."""
+    """Serve an engine as a deployment says and return the findings about it.
+
+    Without findings upstream loads it unchanged.
+    """
     found = [finding.check for finding in fit_findings(spec)]
     if not found:
         options = RuntimeOptions(
@@ -142,7 +145,7 @@ def deployment_of(folder: Path, recipe: TensorRtRecipe, **changes: Any) -> Tenso
 
 
 def check_engine(title: str, recipe: TensorRtRecipe, folder: Path) -> None:
-    """An engine with nothing against it is what was asked, and its loader takes it as its deployment says."""
+    """Check that an engine with nothing against it is what was asked, and that its loader takes it."""
     config = json.loads((folder / "config.json").read_text())
     engine = CompiledEngine(folder, config["version"], config["pretrained_config"], config["build_config"])
     assert [str(each) for each in engine_differences(engine, recipe) if each.is_fatal] == [], title
@@ -206,7 +209,7 @@ _NOT_OF_THE_DEMO = ("speculation", "quality", "builder", "gptq_file", "ep_size",
 
 
 def demo_variant(recipe: GpuRecipe) -> dict[str, Any]:
-    """The recipe for the demo model, which is small, has no experts and no heads."""
+    """Return the recipe for the demo model, which is small, has no experts and no heads."""
     kept = recipe.model_dump(mode="json", exclude=set(_NOT_OF_THE_DEMO), exclude_defaults=True)
     sizes = {name: size for name, size in _SIZES.items() if name in type(recipe).model_fields}
     if isinstance(recipe, TensorRtRecipe):
@@ -220,7 +223,7 @@ def demo_variant(recipe: GpuRecipe) -> dict[str, Any]:
 
 
 def run_demo(title: str, recipe: GpuRecipe, folder: Path) -> bool:
-    """Build with the real stages and stand-ins of the tools; whether there is a release, which then loads."""
+    """Build with the real stages and fake tools; return True if there is a release, which then loads."""
     gpu = gpus()[recipe.gpu]
     tools = write_fake_tools(folder / "tools", gpu_name=gpu.driver_names[0], sm=gpu.sm)
     document = write_recipe(folder, **{**dict.fromkeys(("max_input_len",)), **demo_variant(recipe)})
@@ -243,7 +246,7 @@ def _product() -> list[tuple[str, GpuRecipe]]:
 
 
 def _sample(number: int) -> list[tuple[str, GpuRecipe]]:
-    """Seeded; half of it such that the rules have nothing against."""
+    """Return a seeded sample; the rules have nothing against half of it."""
     chance = random.Random(22)
     everything = [each for each in _product() if "int4_gptq" not in each[1].format]
     legal = [
@@ -255,7 +258,7 @@ def _sample(number: int) -> list[tuple[str, GpuRecipe]]:
 
 
 def built_of_sample(number: int, folder: Path) -> int:
-    """Build a sample, each in a folder of its own; how many became releases."""
+    """Build a sample, each in a folder of its own; return how many became releases."""
     built = 0
     for index, (title, recipe) in enumerate(_sample(number)):
         own = folder / str(index)

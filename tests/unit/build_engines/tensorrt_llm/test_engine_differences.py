@@ -30,7 +30,7 @@ def recipe_of(**changes: Any) -> TensorRtRecipe:
 
 
 def engine_of(recipe: TensorRtRecipe, *, off: tuple[str, ...] = (), **pretrained: Any) -> dict[str, Any]:
-    """config.json of the engine that the stand-in builds from a recipe."""
+    """Return the config.json of the engine that the stand-in builds from a recipe."""
     args = build_arguments(*trtllm_build_argv(recipe, 1)[1:])
     mapping = {"world_size": recipe.world_size, "tp_size": recipe.tp_size, "pp_size": recipe.pp_size}
     found = checkpoint(QUANT_ALGOS[recipe.format][0], KV_QUANT_ALGOS[recipe.kv_format], mapping=mapping)
@@ -38,7 +38,7 @@ def engine_of(recipe: TensorRtRecipe, *, off: tuple[str, ...] = (), **pretrained
 
 
 def differences(config: dict[str, Any], recipe: TensorRtRecipe) -> tuple[list[str], list[str]]:
-    """Settings that are fatal, and those that are recorded."""
+    """Return the settings that are fatal, and those that are recorded."""
     engine = CompiledEngine(Path("config.json"), config["version"], config["pretrained_config"], config["build_config"])
     found = engine_differences(engine, recipe)
     fatal = [difference.setting for difference in found if difference.is_fatal]

@@ -42,7 +42,7 @@ def model_of(name: str) -> str:
 
 
 def commands(recipe: Recipe, architecture: str) -> dict[str, list[str]]:
-    """All that a recipe runs, by upstream's name of the program."""
+    """Return all commands that a recipe runs, by upstream's name of the program."""
     match recipe:
         case TensorRtRecipe():
             argvs = {"trtllm-build": trtllm_build_argv(recipe, 2)}
@@ -57,7 +57,7 @@ def commands(recipe: Recipe, architecture: str) -> dict[str, list[str]]:
 
 
 def arguments(program: str, argv: list[str]) -> list[str]:
-    """Without the program, and the interpreter of a script."""
+    """Return a command without the program, and without the interpreter of a script."""
     start = 2 if argv[0] == "python3" else 1
     assert argv[start - 1].endswith(program)
     return argv[start:]
@@ -115,7 +115,7 @@ ELSEWHERE = {
 
 
 def variants(recipe: TensorRtRecipe) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each field, down to the leaves, with the document in which it alone is different."""
+    """Yield each field, down to the leaves, with the document in which it alone is different."""
     document = recipe.model_dump(mode="json")
     yield from _changed(recipe, document, (), document)
 
@@ -163,7 +163,7 @@ OTHER: dict[str, object] = {
 
 
 def full_recipes() -> dict[str, TensorRtRecipe]:
-    """One recipe for each way to an engine, with as many fields in use as can be."""
+    """Return one recipe for each way to an engine, with as many fields in use as can be."""
     base: dict[str, Any] = {
         "name": "full", "model": "m", "backend": "tensorrt", "gpu": "h100", "max_input_len": 2048, "max_seq_len": 4096,
         "opt_num_tokens": 512, "calibration": {"dataset": "cnn_dailymail", "num_samples": 16},

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands for AISimulate in the tests is what the real one says.
+"""The fake AISimulate of the tests against the real one.
 
-Of the soak, which installs it: 1.5 GB are too much for `make test`.
+These tests are of the soak, which installs it: 1.5 GB are too much for `make test`.
 """
 
 import json

@@ -12,7 +12,7 @@ from benchmarks.support.report import RESULTS
 
 
 def records(num: int, *, common_sd: float = 0.0) -> list[Record]:
-    """Two prompt lengths, 50 and 100 ms, sd 0.2; TPOT 20 ms, sd 0.1; ten requests a second."""
+    """Return records of two prompt lengths, 50 and 100 ms, sd 0.2; TPOT 20 ms, sd 0.1; ten requests a second."""
     rng, found, common = random.Random(1), [], 0.0
     for number in range(num):
         if number % 100 == 0:  # every 10 s
