@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from build_engines.prove.step import StepFailed
+from build_engines.prove.check import CheckFailed
 from build_engines.stages.stage_process import last_lines
 
 
@@ -22,7 +22,7 @@ def run_child(argv: Sequence[object], *, cwd: Path, log: Path, timeout_s: float)
         timeout_s: after that it is killed with all that it has started.
 
     Raises:
-        StepFailed: it cannot be started, was ended by a signal, or takes longer.
+        CheckFailed: it cannot be started, was ended by a signal, or takes longer.
     """
     words = [str(word) for word in argv]
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -40,16 +40,16 @@ def run_child(argv: Sequence[object], *, cwd: Path, log: Path, timeout_s: float)
                 start_new_session=True,
             )
         except OSError as exc:
-            raise StepFailed(f"cannot start {words[0]}: {exc.strerror}") from exc
+            raise CheckFailed(f"cannot start {words[0]}: {exc.strerror}") from exc
     try:
         status = process.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired as exc:
-        raise StepFailed(f"{Path(words[0]).name} did not end within {timeout_s:.0f} s", last_lines(log)) from exc
+        raise CheckFailed(f"{Path(words[0]).name} did not end within {timeout_s:.0f} s", last_lines(log)) from exc
     finally:
         end_group(process)
     if status < 0:
         name = signal.Signals(-status).name
-        raise StepFailed(f"{Path(words[0]).name} was ended by {name}", last_lines(log))
+        raise CheckFailed(f"{Path(words[0]).name} was ended by {name}", last_lines(log))
     return status
 
 

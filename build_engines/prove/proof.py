@@ -100,7 +100,7 @@ class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
     ratio: Figures | None = None
 
 
-class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+class CheckRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a check."""
 
     name: str
@@ -123,12 +123,12 @@ class Proof(msgspec.Struct, kw_only=True):
     built: Built | None = None
     conformance: dict[str, Conformance] = msgspec.field(default_factory=dict)  # by provider
     bench: list[BenchRow] = msgspec.field(default_factory=list)
-    steps: list[StepRecord] = msgspec.field(default_factory=list)
+    steps: list[CheckRecord] = msgspec.field(default_factory=list)
 
     @property
-    def failures(self) -> list[StepRecord]:
+    def failures(self) -> list[CheckRecord]:
         """Return the checks that failed."""
-        return [step for step in self.steps if step.status == "failed"]
+        return [check for check in self.steps if check.status == "failed"]
 
     @property
     def day(self) -> str:

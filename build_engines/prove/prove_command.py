@@ -16,12 +16,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from build_engines.prove.build_step import longest_sequence
+from build_engines.prove.build_check import longest_sequence
+from build_engines.prove.check import Check, run_check
 from build_engines.prove.gpu_machine import NoGpuError, gpu_row, read_proof_machine
 from build_engines.prove.proof import Proof, proof_text, write_proof
 from build_engines.prove.proof_model import DEFAULT, describe_model, find_checkpoint
-from build_engines.prove.proving import STEPS, Proving, describe_steps
-from build_engines.prove.step import Step, run_step
+from build_engines.prove.proving import CHECKS, Proving, describe_checks
 from build_engines.stages.build_job import Tools
 from build_engines.stages.build_progress import duration
 from trireme.base.errors import SpecError
@@ -34,7 +34,7 @@ def prove(
     model: Annotated[str, typer.Option(help="demo, demo-draft, or a Hugging Face checkpoint's folder.")] = DEFAULT,
     gpu: Annotated[str, typer.Option(help="GPU by its name in gpus.yaml; auto: by the driver's name.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for the result.")] = Path("benchmarks/gpu"),
-    step: Annotated[str, typer.Option("--steps", help="Checks to run, separated by commas.")] = ",".join(STEPS),
+    checks: Annotated[str, typer.Option("--steps", help="Checks to run, separated by commas.")] = ",".join(CHECKS),
     isl: Annotated[int, typer.Option(min=1, help="Tokens of a prompt in the measurements.")] = 512,
     osl: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 128,
     concurrency: Annotated[str, typer.Option(help="Numbers of clients, separated by commas.")] = "1,4,16,64",
@@ -59,9 +59,9 @@ def prove(
       trireme prove --steps facts,conformance --json
 
     \b
-    Exit codes: 0 all steps passed; 1 one failed, and the file says which; 2 no GPU, or a wrong option.
+    Exit codes: 0 all checks passed; 1 a check failed, and the file says which; 2 no GPU, or a wrong option.
     """
-    names, concurrencies = _steps(step), _numbers(concurrency)
+    names, concurrencies = _checks(checks), _numbers(concurrency)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         machine, _ = read_proof_machine()
@@ -86,14 +86,14 @@ def prove(
         options = [f"--trtllm-examples={trtllm_examples}"]
         proving = Proving(proof, checkpoint, row, folder, isl, osl, concurrencies, timeout_s, options)
         console.print(f"{machine.gpus[0].name} ({row.name}), TensorRT-LLM {_version(proof)}: {proof.model.name}")
-        for each in proving.steps(names):
-            record = run_step(each, lambda current: _shown(console, current))
+        for each in proving.checks(names):
+            record = run_check(each, lambda current: _shown(console, current))
             proof.steps.append(record)
             reason = f": {record.reason}" if record.reason else ""
             console.print(f"{record.name}: {record.status}, {duration(record.duration_s)}{reason}", markup=False)
             for line in record.last_lines:
                 console.print(f"    {line}", markup=False)
-            path = write_proof(proof, out)  # after every step: what ends this program loses at most one
+            path = write_proof(proof, out)  # after every check: what ends this program loses at most one
     if is_json:
         sys.stdout.write(proof_text(proof))
     elif proof.bench:
@@ -103,13 +103,13 @@ def prove(
         raise typer.Exit(EXIT_NOT_PROVED)
 
 
-def _steps(text: str) -> list[str]:
+def _checks(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        if name not in STEPS:
-            raise SpecError(f"--steps: {name!r} is none; there are {', '.join(STEPS)}", field="steps", value=name)
+        if name not in CHECKS:
+            raise SpecError(f"--steps: {name!r} is none; there are {', '.join(CHECKS)}", field="steps", value=name)
     if not names:
-        raise SpecError(f"--steps names none; there are {', '.join(STEPS)}", field="steps")
+        raise SpecError(f"--steps names none; there are {', '.join(CHECKS)}", field="steps")
     return names
 
 
@@ -121,7 +121,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _say_what_would_be_done(why: NoGpuError, names: list[str], console: Console, *, is_json: bool) -> None:
-    lines = describe_steps(names)
+    lines = describe_checks(names)
     if is_json:
         sys.stdout.write(json.dumps({"error": why.message, "would_do": lines}, indent=1) + "\n")
         return
@@ -145,12 +145,12 @@ def _work_folder(given: Path | None) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _shown(console: Console, step: Step) -> Iterator[None]:
+def _shown(console: Console, check: Check) -> Iterator[None]:
     if not console.is_terminal:
-        console.print(f"{step.name}: {step.what} ...", markup=False)
+        console.print(f"{check.name}: {check.what} ...", markup=False)
         yield
         return
-    with console.status(f"{step.name}: {step.what}"):
+    with console.status(f"{check.name}: {check.what}"):
         yield
 
 

@@ -13,7 +13,7 @@ from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
 from build_engines.checkpoint.gpus import Gpu
 from build_engines.planner.roofline.serving_limit import ServingLimit
 from build_engines.planner.roofline.steady_state import Limits
-from build_engines.prove.build_step import (
+from build_engines.prove.build_check import (
     MAX_BATCH_SIZE,
     MAX_NUM_TOKENS,
     build_release,
@@ -22,15 +22,15 @@ from build_engines.prove.build_step import (
     proof_recipe,
     refuse_version_without_engines,
 )
+from build_engines.prove.check import Check, CheckFailed, LeftOut
 from build_engines.prove.child_process import run_child
 from build_engines.prove.closed_loop import Measured, SteadyLoad
-from build_engines.prove.conformance_step import run_suite
+from build_engines.prove.conformance_check import run_suite
 from build_engines.prove.engine_bench import EngineAnswer, EngineQuestion
-from build_engines.prove.facts_step import read_facts
+from build_engines.prove.facts_check import read_facts
 from build_engines.prove.prediction import predict, ratio
 from build_engines.prove.proof import BenchRow, Proof
 from build_engines.prove.server_bench import bench_server
-from build_engines.prove.step import LeftOut, Step, StepFailed
 from build_engines.stages.stage_process import last_lines
 from ensemble_configs.spec.deployment import DeploymentSpec
 from serving.engines.tensorrt_llm.tensorrt_llm_causes import where_it_is
@@ -39,7 +39,7 @@ from trireme.base.errors import SpecError
 from trireme.base.project_files import CODE_ROOT
 
 PROVIDERS = ("tensorrt", "pytorch")
-STEPS = {
+CHECKS = {
     "facts": "read the signatures of the installed tensorrt_llm again and compare them with tests/fakes/trtllm_facts",
     "build": "build a small engine with `trireme build`",
     "conformance": "run the suite that every engine must pass on {providers}",
@@ -48,9 +48,9 @@ STEPS = {
 }
 
 
-def describe_steps(names: Sequence[str]) -> list[str]:
+def describe_checks(names: Sequence[str]) -> list[str]:
     """Return what would be done, a line for each check."""
-    return [f"{name}: {STEPS[name].format(providers=' and '.join(PROVIDERS))}" for name in names]
+    return [f"{name}: {CHECKS[name].format(providers=' and '.join(PROVIDERS))}" for name in names]
 
 
 @dataclass
@@ -77,30 +77,30 @@ class Proving:
     release: Path | None = None
     num_kv_tokens: dict[str, int] = field(default_factory=dict)  # by provider, of the engine that was measured
 
-    def steps(self, names: Sequence[str]) -> list[Step]:
+    def checks(self, names: Sequence[str]) -> list[Check]:
         """Return the named checks, each for every provider that has it."""
-        found: list[Step] = []
-        for name, what in STEPS.items():
+        found: list[Check] = []
+        for name, what in CHECKS.items():
             match name:
                 case _ if name not in names:
                     continue
                 case "facts":
-                    found.append(Step(name, what, self._facts))
+                    found.append(Check(name, what, self._facts))
                 case "build":
-                    found.append(Step(name, what, self._build))
+                    found.append(Check(name, what, self._build))
                 case _:
                     found += [self._of_provider(name, provider) for provider in PROVIDERS]
         return found
 
-    def _of_provider(self, name: str, provider: str) -> Step:
+    def _of_provider(self, name: str, provider: str) -> Check:
         run = {"conformance": self._conformance, "bench": self._bench, "serve": self._serve}[name]
-        return Step(f"{name} {provider}", STEPS[name].format(providers=provider), lambda: run(provider))
+        return Check(f"{name} {provider}", CHECKS[name].format(providers=provider), lambda: run(provider))
 
     @property
     def _version(self) -> str:
         version = self.proof.machine.versions.get("tensorrt_llm")
         if version is None:
-            raise StepFailed(f"tensorrt_llm is not installed; {where_it_is()}")
+            raise CheckFailed(f"tensorrt_llm is not installed; {where_it_is()}")
         return version
 
     def _facts(self) -> None:
@@ -123,7 +123,7 @@ class Proving:
         if found.num_failed:
             names = ", ".join(case.name for case in found.failed[:3])
             more = "" if found.num_failed <= 3 else f" and {found.num_failed - 3} more"
-            raise StepFailed(f"{found.num_failed} of {found.num_failed + found.num_passed} cases: {names}{more}")
+            raise CheckFailed(f"{found.num_failed} of {found.num_failed + found.num_passed} cases: {names}{more}")
 
     def _engine(self, provider: str) -> dict[str, object]:
         """Return the part of an engine's spec that does not depend on the load.
@@ -170,7 +170,7 @@ class Proving:
                 self.num_kv_tokens[provider] = found.num_kv_tokens
                 self._keep(provider, found.measured, serving=None)
         if status or not answer.is_file():
-            raise StepFailed(f"the engine's process ended with status {status}", last_lines(log))
+            raise CheckFailed(f"the engine's process ended with status {status}", last_lines(log))
 
     def _serve(self, provider: str) -> None:
         try:

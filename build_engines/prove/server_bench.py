@@ -12,9 +12,9 @@ from pathlib import Path
 
 import yaml
 
+from build_engines.prove.check import CheckFailed
 from build_engines.prove.child_process import end_group
 from build_engines.prove.closed_loop import ClosedLoop, Measured, SteadyLoad
-from build_engines.prove.step import StepFailed
 from build_engines.stages.stage_process import last_lines
 from clients.exact_prompts import PromptMaker
 from clients.streaming import AsyncTritonClient, GenerateRequest
@@ -35,7 +35,7 @@ def bench_server(spec: DeploymentSpec, loads: Sequence[SteadyLoad], work: Path, 
         timeout_s: time limit until the server is ready, and for each load.
 
     Raises:
-        StepFailed: the server did not become ready, or a load took too long.
+        CheckFailed: the server did not become ready, or a load took too long.
         ServingError: a request failed.
     """
     tokenizer = PromptTokenizer.from_spec(spec.model.tokenizer)
@@ -46,7 +46,7 @@ def bench_server(spec: DeploymentSpec, loads: Sequence[SteadyLoad], work: Path, 
             try:
                 measured.append(asyncio.run(asyncio.wait_for(run_load(url, load, maker), timeout_s)))
             except TimeoutError as exc:
-                raise StepFailed(f"{load.concurrency} clients had not ended within {timeout_s:.0f} s") from exc
+                raise CheckFailed(f"{load.concurrency} clients had not ended within {timeout_s:.0f} s") from exc
         return measured
 
 
@@ -88,7 +88,7 @@ def running_server(spec: DeploymentSpec, work: Path, timeout_s: float) -> Iterat
     """Yield ``host:port`` of the gRPC of `trireme serve` in a child process when it is ready; drain it at the end.
 
     Raises:
-        StepFailed: the server ended, or did not become ready in time.
+        CheckFailed: the server ended, or did not become ready in time.
     """
     folder, log = work / f"server_{spec.name}", work / "logs" / f"serve_{spec.name}.log"
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,9 +119,9 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", url: str, log: Path, t
     deadline_s = time.monotonic() + timeout_s
     while not asyncio.run(_is_ready(url)):
         if process.poll() is not None:
-            raise StepFailed(f"trireme serve ended with status {process.returncode}", last_lines(log))
+            raise CheckFailed(f"trireme serve ended with status {process.returncode}", last_lines(log))
         if time.monotonic() > deadline_s:
-            raise StepFailed(f"trireme serve was not ready after {timeout_s:.0f} s", last_lines(log))
+            raise CheckFailed(f"trireme serve was not ready after {timeout_s:.0f} s", last_lines(log))
         time.sleep(_POLL_S)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from build_engines.checkpoint.weight_formats import KV_FORMAT_SMS, WEIGHT_FORMATS
-from build_engines.prove.proof import GpuState, Proof, ProofMachine, ProofModel, StepRecord, load_proofs, write_proof
+from build_engines.prove.proof import CheckRecord, GpuState, Proof, ProofMachine, ProofModel, load_proofs, write_proof
 from build_engines.recipes.trtllm_versions import VERSIONS
 from documents.support_table import (
     DOCUMENT,
@@ -24,7 +24,7 @@ from ensemble_configs.releases.containers import containers
 
 
 def proof_of(gpu: str, *, version: str = "1.2.1", failed: str | None = None) -> Proof:
-    steps = [StepRecord(name=failed, status="failed", duration_s=1.0)] if failed else []
+    steps = [CheckRecord(name=failed, status="failed", duration_s=1.0)] if failed else []
     return Proof(
         date="2026-12-01T10:00:00+00:00",
         commit="abc",

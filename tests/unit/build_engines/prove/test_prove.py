@@ -17,10 +17,11 @@ from build_engines.checkpoint.gpus import gpu_named, gpu_of_driver, gpus
 from build_engines.planner.roofline.serving_limit import ServingLimit
 from build_engines.planner.roofline.steady_state import Limits
 from build_engines.prove import proving
+from build_engines.prove.check import CheckFailed, LeftOut, run_check
 from build_engines.prove.child_process import run_child
 from build_engines.prove.closed_loop import ClosedLoop, SteadyLoad, Turn
-from build_engines.prove.conformance_step import run_suite
-from build_engines.prove.facts_step import read_facts
+from build_engines.prove.conformance_check import run_suite
+from build_engines.prove.facts_check import read_facts
 from build_engines.prove.prediction import predict, ratio
 from build_engines.prove.proof import (
     Conformance,
@@ -34,7 +35,6 @@ from build_engines.prove.proof import (
 )
 from build_engines.prove.proof_model import find_checkpoint
 from build_engines.prove.proving import Proving
-from build_engines.prove.step import LeftOut, StepFailed, run_step
 from trireme.base.errors import SpecError
 
 TRIREME = [sys.executable, "-m", "trireme", "prove"]
@@ -168,7 +168,7 @@ def test_without_a_gpu_it_says_what_it_would_do_and_ends_with_2(tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
-def test_without_a_gpu_json_has_the_error_and_the_wanted_steps(tmp_path: Path) -> None:
+def test_without_a_gpu_json_has_the_error_and_the_wanted_checks(tmp_path: Path) -> None:
     found = run_here("--json", "--steps", "bench,facts", PATH=str(tmp_path))
     assert found.returncode == 2
     answer = json.loads(found.stdout)
@@ -183,7 +183,7 @@ def test_without_a_gpu_json_has_the_error_and_the_wanted_steps(tmp_path: Path) -
         pytest.param(["--gpu", "l4"], "gpu l4 is SM 89, but NVIDIA H1000 here is SM 90", id="a row of another SM"),
         pytest.param(["--gpu", "h1000"], "gpu 'h1000' is not known here", id="no such row"),
         pytest.param(["--gpu", "h200", "--model", "gpt-9"], "--model 'gpt-9' is neither", id="no such model"),
-        pytest.param(["--steps", "bench,fly"], "--steps: 'fly' is none", id="no such step"),
+        pytest.param(["--steps", "bench,fly"], "--steps: 'fly' is none", id="no such check"),
         pytest.param(["--concurrency", "1,x"], "--concurrency must be numbers", id="no number"),
         pytest.param(["--gpu", "h200", "--isl", "2000"], "the engine reaches to 2048", id="too long"),
     ],
@@ -210,7 +210,7 @@ def test_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
         find_checkpoint(str(tmp_path))
 
 
-# Steps
+# Checks
 
 
 def some_proof() -> Proof:
@@ -234,8 +234,8 @@ def test_failed_cases_fail_the_step_and_stay_on_record(tmp_path: Path, monkeypat
     )
     monkeypatch.setattr(proving, "run_suite", lambda *_: found)
     proof = some_proving(tmp_path)
-    (step,) = (step for step in proof.steps(["conformance"]) if step.name == "conformance pytorch")
-    record = run_step(step, lambda _: contextlib.nullcontext())
+    (check,) = (check for check in proof.checks(["conformance"]) if check.name == "conformance pytorch")
+    record = run_check(check, lambda _: contextlib.nullcontext())
     assert (record.status, record.reason) == ("failed", "1 of 10 cases: test_a[pytorch]")
     assert proof.proof.conformance == {"pytorch": found}
 
@@ -246,7 +246,7 @@ def test_without_triton_nothing_is_served(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(proving, "find_triton", none)
     with pytest.raises(LeftOut, match="no `tritonserver` on PATH"):
-        some_proving(tmp_path).steps(["serve"])[1].run()
+        some_proving(tmp_path).checks(["serve"])[1].run()
 
 
 SUITE = """
@@ -287,7 +287,7 @@ def test_cases_are_counted_by_how_they_ended(tmp_path: Path) -> None:
 def test_a_suite_that_does_not_load_fails_and_one_that_is_missing_is_said_to_be(tmp_path: Path) -> None:
     repository = checkout(tmp_path / "repository", "import no_such_module\n")
     (tmp_path / "work").mkdir()
-    with pytest.raises(StepFailed, match="status 2") as failure:
+    with pytest.raises(CheckFailed, match="status 2") as failure:
         run_suite("pytorch", {}, tmp_path / "work", 60.0, repository=repository)
     assert any("no_such_module" in line for line in failure.value.last_lines)
     with pytest.raises(LeftOut, match="from a checkout"):
@@ -299,7 +299,7 @@ def test_a_suite_that_does_not_load_fails_and_one_that_is_missing_is_said_to_be(
 def test_a_program_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
     alive = tmp_path / "alive"
     started_s = time.monotonic()
-    with pytest.raises(StepFailed, match="did not end within 2 s") as failure:
+    with pytest.raises(CheckFailed, match="did not end within 2 s") as failure:
         run_child(
             ["sh", "-c", f"echo begun; (while true; do date > {alive}; sleep 0.05; done) & sleep 60"],
             cwd=tmp_path, log=tmp_path / "log", timeout_s=2,

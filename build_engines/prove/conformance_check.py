@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
+from build_engines.prove.check import CheckFailed, LeftOut
 from build_engines.prove.child_process import run_child
 from build_engines.prove.proof import Conformance, FailedCase
-from build_engines.prove.step import LeftOut, StepFailed
 from build_engines.stages.stage_process import last_lines
 from trireme.base.project_files import CODE_ROOT
 
@@ -32,7 +32,7 @@ def run_suite(
 
     Raises:
         LeftOut: the tests are not here, or pytest is not.
-        StepFailed: pytest could not run them.
+        CheckFailed: pytest could not run them.
     """
     if not (repository / SUITE).is_file():
         raise LeftOut(f"there is no {SUITE} beside this package; run this from a checkout of the repository")
@@ -46,7 +46,7 @@ def run_suite(
     argv += ["-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "-o", "junit_family=xunit2"]
     status = run_child(argv, cwd=repository, log=log, timeout_s=timeout_s)
     if status not in (0, 1) or not xml.is_file():
-        raise StepFailed(f"pytest ended with status {status}", last_lines(log))
+        raise CheckFailed(f"pytest ended with status {status}", last_lines(log))
     return read_junit(xml.read_text(encoding="utf-8"))
 
 
@@ -54,7 +54,7 @@ def read_junit(text: str) -> Conformance:
     """Count the cases of pytest's XML.
 
     Raises:
-        StepFailed: there is none.
+        CheckFailed: there is none.
     """
     cases = list(ET.fromstring(text).iter("testcase"))
     failed: dict[str, str] = {}
@@ -66,7 +66,7 @@ def read_junit(text: str) -> Conformance:
     names = {case.get("name", "") for case in cases}
     skipped = {case.get("name", "") for case in cases if case.find("skipped") is not None}
     if not names:
-        raise StepFailed("pytest ran no case")
+        raise CheckFailed("pytest ran no case")
     return Conformance(
         num_passed=len(names - failed.keys() - skipped),
         num_failed=len(failed),

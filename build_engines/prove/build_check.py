@@ -9,10 +9,10 @@ import yaml
 
 from build_engines.checkpoint.checkpoint_folder import CheckpointFiles
 from build_engines.checkpoint.gpus import Gpu
+from build_engines.prove.check import CheckFailed, LeftOut
 from build_engines.prove.child_process import run_child
 from build_engines.prove.proof import Built
 from build_engines.prove.proof_model import describe_model, format_of
-from build_engines.prove.step import LeftOut, StepFailed
 from build_engines.recipes.recipe import TensorRtRecipe, load_recipe, recipe_document
 from build_engines.recipes.trtllm_versions import FIRST_WITHOUT_ENGINES, LAST_WITH_ENGINES, VERSIONS, numbers
 from build_engines.stages.stage_process import last_lines
@@ -73,7 +73,7 @@ def build_release(recipe: TensorRtRecipe, checkpoint: Path, work: Path, options:
         timeout_s: for all stages.
 
     Raises:
-        StepFailed: the build failed.
+        CheckFailed: the build failed.
     """
     file, out, log = work / "recipe.yaml", work / "releases", work / "logs" / "build.log"
     document = recipe.model_dump(mode="json", exclude_defaults=True) | {"backend": recipe.backend}
@@ -94,7 +94,7 @@ def build_release(recipe: TensorRtRecipe, checkpoint: Path, work: Path, options:
     status = run_child([*argv, "--json", *options], cwd=CODE_ROOT, log=log, timeout_s=timeout_s)
     lines = last_lines(log)
     if status:
-        raise StepFailed(f"trireme build ended with status {status}: {lines[-1] if lines else 'no word'}", lines)
+        raise CheckFailed(f"trireme build ended with status {status}: {lines[-1] if lines else 'no word'}", lines)
     return Path(json.loads(lines[-1])["release"])
 
 

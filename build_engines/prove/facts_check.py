@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+from build_engines.prove.check import CheckFailed, LeftOut
 from build_engines.prove.child_process import run_child
 from build_engines.prove.proof import Drift
-from build_engines.prove.step import LeftOut, StepFailed
 from build_engines.stages.stage_process import last_lines
 from trireme.base.project_files import CODE_ROOT
 
@@ -22,7 +22,7 @@ def read_facts(work: Path, version: str, *, repository: Path = CODE_ROOT) -> Dri
 
     Raises:
         LeftOut: this is no checkout of the repository.
-        StepFailed: the package cannot be imported or read.
+        CheckFailed: the package cannot be imported or read.
     """
     script = repository / SCRIPT
     if not script.is_file():
@@ -34,7 +34,7 @@ def read_facts(work: Path, version: str, *, repository: Path = CODE_ROOT) -> Dri
     argv = [sys.executable, script, "--write", diff.parent, "--diff", diff]
     status = run_child(argv, cwd=repository, log=log, timeout_s=_TIMEOUT_S)
     if not diff.is_file():  # written last
-        raise StepFailed(f"{SCRIPT.name} ended with status {status}", last_lines(log))
+        raise CheckFailed(f"{SCRIPT.name} ended with status {status}", last_lines(log))
     lines = diff.read_text(encoding="utf-8").splitlines()
     if len(lines) > _MAX_LINES:
         lines = [*lines[:_MAX_LINES], f"... {len(lines) - _MAX_LINES} more lines"]

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from build_engines.prove.proof import StepRecord
+from build_engines.prove.proof import CheckRecord
 from trireme.base.errors import ServingError
 
 
-class StepFailed(Exception):
+class CheckFailed(Exception):
     """The failure of a check; `last_lines` are the end of the program's output."""
 
     def __init__(self, reason: str, last_lines: Sequence[str] = ()) -> None:
@@ -26,7 +26,7 @@ class LeftOut(Exception):
     """
 
 
-class Step(NamedTuple):
+class Check(NamedTuple):
     """A check: its name, what it does, and the function that does it."""
 
     name: str
@@ -34,32 +34,32 @@ class Step(NamedTuple):
     run: Callable[[], None]
 
 
-Watch = Callable[[Step], AbstractContextManager[None]]
+Watch = Callable[[Check], AbstractContextManager[None]]
 
 
-def run_step(step: Step, watch: Watch) -> StepRecord:
+def run_check(check: Check, watch: Watch) -> CheckRecord:
     """Run a check; whatever it raises becomes its record.
 
     Args:
-        step: the check to run.
+        check: the check to run.
         watch: shows that it runs.
     """
     started_s = time.monotonic()
 
-    def record(**how: object) -> StepRecord:
+    def record(**how: object) -> CheckRecord:
         duration_s = round(time.monotonic() - started_s, 3)
-        return StepRecord(name=step.name, duration_s=duration_s, **how)  # type: ignore[arg-type]
+        return CheckRecord(name=check.name, duration_s=duration_s, **how)  # type: ignore[arg-type]
 
     try:
-        with watch(step):
-            step.run()
+        with watch(check):
+            check.run()
     except LeftOut as exc:
         return record(status="left out", reason=str(exc))
-    except StepFailed as exc:
+    except CheckFailed as exc:
         return record(status="failed", reason=str(exc), last_lines=exc.last_lines)
     except ServingError as exc:
         return record(status="failed", reason=exc.message)
-    except Exception as exc:  # a step is a boundary: what nobody expected on a GPU is what a proof is for
+    except Exception as exc:  # a check is a boundary: what nobody expected on a GPU is what a proof is for
         lines = "".join(traceback.format_exception(exc)).splitlines()[-20:]
         return record(status="failed", reason=f"{type(exc).__name__}: {exc}", last_lines=lines)
     return record(status="passed")
