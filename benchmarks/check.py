@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What got worse: benchmarks run again, their ratios beside those that are committed. `make bench-check`.
+"""Benchmarks that are run again, their ratios beside those that are committed: what got worse. `make bench-check`.
 
 Ratios are of two sides measured in one run on one machine. With a small model they depend on its processor all the
 same, so they are held against committed ones of the same processor, or with `--against` against those of another
@@ -42,7 +42,7 @@ class Ratio(NamedTuple):
 
     @classmethod
     def of(cls, found: Mapping[str, float]) -> "Ratio":
-        """Of `median`, `low` and `high`."""
+        """Return the ratio of `median`, `low` and `high`."""
         return cls(found["median"], found["low"], found["high"])
 
 
@@ -50,9 +50,11 @@ class Check(NamedTuple):
     """A benchmark that is run again.
 
     Attributes:
-        module: in `benchmarks`. arguments: that make it shorter than the committed one.
+        module: in `benchmarks`.
+        arguments: that make it shorter than the committed one.
         committed: its results' files, as a pattern; the newest by its date counts.
-        ratios: of a result, by name. is_more_better: which way is good.
+        ratios: of a result, by name.
+        is_more_better: whether more is better.
     """
 
     module: str
@@ -104,7 +106,7 @@ CHECKS = (
 
 
 def verdict(new: Ratio, old: Ratio, *, is_more_better: bool) -> str:
-    """``worse``, ``better`` or ``same``."""
+    """Return ``worse``, ``better`` or ``same``."""
     is_above, is_below = new.low > old.high * (1 + SLACK), new.high < old.low * (1 - SLACK)
     if not (is_above or is_below):
         return "same"
@@ -115,7 +117,8 @@ class Row(NamedTuple):
     """A ratio beside what it is held against.
 
     Attributes:
-        then_from: the committed file, or the revision. word: the verdict, `UNSTEADY` or `OTHER_CPU`.
+        then_from: the committed file, or the revision.
+        word: the verdict, `UNSTEADY` or `OTHER_CPU`.
     """
 
     benchmark: str
@@ -127,7 +130,7 @@ class Row(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """What a result is held against; `is_same_cpu`: whether it may be."""
+    """A result that another is held against; `is_same_cpu`: whether the two can be compared."""
 
     name: str
     result: Result
@@ -135,7 +138,7 @@ class Reference(NamedTuple):
 
 
 def compared(check: Check, new: Result, old: Reference) -> list[Row]:
-    """Each ratio that both have."""
+    """Return the ratios that both results have."""
     now, then = check.ratios(new), check.ratios(old.result)
     rows = []
     for name in now:
@@ -147,7 +150,7 @@ def compared(check: Check, new: Result, old: Reference) -> list[Row]:
 
 
 def checked(check: Check, measure: Callable[[], Result], reference: Callable[[], Reference]) -> list[Row]:
-    """Measured once, and once more where something got worse, which has to do so twice."""
+    """Measure once, and once more where something got worse, which has to do so twice; return the ratios."""
     rows = compared(check, measure(), reference())
     if all(row.word != "worse" for row in rows):
         return rows
@@ -160,7 +163,7 @@ def _twice(second: str) -> str:
 
 
 def committed_reference(check: Check, cpu: str, results: Path = RESULTS) -> Reference:
-    """The newest committed result of this processor; else of any."""
+    """Return the newest committed result of this processor; else of any."""
     found = [(path.name, json.loads(path.read_text())) for path in results.glob(check.committed)]
     return max(
         (Reference(name, result, result["environment"]["cpu"] == cpu) for name, result in found),
@@ -169,7 +172,11 @@ def committed_reference(check: Check, cpu: str, results: Path = RESULTS) -> Refe
 
 
 def measured(check: Check, root: Path) -> Result:
-    """By the code below `root`. Exits with status 2 where that fails."""
+    """Measure by the code below `root`, and return the result.
+
+    Raises:
+        SystemExit: the measurement fails; the status is 2.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{check.module}.json"
         command = [sys.executable, "-m", f"benchmarks.{check.module}", *check.arguments, "--out", str(path)]
@@ -182,7 +189,7 @@ def measured(check: Check, root: Path) -> Result:
 
 @contextlib.contextmanager
 def checked_out(revision: str) -> Iterator[Path]:
-    """A folder with the project as it was at a revision, and the tools that are installed now."""
+    """Yield a folder with the project as it was at a revision, and the tools that are installed now."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "trireme"
         added = _git("worktree", "add", "--detach", str(root), revision)
@@ -201,10 +208,10 @@ def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def main(
     only: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(check.module for check in CHECKS)}; otherwise all.")
+        str | None, typer.Option(help=f"One of {', '.join(check.module for check in CHECKS)}; without it, all are run.")
     ] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="REVISION", help="Measure this one here, too, in place of what is committed.")
+        str | None, typer.Option(metavar="REVISION", help="Measure this revision, too, in place of what is committed.")
     ] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

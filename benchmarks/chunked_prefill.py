@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a prompt of the model's full length does to streams that run: p99 ITL without it, beside it with chunked
-prefill, and beside it in one piece.
+"""The effect of a prompt of the model's full length on streams that run: p99 ITL.
+
+Three sides: without the prompt, beside it with chunked prefill, and beside it in one piece.
 
 `python -m benchmarks.chunked_prefill --help`. All sides are up during the whole run and asked in turn.
 """
@@ -38,8 +39,8 @@ def main(
     streams: Annotated[int, typer.Option(help="Streams that run.", min=1)] = 16,
     rounds: Annotated[int, typer.Option(help="Rounds; each asks all sides once.", min=2)] = 9,
     seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 1,
-    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Write it there instead.")] = None,
+    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write the result to benchmarks/results.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write the result to this file instead.")] = None,
 ) -> None:
     """Measure and print; takes a few minutes."""
     spec = load_deployment(deployment)
@@ -69,7 +70,7 @@ def main(
 
 
 def _in_one_piece(spec: DeploymentSpec) -> DeploymentSpec:
-    """The same with steps that take the longest prompt whole, beside everything else."""
+    """Return the deployment with steps that take the longest prompt whole, beside everything else."""
     num_tokens = spec.model.engine.max_seq_len + spec.model.engine.max_num_seqs
     engine = spec.model.engine.model_copy(update={"max_num_batched_tokens": num_tokens})
     return spec.with_model(engine=engine).model_copy(update={"name": f"{spec.name}_in_one_piece"})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast ids become text, for every family of tokenizers and any length, beside the library's own `DecodeStream`.
+"""Speed of detokenization, for every family of tokenizers and any length, beside the library's own `DecodeStream`.
 
 `python -m benchmarks.detokenizer`. One thread, one token at a time as an engine makes them, CPU time, so that a busy
 machine changes little; the cost of a token must be the same at 100 tokens and at 100,000.
@@ -36,20 +36,21 @@ _SPECIAL, _ADDED = "<|special|>", "<added>"
 
 @dataclass(frozen=True)
 class Case:
-    """One tokenizer and what is decoded with it, over and over."""
+    """A tokenizer and what is decoded with it, over and over."""
 
     tokenizer: Tokenizer
     token_ids: Sequence[int]
     is_valid: bool = True
 
     def repeated(self, length: int) -> list[int]:
-        """The ids, `length` of them."""
+        """Return `length` token ids."""
         return list(itertools.islice(itertools.cycle(self.token_ids), length))
 
 
 def cases() -> Iterator[tuple[str, Case]]:
-    """Each family with words, and with characters in bytes where it has bytes, valid and not; an added and a special
-    token among each dozen.
+    """Yield each family of tokenizers with words, and with characters in bytes where it has bytes, valid and not.
+
+    There is an added and a special token among each dozen.
     """
     byte_level = _tokenizer([*sorted(ByteLevel.alphabet()), *_BYTE_LEVEL_WORDS], decoders.ByteLevel())
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -91,7 +92,7 @@ def _case(tokenizer: Tokenizer, tokens: Sequence[str]) -> Case:
 
 
 def ours(decoder: TextDecoder, token_ids: Sequence[int]) -> None:
-    """One stream, one token at a time."""
+    """Decode one stream, one token at a time."""
     stream = decoder.new_stream()
     for token_id in token_ids:
         stream.push((token_id,))
@@ -99,14 +100,14 @@ def ours(decoder: TextDecoder, token_ids: Sequence[int]) -> None:
 
 
 def the_librarys(tokenizer: Tokenizer, token_ids: Sequence[int]) -> None:
-    """The same with `DecodeStream`."""
+    """Decode one stream with `DecodeStream`, one token at a time."""
     stream = DecodeStream(skip_special_tokens=True)
     for token_id in token_ids:
         stream.step(tokenizer, token_id)
 
 
 def ns_per_token(decode: Callable[[Sequence[int]], None], token_ids: Sequence[int], rounds: int) -> float:
-    """Median of `rounds` of CPU time, each of at least 20,000 tokens."""
+    """Return the median CPU time for a token in nanoseconds, of `rounds` rounds of at least 20,000 tokens."""
     streams = max(1, 20_000 // len(token_ids))
 
     def measure() -> float:
@@ -119,7 +120,7 @@ def ns_per_token(decode: Callable[[Sequence[int]], None], token_ids: Sequence[in
 
 
 def measure_case(case: Case, rounds: int) -> dict[str, dict[int, float]]:
-    """Nanoseconds for a token, by length, of both."""
+    """Return nanoseconds for a token, by length, of both decoders."""
     decoder = TextDecoder(case.tokenizer)
     found: dict[str, dict[int, float]] = {"ours": {}, "DecodeStream": {}}
     for length in LENGTHS:
@@ -135,8 +136,8 @@ def measure_case(case: Case, rounds: int) -> dict[str, dict[int, float]]:
 
 def main(
     rounds: Annotated[int, typer.Option(help="Rounds of each measurement.", min=1)] = 9,
-    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Write it there instead.")] = None,
+    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write the result to benchmarks/results.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write the result to this file instead.")] = None,
 ) -> None:
     """Measure and print; takes a minute or two."""
     rows = {name: measure_case(case, rounds) for name, case in cases()}

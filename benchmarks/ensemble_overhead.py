@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ensemble costs: tokens/s and TTFT through it over gRPC beside the same engine in-process, as ratios.
+"""The cost of the ensemble: tokens/s and TTFT through it over gRPC beside the same engine in-process, as ratios.
 
 `make bench`, or `python -m benchmarks.ensemble_overhead --help`. All sides are up during the whole run and asked in
 turn; the order within a round alternates. Where the deployment lets tokens wait for each other, a third side is the
@@ -38,8 +38,8 @@ def main(
     output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=1)] = 64,
     seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 1,
     is_json: Annotated[bool, typer.Option("--json", help="Print the result instead of a table.")] = False,
-    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Write it there instead.")] = None,
+    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write the result to benchmarks/results.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write the result to this file instead.")] = None,
 ) -> None:
     """Measure and print; takes a few minutes."""
     spec = load_deployment(deployment)

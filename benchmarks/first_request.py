@@ -44,7 +44,7 @@ _FIRST_LENGTH = 24
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFT on one server: of the first request, and the medians of the later ones."""
+    """Times to the first token on one server: of the first request, and the medians of the later ones."""
 
     first_ms: float
     same_length_ms: float
@@ -53,7 +53,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct):
-    """A setting, an entry and a way of asking, with all starts."""
+    """A setting, an entry and a way of asking, with every start."""
 
     is_warmed_up: bool
     entry: str
@@ -72,7 +72,7 @@ def main(
     model: Annotated[
         Path, typer.Option(help="Deployment file, or the word simulated.", show_default="the demo model's")
     ] = DEFAULT_DEPLOYMENT,
-    starts: Annotated[int, typer.Option(min=3, help="Of a server, for each entry, way and setting.")] = 9,
+    starts: Annotated[int, typer.Option(min=3, help="Starts of a server, for each entry, way and setting.")] = 9,
     streams_only: Annotated[bool, typer.Option("--streams-only", help="Ask for no whole responses.")] = False,
     steady: Annotated[int, typer.Option(min=8, help="Requests of each kind after the first.")] = 12,
 ) -> None:
@@ -119,7 +119,7 @@ def _deployment(model: Path) -> DeploymentSpec:
 
 
 def _measure(spec: DeploymentSpec, row: Row, *, steady: int, seed: int) -> tuple[Start, dict[str, object]]:
-    """Start a server as a row has it; return what was seen, and where."""
+    """Start a server as a row has it; return its times and the environment."""
     prompts = _prompts(spec, seed)
     begun_s = time.monotonic()
     with ThroughEnsemble(spec.with_model(is_warmed_up=row.is_warmed_up), model=row.entry) as server:
@@ -129,7 +129,7 @@ def _measure(spec: DeploymentSpec, row: Row, *, steady: int, seed: int) -> tuple
 
 
 def _prompts(spec: DeploymentSpec, seed: int) -> Iterator[tuple[str, str]]:
-    """Pairs of prompts: of the first one's length, and of another one."""
+    """Yield pairs of prompts: of the first one's length, and of another length."""
     tokenizer = PromptTokenizer.from_spec(spec.model.tokenizer)
     makers = {
         length: PromptMaker(tokenizer, input_tokens=length, seed=1000 * seed + length)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure what gRPC's frontend costs: the same server by its port, over Triton by its own.
+"""The cost of gRPC's frontend: the same server by its port, over Triton by its own.
 
 `python -m benchmarks.frontend_cost --help`. Pairs are asked in turn, the order alternating.
 """
@@ -34,7 +34,7 @@ def main(
     output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2)] = 100,
     rounds: Annotated[int, typer.Option(help="Pairs of each number of streams.", min=1)] = 15,
     is_json: Annotated[bool, typer.Option("--json", help="Print the result instead of a table.")] = False,
-    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
+    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write the result to benchmarks/results.")] = True,
 ) -> None:
     """Measure and print; a minute or two."""
     maker = PromptMaker(demo_tokenizer(), input_tokens=16, seed=1)
@@ -67,7 +67,7 @@ def main(
 
 @contextmanager
 def _direct(server: ThroughEnsemble) -> Iterator[ThroughEnsemble]:
-    """The same server, asked by Triton's own port."""
+    """Yield the server, asked by Triton's own port."""
     [triton] = [each for each in server.processes() if each.name() == "tritonserver"]
     [port] = [part.partition("=")[2] for part in triton.cmdline() if part.startswith("--grpc-port=")]
     direct = copy.copy(server)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one tenant's flood, and endless premium load, do to the others on the running server: every request as a record.
+"""The effect of one tenant's flood, and of endless premium load, on the other tenants of the running server.
 
 `python -m benchmarks.isolation`; five minutes. Targets and capacity as in `benchmarks.overload`. Three tenants ask for
 their share of 0.8 times the capacity, and a fourth for its share, then for ten times that. In the third load premium
@@ -43,12 +43,12 @@ Due = Iterator[tuple[float, Priority, str]]
 
 
 def due(seed: int, per_s: float, seconds: float, priority: Priority, tenant: str) -> Due:
-    """When the requests of one stream are due, and whose they are."""
+    """Return when the requests of one stream are due, and their class and tenant."""
     return ((at, priority, tenant) for at in arrivals_s(random.Random(seed), "poisson", per_s, seconds))
 
 
 def loads(capacity_per_s: float, seconds: float) -> dict[str, list[Due]]:
-    """The streams of each."""
+    """Return the streams of each load, by its name."""
 
     def tenants(times: float) -> list[Due]:
         rates = {tenant: _SHARE * capacity_per_s * (times if tenant == _FLOOD else 1) for tenant in _TENANTS}
@@ -60,7 +60,7 @@ def loads(capacity_per_s: float, seconds: float) -> dict[str, list[Due]]:
 
 
 async def run(url: str, load: Load, streams: list[Due], kind: str) -> list[Record]:
-    """Every request when it is due."""
+    """Send every request when it is due, and return the records."""
     records, tasks = [], []
     async with AsyncTritonClient(url) as client:
         start_s = time.perf_counter() + 0.2
@@ -81,7 +81,7 @@ def _told(request: GenerateRequest, priority: Priority, tenant: str) -> Generate
 
 
 def figures_of(header: Header, records: list[Record]) -> dict[str, object]:
-    """All of them, from the records alone."""
+    """Return every figure, from the records alone."""
 
     def others(kind: str) -> dict[str, float]:
         own = [one for one in records if one.kind == kind and one.tenant != _FLOOD]
@@ -113,8 +113,8 @@ def figures_of(header: Header, records: list[Record]) -> dict[str, object]:
 
 
 def main(
-    seconds: Annotated[float, typer.Option(min=20, help="Of each load.")] = 60.0,
-    seed: Annotated[int, typer.Option(help="Of lengths.")] = 1,
+    seconds: Annotated[float, typer.Option(min=20, help="Seconds of each load.")] = 60.0,
+    seed: Annotated[int, typer.Option(help="Seed of lengths.")] = 1,
     figures: Annotated[Path | None, typer.Option(help="Records to compute the figures of, and nothing else.")] = None,
 ) -> None:
     """Measure, write the records, and print what follows from them."""

@@ -57,7 +57,11 @@ class Load:
         }
 
     def request(self, *, is_told: bool) -> tuple[GenerateRequest, Record]:
-        """One request, and its record. Args: `is_told`: it says what it is; upstream's server does not know."""
+        """Return a request and its record.
+
+        Args:
+            is_told: the request says its class and deadline; upstream's server does not know them.
+        """
         rng = self.rng
         priority = rng.choices([*MIX], [*MIX.values()])[0]
         num_prompt = rng.choices([*_PROMPT_TOKENS], [*_PROMPT_TOKENS.values()])[0]
@@ -92,7 +96,7 @@ async def ask(client: AsyncTritonClient, request: GenerateRequest, record: Recor
 
 
 async def open_loop(url: str, load: Load, due: list[float], *, is_told: bool) -> list[Record]:
-    """Every request when it is due."""
+    """Send every request when it is due, and return the records."""
     records, tasks = [], []
     async with AsyncTritonClient(url) as client:
         start_s = time.perf_counter() + 0.2
@@ -107,7 +111,10 @@ async def open_loop(url: str, load: Load, due: list[float], *, is_told: bool) ->
 
 
 async def closed_loop(url: str, load: Load, *, num_clients: int, seconds: float) -> float:
-    """Clients that each wait for their answer: requests done per second, without the first and last fifth."""
+    """Return the requests done per second by clients that each wait for their answer.
+
+    The first and the last fifth of the time do not count.
+    """
     ends_s: list[float] = []
 
     async def one(client: AsyncTritonClient) -> None:
@@ -125,7 +132,7 @@ async def closed_loop(url: str, load: Load, *, num_clients: int, seconds: float)
 
 
 async def alone(url: str, load: Load, count: int) -> list[Record]:
-    """One request after the other."""
+    """Send one request after the other, and return the records."""
     records = []
     async with AsyncTritonClient(url) as client:
         for _ in range(count):
@@ -136,7 +143,7 @@ async def alone(url: str, load: Load, count: int) -> list[Record]:
 
 
 def deployment(*, admission: AdmissionSpec | None = None, slo: SloSpec | None = None) -> DeploymentSpec:
-    """The engine without a model, with admission or without."""
+    """Return a deployment of the engine without a model, with admission or without."""
     tokenizer = load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer
     return DeploymentSpec.of_one(
         name="overload", tokenizer=tokenizer, engine=ENGINE, admission=admission, slo=slo or SloSpec()
@@ -144,7 +151,7 @@ def deployment(*, admission: AdmissionSpec | None = None, slo: SloSpec | None = 
 
 
 def measured_header(load: Load, seed: int) -> Header:
-    """The targets, from requests that are alone, and the capacity of the closed loop, both without admission."""
+    """Return the targets, from requests that are alone, and the closed loop's capacity, both without admission."""
     with ThroughEnsemble(deployment()) as server:
         where = environment(triton_http=server.http)
         by_itself = asyncio.run(alone(server.url, load, 35))[5:]
@@ -160,11 +167,11 @@ def measured_header(load: Load, seed: int) -> Header:
 
 def main(
     premium: Annotated[int, typer.Option(min=20, help="Requests of the highest class at each load.")] = 1000,
-    shapes: Annotated[str, typer.Option(help="Of arrivals, separated by commas.")] = "poisson,bursty",
+    shapes: Annotated[str, typer.Option(help="Shapes of arrivals, separated by commas.")] = "poisson,bursty",
     premium_without: Annotated[
-        int, typer.Option(min=20, help="The same without admission, where classes are nothing.")
+        int, typer.Option(min=20, help="Requests without admission, which has no classes.")
     ] = 400,
-    seed: Annotated[int, typer.Option(help="Of arrivals, lengths and classes.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals, lengths and classes.")] = 1,
 ) -> None:
     """Measure, write the records, and print what follows from them."""
     tokenizer = load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer
@@ -195,7 +202,7 @@ def main(
 
 
 def write_records(path: Path, header: Header, records: list[Record]) -> None:
-    """The header, and a line for each request."""
+    """Write the header, and a line for each request."""
     with gzip.GzipFile(path, "wb", mtime=0) as file:
         file.write(msgspec.json.encode(header) + b"\n")
         file.writelines(msgspec.json.encode(record) + b"\n" for record in records)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Savings of a paged KV cache: memory that holds no token, and sequences that run at a time, beside a cache of the same
-size that reserves `max_seq_len` for each sequence.
+"""Savings of a paged KV cache, beside a cache of the same size that reserves `max_seq_len` for each sequence.
+
+Measured are memory that holds no token, and sequences that run at a time.
 
 `python -m benchmarks.paged_memory --help`. The engine, OpenVINO's, runs in this process; it tells how many blocks were
 in use in each step. No engine here reserves: what that would waste is computed from the same steps, and its batch is
@@ -26,7 +27,7 @@ from serving.engines.seam.base import Engine, GenerationRequest, SamplingParams
 
 
 class Moment(NamedTuple):
-    """A step in which all that ran had a token."""
+    """A step in which every running sequence had a token."""
 
     num_running: int
     num_blocks: int  # in use, as the engine tells
@@ -41,7 +42,7 @@ class Load(NamedTuple):
 
     @classmethod
     def drawn(cls, num_requests: int, *, most_tokens: int, seed: int) -> "Load":
-        """Prompts and answers of any length up to an eighth each of the most that a sequence may have."""
+        """Return prompts and answers of any length up to an eighth each of the most that a sequence may have."""
         draw = random.Random(seed)
         most = most_tokens // 8
         return cls([(draw.randint(8, most), draw.randint(8, most)) for _ in range(num_requests)], seed)
@@ -61,8 +62,8 @@ def main(
     requests: Annotated[int, typer.Option(help="Requests of a round.", min=2)] = 48,
     rounds: Annotated[int, typer.Option(help="Rounds; each runs both sides.", min=2)] = 9,
     seed: Annotated[int, typer.Option(help="Seed of the requests.")] = 1,
-    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Write it there instead.")] = None,
+    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write the result to benchmarks/results.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write the result to this file instead.")] = None,
 ) -> None:
     """Measure and print; takes some minutes."""
     spec = load_deployment(deployment)

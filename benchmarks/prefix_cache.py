@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Savings of the prefix cache: TTFT through the server of a prompt that continues an earlier one, over the TTFT of a
-prompt as long that shares nothing, and the hits on the metrics page beside those that the block size predicts.
+"""Savings of the prefix cache: TTFT of a prompt that continues an earlier one, over that of one that shares nothing.
+
+Both are as long, and are asked through the server. The hits on the metrics page are shown beside those that the block
+size predicts.
 
 `python -m benchmarks.prefix_cache --help`. Requests are alone on the server; each pair is asked in a drawn order.
 """
@@ -57,13 +59,13 @@ class PairMaker:
         self._rng = draw
 
     def pair(self) -> Pair:
-        """A new one."""
+        """Return a new pair."""
         [shared], [cold] = self._shared.prompts(1), self._whole.prompts(1)
         earlier, warm = self._continued(shared), self._continued(shared)
         return Pair(earlier, warm, cold, self._num_common_tokens(earlier, warm))
 
     def _continued(self, text: str) -> str:
-        """The text with words behind it, so many tokens as a prompt has."""
+        """Return the text with words behind it, as many tokens as a prompt has."""
         while True:
             words = self._rng.choices(WORDS, k=_OWN_TOKENS)
             while words and self._num_tokens_of(" ".join((text, *words))) > self.num_tokens:
@@ -87,8 +89,8 @@ def main(
     ],
     pairs: Annotated[int, typer.Option(help="Pairs of each length.", min=2)] = 15,
     seed: Annotated[int, typer.Option(help="Seed of prompts and orders.")] = 1,
-    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Write it there instead.")] = None,
+    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write the result to benchmarks/results.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write the result to this file instead.")] = None,
 ) -> None:
     """Measure and print; takes a minute or two."""
     spec = load_deployment(deployment)
@@ -152,7 +154,7 @@ def _measure(
 
 
 class _Counts(NamedTuple):
-    """Tokens of prompts: asked for, found in the cache, computed."""
+    """Counts of prompt tokens: asked for, found in the cache, computed."""
 
     queried: int
     found: int
@@ -169,7 +171,7 @@ class _Counts(NamedTuple):
 
 
 def _counted(page: MetricsPage, before: _Counts, expected: _Counts) -> _Counts:
-    """Return what has been counted since, once all requests are."""
+    """Return the counts since `before`, once every request is counted."""
     deadline_s = time.monotonic() + _COUNTED_S
     while True:
         counted = _Counts(*(now - then for now, then in zip(_Counts.of(page), before, strict=True)))

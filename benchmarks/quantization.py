@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What quantization costs and gains, on the demo model: size, quality by the gate's own figures, and speed.
+"""The costs and gains of quantization, on the demo model: size, quality by the gate's own figures, and speed.
 
 `python -m benchmarks.quantization --help`. It takes releases that `trireme build` made;
 `documents.quantization_page` writes `docs/quantization.md` from the result. Speed is measured in rounds, each
@@ -33,9 +33,9 @@ _NUM_TOKENS = 64
 
 def main(
     releases: Annotated[list[Path], typer.Argument(help="Release folders; the first is the base of all others.")],
-    checkpoint: Annotated[Path, typer.Option(help="That they were built from.")] = _DEMO / "target",
-    tasks: Annotated[Path, typer.Option(help="What they are asked.")] = _DEMO / "tasks.jsonl",
-    rounds: Annotated[int, typer.Option(min=1, help="Of the measurement of speed.")] = 7,
+    checkpoint: Annotated[Path, typer.Option(help="Checkpoint that the releases were built from.")] = _DEMO / "target",
+    tasks: Annotated[Path, typer.Option(help="File of the tasks that the releases are asked.")] = _DEMO / "tasks.jsonl",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the measurement of speed.")] = 7,
     result: Annotated[
         Path | None, typer.Option(help="Measure only speed, and put it into this result of the same releases.")
     ] = None,
@@ -105,7 +105,7 @@ def _limits(side: Contestant) -> QualitySpec:
 
 
 def _speeds(releases: list[Path], prompts: list[str], rounds: int) -> dict[str, object]:
-    """With what it takes to judge them: a machine may be quieter now than it was for the rest."""
+    """Return the speeds with what it takes to judge them: a machine may be quieter now than it was for the rest."""
     where, sides = environment(), [load_contestant(release) for release in releases]
     ids = [[side.prompt_ids(prompt) for prompt in prompts] for side in sides]
     engines = [create_engine(side.spec) for side in sides]

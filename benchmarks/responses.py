@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many responses and tokens a second the way through the server carries, with an engine that costs nothing.
+"""Responses and tokens a second that the way through the server carries, with an engine that costs nothing.
 
 `python -m benchmarks.responses --help`. The simulated engine makes a token for each of 64 streams every few
 milliseconds, faster from row to row. Tokens that are there when the sender is free leave together, so one token each
@@ -33,11 +33,11 @@ def main(
     streams: Annotated[int, typer.Option(help="Streams at a time.", min=1)] = 64,
     output_tokens: Annotated[int, typer.Option(help="Tokens of each stream.", min=2)] = 1000,
     rates: Annotated[str, typer.Option(help="Tokens/s the engine offers, without delay.")] = "6000,8000,10000,12000",
-    delayed_rates: Annotated[str, typer.Option(help="The same, with --delay-ms.")] = "30000,60000",
+    delayed_rates: Annotated[str, typer.Option(help="Tokens/s the engine offers, with --delay-ms.")] = "30000,60000",
     delay_ms: Annotated[float, typer.Option(help="max_chunk_delay_ms of the second half.")] = 10.0,
     rounds: Annotated[int, typer.Option(help="Runs of each row.", min=1)] = 5,
     is_json: Annotated[bool, typer.Option("--json", help="Print the result instead of a table.")] = False,
-    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
+    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write the result to benchmarks/results.")] = True,
 ) -> None:
     """Measure and print; a few minutes."""
     tokenizer = load_deployment(DEFAULT_DEPLOYMENT).model.tokenizer

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where speculative decoding pays: tokens/s with a draft model and with prompt lookup over those without, in-process.
+"""Gains of speculative decoding: tokens/s with a draft model and with prompt lookup over those without, in-process.
 
 `python -m benchmarks.speculation --help`. The texts are of a kind that the demo model was trained on: a draft can only
 guess what the model finds likely. All engines are loaded during the whole run and asked in turn.
@@ -34,7 +34,7 @@ _SIDES = {"draft_model": ("greedy",), "prompt_lookup": ("greedy", "sampled")}
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What one engine did with some requests at a time."""
+    """The result of one engine with some requests at a time."""
 
     tokens_per_s: float
     num_accepted: int
@@ -45,8 +45,8 @@ def main(
     requests: Annotated[str, typer.Option(help="Requests at a time, separated by commas.")] = "1,4,16",
     pairs: Annotated[int, typer.Option(help="Pairs of runs for each row.", min=1)] = 9,
     output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2)] = 128,
-    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Write it there instead.")] = None,
+    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write the result to benchmarks/results.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write the result to this file instead.")] = None,
 ) -> None:
     """Measure and print; takes a few minutes."""
     spec = load_deployment(DEFAULT_DEPLOYMENT)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In-flight against static batching: one engine, the same requests of mixed lengths, so many at a time.
+"""In-flight against static batching: one engine, the same requests of mixed lengths, some number at a time.
 
-`python -m benchmarks.static_batching --help`; a few minutes. Static: so many requests begin together, and the next ones
-when the last of them is done, which is when all their answers are given. In flight: each seat takes the next request as
-soon as its own is done. Nothing else differs: engine, process, threads, prompts and lengths are the same, by turns.
+`python -m benchmarks.static_batching --help`; a few minutes. Static: a batch of requests begins together, and the next
+one when its last request is done, which is when all their answers are given. In flight: each seat takes the next
+request as soon as its own is done. Nothing else differs: engine, process, threads, prompts and lengths are the same, by
+turns.
 """
 
 import itertools
@@ -37,14 +38,14 @@ _VOCABULARY = range(300, 3000)  # ids of ordinary tokens
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """One request."""
+    """A request: prompt and answer length."""
 
     input_ids: list[int]
     output_tokens: int
 
 
 class Side(msgspec.Struct, frozen=True):
-    """What one way of batching did with all requests."""
+    """The result of one way of batching with every request."""
 
     tokens_per_s: float
     e2e_ms: list[float]  # of each request, from its seat's being free to its answer
@@ -52,19 +53,19 @@ class Side(msgspec.Struct, frozen=True):
 
 
 def requests(count: int, rng: random.Random) -> list[Asked]:
-    """No prompt comes twice, so that no cache helps."""
+    """Return requests; no prompt comes twice, so that no cache helps."""
     return [Asked(rng.choices(_VOCABULARY, k=_PROMPT_TOKENS), draw(OSL, rng)) for _ in range(count)]
 
 
 class Bench:
-    """One engine, asked in both ways."""
+    """An engine that is asked in both ways."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._keys = itertools.count(1)
 
     def in_flight(self, asked: list[Asked], size: int) -> Side:
-        """Each seat goes on by itself."""
+        """Run requests on seats, each of which goes on by itself."""
         waiting = deque(asked)
         begun_s: dict[int, float] = {}
         start_s = time.perf_counter()
@@ -83,7 +84,7 @@ class Bench:
         return _side(asked, start_s, e2e_ms, num_sequences / num_steps)
 
     def static(self, asked: list[Asked], size: int) -> Side:
-        """All of a batch begin together, and are answered together."""
+        """Run requests in batches; those of a batch begin together, and are answered together."""
         start_s = time.perf_counter()
         e2e_ms: list[float] = []
         num_steps = num_sequences = 0
@@ -105,7 +106,7 @@ class Bench:
         return key
 
     def _step(self) -> list[int]:
-        """The keys of what is done."""
+        """Step, and return the keys of what is done."""
         return [chunk.key for chunk in self._engine.step() if chunk.finish_reason is not None]
 
 
@@ -115,7 +116,7 @@ def _side(asked: list[Asked], start_s: float, e2e_ms: list[float], mean_batch: f
 
 
 def measure(bench: Bench, size: int, pairs: int, rng: random.Random, advance: Any) -> dict[str, Any]:
-    """Both ways by turns, on the same requests."""
+    """Measure both ways by turns, on the same requests."""
     found: dict[str, list[Side]] = {"in_flight": [], "static": []}
     for pair in range(pairs + 1):
         asked = requests(_WAVES * size, rng)
@@ -151,10 +152,10 @@ def measure(bench: Bench, size: int, pairs: int, rng: random.Random, advance: An
 def main(
     deployment: Annotated[Path, typer.Option(help="Deployment file, whose engine is asked.")] = DEFAULT_DEPLOYMENT,
     sizes: Annotated[str, typer.Option(help="Requests at a time, separated by commas.")] = "1,4,16,64",
-    pairs: Annotated[int, typer.Option(help="Pairs of runs for each.", min=1)] = 9,
-    seed: Annotated[int, typer.Option(help="Of prompts and lengths.")] = 1,
-    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Write it there instead.")] = None,
+    pairs: Annotated[int, typer.Option(help="Pairs of runs for each number of requests.", min=1)] = 9,
+    seed: Annotated[int, typer.Option(help="Seed of prompts and lengths.")] = 1,
+    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write the result to benchmarks/results.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write the result to this file instead.")] = None,
 ) -> None:
     """Measure and print; takes a few minutes."""
     spec = load_deployment(deployment)

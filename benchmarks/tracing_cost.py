@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tracing costs the server, as ratios to the same server without: its CPU time for a request, and tokens/s.
+"""The cost of tracing, as ratios to the same server without: its CPU time for a request, and tokens/s.
 
 `python -m benchmarks.tracing_cost --help`. All servers are up during the whole run and asked in turn. The worst case
 for what is paid by the request: short answers of an engine that costs nothing.
@@ -45,7 +45,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="Runs of each side.", min=1)] = 15,
     asks: Annotated[int, typer.Option(help="Times that all requests are sent in a run.", min=1)] = 4,
     is_json: Annotated[bool, typer.Option("--json", help="Print the result instead of a table.")] = False,
-    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
+    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write the result to benchmarks/results.")] = True,
 ) -> None:
     """Measure and print; some minutes."""
     maker = PromptMaker(demo_tokenizer(), input_tokens=16, seed=1)
@@ -96,7 +96,7 @@ def _run(side: ThroughEnsemble, asked: list[Ask]) -> _Figures:
 
 @contextlib.contextmanager
 def _sink() -> Iterator[str]:
-    """A receiver that takes everything and looks at nothing."""
+    """Yield the address of a receiver that takes everything and looks at nothing."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -28,16 +28,16 @@ _TITLE = "the same model and prompts, one side after the other; medians over the
 
 
 def main(
-    only: Annotated[str, typer.Option(help="Names of sides hold one of these words, separated by commas.")] = "",
+    only: Annotated[str, typer.Option(help="Words, separated by commas: run sides with one in their name.")] = "",
     users: Annotated[str, typer.Option(help="Users of the closed loop, separated by commas.")] = "1,4,16",
-    rounds: Annotated[int, typer.Option(help="In each every side is started, measured and stopped.", min=1)] = 7,
-    requests: Annotated[int, typer.Option(help="Of a load; 8 for each user where that is more.", min=1)] = 32,
-    input_tokens: Annotated[int, typer.Option(help="Of each prompt.", min=8)] = 64,
-    output_tokens: Annotated[int, typer.Option(help="Of each answer.", min=2)] = 64,
-    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 1,
+    rounds: Annotated[int, typer.Option(help="Rounds; each starts, measures and stops every side.", min=1)] = 7,
+    requests: Annotated[int, typer.Option(help="Requests of a load; 8 for each user where that is more.", min=1)] = 32,
+    input_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.", min=8)] = 64,
+    output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2)] = 64,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 1,
     is_json: Annotated[bool, typer.Option("--json", help="Print the result instead of a table.")] = False,
-    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Write it there instead; a picture of that name beside it.")] = None,
+    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write the result to benchmarks/results.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Result file; a picture of that name is put beside it.")] = None,
 ) -> None:
     """Measure and print; about 6 minutes a round on two cores, and some more before the first for vLLM to compile.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server of somebody else's in child processes: started, waited for, and ended with all that it started."""
+"""A server of somebody else's in child processes: started, waited for, and ended with every process that it started."""
 
 import contextlib
 import os
@@ -47,7 +47,7 @@ def serving(
 
 
 def cpu_s(pid: int) -> float:
-    """Core seconds of a process and of all that it started, up to now."""
+    """Return the core seconds of a process and of all that it started, up to now."""
     total = 0.0
     for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -86,5 +86,5 @@ def _last_lines(said: IO[bytes]) -> str:
 
 
 def without_root(command: Sequence[str], root: Path) -> str:
-    """A command for a shell in the checkout, wherever that is."""
+    """Return a command for a shell in the checkout, wherever that is."""
     return shlex.join(map(str, command)).replace(f"{root}/", "")

@@ -18,13 +18,13 @@ _MODEL = "mocked"
 
 
 class DynamoMocker:
-    """At its defaults, but for the time of a step, and a folder in place of etcd.
+    """Dynamo at its defaults, but for the time of a step, and a folder in place of etcd.
 
     The mocker's own times are a polynomial of the batch for some GPU, which `--speedup-ratio` divides. Its
     configuration file takes a fixed time of a step as well, of one with prefill and of one without.
 
     Args:
-        step_ms: of either kind.
+        step_ms: time of a step of either kind.
     """
 
     precision = "no model"
@@ -36,12 +36,12 @@ class DynamoMocker:
         self._step_ms = step_ms
 
     def lacks(self) -> str | None:
-        """The environment."""
+        """Return what is missing of the environment."""
         return model_files.lacks(Path(_PYTHON))
 
     @contextlib.contextmanager
     def started(self) -> Iterator[Started]:
-        """The frontend on a free port of this machine, and one mocker."""
+        """Yield the frontend on a free port of this machine, with one mocker."""
         [port] = free_ports(1)
         url = f"http://127.0.0.1:{port}/v1"
         timing = {"type": "fixed", "prefill_ms": self._step_ms, "decode_ms": self._step_ms}

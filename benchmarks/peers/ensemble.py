@@ -25,12 +25,12 @@ class Ensemble:
         self._bits: Bits = bits
 
     def lacks(self) -> str | None:
-        """The model in OpenVINO's format."""
+        """Return what is missing of the model in OpenVINO's format."""
         return model_files.lacks(model_files.CHECKPOINT, engine_of(self._bits).dir)
 
     @contextlib.contextmanager
     def started(self) -> Iterator[Started]:
-        """`trireme serve` with the deployment of `make bench`."""
+        """Yield `trireme serve` with the deployment of `make bench`."""
         spec = model_files.deployment(self._bits)
         with ThroughEnsemble(spec) as server:
             triton = f"Triton {triton_version(server.http)}"
@@ -45,17 +45,17 @@ class Ensemble:
 
 
 def engine_of(bits: Bits) -> OpenVinoEngineSpec:
-    """What ours and the in-process side run."""
+    """Return the engine of our side and of the in-process side."""
     engine = model_files.deployment(bits).model.engine
     assert isinstance(engine, OpenVinoEngineSpec)
     return engine
 
 
 def weights(bits: Bits) -> str:
-    """In words."""
+    """Return the number format of the weights in words."""
     return "weights int8 by channel, asymmetric" if bits == 8 else "weights bf16, arithmetic bf16"
 
 
 def openvino_version() -> str:
-    """Of the engine."""
+    """Return the version of the engine."""
     return f"OpenVINO GenAI {package_version('openvino-genai')}"

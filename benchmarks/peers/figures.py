@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one load on one peer gave, and what many rounds of them say together."""
+"""Figures of one load on one peer, and of many rounds together."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from trireme.base.errors import ServerError
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the steady part of a load (`clients.load_report.run_figures`).
+    """Figures of the steady part of a load (`clients.load.figures`).
 
     Attributes:
         client_cpu_share: of a core, of the client's busiest process; None: there was no client.
@@ -34,7 +34,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures(answered: Answered, load: Load, *, output_tokens: int) -> Figures:
-    """Those of a closed loop.
+    """Return the figures of a closed loop.
 
     Raises:
         ServerError: a request failed, or its answer has another length than was asked for: then nothing is comparable.
@@ -64,7 +64,7 @@ def figures(answered: Answered, load: Load, *, output_tokens: int) -> Figures:
 
 
 def medians(rounds: Sequence[Figures]) -> dict[str, Any]:
-    """Of each figure its median over the rounds with the interval of that; None where it was not told."""
+    """Return, for each figure, its median over the rounds with an interval; None where no round has it."""
     found: dict[str, Any] = {}
     for name in Figures.__struct_fields__:
         values = [value for one in rounds if (value := getattr(one, name)) is not None]
@@ -73,7 +73,10 @@ def medians(rounds: Sequence[Figures]) -> dict[str, Any]:
 
 
 def ratios(ours: Sequence[Figures], theirs: Sequence[Figures]) -> Mapping[str, dict[str, float]]:
-    """Ours over theirs within a round: of tokens/s above 1, of times below 1 is ours the better one."""
+    """Return ours over theirs within a round.
+
+    For tokens/s a ratio above 1 is better for ours, for times one below 1.
+    """
     names = ("tokens_per_s", "ttft_p50_ms", "tpot_p50_ms")
     pairs = list(zip(ours, theirs, strict=True))
     return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of our side alone, in a process of its own: no server, no network; what a server can at most be."""
+"""The engine of our side alone, in a process of its own, without server and network: the most that a server can be."""
 
 import contextlib
 import tempfile
@@ -28,12 +28,12 @@ class InProcessOpenVino:
         self._bits: Bits = bits
 
     def lacks(self) -> str | None:
-        """The model in OpenVINO's format."""
+        """Return what is missing of the model in OpenVINO's format."""
         return model_files.lacks(model_files.CHECKPOINT, engine_of(self._bits).dir)
 
     @contextlib.contextmanager
     def started(self) -> Iterator[Started]:
-        """The process of `benchmarks.support.in_process`."""
+        """Yield the process of `benchmarks.support.in_process`."""
         spec = model_files.deployment(self._bits)
         with tempfile.TemporaryDirectory() as folder:
             deployment = Path(folder) / "deployment.yaml"
@@ -53,7 +53,7 @@ class _Engine:
         return len(self._tokenizer.encode(text))
 
     def put_on(self, load: Load) -> Answered:
-        """Its users are seats in that process. All of a load are asked for the same number of tokens."""
+        """Put a load on the process, in which users are seats; every request asks for one number of tokens."""
         turns = [turn for session in load.plan() for turn in session.turns]
         [output_tokens] = {turn.max_tokens for turn in turns}
         records = self._ask_child(Ask([turn.text for turn in turns], output_tokens, num_users=load.num_users))

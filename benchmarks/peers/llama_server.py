@@ -18,7 +18,7 @@ SLOT_TOKENS = 512  # of its context; a request here takes 128
 
 
 class LlamaServer:
-    """At its defaults, but for the slots, their context, and a thread for each core."""
+    """A llama.cpp server at its defaults, but for the slots, their context, and a thread for each core."""
 
     def __init__(self, bits: Bits) -> None:
         self.beside: str | None = NAMES[bits]
@@ -29,12 +29,12 @@ class LlamaServer:
         self._program = program(model_files.ROOT)
 
     def lacks(self) -> str | None:
-        """The program, or the model as GGUF."""
+        """Return what is missing of the program and the model as GGUF."""
         return model_files.lacks(self._program, self._gguf)
 
     @contextlib.contextmanager
     def started(self) -> Iterator[Started]:
-        """On a free port."""
+        """Yield the server on a free port."""
         [port] = free_ports(1)
         url = f"http://127.0.0.1:{port}/v1"
         batch = ["--parallel", str(SLOTS), "--ctx-size", str(SLOTS * SLOT_TOKENS), "--threads", str(os.cpu_count())]

@@ -15,7 +15,7 @@ _DEPLOYMENT = ROOT / "benchmarks" / "random_model" / f"{MODEL}.yaml"
 
 
 def deployment(bits: int) -> DeploymentSpec:
-    """Ours, with weights of so many bits."""
+    """Return our deployment, with weights of `bits` bits."""
     spec = load_deployment(_DEPLOYMENT)
     if bits == 8:
         return spec
@@ -24,7 +24,7 @@ def deployment(bits: int) -> DeploymentSpec:
 
 
 def lacks(*paths: Path) -> str | None:
-    """What is to be done for these to be there; None: nothing."""
+    """Return what is to be done for these paths to exist; None: nothing."""
     missing = [str(path.relative_to(ROOT)) for path in paths if not path.exists()]
     return (
         f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not there; run: make peers" if missing else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a peer is to a comparison: something that is started, counts a prompt's tokens, takes a load, and is stopped."""
+"""Interfaces of a peer: it is started, counts a prompt's tokens, takes a load, and is stopped."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ Bits = Literal[8, 16]  # of a weight
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What came of a load."""
+    """The records of a load, with processor times."""
 
     records: list[LoadRecord]
     client_cpu: list[list[CpuSample]]  # of each process of the client; none: there was no client
@@ -28,16 +28,16 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Started(Protocol):
-    """A peer that answers."""
+    """A peer that runs."""
 
     version: str
     settings: str  # as it was started, for a shell
 
     def count(self, text: str) -> int:
-        """How many tokens it makes of a prompt, special ones included."""
+        """Return how many tokens the peer makes of a prompt, special ones included."""
 
     def put_on(self, load: Load) -> Answered:
-        """Send it a load; where to is its own affair."""
+        """Send the peer a load; the peer knows its own address."""
 
 
 class Peer(Protocol):
@@ -48,10 +48,10 @@ class Peer(Protocol):
     precision: str  # of weights and of the arithmetic
 
     def lacks(self) -> str | None:
-        """What has to be installed or made first, in words; None: nothing."""
+        """Return what has to be installed or made first, in words; None: nothing."""
 
     def started(self) -> contextlib.AbstractContextManager[Started]:
-        """It, alone on the machine, from when it answers."""
+        """Return a context in which the peer is alone on the machine, from when it answers."""
 
 
 class AskedServer:
@@ -69,10 +69,10 @@ class AskedServer:
         self._cpu_s = cpu_s
 
     def count(self, text: str) -> int:
-        """How many tokens the server says that a prompt has.
+        """Return how many tokens the server says that a prompt has.
 
         Raises:
-            ServerError: it does not say.
+            ServerError: the server does not say.
         """
         return asyncio.run(self._count(text))
 
@@ -87,7 +87,7 @@ class AskedServer:
         raise ServerError(f"{self.url} does not say how many tokens a prompt has, so nothing can be compared with it")
 
     def put_on(self, load: Load) -> Answered:
-        """By the built-in load client."""
+        """Put a load on the server by the built-in load client."""
         before_s: list[float] = []
         load = msgspec.structs.replace(load, url=self.url, model=self.model)
         outcome = run_processes(load, began=lambda *_: before_s.append(self._cpu_s()))
@@ -95,7 +95,7 @@ class AskedServer:
 
 
 def is_ready(url: str, model: str) -> bool:
-    """Whether a server answers a request for this model; one that does not know it yet is not ready."""
+    """Return whether a server answers a request for this model; one that does not know it yet is not ready."""
 
     async def ask() -> bool:
         async with connect(url) as client:

@@ -30,7 +30,7 @@ Told = Callable[[str], None]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What every side is asked."""
+    """The questions that every side is asked."""
 
     users: tuple[int, ...]
     num_rounds: int
@@ -43,7 +43,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     adds_special_tokens: bool = True  # the sides do, to a prompt
 
     def load(self, num_users: int, number: int, *, is_warmup: bool = False) -> Load:
-        """The load of round `number`: the same prompts for all sides, and none that was there before."""
+        """Return the load of round `number`: the same prompts for every side, and none that was there before."""
         isl, osl = constant(self.input_tokens), constant(self.output_tokens)
         requests = max(self.num_requests, _MIN_REQUESTS * num_users)
         return Load(
@@ -59,7 +59,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Side(msgspec.Struct, kw_only=True):
-    """What was found of one side so far."""
+    """The results of one side so far."""
 
     name: str
     precision: str
@@ -69,7 +69,9 @@ class Side(msgspec.Struct, kw_only=True):
 
 
 def measure(peers: Sequence[Peer], plan: Plan, *, told: Told) -> Iterator[Mapping[str, Side]]:
-    """All rounds, one after the other; yields what was found after each. The order turns around with every round.
+    """Measure every round, one after the other, and yield the results after each.
+
+    The order turns around with every round.
 
     Raises:
         ServerError: a side did not start, failed, or does not count tokens as the others do.

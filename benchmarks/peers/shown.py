@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found of peers, as data for a file, as a table, and as a picture that needs no colour."""
+"""Results of peers, as data for a file, as a table, and as a picture that needs no colour."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ _STYLES = ("o-", "s--", "^:", "D-.", "v--")
 
 
 def rows(sides: Mapping[str, Side], peers: Sequence[Peer]) -> list[dict[str, Any]]:
-    """A row for each side and number of users."""
+    """Return a row for each side and number of users."""
     found = []
     for peer in peers:
         side = sides[peer.name]
@@ -32,7 +32,7 @@ def rows(sides: Mapping[str, Side], peers: Sequence[Peer]) -> list[dict[str, Any
 
 
 def described(sides: Mapping[str, Side]) -> list[dict[str, str]]:
-    """What each side was."""
+    """Return a description of each side: precision, version and settings."""
     return [
         {"side": side.name, "precision": side.precision, "version": side.version, "settings": side.settings}
         for side in sides.values()
@@ -40,7 +40,7 @@ def described(sides: Mapping[str, Side]) -> list[dict[str, str]]:
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """For the terminal."""
+    """Return the table for the terminal."""
     shown = Table(title=title)
     for column in ("users", "side", "tokens/s", "TTFT p50 / p99 ms", "TPOT p50 ms", "client"):
         shown.add_column(column, justify="left" if column == "side" else "right")
@@ -52,12 +52,12 @@ def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
 
 
 def wide_console() -> Console:
-    """One on which the tables have room, whatever the terminal's width."""
+    """Return a console on which the tables have room, whatever the terminal's width."""
     return Console(width=max(_WIDTH, Console().width))
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
-    """Of one row, medians over the rounds."""
+    """Return the cells of one row, medians over the rounds."""
     share, ratio = row["client_cpu_share"], row.get("ours_over_it")
     return [
         str(row["users"]),
@@ -71,17 +71,18 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def with_interval(ratio: Mapping[str, float]) -> str:
-    """With its 90 % interval."""
+    """Return a ratio with its 90 % interval, as text."""
     return f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
 
 
 def draw(
     rows: Sequence[Mapping[str, Any]], panels: Mapping[str, Sequence[str]], measures: Mapping[str, str], path: Path
 ) -> None:
-    """A column of pictures for each panel, a line for each of its sides; a row of them for each measure.
+    """Draw a column of pictures for each panel, with a line for each of its sides, and a row for each measure.
 
     Args:
-        panels: names of sides by title. measures: what an axis says, by the figure's name.
+        panels: names of sides by title.
+        measures: what an axis says, by the figure's name.
     """
     figure = Figure(figsize=(4.8 * len(panels), 3.2 * len(measures)), layout="constrained")
     grid = figure.subplots(len(measures), len(panels), squeeze=False)

@@ -19,7 +19,7 @@ _KV_BLOCKS = 32_768  # of 16 tokens: enough for all of them
 
 
 class SimulatedEnsemble:
-    """A step has a fixed time, whatever is in it.
+    """Our ensemble, in which an engine's step has a fixed time, whatever is in it.
 
     Args:
         has_delay: tokens wait for each other, as they do by default; otherwise each leaves as soon as the sender is
@@ -36,12 +36,12 @@ class SimulatedEnsemble:
         self._responses = ResponseSpec() if has_delay else ResponseSpec(max_chunk_delay_ms=0)
 
     def lacks(self) -> str | None:
-        """Nothing: it is what `make setup` installs."""
+        """Return None: `make setup` installs what this side needs."""
         return None
 
     @contextlib.contextmanager
     def started(self) -> Iterator[Started]:
-        """`trireme serve`, asked over gRPC."""
+        """Yield `trireme serve`, asked over gRPC."""
         engine = SimulatedEngineSpec(
             provider="simulated",
             step_ms=self._step_ms,

@@ -18,19 +18,19 @@ _KV_GIB = 1
 
 
 class VllmCpu:
-    """At its defaults, but for a thread on every core (by itself it leaves one free) and the OpenMP it asks for."""
+    """A vLLM at its defaults, but for a thread on every core (by itself it leaves one free) and its own OpenMP."""
 
     name = "vLLM bf16"
     beside: str | None = NAMES[16]
     precision = "weights bf16, arithmetic bf16"
 
     def lacks(self) -> str | None:
-        """The environment, or the checkpoint."""
+        """Return what is missing of the environment and the checkpoint."""
         return model_files.lacks(_PYTHON, model_files.CHECKPOINT)
 
     @contextlib.contextmanager
     def started(self) -> Iterator[Started]:
-        """On a free port; the first start of all compiles for some minutes."""
+        """Yield the server on a free port; the first start of all compiles for some minutes."""
         [port] = free_ports(1)
         url = f"http://127.0.0.1:{port}/v1"
         api_server = [str(_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_files.CHECKPOINT)]

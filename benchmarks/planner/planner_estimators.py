@@ -38,7 +38,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def by_aisimulate(one: Measurement, estimator: AiSimulate) -> float | str:
-    """What AISimulate says, in the unit of the measurement; or why it says nothing."""
+    """Return AISimulate's figure, in the unit of the measurement; or why it gives none."""
     candidate, limits = candidate_of(one), limits_of(one)
     workload = Workload(int(one.isl or 0), int(one.osl or 1))
     if one.metric == "ttft_bs1" or "batch" in (one.load or {}):
@@ -71,7 +71,7 @@ def _static(one: Measurement, estimator: AiSimulate, workload: Workload) -> floa
 
 
 def ask_all(rows: tuple[Measurement, ...]) -> tuple[dict[str, float | str], dict[str, str]]:
-    """AISimulate's figures by measurement, and by GPU the version of TensorRT-LLM behind them."""
+    """Return AISimulate's figures by measurement, and by GPU the version of TensorRT-LLM behind them."""
     process, figures, versions = AiSimulateProcess(), {}, {}
     for name in dict.fromkeys(one.model for one in rows):
         with model_folder(known_models()[name].config) as folder:

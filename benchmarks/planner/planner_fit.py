@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fits the roofline's constants to the published measurements and writes them down with their errors.
+"""The fit of the roofline's constants to the published measurements; it writes them down with their errors.
 
     make planner-fit
 
@@ -37,7 +37,7 @@ _FAMILY = {"llama-2-70b": "70b", "llama-3.1-70b": "70b"}  # of one size: leaving
 
 
 def fit(rows: Iterable[Measurement]) -> Efficiencies:
-    """The constants that explain measurements best: least squares of log errors, robust, each cell weighing alike."""
+    """Return the constants that explain measurements best: robust least squares of log errors, cells weighing alike."""
     rows = list(rows)
     in_cell = {one.cell: 0 for one in rows}
     for one in rows:
@@ -65,7 +65,10 @@ def _unchecked(logs: Logs) -> Efficiencies:
 
 
 def leave_one_out(rows: Iterable[Measurement], group_of: Callable[[Measurement], str]) -> dict[str, Errors]:
-    """Errors on each group, of constants that were fitted to the others; ``all``: over all cells."""
+    """Return the errors on each group, of constants that were fitted to the others.
+
+    The entry ``all`` is over all cells.
+    """
     rows = list(rows)
     found: dict[str, Errors] = {}
     everything: dict[str, list[float]] = {}

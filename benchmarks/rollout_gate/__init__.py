@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rollout gate on simulated rollouts, beside how others would judge them."""
+"""The rollout gate on simulated rollouts, beside other ways to judge them."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How others would judge the same traffic: fixed thresholds, Kayenta's judge, Argo Rollouts' count limits.
+"""Other judges of the same traffic: fixed thresholds, Kayenta's judge, Argo Rollouts' count limits.
 
 Each is given the figures that our gate has, as far as it can take them, and is described by its published defaults.
 All are arrays over rollouts; what comes back is the look at which a rollout is rolled back, or -1.
@@ -22,19 +22,19 @@ _KAYENTA_TOLERANCE, _KAYENTA_CONFIDENCE, _KAYENTA_MIN_POINTS = 0.25, 0.98, 10
 
 
 def p99_ratio(traffic: Traffic) -> Looks:
-    """Every 10 s: the candidate's TTFT p99 of the last five minutes is over 1.1 times the baseline's."""
+    """Judge every 10 s: the candidate's TTFT p99 of the last five minutes is over 1.1 times the baseline's."""
     p99 = _window_p99(traffic.log_ttft)
     return _first(p99[:, 0] > p99[:, 1] + math.log(1.1))
 
 
 def p99_target(traffic: Traffic) -> Looks:
-    """Every 10 s: it is over a target that lies 10 % above what the baseline has in the long run."""
+    """Judge every 10 s: TTFT p99 is over a target that lies 10 % above what the baseline has in the long run."""
     target = np.quantile(traffic.log_ttft[:, 1], 0.99) + math.log(1.1)
     return _first(_window_p99(traffic.log_ttft)[:, 0] > target)
 
 
 def kayenta(traffic: Traffic) -> Looks:
-    """Every minute from the tenth on, over all minutes so far: any metric is "High", or "Low" where that is bad.
+    """Judge every minute from the tenth on, over all minutes so far: any metric is "High", or "Low" where that is bad.
 
     One point a minute and arm: mean TTFT, TPOT and output length, share of errors and of looping answers. Kayenta's
     NetflixACAJudge (defaults: tolerance 0.25, confidence 0.98, no effect size) calls a metric High where the lower end
@@ -71,7 +71,7 @@ def _mann_whitney(candidate: Singles, baseline: Singles, direction: int) -> NDAr
 
 
 def argo(failure_limit: int) -> Callable[[Traffic], Looks]:
-    """Every minute, of that minute: TTFT over 1.1 and TPOT over 1.05 times the baseline's mean, success below 0.95.
+    """Return a judge of each minute: TTFT over 1.1 and TPOT over 1.05 times the baseline's mean, success below 0.95.
 
     A metric's measurement that breaks its condition has failed; more than `failure_limit` of one metric (default 0;
     3 in the examples of its documentation) roll back. It has no statistics: what a query says is taken for true.
@@ -108,7 +108,7 @@ COMPARATORS: dict[str, Callable[[Traffic], Looks]] = {
 
 
 def _minutes(values: Singles, kept: NDArray[np.bool_]) -> Singles:
-    """[rollouts, 2, minutes]: means of whole minutes."""
+    """Return means of whole minutes, [rollouts, 2, minutes]."""
     rollouts, arms, looks, _ = values.shape
     whole = looks // _MINUTE * _MINUTE
     shape = (rollouts, arms, looks // _MINUTE, _MINUTE * PER_LOOK)
@@ -117,7 +117,7 @@ def _minutes(values: Singles, kept: NDArray[np.bool_]) -> Singles:
 
 
 def _window_p99(values: Singles) -> Singles:
-    """[rollouts, 2, looks] of the last five minutes; before that it is unknown."""
+    """Return p99 of the last five minutes, [rollouts, 2, looks]; before that it is unknown."""
     rollouts, arms, looks, _ = values.shape
     found = np.full((rollouts, arms, looks), np.nan, np.float32)
     at = math.ceil(0.99 * _WINDOW * PER_LOOK) - 1

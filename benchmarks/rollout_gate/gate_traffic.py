@@ -30,7 +30,7 @@ Singles = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Regression:
-    """What is wrong with a candidate; by default nothing.
+    """The faults of a candidate; by default none.
 
     Attributes:
         garbled: share of answers; half of them loop, all of them score 0 in the held-out set.
@@ -50,7 +50,7 @@ class Regression:
 
 @dataclass(frozen=True)
 class Traffic:
-    """[rollouts, 2 arms, looks, requests] each, and scores [rollouts, 2, looks, prompts].
+    """The requests of rollouts: [rollouts, 2 arms, looks, requests] each, and scores [rollouts, 2, looks, prompts].
 
     Attributes:
         log_ttft: natural logarithm of milliseconds; so is `log_tpot`.
@@ -66,7 +66,7 @@ class Traffic:
     score: Singles
 
     def log_e2e_per_token(self) -> Singles:
-        """(TTFT + (tokens - 1) TPOT) / tokens."""
+        """Return the logarithm of (TTFT + (tokens - 1) TPOT) / tokens."""
         whole = np.exp(self.log_ttft) + (self.num_tokens - 1) * np.exp(self.log_tpot)
         return np.asarray(np.log(whole / self.num_tokens))
 
@@ -74,7 +74,7 @@ class Traffic:
 def traffic_of(
     model: LatencyModel, regression: Regression, *, rollouts: int, looks: int, rng: np.random.Generator
 ) -> Traffic:
-    """Draw them."""
+    """Draw the traffic of rollouts."""
     shape = (rollouts, 2, looks, PER_LOOK)
     candidate = np.array([1.0, 0.0], np.float32)[:, np.newaxis, np.newaxis]
     stratum = _choices(np.array([one.share for one in model.strata]), shape, rng)
@@ -112,7 +112,7 @@ def traffic_of(
 
 
 def outcomes_of(traffic: Traffic, rollout: int, look: int) -> list[Outcome]:
-    """What one rollout's clients would tell between two looks."""
+    """Return what one rollout's clients would report between two looks."""
     found = []
     for arm, name in enumerate(("candidate", "baseline")):
         for request in range(PER_LOOK):
@@ -141,10 +141,10 @@ def outcomes_of(traffic: Traffic, rollout: int, look: int) -> list[Outcome]:
 
 
 def sample_of(traffic: Traffic, spec: GateSpec) -> Sample:
-    """The gate's sums after each look: leading dimensions [rollouts, looks].
+    """Return the gate's sums after each look: leading dimensions [rollouts, looks].
 
-    As `clients.rollout_gate.evidence` makes them of outcomes, which a test compares; what differs is only that all
-    looks are made at once. A look is a block.
+    They are as `clients.rollout_gate.evidence` makes them of outcomes, which a test compares; what differs is only that
+    all looks are made at once. A look is a block.
     """
     answered = ~traffic.is_error
     values = {
@@ -184,7 +184,7 @@ def sample_of(traffic: Traffic, spec: GateSpec) -> Sample:
 
 
 class _Cells(NamedTuple):
-    """Of each look's own requests: [rollouts, 2, looks, strata]."""
+    """Sums over each look's own requests: [rollouts, 2, looks, strata]."""
 
     num: Floats
     mean: Floats
@@ -206,14 +206,14 @@ def _cells(values: Singles, stratum: NDArray[np.int64], kept: NDArray[np.bool_])
 
 
 def _levels(cells: _Cells) -> tuple[Level, Level]:
-    """Over all strata, after each look."""
+    """Return the levels over all strata, after each look."""
     num = cells.num.sum(axis=3).cumsum(axis=2)
     mean = (cells.num * cells.mean).sum(axis=3).cumsum(axis=2) / np.maximum(num, 1)
     return Level(num[:, 0], mean[:, 0]), Level(num[:, 1], mean[:, 1])
 
 
 def _differences(cells: _Cells) -> Differences:
-    """After each look, as `clients.rollout_gate.blocks` has it of blocks of one look."""
+    """Return the differences after each look, as `clients.rollout_gate.blocks` has them of blocks of one look."""
     shared = cells.num[:, 0] * cells.num[:, 1] / np.maximum(cells.num.sum(axis=1), 1)
     weight = shared.sum(axis=2)
     total = (shared * (cells.mean[:, 0] - cells.mean[:, 1])).sum(axis=2)
@@ -224,7 +224,10 @@ def _differences(cells: _Cells) -> Differences:
 
 
 def _pairs(total: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """[rollouts, looks, scales]: how many pairs of neighbours there were, and the squares of what they differ by."""
+    """Return how many pairs of neighbours there were, and the squares of what they differ by.
+
+    Both are [rollouts, looks, scales].
+    """
     rollouts, looks = weight.shape
     scales = looks.bit_length() - 1
     num, squares = np.zeros((rollouts, looks, scales)), np.zeros((rollouts, looks, scales))
@@ -256,7 +259,7 @@ def _slow(traffic: Traffic, ttft: _Cells, spec: GateSpec) -> tuple[NDArray[np.bo
 
 
 def _common(model: LatencyModel, rollouts: int, looks: int, rng: np.random.Generator) -> Floats:
-    """[rollouts, 2, looks, 1]: the hour and the bursts."""
+    """Return the hour's and the bursts' part of latency, [rollouts, 2, looks, 1]."""
     hour = np.arange(looks) * LOOK_S / model.drift_s + rng.random((rollouts, 1, 1))
     found = np.repeat(model.drift * np.sin(2 * np.pi * hour), 2, axis=1)
     found = found + model.burst_sd * _fading((rollouts, 1, looks, 1), model.burst_s, rng)[..., 0]
@@ -265,7 +268,7 @@ def _common(model: LatencyModel, rollouts: int, looks: int, rng: np.random.Gener
 
 
 def _fading(shape: tuple[int, ...], fades_s: float, rng: np.random.Generator) -> Singles:
-    """Standard normal, autoregressive along axis 2: correlated by e^-(t / fades_s)."""
+    """Return standard normal numbers, autoregressive along axis 2: correlated by e^-(t / fades_s)."""
     found = rng.standard_normal(shape, np.float32)
     kept = np.float32(math.exp(-LOOK_S / fades_s))
     for look in range(1, shape[2]):
@@ -282,7 +285,7 @@ def _residual(normal: Singles, sd: float, quantiles: tuple[float, ...], rng: np.
 
 
 def _tail(shape: tuple[int, ...], model: LatencyModel, rng: np.random.Generator) -> Singles:
-    """The logarithm of a Pareto variable is exponential."""
+    """Return the logarithm of the tail's factor; that of a Pareto variable is exponential."""
     found = np.zeros(shape, np.float32)
     if model.tail_share > 0:
         is_tail = rng.random(shape, np.float32) < model.tail_share

@@ -60,7 +60,7 @@ REGRESSIONS = {
 
 @dataclass(frozen=True)
 class Scenario:
-    """So many rollouts of one kind.
+    """Rollouts of one kind.
 
     Attributes:
         looks: at which each ends, undecided.
@@ -82,13 +82,13 @@ class Scenario:
 
 @dataclass
 class Tally:
-    """Of the rollouts of a scenario, in order; -1: never.
+    """The verdicts on the rollouts of a scenario, in order; -1: never.
 
     Attributes:
         failed_at: the first look that fails it, whether or not it had passed before.
-        passed_at: likewise.
+        passed_at: the first look that passes it, whether or not it had failed before.
         worse: by metric, how many rollouts it fails at some look.
-        others: by comparator, as `failed_at`.
+        others: by comparator, the first look that fails it.
     """
 
     failed_at: list[int] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Tally:
 
 
 def scenarios(share: float = 1.0) -> list[Scenario]:
-    """All of them, with this share of their rollouts."""
+    """Return the scenarios, with this share of their rollouts."""
 
     def num(rollouts: int) -> int:
         return max(1, round(rollouts * share))
@@ -125,7 +125,7 @@ def scenarios(share: float = 1.0) -> list[Scenario]:
 
 
 def run(scenario: Scenario, *, seed: int = SEED) -> Tally:
-    """Judge its rollouts at every look, by the gate's own code."""
+    """Judge a scenario's rollouts at every look, by the gate's own code."""
     model = model_of(scenario)
     spec = SPEC.model_copy(update={"max_requests": max(SPEC.max_requests, scenario.looks * PER_LOOK)})
     tally = Tally()
@@ -141,7 +141,7 @@ def run(scenario: Scenario, *, seed: int = SEED) -> Tally:
 
 
 def model_of(scenario: Scenario) -> LatencyModel:
-    """With the scenario's spread, and the size and length of its bursts."""
+    """Return the model with the scenario's spread, and the size and length of its bursts."""
     model = load_models()[scenario.model].spread(scenario.spread)
     return msgspec.structs.replace(
         model,
@@ -151,7 +151,7 @@ def model_of(scenario: Scenario) -> LatencyModel:
 
 
 def chunks(scenario: Scenario, model: LatencyModel, seed: int) -> Iterator[Traffic]:
-    """Its rollouts, some at a time; the same seed, the same traffic."""
+    """Yield a scenario's rollouts, some at a time; one seed gives one traffic."""
     name = f"{scenario.name}|{scenario.model}|{scenario.spread:g}|{scenario.own:g}|{scenario.own_fade:g}"
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     for begin in range(0, scenario.rollouts, _CHUNK):
@@ -160,7 +160,9 @@ def chunks(scenario: Scenario, model: LatencyModel, seed: int) -> Iterator[Traff
 
 
 def figures_of(scenario: Scenario, tally: Tally) -> dict[str, Any]:
-    """Error rates with one-sided 95 % bounds, requests of each arm and seconds to the verdict, and the others'.
+    """Return error rates with one-sided 95 % bounds, requests of each arm and seconds to the verdict.
+
+    The other judges' rates are among them.
 
     A rollout of a regression ends at its first verdict, so that one which passes first is not detected. One of A/A
     counts as rolled back if any look up to the last would do so, though it may have passed long before.
@@ -199,7 +201,7 @@ def _share(happened: NDArray[np.bool_]) -> dict[str, float]:
 
 
 def _times(looks: NDArray[np.int64]) -> dict[str, float] | None:
-    """Of those that happened."""
+    """Return the times of the verdicts that happened."""
     looks = looks[looks >= 0]
     if not looks.size:
         return None
@@ -227,7 +229,10 @@ def _add_worse(tally: Tally, look: Look) -> None:
 
 
 def write_records(path: Path, done: Sequence[tuple[Scenario, Tally]], seed: int) -> None:
-    """One line for each rollout: the looks that would fail and pass it, -1 for never; in the order they were drawn."""
+    """Write a line for each rollout, in the order in which they were drawn.
+
+    It has the looks that would fail and pass it, -1 for never.
+    """
     with gzip.GzipFile(path, "wb", mtime=0) as file:
         header = {
             "seed": seed,
@@ -243,7 +248,7 @@ def write_records(path: Path, done: Sequence[tuple[Scenario, Tally]], seed: int)
 
 
 def write_requests(path: Path, seed: int, kinds: Sequence[Scenario]) -> None:
-    """The requests of the first rollout of each kind, look by look, as the gate is told of them."""
+    """Write the requests of the first rollout of each kind, look by look, as the gate is told of them."""
     with gzip.GzipFile(path, "wb", mtime=0) as file:
         for scenario in kinds:
             traffic = next(chunks(scenario, model_of(scenario), seed))
@@ -254,7 +259,7 @@ def write_requests(path: Path, seed: int, kinds: Sequence[Scenario]) -> None:
 
 
 def study(share: float = 1.0, *, seed: int = SEED) -> Path:
-    """Run all, write the result and its records, and print."""
+    """Run every scenario, write the result and its records, and print; return the result's path."""
     console, began, done = Console(), environment(), []
     with ProcessPoolExecutor() as pool:
         planned = scenarios(share)
@@ -283,8 +288,8 @@ def study(share: float = 1.0, *, seed: int = SEED) -> Path:
 
 
 def main(
-    share: Annotated[float, typer.Option(min=0.0001, max=1, help="Of the full number of rollouts.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of all traffic.")] = SEED,
+    share: Annotated[float, typer.Option(min=0.0001, max=1, help="Share of the full number of rollouts.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the traffic.")] = SEED,
 ) -> None:
     """Run the study and write it to benchmarks/results."""
     print(study(share, seed=seed))

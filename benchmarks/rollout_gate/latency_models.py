@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of what requests take, in `tests/data/latency_models.yaml`; `python -m benchmarks.rollout_gate.latency_models`
-fits the recorded ones again, from the records of `benchmarks.overload`, and writes them at the file's end.
+"""Models of requests' latencies, in `tests/data/latency_models.yaml`.
+
+`python -m benchmarks.rollout_gate.latency_models` fits the recorded ones again, from the records of
+`benchmarks.overload`, and writes them at the file's end.
 """
 
 import math
@@ -30,12 +32,12 @@ class Stratum(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LatencyModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One of them; standard deviations are of natural logarithms.
+    """A latency model; standard deviations are of natural logarithms.
 
     Attributes:
         strata: by prompt length.
         ttft_sd: within a stratum, what its requests share included.
-        tpot_sd: likewise.
+        tpot_sd: within a stratum, what its requests share included.
         output_tokens: geometric mean of an answer's length before it is cut at `max_tokens`.
         correlation: of a request's TTFT with its TPOT.
         tail_share: of TTFTs and, by themselves, of TPOTs: times a Pareto variable from 1 on.
@@ -74,7 +76,7 @@ class LatencyModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     score_sd: float = 0.15
 
     def spread(self, factor: float) -> "LatencyModel":
-        """The same with so many times the spread of TTFT and TPOT within a stratum."""
+        """Return the model with `factor` times the spread of TTFT and TPOT within a stratum."""
         return msgspec.structs.replace(
             self,
             ttft_sd=self.ttft_sd * factor,
@@ -85,7 +87,7 @@ class LatencyModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 def load_models(path: Path = FILE) -> dict[str, LatencyModel]:
-    """By name, the assumed ones first.
+    """Return the models by name, the assumed ones first.
 
     Raises:
         msgspec.ValidationError: the file has an unknown or a wrong field; it is named.
@@ -95,7 +97,10 @@ def load_models(path: Path = FILE) -> dict[str, LatencyModel]:
 
 
 def fit(records: Sequence[Record]) -> LatencyModel:
-    """Of answered requests: strata by prompt length, residuals as they are, and what all share within 10 s."""
+    """Return a model of answered requests.
+
+    It has strata by prompt length, residuals as they are, and what all requests share within 10 s.
+    """
     answered = [one for one in records if one.end == "done" and one.num_tokens > 1 and one.first_ms]
     lengths = sorted({one.num_prompt_tokens for one in answered})
     strata, ttfts, tpots = [], [], []
@@ -142,7 +147,7 @@ def _quantiles(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def rendered(text: str, source: Path) -> str:
-    """The file's text with the recorded models fitted anew to `source`; what stands before them is kept."""
+    """Return the file's text with the recorded models fitted anew to `source`; what stands before them is kept."""
     _, records = read_records(source)
     lines = [f"# Fitted to answered requests of the server with admission in benchmarks/results/{source.name}.\n"]
     lines.append("recorded:\n")
@@ -157,7 +162,7 @@ def rendered(text: str, source: Path) -> str:
 
 
 def main() -> None:
-    """Fit, and write."""
+    """Fit the models, and write them."""
     source = max(RESULTS.glob("overload_[0-9]*.jsonl.gz"))
     FILE.write_text(rendered(FILE.read_text(encoding="utf-8"), source), encoding="utf-8")
     print(f"{FILE.name}: {len(_FITTED)} models from {source.name}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What admission costs the engine's process for a request, with so many waiting: processor time without the engine's.
+"""The cost of admission for a request in the engine's process: processor time without the engine's.
 
 `python -m benchmarks.studies.admission_decisions`; a minute. A request is added, waits, starts and is accounted for
-token by token; the line is kept as long as it was. What the engine takes for the same requests by itself is taken off.
+token by token; the queue is kept as long as it was. What the engine takes for the same requests by itself is taken off.
 """
 
 import itertools
@@ -30,7 +30,7 @@ _NUM_REQUESTS, _NUM_ROUNDS = 3_000, 5
 
 
 def requests(seed: int) -> Iterator[GenerationRequest]:
-    """Of all classes and twenty tenants, some with a deadline that is far away."""
+    """Yield requests of every class and twenty tenants, some with a deadline that is far away."""
     rng = random.Random(seed)
     for key in itertools.count():
         scheduling = Scheduling(
@@ -44,7 +44,7 @@ def requests(seed: int) -> Iterator[GenerationRequest]:
 
 
 def microseconds_per_request(engine: Engine, num_waiting: int) -> list[float]:
-    """Of each round, while so many wait."""
+    """Return the microseconds for a request in each round, while `num_waiting` requests wait."""
     made = requests(1)
     for _ in range(num_waiting):
         engine.add(next(made))

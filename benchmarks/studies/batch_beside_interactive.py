@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trireme batch run` does to interactive requests beside it, and how much of the idle capacity it fills.
+"""The effect of `trireme batch run` on interactive requests beside it, and the idle capacity that it fills.
 
 `python -m benchmarks.studies.batch_beside_interactive --help`; a quarter of an hour. Interactive requests come open
 loop, Poisson, at half of the closed loop's rate of the same run. Pairs of segments on one server, in random order:
@@ -45,7 +45,7 @@ _say = Console(stderr=True).print
 
 
 class Segment(msgspec.Struct, kw_only=True):
-    """One stretch of interactive load, without its warm-up."""
+    """A stretch of interactive load, without its warm-up."""
 
     pair: int
     is_beside: bool  # a batch job runs
@@ -57,7 +57,7 @@ class Segment(msgspec.Struct, kw_only=True):
 
 
 def figures_of(segments: Sequence[Segment], capacity_tokens_per_s: float) -> dict[str, object]:
-    """The ratios, with 90 % bootstrap intervals over the pairs (percentile method, seeded)."""
+    """Return the ratios, with 90 % bootstrap intervals over the pairs (percentile method, seeded)."""
     pairs = [
         [next(one for one in segments if (one.pair, one.is_beside) == (pair, is_beside)) for is_beside in (False, True)]
         for pair in sorted({one.pair for one in segments})
@@ -98,7 +98,7 @@ def figures_of(segments: Sequence[Segment], capacity_tokens_per_s: float) -> dic
 
 
 async def interactive(url: str, load: Load, due: list[float]) -> list[Record]:
-    """Every request of the standard class when it is due."""
+    """Send every request of the standard class when it is due, and return the records."""
     records, tasks = [], []
     async with AsyncTritonClient(url) as client:
         start_s = time.perf_counter()
@@ -114,7 +114,10 @@ async def interactive(url: str, load: Load, due: list[float]) -> list[Record]:
 
 
 async def capacity(url: str, load: Load, *, num_clients: int, seconds: float) -> tuple[float, float]:
-    """Requests and tokens per second of clients that each wait for their answer; the first quarter does not count."""
+    """Return requests and tokens per second of clients that each wait for their answer.
+
+    The first quarter of the time does not count.
+    """
     ends: list[tuple[float, int]] = []
     start_s = time.perf_counter()
 
@@ -132,7 +135,7 @@ async def capacity(url: str, load: Load, *, num_clients: int, seconds: float) ->
 
 
 def write_lines(path: Path, load: Load) -> None:
-    """Batch lines of the same lengths."""
+    """Write batch lines of the same lengths as the load's."""
     with path.open("wb") as file:
         for number in range(_BATCH_LINES):
             request, _ = load.request(is_told=False)
@@ -142,7 +145,7 @@ def write_lines(path: Path, load: Load) -> None:
 
 
 def tokens_in(out: Path, begin: int, end: int) -> int:
-    """Made for the results in a part of the file."""
+    """Return the tokens of the results in a part of the file."""
     with out.open("rb") as file:
         file.seek(begin)
         lines = file.read(end - begin).splitlines()
@@ -155,7 +158,7 @@ def tokens_in(out: Path, begin: int, end: int) -> int:
 async def segment(
     server: ThroughEnsemble, load: Load, *, pair: int, is_beside: bool, per_s: float, folder: Path
 ) -> Segment:
-    """Interactive load, with a batch job beside it or without."""
+    """Measure interactive load, with a batch job beside it or without."""
     due = list(arrivals_s(load.rng, "poisson", per_s, WARM_UP_S + MEASURED_S))
     out, command = folder / "out.jsonl", [sys.executable, "-m", "trireme", "batch", "run", str(folder / "in.jsonl")]
     job = None
@@ -186,7 +189,14 @@ async def segment(
 
 
 def measure(share: float, pairs: int, load: Load, per_s: float | None) -> dict[str, object]:
-    """All pairs on a server whose batch class may fill so much of it. Args: `per_s`: None: half of the capacity."""
+    """Measure every pair on a server whose batch class may fill `share` of it.
+
+    Args:
+        share: of the budget.
+        pairs: segments alone and beside a job.
+        load: the interactive requests.
+        per_s: rate of interactive requests; None: half of the capacity.
+    """
     shares = {"premium": 1.0, "standard": 1.0, "batch": share}
     admission = AdmissionSpec.model_validate({"budget": {"shares": shares}})
     segments = []
@@ -220,7 +230,7 @@ def measure(share: float, pairs: int, load: Load, per_s: float | None) -> dict[s
 
 
 def _ids(out: Path) -> list[str]:
-    """Of whole lines; one that is there twice ends the measurement."""
+    """Return the ids of whole lines; an id that is there twice ends the measurement."""
     ids = [msgspec.json.decode(line)["id"] for line in out.read_bytes().split(b"\n")[:-1]]
     if len(set(ids)) < len(ids):
         raise SystemExit("a batch line has two results")
@@ -228,8 +238,8 @@ def _ids(out: Path) -> list[str]:
 
 
 def main(
-    shares: Annotated[str, typer.Option(help="Of the batch class, each with its number of pairs.")] = "0.75:8,0.95:3",
-    seed: Annotated[int, typer.Option(help="Of arrivals, lengths and order.")] = 1,
+    shares: Annotated[str, typer.Option(help="Shares of the batch class, each with its pairs.")] = "0.75:8,0.95:3",
+    seed: Annotated[int, typer.Option(help="Seed of arrivals, lengths and order.")] = 1,
     figures: Annotated[Path | None, typer.Option(help="Only compute the figures of this file again.")] = None,
 ) -> None:
     """Measure, write the segments and figures, and print the figures."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the batch class's share of the budget costs interactive requests and fills: admission alone, in virtual time.
+"""Costs and gains of the batch class's share of the budget: admission alone, in virtual time.
 
 `python -m benchmarks.studies.batch_share_in_virtual_time`; a minute or two. The same interactive arrivals each time,
 half of what the engine can do, and beside them a batch job that always has requests waiting. Nothing here depends on
@@ -40,7 +40,7 @@ MEAN_TOKENS = statistics.fmean(map(_num_output, [random.Random(0)] * 20_000))
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One run, after its warm-up."""
+    """The figures of a run, after its warm-up."""
 
     ttft_p50_ms: float
     ttft_p99_ms: float
@@ -82,7 +82,13 @@ class Run:
         self._interactive: set[int] = set()
 
     def measure(self, *, per_s: float, num_batch: int, seconds: float) -> Measured:
-        """Args: `per_s`: interactive arrivals; `num_batch`: requests of the job in flight or waiting."""
+        """Run, and return the figures.
+
+        Args:
+            per_s: interactive arrivals.
+            num_batch: requests of the job in flight or waiting.
+            seconds: virtual time.
+        """
         next_s = self._arrivals.expovariate(per_s) if per_s else float("inf")
         for _ in range(num_batch):
             self._send(self._job, Priority.BATCH)
@@ -137,7 +143,13 @@ class Run:
 
 
 def ratios(alone: Measured, beside: Measured, capacity: float) -> dict[str, float]:
-    """What the job costs interactive requests, and fills of what they leave. Args: `capacity`: tokens/s."""
+    """Return what the job costs interactive requests, and how much it fills of what they leave.
+
+    Args:
+        alone: without the job.
+        beside: with the job.
+        capacity: tokens/s.
+    """
     total = beside.interactive_tokens_per_s + beside.batch_tokens_per_s
     interactive = alone.interactive_tokens_per_s
     return {
@@ -149,8 +161,8 @@ def ratios(alone: Measured, beside: Measured, capacity: float) -> dict[str, floa
 
 
 def main(
-    seconds: Annotated[float, typer.Option(min=60, help="Of virtual time for each share.")] = 600.0,
-    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 1,
+    seconds: Annotated[float, typer.Option(min=60, help="Virtual seconds for each share.")] = 600.0,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals and lengths.")] = 1,
 ) -> None:
     """Measure, print and keep."""
     free = ENGINE.model_copy(update={"prefill_us_per_token": 0.0})

@@ -31,15 +31,15 @@ _COLUMNS = ("step ms", "users", "side", "tokens/s", "TTFT p50 / p99 ms", "TPOT p
 def main(
     steps_ms: Annotated[str, typer.Option(help="Times of an engine step, separated by commas.")] = "10,1",
     users: Annotated[str, typer.Option(help="Users of the closed loop, separated by commas.")] = "1,16,64,256",
-    rounds: Annotated[int, typer.Option(help="In each every side is started, measured and stopped.", min=1)] = 7,
-    requests: Annotated[int, typer.Option(help="Of a load; 8 for each user where that is more.", min=1)] = 32,
-    input_tokens: Annotated[int, typer.Option(help="Of each prompt.", min=8)] = 64,
-    output_tokens: Annotated[int, typer.Option(help="Of each answer.", min=2)] = 64,
-    processes: Annotated[int, typer.Option(help="Of the client.", min=1)] = 2,
-    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 1,
+    rounds: Annotated[int, typer.Option(help="Rounds; each starts, measures and stops every side.", min=1)] = 7,
+    requests: Annotated[int, typer.Option(help="Requests of a load; 8 for each user where that is more.", min=1)] = 32,
+    input_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.", min=8)] = 64,
+    output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=2)] = 64,
+    processes: Annotated[int, typer.Option(help="Processes of the client.", min=1)] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 1,
     is_json: Annotated[bool, typer.Option("--json", help="Print the result instead of a table.")] = False,
-    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Write it there instead; a picture of that name beside it.")] = None,
+    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write the result to benchmarks/results.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Result file; a picture of that name is put beside it.")] = None,
 ) -> None:
     """Measure and print; about 4 minutes a round on two cores. `make peers` installs Dynamo.
 
@@ -108,7 +108,7 @@ def _table(found: list[dict[str, Any]]) -> Table:
 
 
 def _draw(found: list[dict[str, Any]], path: Path) -> None:
-    """A column for each time of a step."""
+    """Draw a column for each time of a step."""
     steps = sorted({row["step_ms"] for row in found})
     named = [{**row, "side": f"{row['side']}, {row['step_ms']:g} ms"} for row in found]
     panels = {

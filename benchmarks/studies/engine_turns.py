@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs that two engines are in memory by turns: the first token of one that has to come, and how often two
-that are asked all the time change places.
+"""The cost of two engines that are in memory by turns.
+
+Measured are the first token of one that has to come, and how often two that are asked all the time change places.
 
     python -m benchmarks.studies.engine_turns [--model build/random_125m/deployment.yaml]
 """
@@ -74,7 +75,7 @@ def _deployment(first: ModelSpec, second: ModelSpec, *, min_resident_s: float) -
 
 
 def _costs(url: str, name: str, rounds: int) -> dict[str, dict[str, float]]:
-    """Seconds to the first token of one that is in memory, and of one in whose place the other one is."""
+    """Return the seconds to the first token of an engine in memory, and of one that takes the place of another."""
     other = {"a": "b", "b": "a"}[name]
     there, comes = [], []
     for _ in range(rounds):
@@ -97,7 +98,7 @@ def _first_token_s(url: str, name: str) -> float:
 
 
 def _turns(first: ModelSpec, second: ModelSpec, min_resident_s: float) -> dict[str, object]:
-    """Both asked all the time, by a few clients each that wait for their answers."""
+    """Measure both engines, asked all the time by a few clients each that wait for their answers."""
     with ThroughEnsemble(_deployment(first, second, min_resident_s=min_resident_s), model="a_ensemble") as server:
         before = {name: _metric(server, "trireme_engine_loads_total", name) for name in ("a", "b")}
         waits = asyncio.run(_ask_both(server.url))
@@ -113,7 +114,7 @@ def _turns(first: ModelSpec, second: ModelSpec, min_resident_s: float) -> dict[s
 
 
 async def _ask_both(url: str) -> dict[str, list[float]]:
-    """Seconds of each answer, by model."""
+    """Return the seconds of each answer, by model."""
     waits: dict[str, list[float]] = {"a": [], "b": []}
     end_s = time.perf_counter() + _LOOP_S
 

@@ -39,7 +39,7 @@ _LAST_ANSWER_S = 8.0  # arrivals in the last seconds may not be done
 
 
 def requests(seed: int) -> Iterator[GenerationRequest]:
-    """Of all classes, tenants and lengths."""
+    """Yield requests of every class, tenant and length."""
     rng = random.Random(seed)
     for key in itertools.count():
         num_prompt = int(min(512, max(8, rng.lognormvariate(4.2, 0.8))))
@@ -53,12 +53,12 @@ def requests(seed: int) -> Iterator[GenerationRequest]:
 
 
 def arrivals(seed: int, shape: str, per_s: float, seconds: float) -> Iterator[tuple[float, GenerationRequest]]:
-    """Those requests, and when they are due."""
+    """Yield requests with the time at which each is due, in seconds."""
     return zip(arrivals_s(random.Random(seed), shape, per_s, seconds), requests(seed), strict=False)
 
 
 def unloaded(engine: SimulatedEngineSpec) -> tuple[float, float]:
-    """TTFT and TPOT of requests that are alone, medians in seconds."""
+    """Return TTFT and TPOT of requests that are alone, medians in seconds."""
     run = VirtualRun(lambda clock: SimulatedEngine(engine, clock))
     done = [record for record in run.open_loop(arrivals(1, "poisson", 0.5, 600.0), 600.0) if record.is_done]
     ttft_s = statistics.median(record.ttft_s for record in done if record.ttft_s is not None)
@@ -67,7 +67,7 @@ def unloaded(engine: SimulatedEngineSpec) -> tuple[float, float]:
 
 
 def summary(records: list[Record], seconds: float, ttft_s: float, tpot_s: float) -> dict[str, object]:
-    """Goodput and throughput in requests/s; by class the share that was good, and the TTFT's 99th percentile."""
+    """Return goodput and throughput in requests/s; by class the share that was good, and the TTFT's 99th percentile."""
     counted = [one for one in records if _WARM_UP_S <= one.sent_s < seconds - _LAST_ANSWER_S]
     counted_s = seconds - _LAST_ANSWER_S - _WARM_UP_S
     refusals_s = sorted(one.refused_s - one.sent_s for one in counted if one.refused_s is not None)
@@ -90,11 +90,11 @@ def summary(records: list[Record], seconds: float, ttft_s: float, tpot_s: float)
 
 
 def main(
-    seconds: Annotated[float, typer.Option(min=60, help="Of virtual time for each load.")] = 300.0,
-    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 1,
-    shape: Annotated[str, typer.Option(help=f"Of arrivals: {' or '.join(SHAPES)}.")] = "poisson",
-    step_ms: Annotated[float, typer.Option(min=1, help="Of the engine, without what its sequences add.")] = 10.0,
-    refuse_within_ms: Annotated[float, typer.Option(min=0, help="As in a deployment; 0: none.")] = 15.0,
+    seconds: Annotated[float, typer.Option(min=60, help="Virtual seconds for each load.")] = 300.0,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals and lengths.")] = 1,
+    shape: Annotated[str, typer.Option(help=f"Shape of arrivals: {' or '.join(SHAPES)}.")] = "poisson",
+    step_ms: Annotated[float, typer.Option(min=1, help="An engine's step, without what its sequences add.")] = 10.0,
+    refuse_within_ms: Annotated[float, typer.Option(min=0, help="The setting of a deployment; 0: none.")] = 15.0,
 ) -> None:
     """Measure, print and keep; takes a minute or two."""
     if shape not in SHAPES:

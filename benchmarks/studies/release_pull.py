@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Savings of `trireme pull`: the start of a server from a release on the node's disk, over its start from the network
-storage that the release came from; and what the pull and the check of the hashes take.
+"""Savings of `trireme pull`: a server's start from a release on the node's disk, over one from network storage.
+
+The pull itself and the check of the hashes are measured, too.
 
 `python -m benchmarks.studies.release_pull --help`. The storage is a stand-in on this machine
 (`benchmarks.support.network_mount`).
@@ -40,11 +41,12 @@ _STORAGE = (
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="As `make bench-model` writes it.")] = ROOT / "build/random_125m",
+    model: Annotated[Path, typer.Option(help="Folder of the model that `make bench-model` writes.")] = ROOT
+    / "build/random_125m",
     mb_per_s: Annotated[list[float], typer.Option(help="Rates of the link; may be given again.")] = [50, 200],  # noqa: B006
     rounds: Annotated[int, typer.Option(help="Rounds; each starts all sides, in turn.", min=2)] = 5,
-    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Write it there instead.")] = None,
+    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write the result to benchmarks/results.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write the result to this file instead.")] = None,
 ) -> None:
     """Measure and print; takes some minutes, and root."""
     if reason := why_not():
@@ -140,9 +142,14 @@ def _pull(mount: NetworkMount, release: Path, cache: Path) -> dict[str, float]:
 
 
 def _start_s(mount: NetworkMount, release: Path, memory: Path) -> float:
-    """From the command to the server that is ready. Args: `memory`: of hashes, a cache folder.
+    """Return the seconds from the command to the server that is ready.
 
     Triton 2.51 now and then crashes or stands still while it loads; such a start is told of, and made again.
+
+    Args:
+        mount: the mount with the release.
+        release: the release's folder.
+        memory: of hashes, a cache folder.
     """
     for _ in range(_MOST_TRIES):
         known = memory.with_name(f"{memory.name}_before")
@@ -161,7 +168,7 @@ def _start_s(mount: NetworkMount, release: Path, memory: Path) -> float:
 
 
 def _try_start(mount: NetworkMount, release: Path, memory: Path, deployment: Path) -> tuple[float | None, str]:
-    """The seconds, None where it did not become ready at once, and what the server said."""
+    """Return the seconds, or None where the server did not become ready at once, and what the server said."""
     spec = {"name": "pulled", "release_dir": str(release), "engine": {"provider": "openvino", "num_kv_blocks": 256}}
     deployment.write_text(yaml.safe_dump(spec))
     ports = zip(("--http-port", "--grpc-port", "--metrics-port"), map(str, free_ports(3)), strict=True)
@@ -193,7 +200,7 @@ def _try_start(mount: NetworkMount, release: Path, memory: Path, deployment: Pat
 
 
 def _hash_check(release: Path, memory: Path, rounds: int) -> dict[str, object]:
-    """The check of a release on the disk: read from the disk, from memory, and not read because it was before."""
+    """Measure the check of a release on the disk: read from disk, from memory, and not read because it was before."""
     found: dict[str, list[float]] = {"from_disk_s": [], "from_page_cache_s": [], "remembered_s": []}
     verify(release, memory=HashMemory(memory))
     for _ in range(rounds):
@@ -208,7 +215,7 @@ def _hash_check(release: Path, memory: Path, rounds: int) -> dict[str, object]:
 
 
 def _forget_pages(folder: Path) -> None:
-    """Have the kernel drop what it holds of the files, so that they come from the disk."""
+    """Make the kernel drop what it holds of the files, so that they come from the disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:

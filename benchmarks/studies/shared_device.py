@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two language models and a small embedding model on one server: what they hold together of a device that they share,
-their shares of it, and what one's flood does to the other where they share nothing.
+"""Two language models and a small embedding model on one server that share a device.
+
+Measured are what they hold together, their shares, and the effect of one model's flood on the other where they share
+nothing.
 
 `python -m benchmarks.studies.shared_device --help`; three minutes. The language models are the simulated engine;
 Triton's own rate limiter is on as well, and binds the embedding model. Writes `results/shared_device_<date>.json`.
@@ -41,19 +43,19 @@ _say = Console(stderr=True).print
 
 
 def shared_deployment(weights: tuple[float, float], *, step_ms: float = 10.0) -> DeploymentSpec:
-    """Both models hold streams of one pool."""
+    """Return a deployment in which both models hold streams of one pool."""
     streams = {"name": "streams", "count": NUM_STREAMS}
     budgets: list[dict[str, object]] = [{"shared": {"resources": [streams], "weight": weight}} for weight in weights]
     return _deployment(budgets, resources=["device", "device", "device"], step_ms=step_ms)
 
 
 def unshared_deployment(*, step_ms: float = 10.0) -> DeploymentSpec:
-    """One resource of Triton's rate limiter, of which there is one, is all that the models share."""
+    """Return a deployment in which the models share one unit of a resource of Triton's rate limiter."""
     return _deployment([{}, {}], resources=["device", "device", "device"], step_ms=step_ms)
 
 
 def apart_deployment(*, step_ms: float = 20.0) -> DeploymentSpec:
-    """Each model has its own resources, of ours and of Triton's."""
+    """Return a deployment in which each model has its own resources, of ours and of Triton's."""
     return _deployment([{}, {}], resources=["of_small", "of_large", "of_embedding"], step_ms=step_ms)
 
 
@@ -77,7 +79,7 @@ def _deployment(budgets: list[dict[str, object]], *, resources: list[str], step_
 
 @dataclass(frozen=True)
 class Generation:
-    """By the engine's own clock: from its start to its last token."""
+    """A generation by the engine's own clock: from its start to its last token."""
 
     model: str
     begin_ns: int
@@ -86,7 +88,7 @@ class Generation:
 
 @dataclass
 class Saturated:
-    """What was seen while both models always wanted more; counts and shares are of [begin_ns, end_ns)."""
+    """Results of a time in which both models always wanted more; counts and shares are of [begin_ns, end_ns)."""
 
     begin_ns: int = 0
     end_ns: int = 0
@@ -96,7 +98,7 @@ class Saturated:
     num_embedded: int = 0
 
     def most_at_once(self) -> int:
-        """Generations, of both models; whatever the ledger says."""
+        """Return the most generations of both models at one time, whatever the ledger says."""
         changes = sorted([(g.begin_ns, 1) for g in self.generations] + [(g.end_ns, -1) for g in self.generations])
         running = most = 0
         for _, change in changes:
@@ -105,7 +107,7 @@ class Saturated:
         return most
 
     def held_s(self, model: str) -> float:
-        """Stream-seconds of a model."""
+        """Return the stream-seconds of a model."""
         parts = (
             min(g.end_ns, self.end_ns) - max(g.begin_ns, self.begin_ns) for g in self.generations if g.model == model
         )
@@ -113,7 +115,10 @@ class Saturated:
 
 
 async def saturate(url: str, ledger: SharedLedger, *, duration_s: float, max_tokens: int = 20) -> Saturated:
-    """Clients of both models that ask again at once, and one of the embedding model; the ledger is sampled."""
+    """Run clients of both models that ask again at once, and one of the embedding model.
+
+    The ledger is sampled.
+    """
     seen = Saturated()
     begin_s = time.monotonic() + _SETTLE_S
     end_s = begin_s + duration_s
@@ -150,7 +155,7 @@ async def saturate(url: str, ledger: SharedLedger, *, duration_s: float, max_tok
 
 
 async def embed_once(client: grpcclient.InferenceServerClient, text: str) -> NDArray[np.float32]:
-    """``[256] float32``."""
+    """Return the embedding of a text, ``[256] float32``."""
     tensor = grpcclient.InferInput("text", [1, 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[text.encode()]], np.object_))
     return np.asarray((await client.infer("embedding", [tensor])).as_numpy("embedding")[0])
@@ -161,7 +166,10 @@ def _num_starts(ledger: SharedLedger) -> Counter[str]:
 
 
 async def neighbour_ttft_ms(url: str, *, duration_s: float, is_flooded: bool, seed: int) -> list[float]:
-    """Of the small model at a steady load, in milliseconds; flooded: a hundred clients press on the large one."""
+    """Return the times to first token of the small model at a steady load, in milliseconds.
+
+    With `is_flooded`, a hundred clients press on the large model.
+    """
     rng, ttft_ms = random.Random(seed), []
     end_s = time.monotonic() + duration_s + (_SETTLE_S if is_flooded else 0)
 
@@ -194,12 +202,12 @@ async def neighbour_ttft_ms(url: str, *, duration_s: float, is_flooded: bool, se
 
 
 def watch(run_dir: Path) -> SharedLedger:
-    """A member of a server's ledger that takes nothing."""
+    """Return a member of a server's ledger that takes nothing."""
     return SharedLedger(run_dir / LEDGER_FILE, member="watcher", weight=1.0, counts={})
 
 
 def measure_shares(weights: tuple[float, float], *, duration_s: float) -> dict[str, object]:
-    """Both models saturated on one pool."""
+    """Measure both models saturated on one pool."""
     with ThroughEnsemble(shared_deployment(weights), model="small_ensemble") as server:
         ledger = watch(server.run_dir)
         seen = asyncio.run(saturate(server.url, ledger, duration_s=duration_s))
@@ -222,7 +230,7 @@ def measure_shares(weights: tuple[float, float], *, duration_s: float) -> dict[s
 
 
 def measure_unshared(*, duration_s: float) -> dict[str, object]:
-    """The same load where only Triton's rate limiter is on, with one unit for both models."""
+    """Measure the load of both models where only Triton's rate limiter is on, with one unit for both."""
     with ThroughEnsemble(unshared_deployment(), model="small_ensemble") as server:
         ledger = watch(server.run_dir)
         seen = asyncio.run(saturate(server.url, ledger, duration_s=duration_s))
@@ -231,7 +239,7 @@ def measure_unshared(*, duration_s: float) -> dict[str, object]:
 
 
 def measure_neighbour(*, duration_s: float, num_rounds: int) -> dict[str, object]:
-    """The small model's time to the first token, alone and beside a flood, in turn."""
+    """Measure the small model's time to the first token, alone and beside a flood, in turn."""
     ttft_ms: dict[bool, list[float]] = {False: [], True: []}
     with ThroughEnsemble(apart_deployment(), model="small_ensemble") as server:
         for seed, is_flooded in _in_turn(num_rounds):
@@ -252,8 +260,8 @@ def _in_turn(num_rounds: int) -> Iterator[tuple[int, bool]]:
 
 
 def main(
-    duration_s: Annotated[float, typer.Option(help="of each run, without its start")] = 15.0,
-    num_rounds: Annotated[int, typer.Option(help="of the neighbour, alone and flooded in turn")] = 6,
+    duration_s: Annotated[float, typer.Option(help="Duration of each run, without its start.")] = 15.0,
+    num_rounds: Annotated[int, typer.Option(help="Rounds of the neighbour, alone and flooded in turn.")] = 6,
 ) -> None:
     """Measure, print and write the figures."""
     shares = []

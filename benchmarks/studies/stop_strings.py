@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure what stop strings cost: for a request before its first token, and for each character of its text.
+"""The cost of stop strings: for a request before its first token, and for each character of its text.
 
 `python -m benchmarks.studies.stop_strings`. One thread, text in pieces of 4 characters as tokens bring it, CPU time.
 The text is the project's README, which has the beginnings of the strings and none of them whole.
@@ -30,7 +30,7 @@ _DELTAS = [_TEXT[start : start + 4] for start in range(0, len(_TEXT), 4)]
 
 
 def cases() -> Iterator[tuple[str, list[str]]]:
-    """Return what clients send, and the most that a request may have: many strings, long ones, alike ones."""
+    """Yield what clients send, and the most that a request may have: many strings, long ones, alike ones."""
     seeded = random.Random(3)
 
     def words(number: int, length: int) -> list[str]:
@@ -46,7 +46,10 @@ def cases() -> Iterator[tuple[str, list[str]]]:
 
 
 def measure(strings: Sequence[str], rounds: int) -> dict[str, float]:
-    """Time for a request, its check in the model's process and a matcher in that and in the engine's; and for text."""
+    """Return times for a request and for text.
+
+    A request has its check in the model's process, and a matcher in that and in the engine's.
+    """
     check_us = _median_us(lambda: check_stop_strings(strings), rounds)
     matcher_us = _median_us(lambda: StopStringMatcher(strings), rounds)
 
@@ -71,8 +74,8 @@ def _median_us(work: Callable[[], object], rounds: int) -> float:
 
 def main(
     rounds: Annotated[int, typer.Option(help="Rounds of each measurement.", min=1)] = 21,
-    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write it to benchmarks/results.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Write it there instead.")] = None,
+    is_kept: Annotated[bool, typer.Option("--keep/--no-keep", help="Write the result to benchmarks/results.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write the result to this file instead.")] = None,
 ) -> None:
     """Measure and print; takes some seconds."""
     rows = {name: measure(strings, rounds) for name, strings in cases()}

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long running streams wait for their tokens while one long prompt is prefilled beside them, in-process and through
-the ensemble.
-"""
+"""Waiting times of running streams while one long prompt is prefilled beside them, in-process and over the ensemble."""
 
 import asyncio
 import itertools
@@ -27,7 +25,7 @@ class Scene(msgspec.Struct, frozen=True):
 
 
 class Disturbance(msgspec.Struct, frozen=True):
-    """What the streams felt from the arrival on, until the long prompt had its first token, or to their end."""
+    """The streams' waiting times from the arrival on, until the long prompt had its first token, or to their end."""
 
     gaps_ms: list[float]  # between two responses of a stream, over all streams
     ttft_ms: float | None  # of the long prompt
@@ -57,7 +55,7 @@ class _Watch:
 
 
 def disturb_engine(engine: Engine, scene: Scene) -> Disturbance:
-    """Step by step, with nothing between the engine and its caller. Prompts are token ids."""
+    """Measure step by step, with nothing between the engine and its caller. Prompts are token ids."""
     watch, num_tokens = _Watch(), dict[int, int]()
     for prompt in scene.prompts:
         assert isinstance(prompt, list)
@@ -85,7 +83,7 @@ def _add(engine: Engine, prompt: list[int], max_tokens: int) -> int:
 
 
 async def disturb_server(url: str, scene: Scene) -> Disturbance:
-    """Over gRPC, by the project's own client. Prompts are texts."""
+    """Measure over gRPC, by the project's own client. Prompts are texts."""
     watch, is_time = _Watch(), asyncio.Event()
     num_behind = len(scene.prompts)  # streams that have not `num_tokens_before` tokens yet
 

@@ -10,11 +10,11 @@ _UNPRIVILEGED = range(10_000, 65_536)
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that nothing listens on at this moment, and that no outgoing connection gets.
+    """Return different ports that nothing listens on at this moment, and that no outgoing connection gets.
 
-    Triton binds its ports at the end of loading. Until then whoever asks whether it is ready connects to closed ports,
-    and a connection to a closed port that may be its own, too, now and then gets that one and is connected with itself
-    (7 of 300,000, Linux 6.18): Triton then finds it in use.
+    Triton binds its ports at the end of loading. Until then a client that asks whether it is ready connects to closed
+    ports, and a connection to a closed port that may be its own, too, now and then gets that one and is connected with
+    itself (7 of 300,000, Linux 6.18): Triton then finds it in use.
     """
     lowest, highest = map(int, _OUTGOING.read_text().split())
     # All of them where the system takes all for outgoing connections.

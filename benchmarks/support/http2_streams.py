@@ -26,12 +26,12 @@ _PREFIX = struct.Struct(">?I")  # of a gRPC message: compressed or not, its leng
 
 @dataclass(slots=True)
 class Received:
-    """What came on one stream: bytes as they arrived, each with its time."""
+    """The bytes of one stream as they arrived, each piece with its time."""
 
     pieces: list[tuple[float, bytes]] = field(default_factory=list)  # time.perf_counter() seconds
 
     def messages(self) -> list[tuple[float, bytes]]:
-        """Every whole message with the time of its last byte."""
+        """Return every whole message with the time of its last byte, in seconds."""
         found: list[tuple[float, bytes]] = []
         buffer = b""
         for arrived_s, piece in self.pieces:
@@ -47,7 +47,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Streams:
-    """What one `run` saw."""
+    """The results of one `run`."""
 
     start_s: float  # before the first request was sent
     received: list[Received]  # in the order of the requests
@@ -55,10 +55,14 @@ class Streams:
 
 
 class Http2Streams:
-    """One connection to a gRPC server; for one thread."""
+    """A connection to a gRPC server; for one thread."""
 
     def __init__(self, url: str) -> None:
-        """Args: `url` is ``host:port``."""
+        """Connect to a server.
+
+        Args:
+            url: ``host:port``.
+        """
         host, _, port = url.rpartition(":")
         self._socket = socket.create_connection((host, int(port)))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -103,7 +107,7 @@ class Http2Streams:
         self._socket.close()
 
     def _take_frames(self, buffer: bytes, now_s: float, running: dict[int, Received]) -> bytes:
-        """What is left over of a frame that has not arrived whole."""
+        """Take the whole frames of a buffer, and return what is left over of a frame that has not arrived whole."""
         start, end = 0, len(buffer)
         while end - start >= 9:
             length = int.from_bytes(buffer[start : start + 3], "big")
@@ -140,7 +144,7 @@ def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
 
 
 def _request_headers(authority: str) -> bytes:
-    """Every header as a literal that is not indexed (RFC 7541, section 6.2.2)."""
+    """Return every header as a literal that is not indexed (RFC 7541, section 6.2.2)."""
     headers = {
         b":method": b"POST",
         b":scheme": b"http",

@@ -37,7 +37,10 @@ class InProcess:
         self._keys = itertools.count(1)
 
     def run(self, ask: Ask) -> list[LoadRecord]:
-        """All requests to their last token, so many at a time as there are users, who send the next one at once."""
+        """Run every request to its last token.
+
+        As many run at a time as there are users, who send the next one at once.
+        """
         waiting = deque(enumerate(ask.prompts))
         running: dict[int, tuple[LoadRecord, StreamText]] = {}
         records = []
@@ -71,7 +74,7 @@ class InProcess:
 
 @contextlib.contextmanager
 def in_child_process(deployment: Path) -> Iterator[Callable[[Ask], list[LoadRecord]]]:
-    """What asks such a process, while it lives."""
+    """Yield a function that asks such a process, while the process lives."""
     command = [sys.executable, "-m", "benchmarks.support.in_process", str(deployment)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None

@@ -17,7 +17,7 @@ class MetricsPage:
         return self.values((name, labels))[0]
 
     def values(self, *asked: tuple[str, dict[str, str]]) -> list[float]:
-        """Return what `value` does, of one page."""
+        """Return the `value` of each question, from one reading of the page."""
         with urllib.request.urlopen(self._url, timeout=5) as response:
             page = response.read().decode()
         samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder as network storage has it: served over HTTP (WebDAV), mounted through FUSE as a bucket is, and between the
-two a link of a stated rate, which the kernel keeps to (a token bucket on the loopback device of a network namespace).
-rclone serves and mounts; it keeps no copy of what was read. Nothing is added to the delay of a loopback device.
+"""A folder as network storage has it: served over HTTP (WebDAV), and mounted through FUSE as a bucket is.
+
+Between the two is a link of a stated rate, which the kernel keeps to (a token bucket on the loopback device of a
+network namespace). rclone serves and mounts; it keeps no copy of what was read. Nothing is added to the delay of a
+loopback device.
 
 Needs root, for a namespace with a mount in it. What is to read from the mount is started in the namespace, too.
 """
@@ -77,22 +79,22 @@ class NetworkMount:
         self._process.wait()
 
     def num_link_bytes(self) -> int:
-        """Bytes that have gone over the link so far."""
+        """Return the bytes that have gone over the link so far."""
         [lines] = [line.split() for line in self.run(["cat", "/proc/net/dev"]).stdout.splitlines() if "lo:" in line]
         return int(lines[1])
 
     @property
     def _inside(self) -> int | None:
-        """The first process in the namespaces."""
+        """Return the first process in the namespaces."""
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         return int(children[0]) if children else None
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """A command that runs where the mount is, in this process's folder."""
+        """Return a command that runs where the mount is, in this process's folder."""
         return ["nsenter", f"--target={self._inside}", "--net", "--mount", f"--wd={Path.cwd()}", "--", *command]
 
     def run(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-        """Run a command there to its end."""
+        """Run a command where the mount is, to its end."""
         return subprocess.run(self.command(command), capture_output=True, text=True, check=False, env=env)
 
 

@@ -60,22 +60,22 @@ class ThroughEnsemble:
 
     @property
     def run_dir(self) -> Path:
-        """The folder of the server's processes."""
+        """Return the folder of the server's processes."""
         children = psutil.Process(self._process.pid).children()
         [triton] = [child for child in children if child.name() == "tritonserver"]
         return Path(triton.environ()[RUN_DIR_VARIABLE])
 
     def processes(self) -> list[psutil.Process]:
-        """Return all processes of the server, `trireme serve` first."""
+        """Return the processes of the server, `trireme serve` first."""
         serve = psutil.Process(self._process.pid)
         return [serve, *serve.children(recursive=True)]
 
     def cpu_s(self) -> float:
-        """Core seconds of all its processes up to now."""
+        """Return the core seconds of the server's processes up to now."""
         return sum(process.cpu_times().user + process.cpu_times().system for process in self.processes())
 
     def run(self, ask: Ask) -> Run:
-        """All requests at once, to their last token."""
+        """Send every request at once, and read each to its last token."""
         # Anew for each run, and before its clock starts: the server hangs up on one that is silent between two runs.
         with contextlib.closing(Http2Streams(self.url)) as streams:
             seen = streams.run([self._message(prompt, ask.output_tokens) for prompt in ask.prompts])
@@ -98,12 +98,12 @@ class ThroughEnsemble:
 
 
 def with_responses(spec: DeploymentSpec, responses: ResponseSpec, *, suffix: str) -> DeploymentSpec:
-    """The same deployment with other response settings, under a name of its own."""
+    """Return the deployment with other response settings, under a name of its own."""
     return spec.with_model(responses=responses).model_copy(update={"name": f"{spec.name}_{suffix}"})
 
 
 def _arrivals_s(received: Received) -> list[float]:
-    """The time of each response of a stream.
+    """Return the time of each response of a stream, in seconds.
 
     Raises:
         RuntimeError: the stream failed, or did not end with as many tokens as it was asked for.

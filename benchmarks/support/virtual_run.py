@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests against an engine in virtual time, and what became of each: for benchmarks and tests of admission alone."""
+"""Requests against an engine in virtual time, and the end of each: for benchmarks and tests of admission alone."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from trireme.base.errors import Unavailable
 
 @dataclass(slots=True)
 class Record:
-    """What became of a request; seconds of virtual time."""
+    """The end of a request; times are seconds of virtual time."""
 
     request: GenerationRequest
     sent_s: float
@@ -25,18 +25,18 @@ class Record:
 
     @property
     def ttft_s(self) -> float | None:
-        """None: it had no token."""
+        """Return the time to the first token in seconds; None: there was no token."""
         return None if self.first_s is None else self.first_s - self.sent_s
 
     def is_good(self, ttft_s: float, tpot_s: float) -> bool:
-        """Whether it was answered within both targets."""
+        """Return whether the request was answered within both targets."""
         if not self.is_done or self.first_s is None or self.first_s - self.sent_s > ttft_s:
             return False
         return self.num_tokens < 2 or (self.last_s - self.first_s) / (self.num_tokens - 1) <= tpot_s
 
 
 class InterruptedClock(VirtualClock):
-    """Others act while somebody sleeps.
+    """A clock that lets others act during a sleep.
 
     Args:
         meet_until: called with the end of each sleep; may jump to moments before it.
@@ -47,13 +47,13 @@ class InterruptedClock(VirtualClock):
         self._meet_until = meet_until
 
     def sleep_s(self, duration_s: float) -> None:
-        """Others have their turn, then it is over."""
+        """Let others have their turn, and then be at the end of the sleep."""
         end_s = self.now_s() + duration_s
         self._meet_until(end_s)
         self.jump(end_s)
 
     def jump(self, to_s: float) -> None:
-        """Nothing happens meanwhile."""
+        """Move the time while nothing happens."""
         super().sleep_s(max(0.0, to_s - self.now_s()))
 
 
@@ -71,7 +71,7 @@ class VirtualRun:
         self.records: dict[int, Record] = {}  # by the request's key, in order of arrival
 
     def open_loop(self, arrivals: Iterator[tuple[float, GenerationRequest]], seconds: float) -> list[Record]:
-        """Requests when they are due, whatever the engine does, and until then.
+        """Send requests when they are due, whatever the engine does, and return the records.
 
         Args:
             arrivals: by the moment that they are due, in seconds.
@@ -88,7 +88,7 @@ class VirtualRun:
         return list(self.records.values())
 
     def closed_loop(self, requests: Iterator[GenerationRequest], num_clients: int, seconds: float) -> float:
-        """Clients that each wait for their answer: requests done per second."""
+        """Return the requests done per second by clients that each wait for their answer."""
         for _ in range(num_clients):
             self._send(next(requests), 0.0)
         num_done = 0
@@ -103,7 +103,7 @@ class VirtualRun:
         return math.inf if self._next is None else self._next[0]
 
     def _meet_until(self, end_s: float) -> None:
-        """What happens beside a step that ends then."""
+        """Do what happens beside a step that ends at `end_s`."""
         engine = self.engine
         if not isinstance(engine, AdmittingEngine):
             return
@@ -132,7 +132,7 @@ class VirtualRun:
             record.refused_s = self.clock.now_s()
 
     def _note(self, chunks: list[TokenChunk]) -> int:
-        """How many are done."""
+        """Note chunks in their records, and return how many requests are done."""
         num_done = 0
         for chunk in chunks:
             record, now_s = self.records[chunk.key], self.clock.now_s()

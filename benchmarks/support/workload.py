@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark run asks and finds."""
+"""Questions and findings of a benchmark run."""
 
 import itertools
 import statistics
@@ -18,7 +18,7 @@ def exact_stream(
     return_num_output_tokens: bool | None = None,
     return_finish_reason: bool | None = None,
 ) -> GenerateRequest:
-    """A greedy stream of exactly so many tokens."""
+    """Return a greedy stream of exactly `num_tokens` tokens."""
     return GenerateRequest(
         text_input=prompt,
         max_tokens=num_tokens,
@@ -32,7 +32,7 @@ def exact_stream(
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """What every side of a benchmark is asked."""
+    """The question to every side of a benchmark."""
 
     prompts: list[str]
     output_tokens: int
@@ -40,7 +40,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What one side did with one `Ask`."""
+    """The result of one side with one `Ask`."""
 
     tokens_per_s: float  # all output tokens over the time from the first request to the last token
     ttft_ms: float  # median over the requests
@@ -51,7 +51,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, arrivals_s: Sequence[Sequence[float]], *, num_tokens: int, client_cpu_s: float = 0.0) -> "Run":
-        """Args: `arrivals_s` of each request's responses, seconds since the requests were sent; none is empty."""
+        """Return the run of these arrivals.
+
+        Args:
+            arrivals_s: of each request's responses, seconds since the requests were sent; none is empty.
+        """
         gaps_ms = [1000 * (late - early) for times in arrivals_s for early, late in itertools.pairwise(times)]
         num_responses = sum(len(times) for times in arrivals_s)
         return cls(
