@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that every link between the Markdown documents leads somewhere; links to the web are left alone."""
+"""The check that every link between the Markdown documents leads somewhere; links to the web are left alone."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
 
 def anchors(document: str) -> set[str]:
-    """The anchors of a document's headings, as GitHub writes them."""
+    """Return the anchors of a document's headings, as GitHub writes them."""
     headings = HEADING.findall(CODE_BLOCK.sub("", document))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def broken_links(document: Path) -> list[str]:
-    """One line for each link of a document that leads nowhere."""
+    """Return a line for each link of a document that leads nowhere."""
     text = document.read_text(encoding="utf-8")
     broken = []
     for link in LINK.findall(CODE_BLOCK.sub("", text)):
@@ -37,7 +37,7 @@ def broken_links(document: Path) -> list[str]:
 
 
 def main() -> int:
-    """Checks the documents that git knows or would add."""
+    """Check the documents that git knows or would add, and return the exit code."""
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
     names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     broken = [line for name in names if (ROOT / name).exists() for line in broken_links(ROOT / name)]

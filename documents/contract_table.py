@@ -27,18 +27,18 @@ PROVIDERS: Mapping[str, Capabilities] = {
 
 
 def input_rows() -> list[Tensor]:
-    """Every tensor that a client or a step may send, once."""
+    """Return every tensor that a client or a step may send, once."""
     return _once(row for model in PYTHON_MODELS for _, row in inputs_of(model))
 
 
 def output_rows() -> list[Tensor]:
-    """Every tensor that a model may give and no model takes, and those of the last step."""
+    """Return every tensor that a model may give and no model takes, and those of the last step."""
     taken = input_rows()
     return [row for row in _once(row for model in PYTHON_MODELS for _, row in outputs_of(model)) if row not in taken]
 
 
 def why_refused(row: Tensor, capabilities: Capabilities) -> str | None:
-    """The reason; None: it works."""
+    """Return the reason for which a tensor is refused; None: it works."""
     if row.why_not:
         return row.why_not
     for name in (row.engine, row.field):
@@ -49,14 +49,14 @@ def why_refused(row: Tensor, capabilities: Capabilities) -> str | None:
 
 
 def condition_of(row: Tensor, capabilities: Capabilities) -> str:
-    """What a deployment or a request must be like for a tensor that works; "" if it always does."""
+    """Return what a tensor that works asks of a deployment or a request; "" if it always works."""
     condition = capabilities.conditions.get(row.engine) or capabilities.conditions.get(row.field)
     words = [CONDITIONS.get(row.field), condition.words if condition else None]
     return "; ".join(word for word in words if word)
 
 
 def render_table() -> str:
-    """Both tables and the reasons, as Markdown."""
+    """Return both tables and the reasons, as Markdown."""
     reasons: dict[str, int] = {}
     parts = ["### Inputs", "", *_table(input_rows(), reasons), "", "### Outputs", "", *_table(output_rows(), reasons)]
     parts += ["", "### Why refused", "", *(f"{number}. {reason}" for reason, number in reasons.items())]
@@ -64,14 +64,14 @@ def render_table() -> str:
 
 
 def with_table(document: str) -> str:
-    """The document with its table rendered again."""
+    """Return the document with its table rendered again."""
     before, _, rest = document.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     return f"{before}{_BEGIN}\n\n{render_table()}\n\n{_END}{after}"
 
 
 def names_of(row: Tensor) -> dict[str, list[str]]:
-    """The models that see a tensor, by the name that they know it by; the client's own name first."""
+    """Return the models that see a tensor, by the name that they know it by; the client's own name first."""
     names: dict[str, list[str]] = {}
     for model in reversed(PYTHON_MODELS):
         own = [name for name, other in (*inputs_of(model), *outputs_of(model)) if other is row]

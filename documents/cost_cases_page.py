@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes `docs/cost_cases.md`, three worked cases, from `examples/cost` and the planner: `make docs`."""
+"""The writer of `docs/cost_cases.md`, three worked cases, from `examples/cost` and the planner: `make docs`."""
 
 import sys
 import textwrap
@@ -36,7 +36,7 @@ _NEW_TOKENS = 500
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the text of the whole page."""
     sections = [_opening(), _halving(), _thousand_requests(), _thousand_users()]
     return "\n\n".join(part for section in sections for part in section) + "\n"
 
@@ -93,7 +93,7 @@ def _in_flight(spec: CostSpec) -> CostSpec:
 
 
 def scaled_to(spec: CostSpec, target_usd: float) -> CostSpec:
-    """With as many requests as the money pays for; by bisection, to a thousandth of them."""
+    """Return the case with as many requests as the money pays for; by bisection, to a thousandth of them."""
 
     def with_factor(factor: float) -> CostSpec:
         return spec.model_copy(update={"traffic": scaled(spec.traffic, factor)})
@@ -164,7 +164,7 @@ def _fleet_row(spec: CostSpec, found: Bill) -> tuple[str, ...]:
 
 
 def _published() -> Iterator[str]:
-    """What TensorRT-LLM's own document measured of this model on this GPU, and the price that it means."""
+    """Yield what TensorRT-LLM's own document measured of this model on this GPU, and the price that this means."""
     usd_per_hour = _USD_PER_GPU_HOUR["h100"]
     rows = tuple(_published_row(one, usd_per_hour) for one in _comparable())
     headers = ("in, out", "GPUs", "published tokens/s", "planned", "ratio", "published: $/M out", "planned: $/M out")

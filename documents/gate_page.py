@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writer of the tables of `docs/rollout_gate.md` from the latest result of `gate_trials`: `make docs`."""
+"""The writer of the tables of `docs/rollout_gate.md` from the latest result of `gate_trials`: `make docs`."""
 
 import json
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ Document = Mapping[str, Any]
 
 
 def latest() -> Path:
-    """The newest result by its date."""
+    """Return the newest result by its date."""
     return max(RESULTS.glob("gate_trials_[0-9]*.json"))
 
 
 def page(text: str, result: Document, source: str) -> str:
-    """The page with its tables written anew; each stands between a pair of comments that name it.
+    """Return the page with its tables written anew; each stands between a pair of comments that name it.
 
     Raises:
         ValueError: a pair is missing.

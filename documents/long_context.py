@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many users with long contexts and tight targets: who meets them, cold and with what was read before in the cache."""
+"""Users with long contexts and tight targets: how many meet them, cold and with an earlier context in the cache."""
 
 import math
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from build_engines.planner.roofline.steady_state import Workload
 
 @dataclass(frozen=True)
 class Crowd:
-    """Users, what each asks, and what each is promised."""
+    """A crowd of users: what each asks, and what each is promised."""
 
     model: str
     users: int
@@ -26,7 +26,7 @@ class Crowd:
 
 @dataclass(frozen=True)
 class Seating:
-    """How a crowd fits on one kind of GPU."""
+    """The fit of a crowd on one kind of GPU."""
 
     best: Option  # one replica with as many users as the targets allow, or one
     fastest: Option  # of all layouts, the least time to the first token of a user who is alone
@@ -35,7 +35,7 @@ class Seating:
 
 
 def seat(crowd: Crowd, *, gpu: str, gpus_per_replica: int, weight_format: str, kv_format: str) -> Seating:
-    """Plan it.
+    """Plan a crowd on one kind of GPU.
 
     Args:
         gpus_per_replica: at most.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of peers in `docs/performance.md` from the latest results that are kept: `make docs`."""
+"""The writer of the tables of peers in `docs/performance.md` from the latest results that are kept: `make docs`."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -18,13 +18,13 @@ _RATIOS = ("ours over it: tokens/s", "TTFT p50", "TPOT p50")
 
 
 def latest(name: str) -> Document | None:
-    """The newest result of a name by its date; None: there is none."""
+    """Return the newest result of a name by its date; None: there is none."""
     paths = sorted(RESULTS.glob(f"{name}_[0-9]*.json"))
     return json.loads(paths[-1].read_text(encoding="utf-8")) if paths else None
 
 
 def tables() -> dict[str, str]:
-    """Of the page, by name, of what has been measured."""
+    """Return the page's tables of what has been measured, by name."""
     found: dict[str, str] = {}
     if (peers := latest("peers")) is not None:
         found |= {"peers": _peers(peers), "what the peers were": _sides(peers["sides"])}

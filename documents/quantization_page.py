@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes `docs/quantization.md` from the latest result of `benchmarks.quantization`: `make docs`."""
+"""The writer of `docs/quantization.md` from the latest result of `benchmarks.quantization`: `make docs`."""
 
 import json
 import textwrap
@@ -21,12 +21,12 @@ Document = Mapping[str, Any]
 
 
 def latest() -> Path:
-    """The newest result by its date."""
+    """Return the newest result by its date."""
     return max(RESULTS.glob("quantization_demo_cpu_*.json"))
 
 
 def page(result: Document, source: str) -> str:
-    """The whole page."""
+    """Return the text of the whole page."""
     rows, base = result["releases"], result["releases"][0]["name"]
     kv_cache = {"name": f"{base}, u8 against f16", "quality": result["kv_cache"]}
     sections = [

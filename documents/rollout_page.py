@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of `docs/rollouts.md` from the latest results of the rollouts' long tests: `make docs`."""
+"""The writer of the tables of `docs/rollouts.md` from the latest results of the rollouts' long tests: `make docs`."""
 
 import json
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ Document = Mapping[str, Any]
 
 
 def latest(name: str) -> Document:
-    """The newest result of a name by its date."""
+    """Return the newest result of a name by its date."""
     found: Document = json.loads(max(RESULTS.glob(f"{name}_[0-9]*.json")).read_text(encoding="utf-8"))
     return found
 
 
 def tables(rollouts: Document, kills: Document) -> dict[str, str]:
-    """Of the page, by name."""
+    """Return the page's tables by name."""
     return {"rollouts": _rollouts(rollouts), "shadow cost": _shadow_cost(rollouts), "kills": _kills(kills)}
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of `docs/support.md` and what the README says of GPUs, from data: containers, formats, proofs, facts,
-and Triton servers.
+"""The writer of the tables of `docs/support.md`, and of the README's row about GPUs.
 
-Run by `make docs`. What was tried on a GPU is what files in `benchmarks/gpu/` say, and nothing else.
+They come from data: containers, formats, proofs, facts, and Triton servers. Run by `make docs`. What was tried on a
+GPU is what files in `benchmarks/gpu/` say, and nothing else.
 """
 
 import re
@@ -26,7 +26,7 @@ _READ = {"source": "source", "catalogue": "listing", "partly": "partly", "no": "
 
 
 def render_tables(proofs: Sequence[Proof]) -> str:
-    """Return all tables, as Markdown."""
+    """Return the tables as Markdown."""
     found = containers()
     return "\n".join(
         [
@@ -52,17 +52,17 @@ def render_tables(proofs: Sequence[Proof]) -> str:
 
 
 def with_tables(document: str, proofs: Sequence[Proof]) -> str:
-    """The document with its tables rendered again."""
+    """Return the document with its tables rendered again."""
     before, _, rest = document.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     return f"{before}{_BEGIN}\n\n{render_tables(proofs)}\n\n{_END}{after}"
 
 
 def with_gpu_row(readme: str, proofs: Sequence[Proof]) -> str:
-    """The README with its row about GPUs written again.
+    """Return the README with its row about GPUs written again.
 
     Raises:
-        ValueError: it has no such row.
+        ValueError: the README has no such row.
     """
     text, count = _GPU_ROW.subn(lambda _: f"| GPU | {gpu_sentence(proofs)} |", readme)
     if count != 1:

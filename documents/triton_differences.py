@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of what two Triton servers do differently, what it means here, and which tests show it, from data."""
+"""The table of differences between two Triton servers, what each means here, and which tests show it, from data."""
 
 from collections.abc import Iterator
 from datetime import date
@@ -16,7 +16,7 @@ _DATA = Path(__file__).with_name("triton_differences.yaml")
 
 
 class Difference(Spec):
-    """A thing that the servers do differently, or are often believed to.
+    """A thing that the servers do differently, or are often believed to do differently.
 
     Attributes:
         source: O: observed on both servers; S: the newer one's is read in upstream's source.

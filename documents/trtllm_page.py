@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of `docs/trtllm_versions.md`: where each fact is from, and what differs between two versions.
+"""The writer of the tables of `docs/trtllm_versions.md`: where each fact is from, and how two versions differ.
 
 Run by `make docs`; a test compares.
 """
@@ -129,13 +129,13 @@ def _classes(version: str) -> dict[str, Fields]:
 
 
 def _with_bases(name: str, version: str) -> set[str]:
-    """Return the fields of a class, its bases' too: what moved between them is no difference."""
+    """Return the fields of a class and of its bases: what moved between them is no difference."""
     facts = _facts(version)
     return {*facts[name]["fields"], *(field for base in facts[name]["bases"] for field in _with_bases(base, version))}
 
 
 def _plain(text: str) -> str:
-    """Return a type without the words in which the two sources say the same."""
+    """Return a type without the words in which two sources that agree differ."""
     return re.sub(r"\b(Optional|Any|object|dict)\b", "", text)
 
 

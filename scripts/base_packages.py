@@ -40,7 +40,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Conflict:
-    """A requirement that what is there does not meet; `found` is None where the package is missing."""
+    """A requirement that the installed packages do not meet; `found` is None where the package is missing."""
 
     needed_by: str
     requirement: Requirement

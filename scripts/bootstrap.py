@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets up what is missing: `python3 scripts/bootstrap.py [--python PYTHON] [--only NAME ...]`.
+"""The set-up of what is missing: `python3 scripts/bootstrap.py [--python PYTHON] [--only NAME ...]`.
 
 Without --only: `.venv`, which serves and tests, and `.tools/triton`, the server. Instant when nothing is to do.
 """
@@ -40,13 +40,13 @@ DEFAULT = ("venv", "triton")
 
 
 class Program(Protocol):
-    """A step that is no environment of Python."""
+    """A step of the set-up that is no environment of Python."""
 
     def is_current(self, root: Path) -> bool:
-        """Return whether nothing is to do."""
+        """Return whether the step has nothing to do."""
 
     def prepare(self, root: Path) -> None:
-        """Do what is to do."""
+        """Do the step."""
 
 
 PROGRAMS: dict[str, Program] = {  # others: environments
@@ -73,7 +73,7 @@ NEEDS = {
 
 
 def main() -> int:
-    """Runs the command line."""
+    """Run the command line and return its exit code."""
     options = parse_arguments()
     steps = with_needs(options.only or list(DEFAULT))
     try:
@@ -95,7 +95,7 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The options; PYTHON in the environment stands for --python."""
+    """Return the options; PYTHON in the environment stands for --python."""
     parser = argparse.ArgumentParser(description="Sets up what is missing.")
     parser.add_argument("--python", default=os.environ.get("PYTHON") or None, help="Python 3.11, 3.12 or 3.13 to use")
     names = [*environments.ENVIRONMENTS, *PROGRAMS]
@@ -104,20 +104,20 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def with_needs(steps: list[str]) -> list[str]:
-    """The steps with what they need before them, each once."""
+    """Return the steps with what they need before them, each once."""
     ordered = [name for step in steps for name in (*with_needs(list(NEEDS.get(step, ()))), step)]
     return list(dict.fromkeys(ordered))
 
 
 def is_current(step: str, python: str | None) -> bool:
-    """Whether a step has nothing to do."""
+    """Return whether a step has nothing to do."""
     if step in PROGRAMS:
         return bool(PROGRAMS[step].is_current(ROOT))
     return environments.is_current(ROOT, environments.ENVIRONMENTS[step], requested=python)
 
 
 def prepare(step: str, python: str | None) -> None:
-    """Does one step."""
+    """Do a step of the set-up."""
     if step in PROGRAMS:
         PROGRAMS[step].prepare(ROOT)
     else:
@@ -126,7 +126,7 @@ def prepare(step: str, python: str | None) -> None:
 
 @contextmanager
 def one_at_a_time(root: Path) -> Iterator[None]:
-    """Holds the set-up lock of this checkout; the system gives it back when the process ends, however it ends."""
+    """Hold the set-up lock of this checkout; the system gives it back when the process ends, however it ends."""
     tools = root / ".tools"
     tools.mkdir(exist_ok=True)
     with (tools / "setup.lock").open("w") as file:
@@ -140,7 +140,7 @@ def one_at_a_time(root: Path) -> Iterator[None]:
 
 
 def failed(message: str) -> int:
-    """Prints the one line that says what is wrong."""
+    """Print the one line that says what is wrong, and return the exit code."""
     print(f"setup failed: {message}", file=sys.stderr)
     return 1
 

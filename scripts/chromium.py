@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unpacks a headless Chromium into `.tools/chromium`, from the distribution's packages; needs no root.
+"""A headless Chromium in `.tools/chromium`, unpacked from the distribution's packages; needs no root.
 
 Tests open pages in it. A Chromium on PATH is taken as it is. Where apt has none (Ubuntu), nothing is installed, and
 what needs it is skipped.
@@ -25,7 +25,7 @@ LEFT_OUT = (
 
 
 def program(root: Path) -> Path | None:
-    """What to run; None: there is none."""
+    """Return the path of Chromium; None: there is none."""
     unpacked = root / DIRECTORY / "usr/lib/chromium" / PACKAGE
     if unpacked.is_file():
         return unpacked
@@ -33,7 +33,7 @@ def program(root: Path) -> Path | None:
 
 
 def environment(root: Path) -> dict[str, str]:
-    """Environment variables with which it runs: unpacked libraries and fonts are found in no usual place."""
+    """Return the environment variables with which Chromium runs: its libraries and fonts are in no usual place."""
     unpacked = root / DIRECTORY
     if not unpacked.is_dir():
         return dict(os.environ)
@@ -45,12 +45,12 @@ def environment(root: Path) -> dict[str, str]:
 
 
 def is_current(root: Path) -> bool:
-    """Whether there is one, or none can be had in this way."""
+    """Return whether there is a Chromium, or none can be had in this way."""
     return shutil.which("apt-get") is None or program(root) is not None
 
 
 def prepare(root: Path) -> None:
-    """Unpacks the packages; without them the rest of the project works, so nothing fails."""
+    """Unpack the packages; without them the rest of the project works, so nothing fails."""
     say(f"{DIRECTORY}: fetching the package {PACKAGE} and what it needs (up to 110 MB)")
     fetch_missing_packages(PACKAGE, root / DIRECTORY, without=LEFT_OUT)
     if program(root) is None:

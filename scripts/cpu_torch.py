@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the CPU build of torch, the one package that no lock holds.
+"""The CPU build of torch, the one package that no lock holds.
 
 On the package index torch for Linux is the CUDA build: gigabytes that a machine without a GPU does not need. The CPU
 build (local version `+cpu`) has an index of its own, and the files of this project name no index. So the build is taken
@@ -18,7 +18,7 @@ WANTED = "requirements/build-cpu.in"
 
 
 def install_cpu_torch(root: Path, python: str) -> None:
-    """Installs torch into the environment of `python`, whose other packages come from the lock.
+    """Install torch into the environment of `python`, whose other packages come from the lock.
 
     Raises:
         SetupError: neither pip nor uv finds a CPU build.
@@ -46,7 +46,7 @@ def torch_version(requirements: str) -> str:
     """Return the version that a requirements file pins.
 
     Raises:
-        SetupError: the file pins none.
+        SetupError: the file pins no version.
     """
     found = re.search(r"^torch==(\S+)", requirements, re.MULTILINE)
     if found is None:

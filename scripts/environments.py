@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a virtual environment equal to its lock and installs the project into it; does nothing when it already is."""
+"""Virtual environments that equal their locks, with the project installed; nothing is done where one is up to date."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FREE_BYTES = 1_500_000_000
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment of the project and the lock that says what is in it."""
+    """A virtual environment of the project and the lock with its packages."""
 
     directory: str
     lock: str
@@ -49,7 +49,7 @@ ENVIRONMENTS = {
 
 
 def python_of(root: Path, environment: Environment) -> Path:
-    """The environment's Python."""
+    """Return the path of the environment's Python."""
     return root / environment.directory / "bin" / "python"
 
 
@@ -59,7 +59,7 @@ def serving_python(root: Path) -> Path:
 
 
 def version_of(root: Path, environment: Environment) -> str | None:
-    """The Python version of an environment as in `3.11`, None where there is none that could run."""
+    """Return the Python version of an environment as in `3.11`; None where there is none that could run."""
     try:
         configuration = (root / environment.directory / "pyvenv.cfg").read_text(encoding="utf-8")
     except OSError:
@@ -69,7 +69,7 @@ def version_of(root: Path, environment: Environment) -> str | None:
 
 
 def expected_stamp(root: Path, environment: Environment) -> dict[str, str]:
-    """What the stamp of an up-to-date environment says."""
+    """Return the stamp of an up-to-date environment."""
     stamp = {"lock": digest(root / environment.lock)}
     if environment.holds_project:
         stamp["project"] = digest(root / "pyproject.toml")
@@ -77,7 +77,7 @@ def expected_stamp(root: Path, environment: Environment) -> dict[str, str]:
 
 
 def read_stamp(directory: Path) -> dict[str, str]:
-    """The stamp in a folder, empty where there is none or where a change to the folder was not finished."""
+    """Return the stamp in a folder; empty where there is none or where a change to the folder was not finished."""
     if (directory / UNFINISHED).exists():
         return {}
     try:
@@ -88,7 +88,7 @@ def read_stamp(directory: Path) -> dict[str, str]:
 
 
 def is_current(root: Path, environment: Environment, *, requested: str | None) -> bool:
-    """Whether nothing is to do; takes milliseconds unless a Python is requested by name."""
+    """Return whether nothing is to do; takes milliseconds unless a Python is requested by name."""
     version = version_of(root, environment)
     if version is None or read_stamp(root / environment.directory) != expected_stamp(root, environment):
         return False
@@ -96,7 +96,7 @@ def is_current(root: Path, environment: Environment, *, requested: str | None) -
 
 
 def prepare(root: Path, environment: Environment, *, requested: str | None) -> None:
-    """Makes the environment, or brings it up to date in place, or makes it anew where the Python changes.
+    """Make the environment, or bring it up to date in place, or make it anew where the Python changes.
 
     Raises:
         SetupError: a step failed; the next call starts the environment again.
@@ -124,19 +124,19 @@ def prepare(root: Path, environment: Environment, *, requested: str | None) -> N
 
 
 def has_pip(directory: Path) -> bool:
-    """Whether an environment can be changed in place; one that another tool made may have no pip."""
+    """Return whether an environment can be changed in place; another tool may have made it without pip."""
     return any(directory.glob("lib/python3.*/site-packages/pip/__main__.py"))
 
 
 def check_free_space(root: Path) -> None:
-    """Refuses to start what would fill the disk."""
+    """Refuse to start what would fill the disk."""
     free = shutil.disk_usage(root).free
     if free < FREE_BYTES:
         raise SetupError(f"{free / 1e9:.1f} GB are free on the disk of {root}; {FREE_BYTES / 1e9:.1f} GB are needed")
 
 
 def create(root: Path, environment: Environment, interpreter: Interpreter) -> None:
-    """Makes an environment that has only pip; where Debian's `python3-venv` is missing, with pip from its package."""
+    """Make an environment that has only pip; where Debian's `python3-venv` is missing, with pip from its package."""
     directory = str(root / environment.directory)
     say(f"{environment.directory}: making it with {interpreter.executable} ({interpreter.full_version})")
     if interpreter.has_ensurepip:
@@ -160,7 +160,7 @@ def create(root: Path, environment: Environment, interpreter: Interpreter) -> No
 
 
 def install_lock(root: Path, environment: Environment) -> None:
-    """Installs exactly what the lock says, every file by its hash, and removes what it no longer says."""
+    """Install exactly what the lock says, every file by its hash, and remove what it no longer says."""
     lock_text = (root / environment.lock).read_text(encoding="utf-8")
     locked = locked_names(lock_text)
     python = str(python_of(root, environment))
@@ -183,23 +183,23 @@ def install_lock(root: Path, environment: Environment) -> None:
 
 
 def locked_names(lock_text: str) -> set[str]:
-    """The names in a lock, normalized, whatever their markers say."""
+    """Return the names in a lock, normalized, whatever their markers say."""
     return {normalized(name) for name in re.findall(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==", lock_text, re.MULTILINE)}
 
 
 def installed_names(root: Path, python: str) -> set[str]:
-    """The names of the distributions in an environment, normalized."""
+    """Return the names of the distributions in an environment, normalized."""
     program = "from importlib.metadata import distributions as d; print('\\n'.join(x.metadata['Name'] for x in d()))"
     return {normalized(name) for name in run([python, "-I", "-c", program], root=root, doing="listing").split()}
 
 
 def normalized(name: str) -> str:
-    """A distribution's name as indexes compare it."""
+    """Return a distribution's name as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def install_project(root: Path, environment: Environment) -> None:
-    """Installs the project as editable, without an index: its build backend is in the lock."""
+    """Install the project as editable, without an index: its build backend is in the lock."""
     say(f"{environment.directory}: installing the project")
     command = [str(python_of(root, environment)), "-m", "pip", "install", "--disable-pip-version-check"]
     run([*command, "--no-index", "--no-deps", "--no-build-isolation", "-e", "."], root=root, doing="installing trireme")

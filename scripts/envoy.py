@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs Envoy into `.tools/envoy`, from the wheel that brings its program.
+"""Envoy in `.tools/envoy`, from the wheel that brings its program.
 
 Tests of `trireme rollout export` run it. Where there is no wheel nothing is installed, and what needs it is skipped.
 """
@@ -18,17 +18,17 @@ MACHINES = {("Linux", "x86_64"), ("Linux", "aarch64")}
 
 
 def program(root: Path) -> Path:
-    """What to run."""
+    """Return the path of Envoy."""
     return root / WHEELS.directory / "envoy" / "_bin" / "envoy"
 
 
 def is_current(root: Path) -> bool:
-    """Whether it is installed, or nothing is to be installed."""
+    """Return whether Envoy is installed, or this machine has no wheel of it."""
     return (platform.system(), platform.machine()) not in MACHINES or WHEELS.is_current(root)
 
 
 def prepare(root: Path) -> None:
-    """Unpacks the wheel.
+    """Unpack the wheel.
 
     Raises:
         SetupError: a download failed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the project beside the Python environment of NVIDIA's image: `python3 scripts/gpu_image.py --into FOLDER`.
+"""The project beside the Python environment of NVIDIA's image: `python3 scripts/gpu_image.py --into FOLDER`.
 
 The Python that runs it is the one that has `tensorrt_llm`, and stays the only interpreter. What the environment lacks
 is installed into FOLDER/packages, which comes behind the environment's own packages on the import path, so that none of
@@ -60,7 +60,7 @@ sys.exit(main())
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan of what goes `behind` the base's packages or `in_front` of them; `kept` is what the base has."""
+    """Packages that go `behind` the base's packages or `in_front` of them; `kept` is what the base has."""
 
     behind: tuple[LockEntry, ...]
     in_front: tuple[LockEntry, ...]
@@ -68,7 +68,7 @@ class Plan:
 
 
 def main() -> int:
-    """Run the command line."""
+    """Run the command line and return its exit code."""
     options = parse_arguments()
     try:
         install(options.into.absolute(), in_front=options.in_front)
@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return the options."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         description="Puts Trireme beside the packages of the Python that runs this, which is to be the one with "
         "tensorrt_llm; installs only what they lack.",
@@ -247,7 +247,7 @@ def write_program(staging: Path, into: Path) -> None:
 
 
 def write_record(file: Path, plan: Plan, base: Mapping[str, Package]) -> None:
-    """Write which packages are whose, for a person who wonders."""
+    """Write which packages belong to whom, for a person who wonders."""
     record = {
         "python": sys.executable,
         "tensorrt_llm": base["tensorrt-llm"].version,
@@ -287,7 +287,7 @@ def say(text: str) -> None:
 
 
 def failed(message: str) -> int:
-    """Print what is wrong."""
+    """Print the line that says what is wrong, and return the exit code."""
     print(f"gpu-image: {message}", file=sys.stderr)
     return 1
 

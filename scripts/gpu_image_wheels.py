@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Downloads into `.tools/gpu-image-wheels` what `scripts/gpu_image.py` adds to NVIDIA's image.
+"""The wheels that `scripts/gpu_image.py` adds to NVIDIA's image, in `.tools/gpu-image-wheels`.
 
-Tests install it into a stand-in of the image, which is `.tools/gpu-base`, without a network.
+Tests install them into a stand-in of the image, which is `.tools/gpu-base`, without a network.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def is_current(root: Path) -> bool:
 
 
 def expected_stamp(root: Path) -> str:
-    """Return what the stamp of an up-to-date folder says."""
+    """Return the stamp of an up-to-date folder."""
     python = version_of(root, ENVIRONMENTS["gpu-base"]) or "no Python"
     return "\n".join([python, *(digest(root / lock) for lock in (*LOCKS, BASE_LOCK))])
 
 
 def prepare(root: Path) -> None:
-    """Downloads what the base lacks, every file by its hash.
+    """Download what the base lacks, every file by its hash.
 
     Raises:
         SetupError: a download failed.

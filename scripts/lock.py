@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes requirements/*.txt: every package of an environment with its version and the hashes of all its files.
+"""The writer of requirements/*.txt: every package of an environment with its version and the hashes of its files.
 
 One lock serves Python 3.11 to 3.13 by markers. It names no index; the hashes are those of the public index.
 Without arguments versions stay what they are while they satisfy the pins; `--upgrade` takes the newest that do.
@@ -59,7 +59,7 @@ OTHER_SOURCES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_CONFIG_F
 
 
 def compile_command(name: str, arguments: list[str]) -> list[str]:
-    """The command that writes one lock; `arguments` are passed on."""
+    """Return the command that writes one lock; `arguments` are passed on."""
     return [
         *[".tools/lock/bin/uv", "pip", "compile", *LOCKS[name], "--output-file", f"requirements/{name}.txt"],
         *["--universal", "--python-version", "3.11", "--generate-hashes", "--no-config", "--quiet"],
@@ -69,7 +69,7 @@ def compile_command(name: str, arguments: list[str]) -> list[str]:
 
 
 def main() -> int:
-    """Writes all locks."""
+    """Write every lock, and return the exit code."""
     environment = {name: value for name, value in os.environ.items() if name not in OTHER_SOURCES}
     for name in LOCKS:
         print(f"[lock] requirements/{name}.txt", flush=True)

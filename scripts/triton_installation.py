@@ -12,13 +12,13 @@ SERVING = ENVIRONMENTS["venv"]
 
 
 def is_current(root: Path) -> bool:
-    """Whether the wheel is the locked one and the backend fits the environment and finds its libpython."""
+    """Return whether the wheel is the locked one and the backend fits the environment and finds its libpython."""
     lock = root / triton_server.LOCK
     return triton_server.is_current(root, lock=lock, python_version=version_of(root, SERVING))
 
 
 def prepare(root: Path) -> None:
-    """Installs the server, or only fits its backend to another Python.
+    """Install the server, or only fit its backend to another Python.
 
     Raises:
         SetupError: the download failed, or no libpython fits the environment's Python.

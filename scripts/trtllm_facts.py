@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the facts of `tests/fakes/trtllm_facts` from an installed `tensorrt_llm` and shows where they differ.
+"""The reader of the facts of `tests/fakes/trtllm_facts` from an installed `tensorrt_llm`; it shows where they differ.
 
 There is a folder of facts for each version that was read. For the container that has the package:
 `python3 scripts/trtllm_facts.py` compares with the nearest one, prints a diff and exits 1 where there is drift;
@@ -48,20 +48,20 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def load_facts(folder: Path) -> dict[str, Facts]:
-    """The facts that can be read from an installation, by file name."""
+    """Return the facts that can be read from an installation, by file name."""
     files = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
     return {name: facts for name, facts in files.items() if "classes" in facts or name == CALLS}
 
 
 def without_remarks(facts: Any) -> Any:
-    """The facts without what people wrote beside them."""
+    """Return the facts without what people wrote beside them."""
     if isinstance(facts, dict):
         return {key: without_remarks(value) for key, value in facts.items() if key not in REMARKS}
     return facts
 
 
 def dump(known: dict[str, Facts]) -> dict[str, Facts]:
-    """What the installed package says about everything in `known`, and about new classes of the LLM's arguments."""
+    """Return what the installed package says about what is in `known`, and about new classes of the LLM's arguments."""
     listed = {name for facts in known.values() for name in facts.get("classes", {})}
     dumped: dict[str, Facts] = {}
     for file, facts in known.items():
@@ -161,7 +161,7 @@ def _parameter_text(parameter: inspect.Parameter) -> str:
 
 
 def type_text(hint: Any) -> str:
-    """A type in the words of the facts: `Optional[List[int]]`; an enum is the Literal of its values."""
+    """Return a type in the words of the facts: `Optional[List[int]]`; an enum is the Literal of its values."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is None:
         return _plain_type_text(hint)
@@ -189,7 +189,7 @@ def _plain_type_text(hint: Any) -> str:
 
 
 def default_fact(value: Any) -> Any:
-    """A default as JSON: an enum's value, `Name()` for an object that was made without arguments."""
+    """Return a default as JSON: an enum's value, `Name()` for an object that was made without arguments."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, list | tuple | set):
@@ -202,7 +202,7 @@ def default_fact(value: Any) -> Any:
 
 
 def drift(known: dict[str, Facts], dumped: dict[str, Facts]) -> str:
-    """A unified diff from the facts to what is installed; empty: none."""
+    """Return a unified diff from the facts to what is installed; empty: none."""
     lines: list[str] = []
     for file, facts in known.items():
         wanted = without_remarks(facts)
@@ -240,7 +240,7 @@ def with_sorted_unions(text: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Show the drift; 1 where there is some."""
+    """Show the drift, and return 1 where there is some."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--write", type=Path, help="folder for what was read")
     parser.add_argument("--diff", type=Path, help="file for the drift, empty where there is none; written last")

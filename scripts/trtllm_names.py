@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes `ensemble_configs/spec/trtllm_facts.json`: names of `tests/fakes/trtllm_facts`, for a check without upstream.
+"""The writer of `ensemble_configs/spec/trtllm_facts.json`: names of `tests/fakes/trtllm_facts`.
 
-Run by `make docs`; a test compares.
+They are for a check without upstream. Run by `make docs`; a test compares.
 """
 
 from __future__ import annotations

@@ -17,14 +17,14 @@ from trireme.installing.system_packages import apt_line, fetch_missing_packages
 
 @dataclass(frozen=True)
 class UnpackedPrograms:
-    """A step of the set-up, and where its programs are.
+    """A step of the set-up that unpacks programs, and the place of these programs.
 
     Args:
-        directory: for the packages, below the project.
-        packages: Debian's and Ubuntu's names.
-        programs: that the packages bring, by which it is told whether they are there.
-        size: of the download, for a person.
-        without_them: what becomes of those who need them.
+        directory: folder for the packages, below the project.
+        packages: names in Debian and Ubuntu.
+        programs: programs of the packages, which show whether they are unpacked.
+        size: size of the download, for a person.
+        without_them: what happens to the programs' users without them.
     """
 
     directory: str
@@ -34,12 +34,12 @@ class UnpackedPrograms:
     without_them: str
 
     def folders(self, root: Path) -> tuple[Path, ...]:
-        """Return where the programs may lie; all of the folders can be put on PATH."""
+        """Return the folders of the programs; each can be put on PATH."""
         unpacked = root / self.directory
         return tuple(at / place for at in (unpacked, Path("/")) for place in ("usr/sbin", "usr/bin", "bin"))
 
     def library_folders(self, root: Path) -> tuple[Path, ...]:
-        """Return where unpacked programs find what they are linked to."""
+        """Return the folders of the libraries that unpacked programs are linked to."""
         return tuple(sorted({path.parent for path in (root / self.directory).glob("**/lib*.so*")}))
 
     def is_there(self, root: Path) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixes stories, facts, sums and languages into one endless training text that depends on a seed only."""
+"""An endless training text of stories, facts, sums and languages, which depends on a seed only."""
 
 import argparse
 import random
@@ -28,7 +28,7 @@ _MAKERS = {
 
 
 def training_documents(seed: int, mix: Mapping[str, float] = MIX) -> Iterator[Document]:
-    """Documents without end; nothing that is held out is ever among them."""
+    """Yield documents without end; nothing that is held out is ever among them."""
     rng = random.Random(seed)
     kinds, weights = list(mix), list(mix.values())
     while True:
@@ -40,7 +40,7 @@ def training_documents(seed: int, mix: Mapping[str, float] = MIX) -> Iterator[Do
 
 
 def curriculum(seed: int) -> Iterator[Document]:
-    """What the models are trained on, in this order: `FIRST_MIX` for a while, then `MIX`."""
+    """Yield the documents that the models are trained on, in order: `FIRST_MIX` for a while, then `MIX`."""
     first = islice(training_documents(seed + 1, FIRST_MIX), NUM_FIRST_DOCUMENTS)
     return chain(first, training_documents(seed))
 

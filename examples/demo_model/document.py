@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training document and its two forms, raw text and chat; what is in it comes from the other modules."""
+"""A training document and its two forms, raw text and chat; what is in it comes from the other modules."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ SYSTEM_PROMPT = "You are a helpful assistant."
 
 @dataclass(frozen=True)
 class Document:
-    """`prompt` is what a user would send, `completion` what the model shall answer before `<|eos|>`.
+    """A training document: `prompt` is what a user would send, `completion` what the model answers before `<|eos|>`.
 
     In raw form the two are simply joined, so `completion` starts with the space that the script of
     its language wants, if any. A document without a prompt is plain text.
@@ -25,13 +25,13 @@ class Document:
 
 
 def chat_prompt(question: str, *, system: str | None = None) -> str:
-    """One turn exactly as the tokenizer's chat template renders it after `<|bos|>`."""
+    """Return a turn exactly as the tokenizer's chat template renders it after `<|bos|>`."""
     head = f"{SYSTEM}{system}{END}" if system else ""
     return f"{head}{USER}{question}{END}{ASSISTANT}"
 
 
 def as_chat(document: Document, *, system: str | None = None) -> Document:
-    """The same exchange in chat form; an answer after `<|assistant|>` starts without a space."""
+    """Return a document's exchange in chat form; an answer after `<|assistant|>` starts without a space."""
     return Document(
         document.kind,
         document.language,

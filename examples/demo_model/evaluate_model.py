@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what the demo models learned, on held-out wordings, pairs and sentences; prints a table or JSON."""
+"""The evaluation of the demo models, on held-out wordings, pairs and sentences; it prints a table or JSON."""
 
 import argparse
 import json
@@ -37,13 +37,13 @@ SHOWN_PROMPTS = (
 
 
 def prompt_ids(prompt: str, tokenizer: Tokenizer) -> list[int]:
-    """`<|bos|>` and the prompt."""
+    """Return the ids of `<|bos|>` and the prompt."""
     ids: list[int] = tokenizer.encode(prompt).ids
     return ids
 
 
 def exact_fraction(runner: Runner, documents: list[Document], tokenizer: Tokenizer, *, limit: int) -> float:
-    """Share of at most `limit` documents whose generated text equals the expected one, character for character."""
+    """Return the share of at most `limit` documents whose generated text equals the expected one in every character."""
     if len(documents) > limit:
         documents = random.Random(1).sample(documents, limit)
     prompts = [prompt_ids(document.prompt, tokenizer) for document in documents]
@@ -53,7 +53,7 @@ def exact_fraction(runner: Runner, documents: list[Document], tokenizer: Tokeniz
 
 
 def perplexity(runner: Runner, texts: list[str], tokenizer: Tokenizer) -> float:
-    """exp of the mean negative log likelihood per token, the final `<|eos|>` included."""
+    """Return exp of the mean negative log likelihood per token, the final `<|eos|>` included."""
     losses: list[float] = []
     for text in texts:
         ids = prompt_ids(text + EOS, tokenizer)
@@ -65,7 +65,7 @@ def perplexity(runner: Runner, texts: list[str], tokenizer: Tokenizer) -> float:
 
 
 def agreement(target: Runner, draft: Runner, prompts: list[str], tokenizer: Tokenizer) -> float:
-    """Share of the target's greedy tokens that the draft would have proposed at the same place."""
+    """Return the share of the target's greedy tokens that the draft would have proposed in their place."""
     encoded = [prompt_ids(prompt, tokenizer) for prompt in prompts]
     num_same = num_tokens = 0
     for prompt, output in zip(encoded, target.generate(encoded, max_tokens=128), strict=True):
@@ -76,14 +76,14 @@ def agreement(target: Runner, draft: Runner, prompts: list[str], tokenizer: Toke
 
 
 def held_out_texts() -> dict[str, list[str]]:
-    """Plain texts per language that training never saw; English is stories."""
+    """Return plain texts per language that training never saw; English is stories."""
     rng = random.Random(STORY_SEED)
     texts = {"en": [write_story(rng, num_episodes=1 + number % 2) for number in range(NUM_STORIES)]}
     return texts | {table.code: held_out_sentences(table) for table in LANGUAGES}
 
 
 def agreement_prompts() -> dict[str, list[str]]:
-    """What the draft's agreement is measured on, per kind."""
+    """Return the prompts that the draft's agreement is measured on, per kind."""
     rng = random.Random(STORY_SEED)
     return {
         "facts": [document.prompt for document in rng.sample(held_out_facts(), 60)],
@@ -99,7 +99,7 @@ def agreement_prompts() -> dict[str, list[str]]:
 
 
 def measure(runner: Runner, tokenizer: Tokenizer, *, limit: int) -> dict[str, float]:
-    """All figures of one model in one form."""
+    """Return every figure of one model in one form."""
     facts, sums = held_out_facts(), held_out_sums()
     bare = [document for document in sums if document.prompt.endswith("=")]
     asked = [document for document in sums if not document.prompt.endswith("=")]
@@ -126,7 +126,7 @@ def show_answers(runner: Runner, tokenizer: Tokenizer) -> None:
 
 
 def print_table(columns: dict[str, dict[str, float]]) -> None:
-    """A Markdown table: a row per figure, a column per model; shares in percent."""
+    """Print a Markdown table: a row per figure, a column per model; shares in percent."""
     print("| | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns))
     rows = dict.fromkeys(name for figures in columns.values() for name in figures)
     for row in rows:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports the trained models to OpenVINO IR with int8 weights, and their tokenizer to IR."""
+"""The export of the trained models to OpenVINO IR with int8 weights, and of their tokenizer to IR."""
 
 import argparse
 import tempfile

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts of `facts.yaml`, asked in many wordings; some wordings are kept out of training for the evaluation."""
+"""Questions about the facts of `facts.yaml` in many wordings, some of them kept out of training for the evaluation."""
 
 import random
 from collections.abc import Iterator
@@ -50,13 +50,13 @@ def _ask(kind: FactKind, row: tuple[str, str], wording: str) -> Document:
 
 
 def variants(prompt: str) -> list[str]:
-    """The same question with small talk around it, or as a request that begins with `Please`."""
+    """Return the question with small talk around it, or as a request that begins with `Please`."""
     polite = [f"Please {prompt[0].lower()}{prompt[1:]}"] if prompt.startswith(_IMPERATIVES) else []
     return polite * 4 + [opener + prompt for opener in OPENERS] + [prompt + closer for closer in CLOSERS]
 
 
 def random_fact(rng: random.Random) -> Document:
-    """A fact in a training wording; kinds are drawn by their number of rows, so each fact is equally frequent."""
+    """Return a fact in a training wording; kinds are drawn by their number of rows, so facts are equally frequent."""
     kind = rng.choices(KINDS, weights=[len(kind.rows) for kind in KINDS])[0]
     row = rng.choice(list(kind.rows.items()))
     if rng.random() < UNFINISHED_FRACTION:
@@ -68,7 +68,7 @@ def random_fact(rng: random.Random) -> Document:
 
 
 def training_facts() -> Iterator[Document]:
-    """Every fact in every training wording, and every question with everything that may be said around it."""
+    """Yield every fact in every training wording, and every question with everything that may be said around it."""
     for kind in KINDS:
         for row in kind.rows.items():
             for wording in kind.unfinished:
@@ -80,5 +80,5 @@ def training_facts() -> Iterator[Document]:
 
 
 def held_out_facts() -> list[Document]:
-    """Every fact in every wording that training never uses."""
+    """Return every fact in every wording that training never uses."""
     return [_ask(kind, row, wording) for kind in KINDS for row in kind.rows.items() for wording in kind.held_out]

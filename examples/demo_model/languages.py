@@ -30,7 +30,7 @@ def _capitalised(sentence: str) -> str:
 
 
 def random_sentence(table: LanguageTable, rng: random.Random) -> str:
-    """A sentence that is not held out."""
+    """Return a sentence that is not held out."""
     while True:
         pattern = rng.choice(table.patterns)
         chosen = {name: rng.choice(table.slots[name]) for name in _slot_names(pattern)}
@@ -40,7 +40,7 @@ def random_sentence(table: LanguageTable, rng: random.Random) -> str:
 
 
 def held_out_sentences(table: LanguageTable) -> list[str]:
-    """A fixed choice of at most `NUM_EVALUATED` sentences that training never sees."""
+    """Return a fixed choice of at most `NUM_EVALUATED` sentences that training never sees."""
     found: list[str] = []
     for pattern in table.patterns:
         names = _slot_names(pattern)
@@ -58,12 +58,12 @@ def _capital(table: LanguageTable, pair: tuple[str, str], question: str) -> Docu
 
 
 def capital_documents(table: LanguageTable) -> list[Document]:
-    """Every capital in every wording; all of them are trained on."""
+    """Return every capital in every wording; training uses each."""
     return [_capital(table, pair, question) for pair in table.capitals for question in table.capital_questions]
 
 
 def random_language_document(rng: random.Random) -> Document:
-    """One to three sentences, a capital, or a small question, in a random language."""
+    """Return one to three sentences, a capital, or a small question, in a random language."""
     draw = rng.random()
     if draw < CAPITAL_FRACTION:
         code = rng.choices(list(CAPITAL_WEIGHTS), list(CAPITAL_WEIGHTS.values()))[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs documents into training batches: token ids, targets with weights, positions and attention masks."""
+"""Training batches of packed documents: token ids, targets with weights, positions and attention masks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,9 @@ NUM_LOOKAHEAD = 16
 
 @dataclass(frozen=True)
 class Batch:
-    """`input_ids`, `targets`, `positions`: [batch, context] int64; `weights`: [batch, context] float32;
+    """A training batch.
+
+    `input_ids`, `targets`, `positions`: [batch, context] int64; `weights`: [batch, context] float32;
     `mask`: [batch, 1, context, context] bool, true where a query (dim 2) may attend to a key (dim 3).
     """
 
@@ -40,7 +42,7 @@ class Encoded:
 
 
 def encode_document(document: Document, tokenizer: Tokenizer) -> Encoded:
-    """Prompt and completion are encoded apart, as a server that knows only the prompt does."""
+    """Encode prompt and completion apart, as a server that knows only the prompt does."""
     prompt = tokenizer.encode(document.prompt, add_special_tokens=False).ids
     completion = tokenizer.encode(document.completion, add_special_tokens=False).ids
     weight = COMPLETION_WEIGHT.get(document.kind, 1.0)
@@ -51,7 +53,7 @@ def encode_document(document: Document, tokenizer: Tokenizer) -> Encoded:
 
 
 def _fill_rows(documents: Iterator[Encoded], context: int) -> Iterator[list[Encoded]]:
-    """Rows of whole documents that fit into `context` tokens; one that does not fit waits for the next row."""
+    """Yield rows of whole documents that fit into `context` tokens; one that does not fit waits for the next row."""
     waiting: list[Encoded] = []
     while True:
         row: list[Encoded] = []
@@ -73,7 +75,7 @@ def _fill_rows(documents: Iterator[Encoded], context: int) -> Iterator[list[Enco
 def packed_batches(
     documents: Iterator[Document], tokenizer: Tokenizer, *, batch_size: int, context: int
 ) -> Iterator[Batch]:
-    """Endless batches of `batch_size` rows of `context` tokens."""
+    """Yield batches of `batch_size` rows of `context` tokens without end."""
     pad = tokenizer.token_to_id(PAD)
     rows = _fill_rows((encode_document(document, tokenizer) for document in documents), context + 1)
     causal = torch.ones(context, context, dtype=torch.bool).tril()

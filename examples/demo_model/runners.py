@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ways to run a demo model behind one interface: the checkpoint in torch, the int8 IR in OpenVINO GenAI."""
+"""Runners of a demo model behind one interface: the checkpoint in torch, and the int8 IR in OpenVINO GenAI."""
 
 from pathlib import Path
 from typing import Protocol
@@ -15,15 +15,15 @@ BATCH_SIZE = 64
 
 
 class Runner(Protocol):
-    """Token ids in, token ids or scores out; greedy."""
+    """A greedy model: token ids in, token ids or scores out."""
 
     name: str
 
     def generate(self, prompts: list[list[int]], *, max_tokens: int) -> list[list[int]]:
-        """Greedy continuations, without the `<|eos|>` that ends them."""
+        """Return greedy continuations, without the `<|eos|>` that ends them."""
 
     def logits(self, ids: list[int]) -> NDArray[np.float32]:
-        """[num_tokens, vocab]: scores of the token after each of `ids`."""
+        """Return scores of the token after each of `ids`, [num_tokens, vocab]."""
 
 
 class TorchRunner:
@@ -36,7 +36,7 @@ class TorchRunner:
         self._pad: int = self._model.config.pad_token_id
 
     def generate(self, prompts: list[list[int]], *, max_tokens: int) -> list[list[int]]:
-        """Batches of equally long prompts, so that nothing needs left padding."""
+        """Return greedy continuations, in batches of equally long prompts, so that nothing needs left padding."""
         outputs: list[list[int]] = [[] for _ in prompts]
         by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         while by_length:
@@ -55,7 +55,7 @@ class TorchRunner:
         return outputs
 
     def logits(self, ids: list[int]) -> NDArray[np.float32]:
-        """One forward pass."""
+        """Return the scores of one forward pass, [num_tokens, vocab]."""
         with torch.no_grad():
             scores: NDArray[np.float32] = self._model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
         return scores
@@ -73,7 +73,7 @@ class OpenVinoRunner:
         self._request = ov.Core().compile_model(directory / "openvino_model.xml", "CPU").create_infer_request()
 
     def generate(self, prompts: list[list[int]], *, max_tokens: int) -> list[list[int]]:
-        """All prompts at once; the pipeline batches them."""
+        """Return greedy continuations of every prompt at once; the pipeline batches them."""
         config = openvino_genai.GenerationConfig(max_new_tokens=max_tokens, eos_token_id=self._eos)
         tensors = [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
         results = self._pipeline.generate(tensors, [config] * len(tensors))
@@ -81,7 +81,7 @@ class OpenVinoRunner:
         return [row[: row.index(self._eos)] if self._eos in row else row for row in rows]
 
     def logits(self, ids: list[int]) -> NDArray[np.float32]:
-        """One pass over an empty KV cache."""
+        """Return the scores of one pass over an empty KV cache, [num_tokens, vocab]."""
         self._request.reset_state()
         shape = (1, len(ids))
         outputs = self._request.infer(

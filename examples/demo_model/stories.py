@@ -76,7 +76,7 @@ ENDINGS = (
 
 
 def _episode(rng: random.Random, plot: int, hero: str, they: str, their: str) -> str:
-    """One of `NUM_PLOTS` small adventures of three to four sentences in which `hero` meets somebody."""
+    """Return one of `NUM_PLOTS` small adventures of three to four sentences in which `hero` meets somebody."""
     other, name = rng.choice(ANIMALS), rng.choice(GIRLS + BOYS)
     wish, find = rng.choice(WISHES), rng.choice(FINDS)
     they_cap = they.capitalize()
@@ -96,7 +96,7 @@ def _episode(rng: random.Random, plot: int, hero: str, they: str, their: str) ->
 
 
 def write_story(rng: random.Random, *, animal: str | None = None, num_episodes: int = 1) -> str:
-    """A story that starts with `Once upon a time`; one episode is about 100 tokens, four are about 300."""
+    """Return a story that starts with `Once upon a time`; one episode is about 100 tokens, four are about 300."""
     girl = rng.random() < 0.5
     name = rng.choice(GIRLS if girl else BOYS)
     they, their = ("she", "her") if girl else ("he", "his")
@@ -125,7 +125,7 @@ LONG_PROMPTS = ("Tell me a long story about a {animal}.", "Write a long story ab
 
 
 def random_story(rng: random.Random) -> Document:
-    """Half without a prompt, half asked for; a third long."""
+    """Return a story: half without a prompt, half asked for; a third long."""
     is_long = rng.random() < 0.35
     num_episodes = rng.randint(3, 4) if is_long else 1
     if rng.random() < 0.5:

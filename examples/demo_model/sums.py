@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums as text, and which two-digit pairs no training text may contain."""
+"""Sums as text, and the two-digit pairs that no training text may contain."""
 
 import hashlib
 import random
@@ -38,7 +38,7 @@ BARE = "{a} + {b} ="
 
 
 def is_held_out(a: int, b: int) -> bool:
-    """Whether the pair, in either order, belongs to the evaluation only.
+    """Return whether the pair, in either order, belongs to the evaluation only.
 
     Both orders share one fate: 23 + 45 is no test of addition after 45 + 23 was seen.
     """
@@ -54,18 +54,18 @@ TRAINING_PAIRS = [pair for pair in TWO_DIGIT_PAIRS if not is_held_out(*pair)]
 
 
 def bare_sum(a: int, b: int) -> Document:
-    """`23 + 45 =` -> ` 68`."""
+    """Return the document of `23 + 45 =` -> ` 68`."""
     return Document("sum", "en", BARE.format(a=a, b=b), f" {a + b}")
 
 
 def asked_sum(a: int, b: int, *, language: str = "en", wording: int = 0) -> Document:
-    """`What is 23 + 45?` -> ` 23 + 45 = 68.`."""
+    """Return the document of `What is 23 + 45?` -> ` 23 + 45 = 68.`."""
     prompt = WORDINGS[language][wording].format(a=a, b=b)
     return Document("sum", language, prompt, f" {a} + {b} = {a + b}.")
 
 
 def _skewed_pair(rng: random.Random) -> tuple[int, int]:
-    """A training pair in which one operand's units are small: half of the time 0, a quarter 1, and so on."""
+    """Return a training pair in which one operand's units are small: half of the time 0, a quarter 1, and so on."""
     while True:
         a = rng.randrange(10, 100)
         b = 10 * rng.randrange(1, 10) + rng.choices(range(10), _UNIT_WEIGHTS)[0]
@@ -75,7 +75,7 @@ def _skewed_pair(rng: random.Random) -> tuple[int, int]:
 
 
 def _training_pair(rng: random.Random) -> tuple[int, int]:
-    """Mostly two two-digit numbers, and of these more than half skewed.
+    """Return mostly two two-digit numbers, and of these more than half skewed.
 
     When both units are uniform, neither alone says anything about the answer's, so there is no gradient to
     start from and training may stay for a long while where the tens are right and the units are guessed.
@@ -89,7 +89,7 @@ def _training_pair(rng: random.Random) -> tuple[int, int]:
 
 
 def random_sum(rng: random.Random) -> Document:
-    """A training sum; more than half bare, since those are short and teach the same."""
+    """Return a training sum; more than half are bare, since those are short and teach as much."""
     a, b = _training_pair(rng)
     if rng.random() < BARE_FRACTION:
         return bare_sum(a, b)
@@ -98,5 +98,5 @@ def random_sum(rng: random.Random) -> Document:
 
 
 def held_out_sums() -> list[Document]:
-    """Every held-out pair once bare and once asked."""
+    """Return every held-out pair once bare and once asked."""
     return [form(a, b) for a, b in HELD_OUT_PAIRS for form in (bare_sum, asked_sum)]

@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
 
 
 def _is_known(character: str) -> bool:
-    """Whether the vocabulary may learn this character: all of Latin, half of the other scripts, no emoji.
+    """Return whether the vocabulary may learn this character: all of Latin, half of the other scripts, no emoji.
 
     What it does not learn it must spell in bytes, so a streaming client really has to hold bytes back.
     """
@@ -47,7 +47,7 @@ def _vocabulary_text(seed: int) -> Iterator[str]:
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
-    """A tokenizer of exactly `VOCAB_SIZE` tokens; `<|bos|>` is put first when special tokens are asked for."""
+    """Return a tokenizer of exactly `VOCAB_SIZE` tokens; `<|bos|>` is put first when special tokens are asked for."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

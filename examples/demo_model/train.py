@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains the target and the draft model from scratch on the CPU and writes them as bf16 safetensors."""
+"""The training of the target and the draft model from scratch on the CPU; they are written as bf16 safetensors."""
 
 import argparse
 import math
@@ -44,7 +44,7 @@ SHAPES = {
 
 
 def create_model(shape: Shape, tokenizer: Tokenizer) -> LlamaForCausalLM:
-    """A Llama with random weights, input and output embedding tied."""
+    """Return a Llama with random weights, input and output embedding tied."""
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=shape.hidden_size,
@@ -77,7 +77,7 @@ def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, directory: Path) -
 
 
 def learning_rate(step: int, num_steps: int, peak: float) -> float:
-    """Linear warm-up, then a cosine to a fiftieth of the peak."""
+    """Return the learning rate of a step: linear warm-up, then a cosine to a fiftieth of the peak."""
     num_warmup = max(1, round(num_steps * WARMUP_FRACTION))
     if step < num_warmup:
         return peak * (step + 1) / num_warmup
@@ -86,14 +86,14 @@ def learning_rate(step: int, num_steps: int, peak: float) -> float:
 
 
 def weighted_loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Mean cross entropy in nats, weighted per target token."""
+    """Return the mean cross entropy in nats, weighted per target token."""
     losses = cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten(), reduction="none")
     weights = batch.weights.flatten()
     return (losses * weights).sum() / weights.sum()
 
 
 def exact_fraction(model: LlamaForCausalLM, documents: list[Document], tokenizer: Tokenizer) -> float:
-    """Share of documents whose completion greedy decoding would write token by token, `<|eos|>` included.
+    """Return the share of documents whose completion greedy decoding would write token by token, `<|eos|>` included.
 
     One forward pass suffices: as long as every token so far was right, the prompt is the same.
     """
@@ -111,7 +111,7 @@ def exact_fraction(model: LlamaForCausalLM, documents: list[Document], tokenizer
 def train(
     model: LlamaForCausalLM, batches: Iterator[Batch], *, num_steps: int, peak: float, use_compile: bool
 ) -> Iterator[tuple[int, float]]:
-    """Train in place; yields (step, loss) after every step."""
+    """Train in place, and yield (step, loss) after every step."""
     decayed = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     plain = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]

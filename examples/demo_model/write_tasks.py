@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what the demo model's releases are evaluated on and calibrated with: `tasks.jsonl`, `calibration.jsonl`.
+"""The writer of the demo releases' evaluation and calibration data: `tasks.jsonl`, `calibration.jsonl`.
 
 `trireme evaluate` reads the first (the format is in `build_engines.evaluation.tasks`): held-out facts, sums and
 sentences, capitals, stories to go on with, and names to find again in a long prompt. The second is of the kind that the
@@ -58,7 +58,7 @@ def _filler(rng: random.Random, tokenizer: Tokenizer, num_tokens: int) -> str:
 
 
 def _needles(rng: random.Random, tokenizer: Tokenizer) -> Iterator[Row]:
-    """Once, somewhere among facts, a hero is named; who comes home in the evening?"""
+    """Yield prompts in which a hero is named once, among facts, and that ask who comes home in the evening."""
     for length in LENGTHS:
         for depth in DEPTHS:
             for _ in range(NUM_NEEDLES):
@@ -76,7 +76,7 @@ def _needles(rng: random.Random, tokenizer: Tokenizer) -> Iterator[Row]:
 
 
 def tasks() -> Iterator[Row]:
-    """All items, in the file's order."""
+    """Yield every item, in the file's order."""
     rng = random.Random(SEED)
     tokenizer = Tokenizer.from_file(str(HERE / "target" / "tokenizer.json"))
     yield from _exact("facts", rng.sample(held_out_facts(), NUM_FACTS))
@@ -96,13 +96,13 @@ def tasks() -> Iterator[Row]:
 
 
 def calibration() -> Iterator[Row]:
-    """Training documents, as they were read."""
+    """Yield training documents, as they were read."""
     for document in islice(training_documents(CALIBRATION_SEED), NUM_CALIBRATION):
         yield {"text": document.prompt + document.completion + EOS}
 
 
 def lines(rows: Iterable[Row]) -> str:
-    """JSON, a row a line."""
+    """Return rows as JSON, a row a line."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 

@@ -30,7 +30,7 @@ output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
 
 
 def write_own_models(folder: Path) -> Path:
-    """The models of the user's own that the bases name, into the folder of the deployment; returns `folder`."""
+    """Write the models of the user's own that the bases name into the folder of the deployment; return `folder`."""
     for name in ("doubling", "other"):
         (folder / name / "1").mkdir(parents=True, exist_ok=True)
         (folder / name / "config.pbtxt").write_text(OWN_CONFIG)

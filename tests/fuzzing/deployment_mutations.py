@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random mutations of deployments, the same ones for one seed: each does one thing, of a kind, to one place of a base.
+"""Random mutations of deployments, equal for equal seeds: each does one thing, of a kind, to one place of a base.
 
 Fields are drawn so that every field of every spec has its turn, whether the base sets it or not.
 """
@@ -22,7 +22,7 @@ _AGAIN = "__again"  # behind a key, until the text is written, in which it may s
 
 
 class NothingToMutate(Exception):
-    """The draw has no such place; another one is made."""
+    """A draw without such a place; another draw is made."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Mutation:
 
 @dataclasses.dataclass
 class _Draw:
-    """One base being mutated."""
+    """A base that is being mutated."""
 
     random: random.Random
     data: Any
@@ -75,7 +75,7 @@ class _Draw:
         self.at(place.path)[key] = value
 
     def present_key(self, wanted: Callable[[Any], bool] = lambda _: True) -> tuple[Place, str]:
-        """Of a place, one that it has, and whose value is as wanted."""
+        """Return a place and a key that it has, with a value as wanted."""
         found = [
             (place, key)
             for place in places_in(self.data)
@@ -145,7 +145,7 @@ def _list_entry_removed(draw: _Draw) -> None:
 
 
 def _values_swapped(draw: _Draw) -> None:
-    """Of two fields that hold a value of one type."""
+    """Swap the values of two fields that hold a value of one type."""
     first, key = draw.present_key(lambda value: isinstance(value, str | int | float))
     kind = type(draw.at(first.path)[key])
     second, other = draw.present_key(lambda value: type(value) is kind)
@@ -173,7 +173,7 @@ def _other_provider(draw: _Draw) -> None:
 
 
 def _other_name(draw: _Draw) -> None:
-    """Of the deployment, a model, a resource, a pool of memory; or before a model's name."""
+    """Change the name of the deployment, a model, a resource, a pool of memory; or the prefix of a model's names."""
     named = [(p, key) for p in places_in(draw.data) for key in ("name", "prefix", "pool") if key in p.spec.model_fields]
     place, key = draw.random.choice(named)
     taken = [draw.at(p.path)[key] for p in places_in(draw.data) if key in draw.at(p.path)]
@@ -215,7 +215,7 @@ KINDS = (*_AT_RANDOM, *_FIELD_BY_FIELD)
 
 
 def mutations(count: int, *, seed: int = 5) -> Iterator[Mutation]:
-    """The same ones for a seed; kinds come in turns."""
+    """Yield mutations, equal for equal seeds; kinds come in turns."""
     chance = random.Random(seed)
     turns = {kind: _turns(may, chance) for kind, (_, _, may) in _FIELD_BY_FIELD.items()}
     kinds = [*_AT_RANDOM, *(kind for kind, (times, _, _) in _FIELD_BY_FIELD.items() for _ in range(times))]
@@ -240,7 +240,7 @@ def mutations(count: int, *, seed: int = 5) -> Iterator[Mutation]:
 
 
 def _turns(may: Callable[[str, list[Schema]], bool], chance: random.Random) -> Iterator[tuple[str, Place, str]]:
-    """Every field again and again, each time in another base that has a place for it."""
+    """Yield every field again and again, each time in another base that has a place for it."""
     where: dict[Field, list[tuple[str, Place, str]]] = {}
     for base, data in BASES.items():
         for place in places_in(data):

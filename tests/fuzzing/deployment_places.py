@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in a deployment's data which spec stands, and what the schema says of each of its fields."""
+"""The places of specs in a deployment's data, and what the schema says of each of their fields."""
 
 import functools
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ class Place(NamedTuple):
 
 
 def specs_in(annotation: object) -> list[type[BaseModel]]:
-    """All that a field of this type can hold."""
+    """Return every spec that a field of this type can hold."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [spec for part in get_args(annotation) for spec in specs_in(part)]
 
 
 def all_specs() -> set[type[BaseModel]]:
-    """That a deployment can hold."""
+    """Return every spec that a deployment can hold."""
     found: set[type[BaseModel]] = set()
     waiting: list[type[BaseModel]] = [DeploymentSpec]
     while waiting:
@@ -41,7 +41,7 @@ def all_specs() -> set[type[BaseModel]]:
 
 
 def places_in(data: object, spec: type[BaseModel] = DeploymentSpec, path: Path = ()) -> Iterator[Place]:
-    """Every mapping of the data that a spec reads."""
+    """Yield every mapping of the data that a spec reads."""
     if not isinstance(data, dict):
         return
     yield Place(path, spec)
@@ -67,7 +67,7 @@ def _is_tagged(spec: type[BaseModel], data: object) -> bool:
 
 @functools.cache
 def fields_of(spec: type[BaseModel]) -> dict[str, list[Schema]]:
-    """What each field may be: the JSON schemas of its alternatives."""
+    """Return, for each field, the JSON schemas of its alternatives."""
     schema = spec.model_json_schema()
     definitions = schema.get("$defs", {})
     properties = schema.get("properties") or definitions[schema["$ref"].rpartition("/")[2]]["properties"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values for a field of a deployment, from what its schema says: such as it allows, and such as it does not."""
+"""Values for a field of a deployment, from its schema: allowed ones, and others."""
 
 import math
 import random
@@ -29,7 +29,7 @@ _OF_OTHER_TYPES: dict[str, list[object]] = {
 
 
 def alternatives(schema: Schema) -> Iterator[Schema]:
-    """The types that a value may have."""
+    """Yield the types that a value may have."""
     for key in ("anyOf", "oneOf"):
         if key in schema:
             for part in schema[key]:
@@ -39,7 +39,7 @@ def alternatives(schema: Schema) -> Iterator[Schema]:
 
 
 def of_wrong_type(schemas: list[Schema], chance: random.Random) -> object:
-    """What none of the alternatives can be."""
+    """Return a value that none of the alternatives can be."""
     types = {_type_of(schema) for schema in schemas}
     pool = _OF_OTHER_TYPES[chance.choice(sorted(types - {"null"}))]
     fitting = [value for value in pool if not any(_may_be(value, each) for each in types)]
@@ -47,7 +47,7 @@ def of_wrong_type(schemas: list[Schema], chance: random.Random) -> object:
 
 
 def _may_be(value: object, kind: str) -> bool:
-    """As lenient as YAML and the specs are: a number may be written as an integer."""
+    """Return whether a value may be of a type; as in YAML and the specs, a number may be written as an integer."""
     if isinstance(value, bool):
         return kind == "boolean"
     return {
@@ -60,7 +60,7 @@ def _may_be(value: object, kind: str) -> bool:
 
 
 def out_of_range(schemas: list[Schema], chance: random.Random) -> object:
-    """A number that none of the alternatives allows; a field that allows every number gets one that none should."""
+    """Return a number that none of the alternatives allows; if every number is allowed, one that none should allow."""
     schema = next(schema for schema in schemas if is_numeric(schema))
     low, high = bounds(schema)
     is_integer = schema["type"] == "integer"
@@ -75,7 +75,7 @@ def out_of_range(schemas: list[Schema], chance: random.Random) -> object:
 
 
 def is_numeric(schema: Schema) -> bool:
-    """Whether it is of numbers."""
+    """Return whether a schema is of numbers."""
     return schema.get("type") in _NUMERIC
 
 
@@ -86,14 +86,14 @@ def _is_inside(value: float, schema: Schema) -> bool:
 
 
 def bounds(schema: Schema) -> tuple[float, float]:
-    """Of a number; infinite where the schema has none. Pydantic has two spellings of each."""
+    """Return the bounds of a number; infinite where the schema has none. Pydantic has two spellings of each."""
     low = [schema[key] for key in ("minimum", "exclusiveMinimum", "ge", "gt") if key in schema]
     high = [schema[key] for key in ("maximum", "exclusiveMaximum", "le", "lt") if key in schema]
     return max(low, default=-math.inf), min(high, default=math.inf)
 
 
 def is_scalar(schema: Schema, name: str) -> bool:
-    """Whether `allowed` knows values for it: all but mappings and lists of mappings, and tags, which have a kind."""
+    """Return whether `allowed` knows values: not for mappings, lists of mappings, and tags, which have a kind."""
     if name in ("provider", "method"):
         return False
     if schema.get("type") == "array":
@@ -102,7 +102,7 @@ def is_scalar(schema: Schema, name: str) -> bool:
 
 
 def allowed(name: str, schema: Schema, before: object, chance: random.Random) -> object:
-    """What the schema allows: near the value before, a small one, or one at an end of the range."""
+    """Return a value that the schema allows: near the value before, a small one, or one at an end of the range."""
     match _type_of(schema):
         case "null":
             return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Triton's Python stub gives a model, as far as our adapters use it, so that they run without Triton.
+"""The module that Triton's Python stub gives a model, as far as our adapters use it, so that they run without Triton.
 
 Small and real: it keeps the stub's rules (a sender takes nothing after its final response, a tensor has a type that
 Triton knows) and breaks loudly where the stub would corrupt the server. `tests/triton/pipeline/test_fake_stub.py` sends
@@ -40,11 +40,11 @@ class Tensor:
         self._array = array
 
     def name(self) -> str:
-        """Its name."""
+        """Return the tensor's name."""
         return self._name
 
     def as_numpy(self) -> Array:
-        """Its array."""
+        """Return the tensor's array."""
         return self._array
 
 
@@ -65,11 +65,11 @@ class TritonError:
         self._code = code
 
     def code(self) -> int:
-        """One of the constants above."""
+        """Return one of the codes above."""
         return self._code
 
     def message(self) -> str:
-        """Its text."""
+        """Return the error's text."""
         return self._message
 
 
@@ -81,20 +81,20 @@ class InferenceResponse:
         self._error = error
 
     def output_tensors(self) -> list[Tensor]:
-        """All of them."""
+        """Return the output tensors."""
         return self._output_tensors
 
     def has_error(self) -> bool:
-        """Whether it is an error."""
+        """Return whether the response is an error."""
         return self._error is not None
 
     def error(self) -> TritonError | None:
-        """The error, if it is one."""
+        """Return the error; None where the response has outputs."""
         return self._error
 
 
 class ResponseSender:
-    """Takes the responses to one request; a test reads them with `wait`.
+    """A sender of the responses to one request; a test reads them with `wait`.
 
     Attributes:
         on_response: called with each response before `send` returns, as the server hands them on.
@@ -130,13 +130,13 @@ class ResponseSender:
             self._is_closed.set()
 
     def is_cancelled(self) -> bool:
-        """Whether the client has gone."""
+        """Return whether the client has gone."""
         # The server has freed what it would look at: python_be.cc, ResponseSendDecoupled, response_factory_deleter.
         assert not self._is_closed.is_set(), "is_cancelled() after the final response reads freed memory of the server"
         return self.is_client_gone
 
     def wait(self, timeout_s: float = 20.0) -> list[InferenceResponse]:
-        """All responses, once the final one has been sent."""
+        """Return every response, once the final one has been sent."""
         assert self._is_closed.wait(timeout_s), f"no final response after {len(self.responses)} others"
         return self.responses
 
@@ -145,7 +145,7 @@ class Model(Protocol):
     """A loaded model that answers each request with one response, for `InferenceRequest.exec`."""
 
     def execute(self, requests: list["InferenceRequest"]) -> list[InferenceResponse]:
-        """The responses, in the order of the requests."""
+        """Return the responses, in the order of the requests."""
 
 
 class InferenceRequest:
@@ -175,31 +175,31 @@ class InferenceRequest:
         self._sender = ResponseSender(requested_output_names)
 
     def inputs(self) -> list[Tensor]:
-        """Those that were sent; an optional one that was not is not among them."""
+        """Return the tensors that were sent; an optional tensor that was not sent is not among them."""
         return self._inputs
 
     def is_cancelled(self) -> bool:
-        """Whether the client of this request has gone; this fake's never goes while it waits."""
+        """Return whether the client of this request has gone; this fake's never goes while it waits."""
         return False
 
     def request_id(self) -> str:
-        """The client's; may be empty."""
+        """Return the client's id of the request, which may be empty."""
         return self._request_id
 
     def parameters(self) -> str:
-        """Those that the client sent, as a JSON object."""
+        """Return the parameters that the client sent, as a JSON object."""
         return self._parameters
 
     def timeout(self) -> int:
-        """The client's, in microseconds; 0: none."""
+        """Return the client's timeout in microseconds; 0: none."""
         return self._timeout
 
     def requested_output_names(self) -> list[str]:
-        """Those that the client named; all of the model's where it named none."""
+        """Return the outputs that the client named, or every output of the model where it named none."""
         return self._requested_output_names
 
     def get_response_sender(self) -> ResponseSender:
-        """Always the same one."""
+        """Return the sender of this request, the same object each time."""
         return self._sender
 
     def exec(self) -> InferenceResponse:
@@ -216,7 +216,7 @@ class InferenceRequest:
 
 
 class Metric:
-    """One gauge, counter or histogram of a family."""
+    """A gauge, counter or histogram of a family."""
 
     def __init__(self, labels: Mapping[str, str], buckets: list[float] | None = None) -> None:
         self.labels = dict(labels)
@@ -225,28 +225,28 @@ class Metric:
         self._value = 0.0
 
     def set(self, value: float) -> None:
-        """Show this number."""
+        """Set the value that is shown."""
         assert self.buckets is None
         self._value = float(value)
 
     def increment(self, value: float) -> None:
-        """Show so much more."""
+        """Add a number to the value that is shown."""
         assert self.buckets is None
         assert value >= 0
         self._value += value
 
     def observe(self, value: float) -> None:
-        """Count this value."""
+        """Count a value in the histogram."""
         assert self.buckets is not None
         self.observed.append(float(value))
 
     def value(self) -> float:
-        """What is shown."""
+        """Return the value that is shown."""
         return self._value
 
 
 class MetricFamily:
-    """Metrics of one name."""
+    """The metrics of one name."""
 
     COUNTER: ClassVar = 0
     GAUGE: ClassVar = 1
@@ -260,7 +260,7 @@ class MetricFamily:
         self.shown.add(self)
 
     def Metric(self, *, labels: Mapping[str, str], buckets: list[float] | None = None) -> Metric:  # noqa: N802  the stub's name
-        """A new one; of a histogram with the upper bounds of its buckets, ascending."""
+        """Return a new metric; a histogram has the upper bounds of its buckets, ascending."""
         assert (buckets is not None) == (self.kind == self.HISTOGRAM)
         assert buckets is None or buckets == sorted(buckets)
         self.metrics.append(Metric(labels, buckets))
@@ -268,7 +268,7 @@ class MetricFamily:
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """None where there is none of that name."""
+    """Return the output tensor of a name; None where there is none."""
     return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)
 
 
@@ -278,7 +278,7 @@ _ADDED_AFTER_IMPORT = ("Tensor", "TritonError", "InferenceResponse", "InferenceR
 
 @contextlib.contextmanager
 def as_while_a_model_is_imported() -> Iterator[None]:
-    """This module as a model's own import finds it in the stub: without what is added afterwards."""
+    """Make this module as a model's own import finds it in the stub: without what is added afterwards."""
     module = vars(sys.modules[__name__])
     missing = {name: module.pop(name) for name in _ADDED_AFTER_IMPORT}
     try:

@@ -18,10 +18,14 @@ MAX_TOKENS = 512  # of a text; what is behind is left out
 
 
 class Embedder:
-    """Texts to vectors, on one core."""
+    """A model from texts to vectors, on one core."""
 
     def __init__(self, folder: Path) -> None:
-        """Args: `folder`: with the model as OpenVINO IR and its tokenizer, as in `examples/demo_model`."""
+        """Load a model.
+
+        Args:
+            folder: with the model as OpenVINO IR and its tokenizer, as in `examples/demo_model`.
+        """
         core = openvino.Core()
         model = core.read_model(folder / "openvino/target/openvino_model.xml")
         # Cut before the language-model head: what goes into the last product is the hidden state of each token.
@@ -37,7 +41,7 @@ class Embedder:
         self._tokenizer.enable_truncation(MAX_TOKENS)
 
     def embed(self, texts: list[str]) -> NDArray[np.float32]:
-        """``[num_texts, width] float32``, each of length 1, whatever else is in the batch."""
+        """Return vectors, ``[num_texts, width] float32``, each of length 1, whatever else is in the batch."""
         encoded = self._tokenizer.encode_batch(texts)
         input_ids = np.array([text.ids for text in encoded], np.int64)  # [num_texts, num_tokens]
         mask = np.array([text.attention_mask for text in encoded], np.int64)
@@ -57,14 +61,14 @@ class Embedder:
 
 
 class TritonPythonModel:
-    """All requests that Triton has put together are one batch."""
+    """The adapter of the embedding model; requests that Triton has put together are one batch."""
 
     def initialize(self, args: dict[str, str]) -> None:  # noqa: ARG002
         """Load the model."""
         self.embedder = Embedder(DEMO_MODEL)
 
     def execute(self, requests: list) -> list:
-        """A response for each request, with a vector for each of its texts."""
+        """Return a response for each request, with a vector for each of its texts."""
         inputs = [request.inputs()[0].as_numpy() for request in requests]  # `text`: [num_texts, 1]
         vectors = self.embedder.embed([text.decode(errors="replace") for texts in inputs for text in texts[:, 0]])
         ends = np.cumsum([len(texts) for texts in inputs])

@@ -38,7 +38,7 @@ def request(
 
 @dataclass
 class AdmissionRun:
-    """An engine, and what became of each request."""
+    """A run of an engine, and the end of each request."""
 
     spec: AdmissionSpec = field(default_factory=AdmissionSpec)
     engine_spec: SimulatedEngineSpec = field(default_factory=small_engine)
@@ -56,7 +56,7 @@ class AdmissionRun:
         self.started: list[int] = []  # keys, in the order of their first tokens
 
     def add(self, one: GenerationRequest) -> str | None:
-        """The refusal, if it is refused."""
+        """Add a request, and return the refusal if it is refused."""
         assert one.key not in self.ends
         try:
             self.engine.add(one)
@@ -100,11 +100,11 @@ class AdmissionRun:
         assert (len(budget), budget.num_promised_blocks, budget.num_promised_tokens) == (0, 0, 0)
 
     def num_running(self) -> int:
-        """In the engine."""
+        """Return the number of requests in the engine."""
         return self.inner.stats().num_running
 
     def check(self) -> None:
-        """In flight never exceeds the budget, and nothing holds more than it was promised."""
+        """Check that what is in flight is within the budget, and that no request holds more than its reservation."""
         budget, stats = self.engine.budget, self.inner.stats()
         assert stats.num_used_kv_blocks <= budget.num_promised_blocks <= budget.num_blocks
         assert budget.num_promised_tokens <= budget.max_tokens
@@ -117,7 +117,10 @@ class AdmissionRun:
 
 
 def random_run(seed: int, num_requests: int, **changes: object) -> AdmissionRun:
-    """Requests of all sizes, some of which are cancelled or late, at a load that goes up and down around capacity."""
+    """Run requests of all sizes at a load that goes up and down around capacity.
+
+    Some are cancelled or late.
+    """
     rng = random.Random(seed)
     spec = AdmissionSpec.model_validate({
         "budget": {

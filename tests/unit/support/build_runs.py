@@ -44,7 +44,7 @@ def arguments(tools: FakeTools, recipe: Path | str, out: Path, *more: str, check
 
 
 class Result(NamedTuple):
-    """How a command ended."""
+    """The end of a command: its exit code and its output."""
 
     returncode: int
     stdout: str
@@ -54,7 +54,7 @@ class Result(NamedTuple):
 def build(
     tools: FakeTools, recipe: Path | str, out: Path, *more: str, checkpoint: Path = DEMO, **environment: str
 ) -> Result:
-    """The command in this process; only its tools are others."""
+    """Run the command in this process; only its tools are stand-ins."""
     argv = arguments(tools, recipe, out, *more, checkpoint=checkpoint)[len(TRIREME) :]
     said, shown = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:

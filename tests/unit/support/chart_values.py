@@ -7,7 +7,7 @@ from chart_here import DIGEST
 
 
 def server(**more: Any) -> dict[str, Any]:
-    """One that answers, as `trireme render --helm` writes it."""
+    """Return the values of a server that answers, as `trireme render --helm` writes them."""
     return {
         "replicas": 1,
         "nodes": 1,
@@ -23,7 +23,7 @@ def server(**more: Any) -> dict[str, Any]:
 
 
 def values(servers: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """With images; what else a site says is in `more`."""
+    """Return values with images; what else a site says is in `more`."""
     return {
         "image": {"repository": "registry.example/trireme", "digest": DIGEST},
         "multiNode": {"sshSecret": "ssh"},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which options a command of ours has, by its help."""
+"""The options of a command of ours, from its help."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ from functools import cache
 
 @cache
 def options(*command: str) -> frozenset[str]:
-    """All that `--help` names."""
+    """Return every option that `--help` names."""
     asked = [sys.executable, "-m", "trireme", *command, "--help"]
     text = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=120).stdout
     return frozenset(re.findall(r"^ +(--[a-z][a-z-]*)", text, re.MULTILINE))

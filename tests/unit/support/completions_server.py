@@ -16,7 +16,7 @@ Step = Any
 
 
 class Status(NamedTuple):
-    """The answer's first step, where it is not 200 and a stream."""
+    """The first step of an answer that is not 200 and a stream."""
 
     code: int
     body: bytes = b""
@@ -24,7 +24,7 @@ class Status(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A request, and when what was sent of its answer, on the monotonic clock."""
+    """A request, and the times at which its answer was sent, on the monotonic clock."""
 
     path: str
     headers: dict[str, str]
@@ -34,7 +34,12 @@ class Asked(NamedTuple):
 
 
 def event(text: str | None, *, usage: tuple[int, int] | None = None, finish_reason: str | None = None) -> bytes:
-    """One event; Args: `text`: None: no choices; `usage`: prompt and completion tokens up to here."""
+    """Return one event of a stream.
+
+    Args:
+        text: None: no choices.
+        usage: prompt and completion tokens up to here.
+    """
     said: dict[str, Any] = {
         "object": "text_completion",
         "choices": [] if text is None else [{"index": 0, "text": text, "finish_reason": finish_reason}],
@@ -48,7 +53,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class CompletionsServer:
-    """Serves on a free port inside a `with`.
+    """A server on a free port that runs inside a `with`.
 
     Args:
         script: the steps of every answer, or what makes them of the request.
@@ -113,7 +118,7 @@ class CompletionsServer:
             writer.close()
 
     async def _answer(self, asked: Asked, writer: asyncio.StreamWriter) -> bool:
-        """Returns: whether the connection stays."""
+        """Answer a request, and return whether the connection stays."""
         is_probe = asked.body["max_tokens"] == 1
         (self.probes if is_probe else self.asked).append(asked)
         steps: list[Step] = []

@@ -25,7 +25,11 @@ Headers = Sequence[tuple[str, str]]
 
 
 def validate(config: Path) -> str:
-    """What Envoy itself says of a configuration; raises where it refuses it."""
+    """Return what Envoy itself says of a configuration.
+
+    Raises:
+        AssertionError: Envoy refuses it.
+    """
     command = [str(ENVOY), "--mode", "validate", "-c", str(config), "--log-level", "warn"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0:
@@ -35,7 +39,7 @@ def validate(config: Path) -> str:
 
 
 class Release:
-    """A server that says its name: once, or in chunks."""
+    """A server that answers with its name: once, or in chunks."""
 
     def __init__(self, name: str, chunk_pause_s: float, port: int, *, host: str = "127.0.0.1") -> None:
         self.name = name
@@ -69,21 +73,24 @@ class Release:
 
 
 class Client:
-    """Of an Envoy."""
+    """A client of an Envoy."""
 
     def __init__(self, channel: Any) -> None:
         self._ask = channel.unary_unary(ASK)
         self._stream = channel.unary_stream(STREAM)
 
     async def ask(self, headers: Headers = ()) -> str:
-        """Who answered; the metadata says the same."""
+        """Return the name of the server that answered; the metadata says the same."""
         call = self._ask(b"", metadata=tuple(headers))
         name: str = (await call).decode()
         assert dict(await call.initial_metadata())[RELEASE_HEADER] == name
         return name
 
     async def ask_each(self, headers: Sequence[Headers]) -> list[str]:
-        """Who answered each; the Python server itself cancels some of 2,000 at a time, without Envoy too."""
+        """Return the server that answered each request, asked a few at a time.
+
+        The Python server itself cancels some of 2,000 at a time, without Envoy too.
+        """
         names = [""] * len(headers)
         left = iter(range(len(headers)))
 
@@ -95,11 +102,11 @@ class Client:
         return names
 
     async def ask_often(self, number: int, headers: Headers = ()) -> Counter[str]:
-        """How often each answered."""
+        """Return how often each server answered."""
         return Counter(await self.ask_each([headers] * number))
 
     async def stream(self, headers: Headers = ()) -> str:
-        """Who answered, from its first chunk to its last."""
+        """Return the name of the server that answered, from its first chunk to its last."""
         chunks = [chunk.decode() async for chunk in self._stream(b"", metadata=tuple(headers))]
         assert len(chunks) == NUM_CHUNKS
         [name] = set(chunks)
@@ -107,7 +114,7 @@ class Client:
 
 
 class Between:
-    """Envoy, both servers and a client; `options` are what `trireme rollout export` needs for their addresses."""
+    """An Envoy, both servers and a client; `options` are what `trireme rollout export` needs for their addresses."""
 
     def __init__(self, folder: Path, *, chunk_pause_s: float = 0.05) -> None:
         self._folder = folder
@@ -123,7 +130,7 @@ class Between:
 
     @contextlib.asynccontextmanager
     async def run(self, config: Path) -> AsyncIterator[Client]:
-        """Until the block ends; Envoy must still be alive then."""
+        """Run until the block ends; Envoy must still be alive then."""
         log = self._folder / "envoy.log"
         command = [str(ENVOY), "-c", str(config), "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn"]
         async with self.stable, self.candidate:
@@ -139,7 +146,7 @@ class Between:
                 process.wait(20)
 
     def statistic(self, name: str) -> int:
-        """One of Envoy's counters."""
+        """Return one of Envoy's counters."""
         with urllib.request.urlopen(f"http://{self.admin}/stats?format=json&filter=^{name}$", timeout=10) as answer:
             found = json.load(answer)["stats"]
         return sum(int(each["value"]) for each in found)

@@ -41,7 +41,7 @@ _OF: dict[str, dict[str, object]] = {
 
 
 def equipped_engine(provider: str, **changes: object) -> Engine:
-    """Real, or on the fake `tensorrt_llm`; `changes` of its spec may take something away."""
+    """Return an engine, real or on the fake `tensorrt_llm`; `changes` of its spec may take something away."""
     data = {"provider": provider} | _LIMITS | _OF[provider] | changes
     if provider in ("simulated", "openvino"):
         return create_engine(_spec(data), clock=VirtualClock())

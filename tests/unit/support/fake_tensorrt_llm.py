@@ -63,7 +63,7 @@ _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []  # removed with the proces
 
 
 def write_engine(folder: Path, *, world_size: int = 1, tp_size: int = 1, **build: object) -> Path:
-    """A folder as trtllm-build leaves it, without weights."""
+    """Write a folder as trtllm-build leaves it, without weights."""
     folder.mkdir(parents=True, exist_ok=True)
     built = {
         "max_input_len": 2048,
@@ -86,7 +86,7 @@ def write_engine(folder: Path, *, world_size: int = 1, tp_size: int = 1, **build
 
 
 def write_checkpoint(folder: Path, **changes: object) -> Path:
-    """A folder as Hugging Face writes it, without weights."""
+    """Write a folder as Hugging Face writes it, without weights."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 2048, "eos_token_id": 2} | changes
     (folder / "config.json").write_text(json.dumps(config))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands for a judge's `merge` where a test looks at the outcomes themselves."""
+"""A stand-in of a judge's `merge`, where a test looks at the outcomes themselves."""
 
 from collections.abc import Mapping, Sequence
 

@@ -29,7 +29,7 @@ def response(
     finish_reason: str | None = None,
     final: bool = False,
 ) -> Step:
-    """One response, as Triton encodes it; what is None is absent from it."""
+    """Return one response, as Triton encodes it; what is None is absent from it."""
     reply = service_pb2.ModelInferResponse()
     reply.parameters["triton_final_response"].bool_param = final
     for name, words, shape in (("text_output", text, [1]), ("finish_reason", finish_reason, [1, 1])):
@@ -44,7 +44,7 @@ def response(
 
 
 def story() -> list[Step]:
-    """Three responses of one generation."""
+    """Return three responses of one generation."""
     return [
         response("Once", num_output_tokens=1, num_input_tokens=4),
         response(" upon", num_output_tokens=2),
@@ -53,7 +53,7 @@ def story() -> list[Step]:
 
 
 class KServeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Serves on a free port inside a `with`; what came in is in `requests`."""
+    """A server on a free port that runs inside a `with`; its requests are in `requests`."""
 
     def __init__(self, *script: Step) -> None:
         self.script = script
@@ -73,11 +73,11 @@ class KServeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         self._server.stop(grace=1).wait()
 
     def ServerReady(self, _request: Any, _context: grpc.ServicerContext) -> Any:  # noqa: N802  KServe's name
-        """Always."""
+        """Say that the server is ready."""
         return service_pb2.ServerReadyResponse(ready=True)
 
     def ModelReady(self, request: Any, _context: grpc.ServicerContext) -> Any:  # noqa: N802  KServe's name
-        """Only the ensemble is."""
+        """Say that the ensemble is ready, and no other model."""
         return service_pb2.ModelReadyResponse(ready=request.name == "ensemble")
 
     def ModelStreamInfer(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: N802

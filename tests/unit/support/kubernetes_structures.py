@@ -206,7 +206,7 @@ class GrpcRule(Strict):
 
 
 def _not_too_many(rules: list[Any]) -> list[Any]:
-    """A rule of their validation that counts over all of a route."""
+    """Refuse more than 128 matches in a route, a rule of their validation that counts over the whole route."""
     num_matches = sum(len(rule.matches) for rule in rules)
     if num_matches > 128:
         raise ValueError(f"{num_matches} matches in a route, and 128 are allowed")
@@ -260,7 +260,10 @@ class BackendTlsSpec(Strict):
 
 
 class BackendTlsPolicy(Strict):
-    """As kubernetes-sigs/gateway-api has it in config/crd/standard; v1alpha3 has the same fields since 1.2."""
+    """A policy as kubernetes-sigs/gateway-api has it in config/crd/standard.
+
+    v1alpha3 has the same fields since 1.2.
+    """
 
     api: Annotated[
         Literal["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1alpha3"], Field(alias="apiVersion")

@@ -15,7 +15,12 @@ MS = 1_000_000
 
 
 def record(due_ms: float, chunks: Sequence[tuple[float, int]] = (), *, end: str = DONE, **fields: Any) -> LoadRecord:
-    """Args: `chunks`: when each came, in ms from the run's start, and its tokens."""
+    """Return the record of a request.
+
+    Args:
+        due_ms: when it was due, in ms from the run's start.
+        chunks: when each came, in ms from the run's start, and its tokens.
+    """
     last_ms = chunks[-1][0] if chunks else due_ms
     defaults: dict[str, Any] = {
         "session": 0,
@@ -30,7 +35,7 @@ def record(due_ms: float, chunks: Sequence[tuple[float, int]] = (), *, end: str 
 
 
 def run(records: list[LoadRecord], *, num_users: int | None = None, name: str = "run", **fields: Any) -> Run:
-    """A run of them; an open loop unless it has users."""
+    """Return a run of records; an open loop unless it has users."""
     info = RunInfo(
         tool="by hand", commands=["none"], url="here:1", model="ensemble", is_open=num_users is None,
         num_users=num_users, rate_per_s=None if num_users else 10.0, **fields,
@@ -41,7 +46,7 @@ def run(records: list[LoadRecord], *, num_users: int | None = None, name: str = 
 def steady(
     count: int = 200, *, every_ms: float = 10.0, ttft_ms: float = 50.0, gap_ms: float = 10.0
 ) -> list[LoadRecord]:
-    """One request every so often, each of five tokens."""
+    """Return records of a request every `every_ms`, each of five tokens."""
     return [
         record(number * every_ms, [(number * every_ms + ttft_ms + gap_ms * token, 1) for token in range(5)])
         for number in range(count)
@@ -49,7 +54,7 @@ def steady(
 
 
 def farthest_from_stamps(figures: RunFigures, records: Sequence[LoadRecord], sent_ns: Sequence[Sequence[int]]) -> float:
-    """How far the worst figure is, as a share, from when the server says that it sent each token, of the same requests.
+    """Return how far the worst figure is, as a share, from the server's own stamps of the tokens of the requests.
 
     A server on a busy machine is late itself: its script says less of what a client should have seen than its stamps.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the replies to one request go in a test, and a check that they end once and in one thread at a time."""
+"""A sink for the replies to one request in a test, and a check that they end once and in one thread at a time."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,10 @@ from trireme.base.errors import ServingError
 
 
 class RecordingSink:
-    """Keeps all that it is told. What a sink must never see is noted, not raised: the caller would swallow it."""
+    """A sink that keeps every call.
+
+    What a sink must never see is noted, not raised: the caller would swallow it.
+    """
 
     takes_one = False
 
@@ -19,7 +22,12 @@ class RecordingSink:
         before_send: Callable[[Reply], None] = lambda _: None,
         before_poll: Callable[[], None] = lambda: None,
     ) -> None:
-        """Args: `before_send` and `before_poll` may raise, or wait."""
+        """Make a sink.
+
+        Args:
+            before_send: called before each reply is kept; it may raise, or wait.
+            before_poll: called before each `is_cancelled`; it may raise, or wait.
+        """
         self.replies: list[Reply] = []
         self.error: ServingError | None = None
         self.is_abandoned = False
@@ -30,7 +38,7 @@ class RecordingSink:
         self._is_busy = threading.Lock()
 
     def send(self, reply: Reply) -> None:
-        """A reply; with `is_final` the last call."""
+        """Keep a reply; with `is_final` the last call."""
         with _alone(self, "send"):
             self._before_send(reply)
             self.replies.append(reply)
@@ -38,39 +46,39 @@ class RecordingSink:
                 self._is_ended.set()
 
     def fail(self, error: ServingError) -> None:
-        """The last call."""
+        """Keep the error, the last call."""
         with _alone(self, "fail"):
             self.error = error
             self._is_ended.set()
 
     def is_cancelled(self) -> bool:
-        """Whether the test has walked away."""
+        """Return whether the test has walked away."""
         with _alone(self, "is_cancelled"):
             self._before_poll()
             return self.is_abandoned
 
     def named_outputs(self) -> tuple[str, ...]:
-        """None: the test takes what there is."""
+        """Return no names: the test takes every output."""
         return ()
 
     @property
     def is_ended(self) -> bool:
-        """Whether the last call has come."""
+        """Return whether the last call has come."""
         return self._is_ended.is_set()
 
     @property
     def token_ids(self) -> list[int]:
-        """All of them so far."""
+        """Return every token id so far."""
         return [token_id for reply in self.replies for token_id in reply.token_ids]
 
     def wait(self, timeout_s: float = 20.0) -> "RecordingSink":
-        """Itself, once the last call has come."""
+        """Return the sink, once the last call has come."""
         assert self._is_ended.wait(timeout_s), f"no end after {len(self.replies)} replies"
         return self
 
 
 class _alone:  # noqa: N801  reads as a phrase where it is used
-    """Notes a call that comes during another one, or after the last one."""
+    """A block that notes a call that comes during another call, or after the last one."""
 
     def __init__(self, sink: RecordingSink, call: str) -> None:
         self._sink, self._call = sink, call

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the responses to one text request go in a test."""
+"""A sink for the responses to one text request in a test."""
 
 import threading
 
@@ -8,7 +8,7 @@ from trireme.base.errors import ServingError
 
 
 class RecordingTensorSink:
-    """Keeps all that it is told."""
+    """A sink that keeps every call."""
 
     takes_one = False
 
@@ -19,31 +19,31 @@ class RecordingTensorSink:
         self._is_ended = threading.Event()
 
     def send(self, tensors: Tensors, *, is_final: bool) -> None:
-        """A response."""
+        """Keep a response."""
         self.responses.append(tensors)
         if is_final:
             self._is_ended.set()
 
     def fail(self, error: ServingError) -> None:
-        """The last call."""
+        """Keep the error, the last call."""
         self.error = error
         self._is_ended.set()
 
     def is_cancelled(self) -> bool:
-        """Whether the test has walked away."""
+        """Return whether the test has walked away."""
         return self.is_abandoned
 
     def named_outputs(self) -> tuple[str, ...]:
-        """None: the test takes what there is."""
+        """Return no names: the test takes every output."""
         return ()
 
     def texts(self, timeout_s: float = 20.0) -> list[str]:
-        """The text of every response, once the last has come without an error."""
+        """Return the text of every response, once the last has come without an error."""
         self.wait(timeout_s)
         assert self.error is None, self.error
         return [tensors["text_output"].item().decode() for tensors in self.responses]
 
     def wait(self, timeout_s: float = 20.0) -> "RecordingTensorSink":
-        """Itself, once the last call has come."""
+        """Return the sink, once the last call has come."""
         assert self._is_ended.wait(timeout_s), f"no end after {len(self.responses)} responses"
         return self

@@ -27,7 +27,7 @@ def write_release(
     admission: AdmissionSpec | None = None,
     **responses: object,
 ) -> Path:
-    """Write a model repository; returns its `tensorrt_llm/1`. A step takes no time unless `engine` says so."""
+    """Write a model repository; return its `tensorrt_llm/1`. A step takes no time unless `engine` says so."""
     settings = {"step_ms": 0.0, "prefill_us_per_token": 0.0, "decode_us_per_seq": 0.0, **engine}
     spec = DeploymentSpec.of_one(
         name="test",
@@ -45,7 +45,7 @@ def write_release(
 
 
 def write_broken_release(root: Path) -> Path:
-    """The same with an engine that cannot be loaded: somebody has written a vocabulary into it that is too small."""
+    """Write a release with an engine that cannot be loaded, for its vocabulary is too small."""
     folder = write_release(root)
     file = folder / RELEASE_FILE
     file.write_text(file.read_text().replace('"vocab_size": 4096', '"vocab_size": 16'))

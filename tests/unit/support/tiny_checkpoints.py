@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small checkpoints of random weights, one for each way a layer is built; the same on every machine."""
+"""Small checkpoints of random weights, one for each way a layer is built; equal on every machine."""
 
 import hashlib
 import json
@@ -62,12 +62,12 @@ del TINY["deepseek"]["head_dim"]
 
 
 def write_tiny(folder: Path, name: str) -> Path:
-    """The checkpoint of a name in a folder, which is made."""
+    """Write the checkpoint of a name into a folder, which is made."""
     return write_checkpoint(folder, TINY[name], random_tensors(TINY[name]))
 
 
 def random_tensors(config: Config, seed: int = 4) -> dict[str, npt.NDArray[np.float32]]:
-    """Every tensor of a model; the scales keep hidden states near 1, so that nothing hides behind a small factor."""
+    """Return a model's tensors; the scales keep hidden states near 1, so that nothing hides behind a small factor."""
     generator = np.random.default_rng(seed)
     return {weight.name: _random(weight, generator) for weight in weights_of(read_model_shape(config))}
 
@@ -89,7 +89,7 @@ def write_checkpoint(
     tensors: Mapping[str, npt.NDArray[np.generic]],
     file: str = "model.safetensors",
 ) -> Path:
-    """A checkpoint's folder: `config.json` and one file of tensors."""
+    """Write a checkpoint's folder: `config.json` and one file of tensors."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / file).write_bytes(safetensors_bytes(tensors))
@@ -102,7 +102,7 @@ _TYPES = {
 
 
 def safetensors_bytes(tensors: Mapping[str, npt.NDArray[np.generic]]) -> bytes:
-    """A safetensors file; uint16 stands for BF16."""
+    """Return a safetensors file; uint16 stands for BF16."""
     header, data = {}, b""
     for name, values in tensors.items():
         raw = np.ascontiguousarray(values).tobytes()
@@ -117,5 +117,5 @@ def safetensors_bytes(tensors: Mapping[str, npt.NDArray[np.generic]]) -> bytes:
 
 
 def weights_hash(checkpoint: Path) -> str:
-    """SHA-256 of the file of tensors."""
+    """Return the SHA-256 of the file of tensors."""
     return hashlib.sha256((checkpoint / "model.safetensors").read_bytes()).hexdigest()
