@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands for `build_engines/planner/estimators/aisimulate_worker.py`: answers what was recorded of it, nothing else.
+"""A stand-in of `build_engines/planner/estimators/aisimulate_worker.py`, which answers what was recorded of it.
 
 As a program: `python aisimulate_recorded.py`. `tests/unit/build_engines/planner/estimators/test_aisimulate_real.py`
 compares the recording with the real one (`make soak`).
@@ -14,13 +14,13 @@ RECORDING = Path(__file__).parents[1] / "data" / "aisimulate_answers.json"
 
 
 def recording() -> list[dict[str, Any]]:
-    """Pairs of a question, without its folder, and the answer."""
+    """Return pairs of a question, without its folder, and the answer."""
     pairs: list[dict[str, Any]] = json.loads(RECORDING.read_text(encoding="utf-8"))
     return pairs
 
 
 def main() -> None:
-    """Until the input ends."""
+    """Answer questions until the input ends."""
     pairs = recording()
     for line in sys.stdin:
         question = json.loads(line)

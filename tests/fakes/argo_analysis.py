@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Argo Rollouts makes of a metric of an AnalysisTemplate, written anew from its documentation and behaviour.
+"""Argo Rollouts' reading of a metric of an AnalysisTemplate, written anew from its documentation and behaviour.
 
 Conditions are of expr-lang, for which no engine is installed here: this reads the part of it that is used (`&&`, `||`,
 `!`, `==`, `>`, `in`, brackets, lists, strings, numbers, `result.name`), and refuses everything else.
@@ -13,7 +13,11 @@ _TOKEN = re.compile(r'\s*(&&|\|\||==|>|!|\(|\)|\[|\]|,|"[^"\\]*"|\d+|[A-Za-z_][A
 
 
 def evaluate(expression: str, result: Mapping[str, Any]) -> bool:
-    """A condition on a measurement's result; raises ValueError at what it does not know, as Argo would err."""
+    """Return the value of a condition on a measurement's result.
+
+    Raises:
+        ValueError: the condition has something that is not known here, as Argo would err.
+    """
     tokens, position = [], 0
     while position < len(expression.rstrip()):
         match = _TOKEN.match(expression, position)
@@ -29,7 +33,7 @@ def evaluate(expression: str, result: Mapping[str, Any]) -> bool:
 
 
 class _Reader:
-    """By precedence, the loosest first: `||`, `&&`, comparisons, `!`."""
+    """A reader by precedence, the loosest first: `||`, `&&`, comparisons, `!`."""
 
     def __init__(self, tokens: list[str], result: Mapping[str, Any]) -> None:
         self.tokens = tokens
@@ -102,10 +106,14 @@ def run_phase(
     *,
     knows_consecutive_success: bool = True,
 ) -> str:
-    """How a run of one metric ends: `Successful`, `Failed`, `Inconclusive`, `Error`, or `Running` if it does not yet.
+    """Return the end of a run of one metric, or `Running` if it has not ended.
+
+    Ends are `Successful`, `Failed`, `Inconclusive` and `Error`.
 
     Args:
+        metric: as the AnalysisTemplate has it.
         measured: what the provider answers, one measurement after the other; None: nothing, which is an error.
+        args: values of the template's arguments.
         knows_consecutive_success: Argo from 1.8 on.
     """
     texts = [re.sub(r"{{args\.(\w+)}}", lambda found: args[found[1]], metric[f"{kind}Condition"]) for kind in ("success", "failure")]  # fmt: skip  # noqa: E501

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many replicas KEDA and Kubernetes make of what Prometheus answers, without their windows of time.
+"""The replicas that KEDA and Kubernetes make of Prometheus' answers, without their windows of time.
 
 Sources: KEDA 8b4f083ca (2026-08-20), pkg/scalers/prometheus_scaler.go (ExecutePromQuery) and pkg/fallback/fallback.go;
 kubernetes pkg/controller/podautoscaler/replica_calculator.go (GetExternalPerPodMetricReplicas), horizontal.go
@@ -14,11 +14,15 @@ TOLERANCE = 0.1  # kube-controller-manager's default
 
 
 class NoMetric(Exception):
-    """What is asked for a metric has none, and says so."""
+    """A metric without a value, which its source reports."""
 
 
 def keda_value(samples: Sequence[float], *, ignore_null_values: bool) -> float:
-    """Of a prometheus trigger. Raises: NoMetric."""
+    """Return the value of a prometheus trigger.
+
+    Raises:
+        NoMetric: there is not one finite sample.
+    """
     if len(samples) == 1 and math.isfinite(samples[0]):
         return samples[0]
     if len(samples) > 1 or not ignore_null_values:
@@ -27,14 +31,18 @@ def keda_value(samples: Sequence[float], *, ignore_null_values: bool) -> float:
 
 
 def external_value(samples: Sequence[float]) -> float:
-    """Of prometheus-adapter, added up by Kubernetes; it has no notion of NaN. Raises: NoMetric."""
+    """Return the value of prometheus-adapter, added up by Kubernetes, which has no notion of NaN.
+
+    Raises:
+        NoMetric: there is no sample.
+    """
     if not samples:
         raise NoMetric("no metrics returned from external metrics API")
     return sum(samples)
 
 
 def wanted(value: float, target: float, *, current: int) -> int:
-    """By one metric with an AverageValue. Both are made thousandths on the way."""
+    """Return the replicas for one metric with an AverageValue. Both are made thousandths on the way."""
     value_milli, target_milli = int(value * 1000), round(target * 1000)
     if abs(1 - value_milli / (target_milli * current)) <= TOLERANCE:
         return current
@@ -42,7 +50,13 @@ def wanted(value: float, target: float, *, current: int) -> int:
 
 
 def replicas(proposals: Sequence[int | None], bounds: tuple[int, int], *, current: int) -> int:
-    """By all of them; None: of a metric that had no value. `bounds`: the least and the most."""
+    """Return the replicas for several metrics.
+
+    Args:
+        proposals: of each metric; None: it had no value.
+        bounds: the least and the most.
+        current: the number of replicas now.
+    """
     known = [proposal for proposal in proposals if proposal is not None]
     if not known or (len(known) < len(proposals) and max(known) < current):
         return current
@@ -52,10 +66,12 @@ def replicas(proposals: Sequence[int | None], bounds: tuple[int, int], *, curren
 def keda_replicas(
     spec: Mapping[str, Any], answers: Mapping[str, Sequence[float]], *, current: int, num_failures: int = 0
 ) -> int:
-    """Of a ScaledObject.
+    """Return the replicas of a ScaledObject.
 
     Args:
+        spec: its spec.
         answers: samples that its queries have, by the trigger's name; of cron the number of replicas.
+        current: the number of replicas now.
         num_failures: of a query without an answer, this one included.
     """
     fallback = spec["fallback"]
@@ -80,7 +96,13 @@ def keda_replicas(
 
 
 def hpa_replicas(spec: Mapping[str, Any], answers: Mapping[str, Sequence[float]], *, current: int) -> int:
-    """Of a HorizontalPodAutoscaler. Args: `answers`: samples, by the metric's name."""
+    """Return the replicas of a HorizontalPodAutoscaler.
+
+    Args:
+        spec: its spec.
+        answers: samples, by the metric's name.
+        current: the number of replicas now.
+    """
     proposals: list[int | None] = []
     for metric in spec["metrics"]:
         target = int(metric["external"]["target"]["averageValue"].removesuffix("m")) / 1000

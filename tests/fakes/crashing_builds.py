@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends builds before each single change that they make to the disk, as kill -9 would, and goes on from there.
+"""Builds that end before each single change that they make to the disk, as by kill -9, and go on from there.
 
     python crashing_builds.py FOLDER [--every N]
 
@@ -31,16 +31,16 @@ _KILLED = 137
 
 
 class Silent:
-    """A watcher who says nothing."""
+    """A watcher that says nothing."""
 
     def stage_started(self, number: int, total: int, stage: Stage) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def stage_finished(self, number: int, total: int, stage: Stage, duration_s: float, *, is_reused: bool) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def stage_failed(self, number: int, total: int, stage: Stage, log: Path | None, tail: Sequence[str]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def one_build(out: Path, *, dies_before: int | None) -> None:
@@ -61,7 +61,7 @@ def one_build(out: Path, *, dies_before: int | None) -> None:
 
 
 def in_a_fork(work: Callable[[], None]) -> int:
-    """The exit status of a process that does it: 0, or 137 where it was ended on the way."""
+    """Do work in a fork; return its exit status: 0, or 137 where it was ended on the way."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -74,13 +74,13 @@ def in_a_fork(work: Callable[[], None]) -> int:
 
 
 def content(release: Path) -> dict[str, bytes]:
-    """All files that count."""
+    """Return every file that counts, by its path."""
     files = (path for path in release.rglob("*") if path.is_file() and path.name != PROVENANCE_FILE)
     return {path.relative_to(release).as_posix(): path.read_bytes() for path in files}
 
 
 def visible(out: Path) -> list[Path]:
-    """What a user would take for a release."""
+    """Return the folders that a user would take for a release."""
     return [path for path in out.iterdir() if not path.name.startswith(".")] if out.is_dir() else []
 
 

@@ -18,7 +18,7 @@ KV_BYTES_PER_TOKEN = 2560
 
 
 def demo_manifest(**changes: object) -> ReleaseManifest:
-    """The manifest of the demo's release before it is sealed; `changes` go over its fields."""
+    """Return the manifest of the demo's release before it is sealed; `changes` go over its fields."""
     recipe = {"name": "demo", "format": "int8"}
     fields: dict[str, object] = {
         "name": "demo-int8",
@@ -57,7 +57,7 @@ def write_demo_release(folder: Path, **changes: object) -> Path:
 
 
 def write_gpu_release(folder: Path, **changes: object) -> Path:
-    """The same with files that only look like a compiled engine of `world_size` ranks; nothing can load it."""
+    """Write a release with files that only look like a compiled engine of `world_size` ranks; nothing can load it."""
     versions = {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48"}
     manifest = demo_manifest(**{"provider": "tensorrt", "sm": 90, "versions": versions} | changes)
     (folder / "engine").mkdir(parents=True)

@@ -97,7 +97,7 @@ class EnsembleByHand:
                 adapter.finalize()
 
     def ask(self, tensors: Arrays, model: str = "ensemble_graph") -> list[dict[str, Array]]:
-        """Every response to one request of a client, by the names of the ensemble's outputs.
+        """Return every response to one request of a client, by the names of the ensemble's outputs.
 
         Raises:
             AdapterError: one of the steps answered with an error.
@@ -123,10 +123,10 @@ class EnsembleByHand:
         return [_raise_if_error(response) for response in responses]
 
     def ask_model(self, model: str, tensors: Arrays, *, request_id: str = "") -> list[dict[str, Array]]:
-        """Every response of one model, by its own names.
+        """Return every response of one model, by its own names.
 
         Raises:
-            AdapterError: it answered with an error.
+            AdapterError: the model answered with an error.
         """
         return [_arrays(response) for response in self.send(model, tensors, request_id=request_id).wait()]
 
@@ -156,7 +156,7 @@ class EnsembleByHand:
 
 
 def _as_json(config: model_config_pb2.ModelConfig) -> str:
-    """What the server hands a model: the names of the protobuf message, fields at their default too."""
+    """Return the config as the server hands it to a model: names of the protobuf message, and defaults, too."""
     text: str = json_format.MessageToJson(
         config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
@@ -172,7 +172,7 @@ def _named_on_wire(step: Any, outputs: Arrays) -> dict[str, Array]:
 
 
 def _as_configured(tensor: Any, array: Array) -> pb_utils.Tensor:
-    """The input as the model sees it; the server has checked types and shapes before."""
+    """Return the input as the model sees it; the server has checked types and shapes before."""
     if tensor.HasField("reshape"):
         array = array.reshape([array.shape[0], *tensor.reshape.shape])
     return pb_utils.Tensor(tensor.name, array)

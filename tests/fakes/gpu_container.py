@@ -10,13 +10,13 @@ from trtllm_tools import FakeTools, write_fake_tools
 
 
 class GpuContainer(NamedTuple):
-    """Where it is."""
+    """The paths and settings of the stand-in."""
 
     tools: FakeTools
     packages: Path
 
     def environment(self, **more: str) -> dict[str, str]:
-        """For a process that is to find it."""
+        """Return the environment of a process that is to find the stand-in."""
         path = [self.packages, self.tools.site, Path(__file__).parent]
         found = self.tools.environment() | {"PYTHONPATH": os.pathsep.join(map(str, path))}
         return found | {"NVIDIA_TRITON_SERVER_VERSION": "26.07"} | more
@@ -25,7 +25,7 @@ class GpuContainer(NamedTuple):
 def write_gpu_container(
     folder: Path, *, version: str = "1.2.1", gpu_name: str = "NVIDIA H100 80GB HBM3"
 ) -> GpuContainer:
-    """Of a version of TensorRT-LLM, with one GPU of SM 90."""
+    """Write a container with a version of TensorRT-LLM and one GPU of SM 90."""
     tools = write_fake_tools(folder, num_gpus=1, gpu_name=gpu_name)
     metadata = next(tools.site.glob("tensorrt_llm-*")) / "METADATA"
     metadata.write_text(metadata.read_text().replace("1.2.1", version))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands for upstream's `trtllm-llmapi-launch` where there is no TensorRT-LLM: which rank is where, and who ends when.
+"""A stand-in of upstream's `trtllm-llmapi-launch` without TensorRT-LLM: the place of each rank, and the order of ends.
 
 As upstream's does, at rank 0 it splits the server's command at white space, runs it in the background without MPI's
 environment, and waits in the foreground for somebody to tell the ranks to end, which happens behind a server that has

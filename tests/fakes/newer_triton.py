@@ -61,9 +61,10 @@ _FORWARDED = (
 
 
 def write_newer_triton(folder: Path, record: Path, *, is_aborting: bool = False) -> Path:
-    """Write the program into a folder; returns the folder, which belongs first on PATH.
+    """Write the program into a folder; return the folder, which belongs first on PATH.
 
     Args:
+        folder: for the program.
         record: where `make setup` wrote down what it installed, installation.json.
         is_aborting: each stub aborts once its model is finalized, as with Python 3.11 since python_backend #433.
     """
@@ -93,7 +94,7 @@ def _write_stub(folder: Path, real: str, *, is_aborting: bool) -> None:
 
 
 def _write_site(folder: Path) -> Path:
-    """Write an environment like this one whose interpreter has PYTHONPATH first; returns the folder of its programs."""
+    """Write an environment like this one whose interpreter has PYTHONPATH first; return the folder of its programs."""
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = folder / "lib" / python / "site-packages"
     packages.mkdir(parents=True)
@@ -125,7 +126,7 @@ def main(record: str, arguments: list[str], backends: str) -> None:
 
 
 class _Real:
-    """The installed server, and what has become of its stubs."""
+    """The installed server, and the ends of its stubs."""
 
     def __init__(self, record: Path) -> None:
         facts = json.loads(record.read_text())
@@ -145,7 +146,7 @@ class _Real:
         return found.returncode
 
     def dead_stubs(self, pid: int) -> list[str]:
-        """The command lines of stubs that died and were not unloaded."""
+        """Return the command lines of stubs that died and were not unloaded."""
         dead = []
         for child in psutil.Process(pid).children():
             try:
@@ -217,7 +218,7 @@ async def _serve_grpc(
     process: asyncio.subprocess.Process,
     ending: "asyncio.Task[int]",
 ) -> int:
-    """Answer gRPC until the real server ends; returns the status to end with."""
+    """Answer gRPC until the real server ends; return the status to end with."""
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
     calls = GrpcAnswers(real, answers.is_unready, takes_shared_memory=answers.takes_shared_memory)

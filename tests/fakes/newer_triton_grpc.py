@@ -69,7 +69,7 @@ class GrpcAnswers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return have_ended
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """Every call there is, as a stream of bytes in both directions."""
+        """Return a handler for any call, as a stream of bytes in both directions."""
         path = details.method
 
         async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:

@@ -115,7 +115,7 @@ _NEW: Mapping[str, Version] = (
 
 
 def placeholders(version: Version) -> dict[str, dict[str, str]]:
-    """Of each model: every placeholder of the release, and the name that an import's report has for it."""
+    """Return, for each model, every placeholder of the release, and the name that an import's report has for it."""
     named: dict[str, dict[str, str]] = {}
     for model, parameters in PARAMETERS.items():
         found = {"triton_max_batch_size": f"{model}.max_batch_size"}
@@ -143,7 +143,7 @@ def placeholders(version: Version) -> dict[str, dict[str, str]]:
 
 
 def template(model: str, version: Version) -> str:
-    """A `config.pbtxt` in the shape of the release's, with its placeholders."""
+    """Return a `config.pbtxt` in the shape of the release's, with its placeholders."""
     message: dict[str, object] = {"name": model}
     if model == "ensemble":
         message["platform"] = "ensemble"
@@ -197,7 +197,7 @@ def _tensors(model: str, direction: str, version: Version) -> list[dict[str, obj
 
 
 def fill(text: str, substitutions: str, *, version: Version = VERSIONS[-1]) -> str:
-    r"""What upstream's `fill_template.py` makes of ``key:value,key:value``; ``\`` takes a comma's meaning."""
+    r"""Return a text filled as `fill_template.py` does from ``key:value,key:value``; ``\`` takes a comma's meaning."""
     values: dict[str, str] = {"max_queue_size": "0"}
     if version >= (0, 19):
         values["max_queue_delay_microseconds"] = "0"
@@ -249,7 +249,7 @@ def write_old_repository(
     models: Iterable[str] = tuple(PARAMETERS),
     is_usual: bool = True,
 ) -> Path:
-    """A repository of the release, filled with `USUAL` (or nothing) and `values`."""
+    """Write a repository of the release, filled with `USUAL` (or nothing) and `values`."""
     wanted = {**(USUAL if is_usual else {}), **values}
     for model in models:
         text = template(model, version)
@@ -264,7 +264,7 @@ def _escaped(value: str) -> str:
 
 
 def write_engine_config(folder: Path, *, version: str = "1.2.1", **changes: object) -> Path:
-    """A compiled engine's folder without weights; `changes` are of `build_config`, or of its sections by name."""
+    """Write a compiled engine's folder without weights; `changes` are of `build_config`, or of its sections by name."""
     folder.mkdir(parents=True, exist_ok=True)
     mapping = {"world_size": 1, "tp_size": 1, "pp_size": 1, "cp_size": 1}
     pretrained: dict[str, object] = {"architecture": "LlamaForCausalLM", "dtype": "float16", "vocab_size": 32000}
@@ -291,7 +291,7 @@ def write_engine_config(folder: Path, *, version: str = "1.2.1", **changes: obje
 
 
 def write_llmapi_repository(folder: Path, model: Mapping[str, object], inputs: Iterable[str] = ()) -> Path:
-    """A repository of `llmapi` with this `model.yaml`."""
+    """Write a repository of `llmapi` with this `model.yaml`."""
     text = {"name": "text_input", "data_type": Symbol("TYPE_STRING"), "dims": [-1]}
     message = {
         "name": "tensorrt_llm",

@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @dataclass(frozen=True)
 class ReceivedSpan:
-    """Ids are hexadecimal; of no parent the empty text."""
+    """A span; ids are hexadecimal, and a span without a parent has the empty text."""
 
     name: str
     trace_id: str
@@ -39,7 +39,7 @@ class ReceivedSpan:
 
 @dataclass(frozen=True)
 class Exemplar:
-    """Of a point of a histogram."""
+    """An exemplar of a point of a histogram."""
 
     trace_id: str
     span_id: str
@@ -48,7 +48,7 @@ class Exemplar:
 
 @dataclass
 class OtlpReceiver:
-    """Listens while it is entered."""
+    """A receiver that listens while it is entered."""
 
     spans: list[ReceivedSpan] = field(default_factory=list)
     exemplars: list[Exemplar] = field(default_factory=list)
@@ -68,7 +68,7 @@ class OtlpReceiver:
                 self.end_headers()
 
             def log_message(self, *args: object) -> None:
-                """Not to the terminal."""
+                """Log nothing to the terminal."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -92,7 +92,7 @@ class OtlpReceiver:
             self._take_metrics(_parsed(ExportMetricsServiceRequest(), body, content_type))
 
     def of_trace(self, trace_id: str, *, names: set[str], timeout_s: float = 10.0) -> dict[str, ReceivedSpan]:
-        """The spans of a trace by name, once these are all there; each comes once."""
+        """Return the spans of a trace by name, once these are all there; each comes once."""
         self.wait(lambda: names <= {span.name for span in self.spans if span.trace_id == trace_id}, timeout_s)
         found = [span for span in self.spans if span.trace_id == trace_id]
         assert len({span.name for span in found}) == len(found), found
@@ -131,7 +131,7 @@ def _parsed(message: Any, body: bytes, content_type: str) -> Any:
 
 
 def _with_base64_ids(body: bytes) -> str:
-    """OTLP's JSON has ids in hexadecimal, where protobuf's has bytes in base64."""
+    """Return the body with ids in base64: OTLP's JSON has them in hexadecimal, and protobuf's reader wants base64."""
 
     data = json.loads(body)
     for resource_spans in data["resourceSpans"]:

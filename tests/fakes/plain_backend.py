@@ -13,12 +13,12 @@ from ensemble_configs.spec.finding import Finding
 
 
 def check(_job: BuildJob) -> list[Finding]:
-    """Nothing is in the way."""
+    """Return no findings."""
     return []
 
 
 def plan(job: BuildJob) -> BuildPlan:
-    """Engine, and tokenizer."""
+    """Return two stages: the engine, and the tokenizer."""
 
     def copy_engine(folder: Path, _work: Path) -> None:
         for file in sorted((DEMO_MODEL / "openvino" / "target").iterdir()):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the fake's executor reads an adapter and puts it into the cache, and whom a failure hits.
+"""The adapters of the fake's executor: when each is read and put into the cache, and which requests a failure hits.
 
-Source: the same as of `trtllm_adapters`, and executor/worker.py (`worker_main`).
+Source: the files that `trtllm_adapters` names, and executor/worker.py (`worker_main`).
 """
 
 import trtllm_ranks

@@ -50,7 +50,14 @@ class Adapters:
     """The adapters of one LLM."""
 
     def __init__(self, args: Any, model: dict[str, Any], *, backend: str, has: Callable[[Behaviour], bool]) -> None:
-        """Args: `model` is the config.json of the checkpoint or engine."""
+        """Make the adapters of an LLM.
+
+        Args:
+            args: the LLM's arguments.
+            model: the config.json of the checkpoint or engine.
+            backend: the LLM's backend.
+            has: tells whether the executor has a behaviour.
+        """
         build = model.get("build_config", {})
         self._model = model.get("pretrained_config", model)
         self._is_pytorch, self._has = backend == "pytorch", has
@@ -67,12 +74,12 @@ class Adapters:
 
     @property
     def num_users(self) -> int:
-        """Requests that have begun with an adapter and not ended."""
+        """Return the number of requests that have begun with an adapter and not ended."""
         return sum(len(numbers) for numbers in self._users.values())
 
     @property
     def num_read(self) -> int:
-        """Adapters that the worker has read, and keeps."""
+        """Return the number of adapters that the worker has read, and keeps."""
         return len(self._read)
 
     def enqueue(self, request: Any) -> Sent:
@@ -106,7 +113,7 @@ class Adapters:
         return weights
 
     def end(self, sent: Sent, number: int) -> None:
-        """Note the end of a request; its adapter may be evicted when nobody uses it."""
+        """Note the end of a request; its adapter may be evicted when no request uses it."""
         self._users.get(sent.key, set()).discard(number)
 
     def _load(self, uid: object, path: str) -> bytes:
@@ -134,7 +141,7 @@ class Adapters:
 
 
 def _sizes_of(path: str) -> list[tuple[int, int]]:
-    """Return layer and hidden size, of what takes hidden states."""
+    """Return layer and hidden size of each module that takes hidden states."""
     data = Path(path, "adapter_model.safetensors").read_bytes()
     tensors = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     found = [(match, tensors[name]["shape"]) for name in tensors if (match := _TENSOR.fullmatch(name))]

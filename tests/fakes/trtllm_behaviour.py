@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fake `tensorrt_llm` does when it is called: the executor behind one `LLM`.
+"""The fake `tensorrt_llm` when it is called: the executor behind one `LLM`.
 
 It imports nothing of the project: it is written from upstream's source alone, which `trtllm_switches` names behaviour
 by behaviour. The signatures are generated (`trtllm_generator`). Free-running as the real one, in a thread; a paced
@@ -90,7 +90,7 @@ class Executor(AdapterLoader):
 
     @property
     def is_paced(self) -> bool:
-        """Whether iterations run by `iterate` alone."""
+        """Return whether iterations run by `iterate` alone."""
         return self._is_paced
 
     @is_paced.setter
@@ -110,7 +110,7 @@ class Executor(AdapterLoader):
             raise ValueError("beam search needs disable_overlap_scheduler")
 
     def _longest_sequence(self, build: dict[str, Any]) -> int:
-        """What is asked for, or less with a warning if one whole sequence does not fit the cache.
+        """Return what is asked for, or less with a warning if one whole sequence does not fit the cache.
 
         A compiled engine's own limits override what the LLM is made with (TrtLlmArgs,
         validate_build_config_with_runtime_params).
@@ -169,7 +169,7 @@ class Executor(AdapterLoader):
         return result
 
     def _refusal_of(self, running: Running, num_beams: int) -> str | None:
-        """What the worker answers instead of a first token; None: it takes the request."""
+        """Return what the worker answers instead of a first token; None: it takes the request."""
         params, widest = running.params, self.args.max_beam_width or 1
         if self.has(Behaviour.ONLY_THE_FULL_BEAM_WIDTH) and num_beams != widest:
             return f"Request beam width {num_beams} is not equal to max_beam_width {widest}. This is not supported!"
@@ -213,7 +213,7 @@ class Executor(AdapterLoader):
         raise NotImplementedError("the fake is asynchronous")
 
     def get_stats_async(self, timeout: float | None) -> AsyncIterator[dict[str, Any]]:
-        """What is told, until nothing comes for `timeout` seconds."""
+        """Return the rows that are told, until nothing comes for `timeout` seconds."""
         return self.stats.read(timeout)
 
     def shutdown(self) -> None:
@@ -225,7 +225,7 @@ class Executor(AdapterLoader):
             thread.join()
 
     def die(self, reason: str = "a worker died") -> None:
-        """What happens when a worker process is killed."""
+        """Do what happens when a worker process is killed."""
         with self._changed:
             self.death = RuntimeError(reason)
             for running in list(self._running.values()):
@@ -233,7 +233,7 @@ class Executor(AdapterLoader):
             self._changed.notify_all()
 
     def note_taken(self, result: RequestOutput) -> None:
-        """The caller has dealt with one of the things that were made for it."""
+        """Note that the caller has dealt with one of the things that were made for it."""
         with self._changed:
             result.num_untaken -= 1
             self._changed.notify_all()
@@ -241,7 +241,7 @@ class Executor(AdapterLoader):
     # Iterations
 
     def iterate(self) -> None:
-        """One iteration, by hand; returns when everything it made has been taken."""
+        """Run one iteration by hand; return when everything that it made has been taken."""
         with self._changed:
             touched = self._iterate()
             self.stats.send()
@@ -252,7 +252,7 @@ class Executor(AdapterLoader):
             assert is_taken, "nobody took what the iteration made"
 
     def tick(self) -> None:
-        """One iteration, by hand; whoever wants to takes what it made."""
+        """Run one iteration by hand, without waiting for its results to be taken."""
         with self._changed:
             self._iterate()
             self.stats.send()
@@ -352,7 +352,7 @@ class Executor(AdapterLoader):
             self._deliver(running, self._grower(running, made))
 
     def _num_accepted(self, running: Running) -> int:
-        """Tokens of this step: one, or one more for each draft that the fake takes as accepted."""
+        """Return the tokens of this step: one, or one more for each draft that the fake takes as accepted."""
         speculation = self.args.speculative_config
         if speculation is None or not running.sequence.num_made or not self.has(Behaviour.SEVERAL_TOKENS_AT_ONCE):
             return 1
@@ -390,13 +390,13 @@ class Executor(AdapterLoader):
                 getattr(self._grammar, parse)(text)
 
     def _fail_all(self, message: str) -> None:
-        """Answer everybody with an error, as `_handle_errors` does, and take no more requests."""
+        """Answer every request with an error, as `_handle_errors` does, and take no more requests."""
         for running in list(self._running.values()):
             self._fail(running, running.error(message))
         self.death = RuntimeError(message)
 
     def _fail_active(self, message: str) -> None:
-        """Answer with an error all that have begun, as `terminateActiveRequests` does, and go on with the others."""
+        """Answer active requests with an error, as `terminateActiveRequests` does, and go on with the others."""
         for running in list(self._running.values()):
             if running.sequence in self.batch.active:
                 self._fail(running, running.error(f"Encountered an error in forwardAsync function: {message}"))
@@ -445,6 +445,6 @@ class Executor(AdapterLoader):
 
 
 def _samples_in_the_model(speculation: Any) -> bool:
-    """Whether drafts and target are one model, whose sampler knows tokens alone: MTP, and EAGLE-3 as one model."""
+    """Return whether drafts and target are one model, whose sampler knows tokens alone: MTP, or EAGLE-3 as one."""
     name = type(speculation).__name__
     return name == "MTPDecodingConfig" or (name == "EagleDecodingConfig" and speculation.eagle3_one_model)

@@ -58,7 +58,7 @@ _NOT_AN_ENGINES = ("dry_run", "visualize_network")  # EngineConfig.to_dict()
 
 
 class BuildRefused(Exception):
-    """Upstream raises; the message begins with the kind of its error."""
+    """An error that upstream raises; the message begins with its kind."""
 
 
 def engine_config(
@@ -105,7 +105,7 @@ def engine_config(
 
 
 def _refuse_arguments(args: argparse.Namespace, pretrained: dict[str, Any], sm: int) -> None:
-    """main() and build_model() of commands/build.py, and PluginConfig.validate()."""
+    """Check arguments as main() and build_model() of commands/build.py, and PluginConfig.validate() do."""
     if args.gather_context_logits and args.max_draft_len > 0:
         raise BuildRefused("RuntimeError: Gather context logits is not support with draft len > 0.")
     if args.multiple_profiles == "enable" and args.opt_num_tokens is not None:
@@ -122,7 +122,10 @@ def _refuse_arguments(args: argparse.Namespace, pretrained: dict[str, Any], sm: 
 
 
 def _plugins(args: argparse.Namespace, pretrained: dict[str, Any]) -> dict[str, Any]:
-    """PluginConfig.from_arguments(): words become switches, "disable" of a plugin none; its dtype is the model's."""
+    """Return the plugins as PluginConfig.from_arguments() makes them.
+
+    Words become switches, "disable" of a plugin none; its dtype is the model's.
+    """
     plugins = {name: fact.get("default") for name, fact in _FACTS["PluginConfig"].items()}
     for name, default in list(plugins.items()):
         value = getattr(args, name, None)
@@ -134,7 +137,7 @@ def _plugins(args: argparse.Namespace, pretrained: dict[str, Any]) -> dict[str, 
 
 
 def _lora(args: argparse.Namespace) -> dict[str, Any]:
-    """build_model() of commands/build.py: only with the plugin."""
+    """Return the LoRA settings as build_model() of commands/build.py makes them: only with the plugin."""
     config: dict[str, Any] = {
         "lora_dir": [], "lora_ckpt_source": "hf", "max_lora_rank": 64, "lora_target_modules": [],
         "trtllm_modules_to_hf_modules": {},
@@ -246,7 +249,7 @@ def _quantization_plugins(plugins: dict[str, Any], pretrained: dict[str, Any], i
 
 
 def main(args: argparse.Namespace, pretrained: dict[str, Any], *, sm: int, off: Container[str]) -> dict[str, Any]:
-    """Return the same for a program, which ends with upstream's error."""
+    """Return the config for a program, which ends with upstream's error."""
     try:
         return engine_config(args, pretrained, sm=sm, off=off)
     except BuildRefused as exc:

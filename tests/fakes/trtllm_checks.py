@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fake refuses, and where: when an LLM is made, when a request is made, and on the way to the worker."""
+"""The fake's refusals: when an LLM is made, when a request is made, and on the way to the worker."""
 
 import io
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Unlisted:
-    """A class that the facts name and do not describe: nobody can make one by hand."""
+    """A class that the facts name and do not describe: a test cannot make one by hand."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         if args or kwargs:
@@ -85,7 +85,7 @@ def check_request(args: Any, config: dict[str, Any], given: dict[str, Any], *, b
 
 
 class _Pickler(pickle.Pickler):
-    """Names the fake's own classes: a test may have taken their modules away again."""
+    """A pickler that names the fake's own classes: a test may have taken their modules away again."""
 
     def persistent_id(self, obj: object) -> object:
         is_ours = isinstance(obj, type) and obj.__module__.partition(".")[0] in ("tensorrt_llm", "torch")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes an importable `tensorrt_llm` from a version's facts in `trtllm_facts/`: classes, fields, types, signatures.
+"""The writer of an importable `tensorrt_llm` from a version's facts in `trtllm_facts/`: classes, types, signatures.
 
 An unknown argument, an enum value or a type that the facts do not have raises. Nothing here knows how our code calls
 it; what the fake does when called is `trtllm_behaviour`'s. Names that the facts mention and do not describe become
@@ -215,7 +215,7 @@ def write_fake(root: Path, *, version: str = "1.2.1", facts_of: str | None = Non
 
 
 def _class_modules(classes: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Source text by module."""
+    """Return source text by module."""
     sources: dict[str, str] = {}
     for module in sorted({fact["module"] for fact in classes.values()}):
         own = {name: fact for name, fact in classes.items() if fact["module"] == module}

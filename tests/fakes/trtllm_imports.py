@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the generated fake `tensorrt_llm` import, when it is imported, what the real one imports then.
+"""The imports that the generated fake `tensorrt_llm` makes when it is imported: those of the real one.
 
 The imports are real: what is wrong with transformers, huggingface-hub or openai ends them with the library's own error.
 What needs a driver asks for the driver's library. Sources, NVIDIA/TensorRT-LLM 1.2:
@@ -72,7 +72,7 @@ LLM.__init__ = _make_with_executor
 
 
 def add_imports(packages: Path) -> None:
-    """Add them to the fake that `trtllm_generator.write_fake` has written into a folder."""
+    """Add the imports to the fake that `trtllm_generator.write_fake` has written into a folder."""
     package = packages / "tensorrt_llm"
     modules = {
         "profiler.py": _PROFILER,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fake's stats of iterations, on their way from the executor to whoever iterates over `get_stats_async`.
+"""The fake's stats of iterations, on their way from the executor to the reader of `get_stats_async`.
 
 Source: tensorrt_llm/executor/{executor,base_worker,proxy,result}.py; the behaviours are named in `trtllm_switches`.
 """
@@ -20,7 +20,13 @@ class IterationStats:
     """The rows that wait, and the one iterator over them."""
 
     def __init__(self, changed: threading.Condition, has: Callable[[Behaviour], bool], max_rows: int) -> None:
-        """Args: `changed` is the executor's lock; `max_rows` are kept for a reader, `iter_stats_max_iterations`."""
+        """Make the stats of an executor.
+
+        Args:
+            changed: the executor's lock.
+            has: tells whether the executor has a behaviour.
+            max_rows: rows that are kept for a reader, `iter_stats_max_iterations`.
+        """
         self._changed, self._has, self._max_rows = changed, has, max_rows
         self._rows: list[str] = []  # that nobody has looked for yet
         self._queue: asyncio.Queue[str] | None = None
@@ -32,7 +38,7 @@ class IterationStats:
 
     @property
     def are_taken(self) -> bool:
-        """Whether the reader has dealt with every row that it was sent."""
+        """Return whether the reader has dealt with every row that it was sent."""
         return self._num_untaken == 0
 
     def begin(self) -> None:
@@ -57,7 +63,7 @@ class IterationStats:
 
     @property
     def are_waiting(self) -> bool:
-        """Whether there is something to send, and a reader."""
+        """Return whether there is something to send, and a reader."""
         return bool(self._rows) and self._queue is not None
 
     def read(self, timeout: float | None) -> AsyncIterator[dict[str, Any]]:

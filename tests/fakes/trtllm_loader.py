@@ -14,7 +14,7 @@ from typing import Any
 
 
 class LoadRefused(Exception):
-    """Upstream raises; the text is what its message says."""
+    """An error that upstream raises; the text is what its message says."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _files(folder: Path, config: dict[str, Any], options: RuntimeOptions, built_
 
 
 def _sizes(build: dict[str, Any], options: RuntimeOptions) -> Loaded:
-    """validate_build_config_with_runtime_params(): clamped or overridden with a warning."""
+    """Return sizes as validate_build_config_with_runtime_params() does: clamped or overridden with a warning."""
     warnings = []
     sizes = {}
     for name in ("max_batch_size", "max_num_tokens"):
@@ -166,7 +166,7 @@ def _clamp_to_cache(loaded: Loaded, plugins: dict[str, Any], options: RuntimeOpt
 def window_of_one_sequence(
     max_input_len: int, max_seq_len: int, *, num_beams: int, block_tokens: int, num_blocks: int
 ) -> int:
-    """clampWindowSizesToFitAtLeastOneSequence(): `max_seq_len`, or what is left of it."""
+    """Return `max_seq_len`, or what clampWindowSizesToFitAtLeastOneSequence() leaves of it."""
     output = max_seq_len - max_input_len
     if _blocks(max_input_len, output, num_beams, block_tokens) <= num_blocks:
         return max_seq_len
@@ -189,7 +189,7 @@ def window_upper_bound(max_seq_len: int, *, num_beams: int, block_tokens: int, n
 
 
 def _blocks(prompt: int, output: int, beams: int, block: int) -> int:
-    """KVCacheManager::calculateMaxBlockRequirements(), the window being the whole sequence."""
+    """Return KVCacheManager::calculateMaxBlockRequirements(), the window being the whole sequence."""
     if beams == 1:
         return math.ceil((prompt + output) / block)
     context = prompt // block

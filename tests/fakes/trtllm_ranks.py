@@ -44,7 +44,7 @@ BEHAVIOURS = ("MPI_NEEDS_A_LAUNCHER", "RANKS_LEAVE_THE_SESSION", "DEAD_RANKS_ARE
 
 
 def is_on(behaviour: str) -> bool:
-    """Return whether no test has taken it away."""
+    """Return whether no test has taken a behaviour away."""
     assert behaviour in BEHAVIOURS, behaviour
     return behaviour not in os.environ.get("FAKE_WITHOUT", "").split(",")
 
@@ -129,7 +129,7 @@ class Ranks:
             time.sleep(_FOREVER_S)  # joining the futures of ranks that do not end
 
     def shutdown(self) -> None:
-        """Have every rank free what it holds, and wait for that."""
+        """Make every rank free what it holds, and wait for that."""
         self._is_over.set()
         time.sleep(float(os.environ.get("FAKE_SLOW_SHUTDOWN_S", "0")))
         for connection in self._connections:
@@ -138,7 +138,7 @@ class Ranks:
 
 
 def hold_memory(mib: int = MIB_OF_A_RANK) -> None:
-    """Have this process hold memory of a GPU, as the stand-in of nvidia-smi shows it."""
+    """Make this process hold memory of a GPU, as the stand-in of nvidia-smi shows it."""
     folder = os.environ.get("FAKE_GPU_MEMORY")
     if folder:
         gpu = int(os.environ.get("FAKE_RANK", "0"))
@@ -146,7 +146,7 @@ def hold_memory(mib: int = MIB_OF_A_RANK) -> None:
 
 
 def run_orted(num_ranks: int, address: str) -> None:
-    """Be Open MPI's daemon: the parent of the ranks, which ends when they have."""
+    """Run as Open MPI's daemon: the parent of the ranks, which ends when they have."""
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", _SERVER, address, str(rank), str(num_ranks)],
@@ -160,7 +160,7 @@ def run_orted(num_ranks: int, address: str) -> None:
 
 
 def run_rank(address: str, rank: int, num_ranks: int) -> None:
-    """Be a rank: load, take part in each step, and outlive the process that asked for it."""
+    """Run as a rank: load, take part in each step, and outlive the process that asked for it."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(f"\0{address}")
     hold_memory()

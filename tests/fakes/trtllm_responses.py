@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fake answers to a request: tokens, log probabilities, logits, reasons and errors, put into its result.
+"""The fake's answers to a request: tokens, log probabilities, logits, reasons and errors, put into its result.
 
 A response is made in the executor's thread and applied when the caller takes it, as upstream reads a response of the
 worker in the caller's process (tensorrt_llm/executor/result.py, _handle_response).
@@ -102,7 +102,7 @@ class Responder:
         return grow
 
     def _tell_more(self, running: Running) -> None:
-        """What comes with the last output only."""
+        """Add what comes with the last output only."""
         result, params, prompt = running.result, running.params, running.result.prompt_token_ids
         if params.return_context_logits:
             result.context_logits = self._logits(prompt)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fake gives to its caller: a request's outputs, which grow in place as the caller iterates over them.
+"""The fake's results: a request's outputs, which grow in place as the caller iterates over them.
 
 Source: tensorrt_llm/executor/result.py (GenerationResult, CompletionOutput), llmapi/llm.py (RequestOutput).
 """
@@ -18,7 +18,7 @@ _OUTPUTS = Path(__file__).parent / "trtllm_facts" / "1.2.1" / "outputs.json"
 
 
 class CompletionOutput:
-    """One sequence of a request; grows in place."""
+    """A sequence of a request; it grows in place."""
 
     def __init__(self) -> None:
         self.index = 0
@@ -40,7 +40,7 @@ for _name in vars(CompletionOutput()):
 
 
 class Owner(Protocol):
-    """What a result needs of the executor that makes it."""
+    """The part of an executor that its results need."""
 
     def abort(self, result: "RequestOutput") -> None: ...
     def note_taken(self, result: "RequestOutput") -> None: ...
@@ -89,7 +89,7 @@ class RequestOutput:
         raise NotImplementedError("the fake is asynchronous")
 
     async def aresult(self) -> "RequestOutput":
-        """The request when it has ended."""
+        """Return the request when it has ended."""
         async for _ in self:
             pass
         return self
@@ -121,7 +121,7 @@ class RequestOutput:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, change)
 
     def end(self) -> None:
-        """Nothing follows."""
+        """Mark the end: nothing follows."""
         self._is_done = True
 
 
@@ -136,7 +136,7 @@ def perf_metrics(times: list[timedelta], num_blocks: int, *, is_last: bool) -> A
     Args:
         times: of its arrival, first iteration and first token.
         num_blocks: that it has allocated.
-        is_last: whether it ends with this output.
+        is_last: it ends with this output.
     """
     names = json.loads(_OUTPUTS.read_text(encoding="utf-8"))["request_perf_metrics"]
     metrics = SimpleNamespace(

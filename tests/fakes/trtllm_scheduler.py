@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which requests an iteration of the fake computes, and what they hold of the KV cache.
+"""The fake's scheduler: the requests that an iteration computes, and what they hold of the KV cache.
 
-Two schedulers in a row, as upstream: the capacity scheduler chooses who has blocks (GUARANTEED_NO_EVICT reserves for
-`max_tokens` and begins nothing that it could not finish; MAX_UTILIZATION begins what fits now, and pauses the youngest
-when the cache is full), the micro batch scheduler divides the tokens of one iteration: decode first, then the prompts
-in pieces, or whole ones without chunked prefill.
+Two schedulers in a row, as upstream: the capacity scheduler chooses the requests with blocks (GUARANTEED_NO_EVICT
+reserves for `max_tokens` and begins nothing that it could not finish; MAX_UTILIZATION begins what fits now, and pauses
+the youngest when the cache is full), the micro batch scheduler divides the tokens of one iteration: decode first, then
+the prompts in pieces, or whole ones without chunked prefill.
 
 Source: cpp/tensorrt_llm/batch_manager/{capacityScheduler,microBatchScheduler}.cpp, _torch/pyexecutor/scheduler.py.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
-    """What the scheduler knows of one request."""
+    """A request as the scheduler knows it."""
 
     number: int
     num_prompt_tokens: int
@@ -28,25 +28,25 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output so far."""
+        """Return the tokens so far, prompt and output."""
         return self.num_prompt_tokens + self.num_made
 
     def blocks_of(self, num_tokens: int, block_tokens: int) -> int:
-        """Return the blocks for so many tokens; beams share the full blocks of the prompt."""
+        """Return the blocks for `num_tokens` tokens; beams share the full blocks of the prompt."""
         num_shared = self.num_prompt_tokens // block_tokens if self.num_beams > 1 else 0
         return num_shared + self.num_beams * (-(-num_tokens // block_tokens) - num_shared)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One iteration."""
+    """The requests of an iteration."""
 
     decoding: list[Sequence]
     prefilled: list[Sequence]  # whose prompt ends in it
 
     @property
     def producing(self) -> list[Sequence]:
-        """Who gets a token."""
+        """Return the requests that get a token."""
         return [*self.decoding, *self.prefilled]
 
 
@@ -56,7 +56,15 @@ class Scheduler:
     def __init__(
         self, *, max_batch_size: int, max_active: int, max_num_tokens: int, num_blocks: int, block_tokens: int
     ) -> None:
-        """Args: `max_active` are taken from the queue at a time: a batch for each pipeline stage."""
+        """Make a scheduler.
+
+        Args:
+            max_batch_size: sequences of an iteration.
+            max_active: requests taken from the queue at a time: a batch for each pipeline stage.
+            max_num_tokens: tokens of an iteration.
+            num_blocks: KV blocks.
+            block_tokens: tokens of a block.
+        """
         self.max_batch_size, self.max_active, self.max_num_tokens = max_batch_size, max_active, max_num_tokens
         self.num_blocks, self.block_tokens = num_blocks, block_tokens
         self.is_chunking = True
@@ -70,12 +78,12 @@ class Scheduler:
 
     @property
     def running(self) -> list[Sequence]:
-        """Those that hold blocks."""
+        """Return the requests that hold blocks."""
         return [sequence for sequence in self.active if sequence.num_blocks]
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that nobody holds."""
+        """Return the blocks that no request holds."""
         return self.num_blocks - self._num_stranded - sum(sequence.num_blocks for sequence in self.active)
 
     def add(self, sequence: Sequence) -> None:
@@ -96,7 +104,7 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def plan(self) -> Plan:
-        """Choose who is computed, and give them their blocks."""
+        """Choose the requests that are computed, and give them their blocks."""
         decoding, beginning = self._with_capacity()
         if self.is_of_one_width:
             decoding = [sequence for sequence in decoding if sequence.num_beams == decoding[0].num_beams]
@@ -119,13 +127,13 @@ class Scheduler:
         return Plan(decoding, prefilled)
 
     def _piece(self, num_left: int, budget: int) -> int:
-        """Tokens of a prompt that fit into this iteration; a piece that is not the last is of whole blocks."""
+        """Return the tokens of a prompt that fit into this iteration; a piece before the last is of whole blocks."""
         if num_left <= budget:
             return num_left
         return budget // self.block_tokens * self.block_tokens if self.is_chunking else 0
 
     def _with_capacity(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Those that decode, and those whose prompt is computed, in order of arrival."""
+        """Return the requests that decode, and those whose prompt is computed, in order of arrival."""
         num_reserved = 0
         for sequence in list(self.active):
             if not sequence.num_blocks:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways in which TensorRT-LLM behaves that its signatures do not tell, each with a switch and its source.
+"""The behaviours of TensorRT-LLM that its signatures do not tell, each with a switch and its source.
 
 All are on for the backend and the version that have them. A test switches one off to show that it matters: with the
 switch off the symptom is gone. `docs/trtllm_behaviour.md` lists what the project does about each.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 
 class Behaviour(enum.Enum):
-    """One behaviour; its value is the row of `docs/trtllm_behaviour.md`."""
+    """A behaviour; its value is the row of `docs/trtllm_behaviour.md`."""
 
     # _torch/pyexecutor/py_executor.py, _handle_canceled_requests: update_waiting_queue() forgets the request, and only
     # requests in active_requests get a response.

@@ -11,7 +11,7 @@ _MULTIPLIER, _INCREMENT, _MASK = 6364136223846793005, 1442695040888963407, 2**64
 
 
 class Logprob:
-    """Upstream's, of one token."""
+    """Upstream's log probability of one token."""
 
     def __init__(self, logprob: float, rank: int) -> None:
         self.logprob, self.rank = logprob, rank
@@ -23,7 +23,10 @@ def tokens_after(
     """Yield the output of a request: always the same after the same prompt, sampled in the same way.
 
     Args:
-        unseeded: the seed of a request that names none. It is the same for everybody, but where there is one sampler
+        prompt: token ids.
+        params: the sampling parameters.
+        vocab_size: of the model.
+        unseeded: the seed of a request that names none. It is one for every request, but where there is one sampler
             only: a generator that goes on.
         adapter: the weights that are added to the model's.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the stand-ins of upstream's build tools do: files of the right names, whose bytes depend on all that was given.
+"""The stand-ins of upstream's build tools: they write files of the right names, with bytes of all that was given.
 
 The rules are those of the facts ("rules" in `trtllm_facts`); what trtllm-build changes silently is `trtllm_builder`'s.
 Other tools are made by three variables of the environment: FAKE_TOOL_DELAY_S before each file, FAKE_TOOL_FAILS the name
@@ -29,7 +29,7 @@ _NEUTRAL = ("workers", "log_level", "device_map", "output_timing_cache", "output
 
 
 def quantize(args: argparse.Namespace) -> None:
-    """examples/quantization/quantize.py."""
+    """Run as examples/quantization/quantize.py."""
     source = _checkpoint(args.model_dir)
     is_calibrated = args.qformat not in ("full_prec", "int8_wo", "int4_wo") or args.kv_cache_dtype is not None
     if is_calibrated:
@@ -46,7 +46,7 @@ def quantize(args: argparse.Namespace) -> None:
 
 
 def convert_checkpoint(args: argparse.Namespace) -> None:
-    """examples/models/core/llama/convert_checkpoint.py."""
+    """Run as examples/models/core/llama/convert_checkpoint.py."""
     source = _checkpoint(args.model_dir)
     if args.moe_tp_size * args.moe_ep_size != args.tp_size and (args.moe_tp_size, args.moe_ep_size) != (-1, -1):
         sys.exit("AssertionError: moe_tp_size * moe_ep_size must equal to tp_size")
@@ -74,7 +74,7 @@ def convert_checkpoint(args: argparse.Namespace) -> None:
 
 
 def trtllm_build(args: argparse.Namespace) -> None:
-    """trtllm-build."""
+    """Run as trtllm-build."""
     checkpoint = Path(args.checkpoint_dir)
     config = json.loads((checkpoint / "config.json").read_text())
     engine = trtllm_builder.main(args, config, sm=_sm(), off=os.environ.get("FAKE_TOOL_WITHOUT", "").split(","))
@@ -83,7 +83,7 @@ def trtllm_build(args: argparse.Namespace) -> None:
 
 
 def hf_ptq(args: argparse.Namespace) -> None:
-    """ModelOpt's examples/llm_ptq/hf_ptq.py."""
+    """Run as ModelOpt's examples/llm_ptq/hf_ptq.py."""
     source, out = _checkpoint(args.pyt_ckpt_path), Path(args.export_path)
     out.mkdir(exist_ok=True)
     kv_algo = None if args.kv_cache_qformat == "none" else _upper(args.kv_cache_qformat)
@@ -94,7 +94,7 @@ def hf_ptq(args: argparse.Namespace) -> None:
 
 
 def _sm() -> int:
-    """Compute capability of the first GPU, as the driver tells it."""
+    """Return the compute capability of the first GPU, as the driver tells it."""
     argv = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     return int(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[0].replace(".", ""))
 
@@ -148,7 +148,7 @@ def _config(source: Path, args: argparse.Namespace, quantization: dict[str, Any]
 
 
 def _dtype(asked: str, config: dict[str, Any]) -> str:
-    """infer_dtype() of tensorrt_llm/models/convert_utils.py: float32 becomes float16."""
+    """Return infer_dtype() of tensorrt_llm/models/convert_utils.py: float32 becomes float16."""
     if asked != "auto":
         return asked
     own = str(config.get("torch_dtype") or config.get("dtype") or "float16")
@@ -171,7 +171,7 @@ def _write_ranks(
 
 
 def _write(tool: str, args: argparse.Namespace, path: Path, sources: list[Path]) -> None:
-    """Bytes that depend on every flag and on every file that was read, and on nothing else."""
+    """Write bytes that depend on every flag and on every file that was read, and on nothing else."""
     seed = hashlib.sha256(path.name.encode())
     seed.update(json.dumps({k: v for k, v in vars(args).items() if k not in _NEUTRAL}, sort_keys=True).encode())
     for source in sources:

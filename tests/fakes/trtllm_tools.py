@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes stand-ins of upstream's build tools from the facts in `trtllm_facts/`: each a program with a strict parser.
+"""The writer of stand-ins of upstream's build tools from the facts in `trtllm_facts/`: programs with strict parsers.
 
 A flag, a choice or a type that the facts do not have ends the program with status 2, as argparse does. Nothing here
 knows how our code calls them; what a program writes is `trtllm_tool_behaviour`'s.
@@ -65,7 +65,7 @@ for index in range({num_gpus}):
 
 
 class FakeTools(NamedTuple):
-    """Where they are."""
+    """The paths of the stand-ins."""
 
     bin: Path  # for PATH; with an nvidia-smi
     site: Path  # for PYTHONPATH; says that tensorrt_llm is installed
@@ -73,17 +73,17 @@ class FakeTools(NamedTuple):
     modelopt_examples: Path
 
     def environment(self) -> dict[str, str]:
-        """For a process that is to find them."""
+        """Return the environment of a process that is to find the stand-ins."""
         return {**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}", "PYTHONPATH": str(self.site)}
 
     @property
     def options(self) -> list[str]:
-        """For `trireme build`."""
+        """Return the options of `trireme build`."""
         return [f"--trtllm-examples={self.trtllm_examples}", f"--modelopt-examples={self.modelopt_examples}"]
 
 
 class Program(NamedTuple):
-    """One of upstream's tools."""
+    """A program among upstream's tools."""
 
     facts: str  # file of the facts
     key: str | None  # within it
@@ -101,7 +101,7 @@ PROGRAMS = {
 
 
 def flags_of(program: str) -> dict[str, dict[str, Any]]:
-    """The facts of a program's flags, by name."""
+    """Return the facts of a program's flags, by name."""
     file, key, _ = PROGRAMS[program]
     facts = json.loads((FACTS / f"{file}.json").read_text(encoding="utf-8"))
     flags: dict[str, dict[str, Any]] = (facts[key] if key else facts)["flags"]
@@ -109,7 +109,7 @@ def flags_of(program: str) -> dict[str, dict[str, Any]]:
 
 
 def parser_of(flags: dict[str, dict[str, Any]]) -> argparse.ArgumentParser:
-    """A parser that takes exactly these flags, written out in full."""
+    """Return a parser that takes exactly these flags, written out in full."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, fact in flags.items():
         names = (name, *fact.get("aliases", ()))
@@ -146,7 +146,7 @@ def write_nvidia_smi(folder: Path, *, num_gpus: int = 4, gpu_name: str = "NVIDIA
 def write_fake_tools(
     folder: Path, *, num_gpus: int = 4, gpu_name: str = "NVIDIA H100 80GB HBM3", sm: int = 90
 ) -> FakeTools:
-    """Programs that can be called like upstream's, on a machine with GPUs of this compute capability."""
+    """Write programs that can be called like upstream's, on a machine with GPUs of this compute capability."""
     tools = FakeTools(folder / "bin", folder / "site", folder / "examples", folder / "modelopt")
     places = {
         "trtllm-build": tools.bin / "trtllm-build",

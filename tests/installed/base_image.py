@@ -82,7 +82,7 @@ def _write_environment(place: Path) -> None:
 
 
 def _link(source: str, target: str) -> None:
-    """A second name for a file where that can be, a copy elsewhere; nothing in the image writes into these files."""
+    """Give a file a second name where that can be, a copy elsewhere; nothing in the image writes into these files."""
     with contextlib.suppress(OSError):
         os.link(source, target)
         return
@@ -90,7 +90,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _write_server(place: Path) -> None:
-    """A starter of the tests' server, which lies where `bind_mounts` puts it."""
+    """Write a starter of the tests' server, which lies where `bind_mounts` puts it."""
     facts = json.loads((ROOT / ".tools/triton/installation.json").read_text())
     inside = {name: _inside(path) for name, path in facts.items() if name in ("tritonserver", "backend_directory")}
     libraries = ":".join(_inside(path) for path in facts["library_path"])
@@ -113,7 +113,10 @@ def bind_mounts() -> dict[str, Path]:
 
 
 def _write_upstream(folder: Path) -> None:
-    """`tensorrt_llm`, torch, their metadata, the build tools and the examples; in the environment, as in the image."""
+    """Write `tensorrt_llm`, torch, their metadata, the build tools and the examples.
+
+    They are in the environment, as in the image.
+    """
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     venv = folder / VENV.relative_to("/")
     site = venv / "lib" / version / "site-packages"

@@ -55,7 +55,14 @@ class Authority:
         usage: tuple[x509.ObjectIdentifier, ...] = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH),
         days: float = 10.0,
     ) -> Pair:
-        """Return a new pair. Args: `days`: it is still valid; below 0: it has expired."""
+        """Return a new pair.
+
+        Args:
+            name: the certificate's common name.
+            hosts: names and addresses.
+            usage: extended key usages.
+            days: it is still valid; below 0: it has expired.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
         builder = (

@@ -39,12 +39,12 @@ Documents = list[dict[str, Any]]
 
 
 class ChartRefused(AssertionError):
-    """Helm does not render it; the text is Helm's."""
+    """The refusal of Helm to render the chart; the text is Helm's."""
 
 
 @functools.cache
 def _worker() -> "subprocess.Popen[str]":
-    """One for the process that tests run in."""
+    """Return the worker of the process that tests run in."""
     worker = subprocess.Popen(
         [PYTHON, Path(__file__).with_name("chart_worker.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -65,13 +65,21 @@ def _ask(operation: str, **question: object) -> Any:
 
 
 def render_texts(values: Values, *, name: str = "chat", namespace: str = "llm") -> dict[str, str]:
-    """What each template makes, by its path; without those that make nothing. Raises: ChartRefused."""
+    """Return what each template makes, by its path; without templates that make nothing.
+
+    Raises:
+        ChartRefused: Helm refuses the values.
+    """
     made = _ask("render", values=values, name=name, namespace=namespace)
     return {path: text for path, text in made.items() if path.endswith(NOTES) or yaml_documents(text)}
 
 
 def render(values: Values, *, name: str = "chat", namespace: str = "llm") -> Documents:
-    """All documents. Raises: ChartRefused."""
+    """Return the documents of every template.
+
+    Raises:
+        ChartRefused: Helm refuses the values.
+    """
     return [
         document
         for path, text in render_texts(values, name=name, namespace=namespace).items()
@@ -81,17 +89,21 @@ def render(values: Values, *, name: str = "chat", namespace: str = "llm") -> Doc
 
 
 def yaml_documents(text: str) -> Documents:
-    """Those that hold something."""
+    """Return the documents that hold something."""
     return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
 
 
 def lint(values: Values, *, version: str = "1.30") -> Any:
-    """What Helm's strict lint says. Raises: ChartRefused."""
+    """Return what Helm's strict lint says.
+
+    Raises:
+        ChartRefused: Helm refuses the values.
+    """
     return _ask("lint", values=values, version=version)
 
 
 def wrong(documents: Sequence[Mapping[str, Any]], *, version: str) -> dict[str, str]:
-    """What the schemas of a version of Kubernetes, and those of custom resources, refuse; by kind and name."""
+    """Return what the schemas of a version of Kubernetes and of custom resources refuse, by kind and name."""
     documents = [document for document in documents if document["kind"] not in STRUCTURES]
     found = _ask("validate", documents=documents, version=version, schemas=str(SCHEMAS))
     return {
@@ -101,19 +113,19 @@ def wrong(documents: Sequence[Mapping[str, Any]], *, version: str) -> dict[str, 
 
 
 def of_kind(documents: Documents, kind: str) -> Documents:
-    """In their order."""
+    """Return the documents of a kind, in their order."""
     return [document for document in documents if document["kind"] == kind]
 
 
 def deployment_values(path: Path) -> dict[str, Any]:
-    """What `trireme render --helm` prints of a deployment file, as Helm reads it."""
+    """Return what `trireme render --helm` prints of a deployment file, as Helm reads it."""
     text = render_helm_values(load_deployment(path), source=path.name)
     values: dict[str, Any] = yaml.load(text, yaml.CSafeLoader)
     return values
 
 
 def merged(*layers: Values) -> dict[str, Any]:
-    """Values files one over the other, as `helm -f` does it."""
+    """Return values files put one over the other, as `helm -f` does it."""
     result: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
@@ -123,17 +135,17 @@ def merged(*layers: Values) -> dict[str, Any]:
 
 
 def example_values(name: str) -> dict[str, Any]:
-    """Of `helm/examples/NAME.yaml` over `ensemble_configs/deployments/NAME.yaml`."""
+    """Return the values of `helm/examples/NAME.yaml` over `ensemble_configs/deployments/NAME.yaml`."""
     site = yaml.load((ROOT / f"helm/examples/{name}.yaml").read_text(), yaml.CSafeLoader)
     return merged(deployment_values(ROOT / f"ensemble_configs/deployments/{name}.yaml"), site)
 
 
 def golden_text(name: str) -> str:
-    """All that an example makes, template by template."""
+    """Return everything that an example makes, template by template."""
     texts = render_texts(example_values(name))
     return "".join(f"# {path}\n{_tidy(text)}\n" for path, text in sorted(texts.items()))
 
 
 def _tidy(text: str) -> str:
-    """Without the empty lines and the spaces at the ends that templates leave."""
+    """Return a text without the empty lines and the spaces at line ends that templates leave."""
     return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers questions about a chart, one JSON object a line; run by the Python of `.tools/chart`, whose packages do not
-go together with the project's (`chart_here`).
+"""Answers to questions about a chart, one JSON object a line.
+
+Run by the Python of `.tools/chart`, whose packages do not go together with the project's (`chart_here`).
 """
 
 import functools
@@ -15,20 +16,20 @@ import kubernetes_validate
 
 
 def render(question: dict[str, Any]) -> Any:
-    """The documents' texts, by template."""
+    """Return the documents' texts, by template."""
     with helm_python.Chart.load(question["chart"]) as chart:
         return chart.render(question["values"], name=question["name"], namespace=question["namespace"])
 
 
 def lint(question: dict[str, Any]) -> Any:
-    """What Helm says of it."""
+    """Return what Helm says of the chart."""
     return helm_python.chart.lint(
         question["chart"], question["values"], strict=True, kube_version=f"v{question['version']}.0"
     )
 
 
 def validate(question: dict[str, Any]) -> Any:
-    """What is wrong with each document, by its number: strictly, an unknown key is wrong."""
+    """Return what is wrong with each document, by its number: strictly, an unknown key is wrong."""
     texts = [json.dumps(document, sort_keys=True) for document in question["documents"]]
     found = {number: _wrong(text, question["version"], question["schemas"]) for number, text in enumerate(texts)}
     return {number: text for number, text in found.items() if text}
@@ -55,7 +56,7 @@ def _custom(folder: str, kind: str, api_version: str) -> Any:
 
 
 def _closed(schema: Any, *, is_root: bool = False) -> Any:
-    """The same, refusing properties that it does not name; Kubernetes would drop them without a word."""
+    """Return a schema that refuses properties that it does not name; Kubernetes would drop them without a word."""
     if isinstance(schema, list):
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict):

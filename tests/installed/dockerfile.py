@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Dockerfile as a list of steps, of the language what ours uses."""
+"""A Dockerfile as a list of steps, of the part of the language that ours uses."""
 
 import re
 import shlex
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Step(NamedTuple):
-    """One instruction: RUN, COPY, ENV, ..., and what stands behind it, continued lines joined."""
+    """An instruction: RUN, COPY, ENV, ..., and what stands behind it, continued lines joined."""
 
     word: str
     text: str

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real Envoy with the chart's own configuration, before servers on this machine: a pod is an address of the
-loopback network, the name of a Service resolves to those of its pods, and the routes change as a ConfigMap does.
+"""The real Envoy with the chart's own configuration, before servers on this machine.
+
+A pod is an address of the loopback network, the name of a Service resolves to those of its pods, and the routes change
+as a ConfigMap does.
 """
 
 import contextlib
@@ -24,7 +26,7 @@ _READY_S = 20.0
 
 
 class EnvoyOfChart:
-    """Of values in which Envoy is enabled.
+    """The Envoy of values in which Envoy is enabled.
 
     Attributes:
         pods: addresses of the pods of each server, by its name; Envoy learns a change within a second or two.
@@ -60,7 +62,7 @@ class EnvoyOfChart:
         return {name: text for found in maps for name, text in found.get("data", {}).items()}
 
     def write(self, name_server_port: int = 53) -> Path:
-        """The configuration, of which only addresses on this machine and paths differ from the chart's."""
+        """Write the configuration, of which only addresses on this machine and paths differ from the chart's."""
         self.write_routes()
         config = yaml.safe_load(self._files()["envoy.yaml"])
         ports = {8080: self.port, 9901: self.admin_port, 9902: self.operations_port}
@@ -83,7 +85,10 @@ class EnvoyOfChart:
         return path
 
     def write_routes(self) -> None:
-        """As the kubelet does: the files are links through another link, which is replaced in one step."""
+        """Write the routes as the kubelet does.
+
+        The files are links through another link, which is replaced in one step.
+        """
         routes = self._folder / "routes"
         made = routes / f"..{time.monotonic_ns()}"
         made.mkdir(parents=True)
@@ -94,7 +99,7 @@ class EnvoyOfChart:
         (routes / "..data_tmp").rename(routes / "..data")
 
     def upgrade(self, values: Values) -> None:
-        """`helm upgrade` with values that change the routes alone."""
+        """Do `helm upgrade` with values that change the routes alone."""
         before = self._files()["envoy.yaml"]
         self.values = merged(self.values, values)
         assert self._files()["envoy.yaml"] == before, "a pod of Envoy would be started again"
@@ -104,7 +109,7 @@ class EnvoyOfChart:
 
     @contextlib.contextmanager
     def run(self) -> Iterator["EnvoyOfChart"]:
-        """Until the block ends; Envoy must still be alive then, unless it was told to end."""
+        """Run until the block ends; Envoy must still be alive then, unless it was told to end."""
         with contextlib.closing(NameServer(self._names)) as names, self.log.open("w") as log:
             command = [ENVOY, "-c", self.write(names.port), "--concurrency", "1", "--disable-hot-restart"]
             self.process = subprocess.Popen([*map(str, command), "--log-level", "warn"], stdout=log, stderr=log)
@@ -120,7 +125,7 @@ class EnvoyOfChart:
                 self.process.wait(20)
 
     def is_ready(self) -> bool:
-        """As the kubelet asks."""
+        """Return whether Envoy is ready, as the kubelet asks."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.operations_port}/ready", timeout=5) as answer:
                 return bool(answer.status == 200)
@@ -128,12 +133,12 @@ class EnvoyOfChart:
             return False
 
     def has_healthy(self, server: str, number: int | None = None) -> bool:
-        """Whether so many pods of a server, or all, get requests."""
+        """Return whether `number` pods of a server, or all, get requests."""
         healthy = [host for host, flags in self.hosts(f"{server}-grpc").items() if not flags]
         return len(healthy) == (len(self.pods[server]) if number is None else number)
 
     def hosts(self, cluster: str) -> dict[str, list[str]]:
-        """The addresses of a cluster's pods, and for each what is wrong with it."""
+        """Return the addresses of a cluster's pods, and for each what is wrong with it."""
         [found] = [each for each in self._admin("clusters?format=json")["cluster_statuses"] if each["name"] == cluster]
         return {
             host["address"]["socket_address"]["address"]: [
@@ -145,7 +150,7 @@ class EnvoyOfChart:
         }
 
     def statistic(self, name: str) -> int:
-        """One of Envoy's counters, or the sum of those that a pattern names."""
+        """Return one of Envoy's counters, or the sum of those that a pattern names."""
         return sum(int(each["value"]) for each in self._admin(f"stats?format=json&filter=^{name}$")["stats"])
 
     def _admin(self, path: str) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what the chart makes of its examples, for `tests/unit/helm/test_chart_examples.py`: `make golden`."""
+"""The writer of what the chart makes of its examples, for `tests/unit/helm/test_chart_examples.py`: `make golden`."""
 
 import sys
 

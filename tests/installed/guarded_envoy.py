@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Envoy that lets in who has a key, over TLS, or over TLS with a client certificate; everybody else is refused.
+"""A real Envoy that lets in clients with a key, over TLS, or over TLS with a client certificate; it refuses all others.
 
 Each listener has its own certificate and its own check of the key, by filters that Envoy brings: `rbac` on the bearer
 token (403), `api_key_auth` on a header of its own (401).
@@ -41,7 +41,7 @@ class Listener(NamedTuple):
 
 
 class GuardedEnvoy:
-    """Runs inside a `with`."""
+    """An Envoy that runs inside a `with`."""
 
     def __init__(self, folder: Path, listeners: list[Listener], backends: list[Backend]) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds an image from a Dockerfile over the stand-in of its base, and runs containers of it. Needs root.
+"""Images from a Dockerfile over the stand-in of its base, and containers of them. Needs root.
 
 The instructions are carried out in order, RUN by `sh -c` as root in a root of its own, on a machine without a GPU and
 without a network. Substitutes: `apt-get` does nothing (openssh is not installed), and pip takes the wheels that
@@ -144,7 +144,7 @@ class Image:
         return done.stdout + done.stderr
 
     def _copy(self, source: str, target: str) -> None:
-        """What `.dockerignore` lets through of the repository."""
+        """Copy what `.dockerignore` lets through of the repository."""
         place = self._folder / "context"
         shutil.rmtree(place, ignore_errors=True)
         for path in build_context():
@@ -183,7 +183,10 @@ class Image:
         )
 
     def _container_mounts(self, volumes: Mapping[str, Path | None], *, has_gpu: bool, is_read_only: bool) -> str:
-        """In namespaces of the container's own: its volumes, what can be written to, the driver, and nothing else."""
+        """Return the mounts in namespaces of the container's own.
+
+        They are its volumes, what can be written to, and the driver, and nothing else.
+        """
         user = self.user.replace(":", ",gid=")
         root = self.root
         lines = [
@@ -241,6 +244,6 @@ class Image:
         return [*self._entering(), "unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", script]
 
     def _entering(self) -> list[str]:
-        """To where the mounts are, which the process below `unshare --fork` holds."""
+        """Return the command that enters the mounts, which the process below `unshare --fork` holds."""
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         return ["nsenter", "--target", children[0], "--mount"]

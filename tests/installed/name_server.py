@@ -11,7 +11,7 @@ _TTL_S = 1
 
 
 class NameServer:
-    """Answers from its construction until it is closed.
+    """A server that answers from its construction until it is closed.
 
     Args:
         addresses: by name without a dot at its end; may be changed at any time. Another name is unknown.
@@ -42,7 +42,10 @@ class NameServer:
             self._socket.sendto(self._answer(question), peer)
 
     def _answer(self, message: bytes) -> bytes:
-        """RFC 1035, section 4: a header of 12 bytes, the question as it came, and an A record for each address."""
+        """Return the answer to a question.
+
+        RFC 1035, section 4: a header of 12 bytes, the question as it came, and an A record for each address.
+        """
         labels, at = [], 12
         while length := message[at]:
             labels.append(message[at + 1 : at + 1 + length].decode())

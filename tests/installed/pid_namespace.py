@@ -25,12 +25,12 @@ def skip_without_pid_namespaces() -> None:
 
 
 def process_1(unshare: subprocess.Popen[bytes]) -> psutil.Process:
-    """Of the namespace that a call of `unshare` has made, as it is seen from outside."""
+    """Return process 1 of the namespace that a call of `unshare` has made, as it is seen from outside."""
     [found] = psutil.Process(unshare.pid).children()
     return found
 
 
 def zombies(unshare: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """Of the namespace."""
+    """Return the zombies of the namespace."""
     inside = psutil.Process(unshare.pid).children(recursive=True)
     return [process for process in inside if process.is_running() and process.status() == psutil.STATUS_ZOMBIE]

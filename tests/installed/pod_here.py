@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rendered pod on this machine, as the kubelet and a runtime would run it: its init containers, then its first one,
-with namespaces and an address of its own, a read-only root, its user, no capabilities, and its volumes. Needs root.
+"""A rendered pod on this machine, as the kubelet and a runtime would run it. Needs root.
+
+Its init containers run, then its first one, with namespaces and an address of its own, a read-only root, its user, no
+capabilities, and its volumes.
 
 The root is this machine's with the project over it, as the Dockerfile puts it: what `.dockerignore` lets through is in
 /opt/trireme, and `trireme` on PATH. Not here: images, the limits of CPU and memory, seccomp.
@@ -34,7 +36,7 @@ _START_S = 30.0
 
 
 class Pod:
-    """Runs while entered.
+    """A pod that runs while entered.
 
     Args:
         folder: of this pod alone.
@@ -97,16 +99,16 @@ class Pod:
         self.process.wait(30)
 
     def log(self) -> str:
-        """What the container has written."""
+        """Return what the container has written."""
         return self.log_path.read_text(errors="replace")
 
     def probe(self, kind: str) -> bool:
-        """As the kubelet probes, from the node."""
+        """Return whether a probe succeeds, asked from the node as the kubelet asks."""
         get = self.container[f"{kind}Probe"]["httpGet"]
         return self.get(get["port"], get["path"]) == 200
 
     def get(self, port_name: str, path: str, *, headers: Mapping[str, str] | None = None) -> int | None:
-        """The status of an answer; None: none. A POST where there are headers."""
+        """Return the status of an answer; None: none. A POST where there are headers."""
         request = urllib.request.Request(
             f"http://{self.host}:{self.port(port_name)}{path}", headers=dict(headers or {})
         )
@@ -122,18 +124,18 @@ class Pod:
             return None
 
     def metric(self, name: str) -> float:
-        """The sum of its samples on the pod's metrics page."""
+        """Return the sum of a metric's samples on the pod's metrics page."""
         with urllib.request.urlopen(f"http://{self.host}:{self.port('metrics')}/metrics", timeout=5) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
     def port(self, name: str) -> int:
-        """Of the container."""
+        """Return a port of the container."""
         [found] = [port["containerPort"] for port in self.container["ports"] if port["name"] == name]
         return int(found)
 
     def exec(self, command: Sequence[str]) -> "subprocess.Popen[str]":
-        """A command in the container, as a hook is run."""
+        """Run a command in the container, as a hook is run."""
         inside = [
             "nsenter",
             "--target",
@@ -153,17 +155,17 @@ class Pod:
         )
 
     def status_of(self, command: Sequence[str]) -> int:
-        """With which it ends in the container."""
+        """Return the exit status of a command in the container."""
         with self.exec(command) as process:
             process.communicate(timeout=30)
         return process.returncode
 
     def processes(self) -> list[psutil.Process]:
-        """All of the container."""
+        """Return the processes of the container."""
         return [self.process_1, *self.process_1.children(recursive=True)]
 
     def _write_volumes(self) -> None:
-        """What of the pod's volumes is files."""
+        """Write the pod's volumes that are files."""
         owner = self.spec["securityContext"]["runAsUser"], self.spec["securityContext"]["fsGroup"]
         for volume in self.spec["volumes"]:
             if self._folder_of(volume) is not None:
@@ -200,7 +202,7 @@ class Pod:
                 os.chown(path, 0, owner[1])
 
     def _folder_of(self, volume: Mapping[str, Any]) -> Path | None:
-        """Of one that is not the pod's alone."""
+        """Return the folder of a volume that is not the pod's alone."""
         if "hostPath" in volume:
             return self._folders[volume["hostPath"]["path"]]
         if "persistentVolumeClaim" in volume:
@@ -208,7 +210,7 @@ class Pod:
         return None
 
     def _runtime(self, container: Mapping[str, Any], *, is_connected: bool) -> str:
-        """What a container runtime does, as process 1 of the namespaces, until it becomes the container's command."""
+        """Return the script of a container runtime, process 1 of the namespaces until it becomes the command."""
         layer, root = self._folder / "layer", self._root
         lines = [
             "set -eu",
@@ -257,7 +259,7 @@ class Pod:
         return [make, f"mount --bind {source} {target}", *read_only]
 
     def _as_user(self, command: Sequence[str], container: Mapping[str, Any]) -> list[str]:
-        """With the container's user, capabilities, environment and folder, and nothing else."""
+        """Return a command with the container's user, capabilities, environment and folder, and nothing else."""
         security = self.spec["securityContext"] | container["securityContext"]
         assert security["capabilities"] == {"drop": ["ALL"]}
         user, group = security["runAsUser"], security["runAsGroup"]
@@ -271,7 +273,7 @@ class Pod:
         ]
 
     def _connect(self) -> None:
-        """A cable between the node and the pod's network."""
+        """Connect the node and the pod's network by a cable."""
         number = next(_subnets)
         node, self.host = f"10.213.{number % 256}.1", f"10.213.{number % 256}.2"
         name = f"pod{os.getpid() % 100_000}-{number % 1000}"
@@ -287,7 +289,7 @@ class Pod:
             there.link("set", index=there.link_lookup(ifname="lo")[0], state="up")
 
     def _find_process_1(self) -> psutil.Process:
-        """When it has become the container's command."""
+        """Return process 1 when it has become the container's command."""
 
         def is_there() -> bool:
             assert self.process.poll() is None, self.log()
@@ -306,7 +308,7 @@ class Pod:
 
 @functools.cache
 def image() -> Path:
-    """What the image adds to its base, made once: the build's context, and `trireme`."""
+    """Return what the image adds to its base, made once: the build's context, and `trireme`."""
     folder = ROOT / "build" / f"image-{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -324,14 +326,17 @@ def image() -> Path:
 
 
 def _installed_paths() -> list[Path]:
-    """What says in this environment where the project lies, in it; in the pod it says the image's place."""
+    """Return the files in this environment that say where the project lies, by their paths in it.
+
+    In the pod they say the image's place.
+    """
     found = [path.relative_to(ROOT / ".venv") for path in (ROOT / ".venv").rglob("__editable__*trireme*.pth")]
     assert found, "the project is not installed in .venv"
     return found
 
 
 def build_context() -> list[Path]:
-    """The files that `.dockerignore` lets through; of its language what we use: `*`, `!path` and `**/name`."""
+    """Return the files that `.dockerignore` lets through; of its language what we use: `*`, `!path` and `**/name`."""
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*"
     kept = [line[1:] for line in lines if line.startswith("!")]
@@ -356,13 +361,13 @@ def _why_no_pods() -> str:
 
 
 def skip_without_pods() -> None:
-    """Says why."""
+    """Skip the test where pods cannot be run, and say why."""
     if why := _why_no_pods():
         pytest.skip(why)
 
 
 def pod_template(documents: Documents, server: str) -> dict[str, Any]:
-    """Of a server's Deployment."""
+    """Return the pod template of a server's Deployment."""
     [found] = [
         one for one in of_kind(documents, "Deployment") if one["metadata"]["labels"].get("trireme/server") == server
     ]

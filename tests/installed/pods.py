@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small pods on this machine, for what runs over several nodes: namespaces of their own for processes, network, mounts
-and host name, a read-only root with a /tmp of their own, one user without root's rights, and a cable that can be cut.
+"""Small pods on this machine, for what runs over several nodes.
+
+Each has namespaces of its own for processes, network, mounts and host name, a read-only root with a /tmp of its own,
+one user without root's rights, and a cable that can be cut.
 
 Namespaces of a user need no root; where a kernel or a container forbids them, `why_not` says so.
 """
@@ -45,7 +47,7 @@ exec unshare --user --map-user={user} --map-group={user} "$@"
 
 
 class Names(NamedTuple):
-    """Of a pod."""
+    """The names of a pod."""
 
     name: str
     domain: str
@@ -53,7 +55,7 @@ class Names(NamedTuple):
 
 
 class Pod:
-    """One that runs; process 1 in it is its command."""
+    """A pod that runs; process 1 in it is its command."""
 
     def __init__(
         self, names: Names, process: "subprocess.Popen[bytes]", home: Path, environ: Mapping[str, str]
@@ -65,11 +67,11 @@ class Pod:
         self.main = _first_child(process.pid)
 
     def log(self) -> str:
-        """What it has said."""
+        """Return what the pod has said."""
         return (self.home / "log").read_text(errors="replace")
 
     def wait(self, timeout_s: float = WAIT_S) -> int:
-        """Its exit status; that of a killed one is negative or above 128."""
+        """Return the exit status of process 1; that of a killed one is negative or above 128."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -79,15 +81,15 @@ class Pod:
         return self._process.poll() is None
 
     def send(self, number: int) -> None:
-        """A signal to process 1, as the kubelet sends it."""
+        """Send a signal to process 1, as the kubelet sends it."""
         self.main.send_signal(number)
 
     def command(self) -> psutil.Process:
-        """The first child of process 1, as which `trireme` leaves its command alone (`trireme.init_process`)."""
+        """Return the first child of process 1, as which `trireme` leaves its command alone (`trireme.init_process`)."""
         return _first_child(self.main.pid)
 
     def processes(self) -> list[str]:
-        """Command lines of all that runs in it beside its command, orphans of process 1 too."""
+        """Return the command lines of what runs in the pod beside its command, orphans of process 1 too."""
         found = []
         command = self.command()
         for process in self.main.children(recursive=True):
@@ -97,7 +99,7 @@ class Pod:
         return found
 
     def run(self, command: Sequence[str], *, timeout_s: float = WAIT_S) -> "subprocess.CompletedProcess[str]":
-        """A command beside process 1, where that runs, as the kubelet runs a hook."""
+        """Run a command beside process 1, where that runs, as the kubelet runs a hook."""
         namespaces = ("--user", "--mount", "--uts", "--ipc", "--net", "--pid")
         entered = ("nsenter", "--preserve-credentials", *namespaces, "--wd", "--target", str(self.main.pid), "--")
         return subprocess.run(
@@ -105,7 +107,7 @@ class Pod:
         )
 
     def kill(self) -> None:
-        """It vanishes with all that runs in it."""
+        """Kill the pod with everything that runs in it."""
         with contextlib.suppress(psutil.NoSuchProcess):
             self.main.kill()
         self._process.wait(WAIT_S)
@@ -120,7 +122,7 @@ def _first_child(pid: int) -> psutil.Process:
 
 
 class Pods:
-    """Of one cluster: all know one another's names.
+    """The pods of one cluster, which know one another's names.
 
     Args:
         folder: for what they write; each has a subfolder, its home. All see what lies beside it, and may write there.
@@ -152,7 +154,7 @@ class Pods:
         self._switch.wait(WAIT_S)
 
     def start(self, names: Names, command: Sequence[str], environ: Mapping[str, str]) -> Pod:
-        """Start one; what it says is in `log` in its home."""
+        """Start a pod; what it says is in `log` in its home."""
         home = self._folder / names.name
         home.mkdir(exist_ok=True)
         known = [f"{each.address} {each.name}.{each.domain}" for each in self._names]
@@ -181,11 +183,11 @@ class Pods:
         return pod
 
     def cut(self, pod: Pod) -> None:
-        """From now on nobody hears of it, and it hears of nobody."""
+        """Cut the pod's cable: from now on nobody hears of it, and it hears of nobody."""
         self._here("ip", "link", "set", f"v{self._names.index(pod.names)}", "down")
 
     def outside(self, command: Sequence[str]) -> "subprocess.Popen[str]":
-        """A client's command on the network of the pods."""
+        """Run a client's command on the network of the pods."""
         return subprocess.Popen([*self._entered(), *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def _entered(self) -> tuple[str, ...]:
@@ -204,7 +206,7 @@ def _one_pod() -> Iterator[Pod]:
 
 @functools.cache
 def why_not() -> str | None:
-    """Why there can be no pods here; None: there can."""
+    """Return why there can be no pods here; None: there can."""
     if _PROJECT.is_relative_to("/tmp"):
         return f"pods have a /tmp of their own, and see nothing of {_PROJECT}"
     try:

@@ -17,7 +17,7 @@ needs_prometheus = pytest.mark.skipif(
 
 
 def run(name: str, *arguments: str | Path, folder: Path = FILES / "prometheus") -> str:
-    """What a program says; fails the test where it fails."""
+    """Return what a program says; the test fails where the program fails."""
     command = [str(prometheus.program(ROOT, name)), *map(str, arguments)]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What prometheus-operator makes of the chart's PodMonitor, for a Prometheus that has no cluster to look into."""
+"""The scrape configuration of the chart's PodMonitor, as prometheus-operator makes it, without a cluster."""
 
 from typing import Any
 
@@ -12,7 +12,10 @@ _OF_POD = (
 
 
 def relabel_configs(monitor: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of a PodMonitor with one endpoint. Source: prometheus-operator 0.93.0, pkg/prometheus/promcfg.go."""
+    """Return the relabelling of a PodMonitor with one endpoint.
+
+    Source: prometheus-operator 0.93.0, pkg/prometheus/promcfg.go.
+    """
     [endpoint] = monitor["spec"]["podMetricsEndpoints"]
     own = [{"source_labels": [source], "target_label": target} for source, target in _OF_POD]
     name = f"{monitor['metadata']['namespace']}/{monitor['metadata']['name']}"
@@ -26,7 +29,7 @@ def relabel_configs(monitor: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def discovered(address: str, *, pod: str, server: str, namespace: str = "llm") -> dict[str, Any]:
-    """A pod as discovery finds it, in a file that Prometheus reads."""
+    """Return a pod as discovery finds it, in a file that Prometheus reads."""
     return {
         "targets": [address],
         "labels": {

@@ -33,10 +33,16 @@ def build_wheel(folder: Path) -> Path:
 
 
 class User:
-    """Who runs an installed Trireme: in a folder of its own, with a home that is empty at first."""
+    """A user of an installed Trireme: in a folder of its own, with a home that is empty at first."""
 
     def __init__(self, folder: Path, python: Path, *, packages: Path | None = None) -> None:
-        """Args: `python`: of the environment; `packages`: a folder in front of the environment's own packages."""
+        """Make a user.
+
+        Args:
+            folder: the user's own.
+            python: of the environment.
+            packages: a folder in front of the environment's own packages.
+        """
         self.folder, self._python = folder / "work", python
         home = folder / "home"
         for made in (self.folder, home):

@@ -28,14 +28,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def asked_server(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> ServerFeatures:
-    """The server that is found here, with its answers to what differs between servers."""
+    """Return the server that is found here, with its answers to what differs between servers."""
     base = tmp_path_factory.getbasetemp()
     return ask_once(base if worker_id == "master" else base.parent)
 
 
 @pytest.fixture(autouse=True)
 def named_server(asked_server: ServerFeatures, request: pytest.FixtureRequest) -> None:
-    """Each test says in its report which server it asked (`--junit-xml`); the summary says it for all."""
+    """Name the server in the report of each test (`--junit-xml`); the summary names it for every test."""
     request.node.user_properties.append((SERVER, name_of(asked_server)))
 
 
@@ -52,7 +52,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """The simulated engine, 5 ms a step, shared by all tests that leave it as it was."""
+    """Yield the simulated engine, 5 ms a step, shared by all tests that leave it as it was."""
     text = deployment_text("simulated", engine={"provider": "simulated", "step_ms": 5.0, "num_kv_blocks": 4096})
     with RunningServer(text, tmp_path_factory.mktemp("simulated")) as server:
         yield server
@@ -60,7 +60,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServe
 
 @pytest.fixture(scope="session")
 def unary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """The simulated engine behind `decoupled: false`, 5 ms a step, shared by all tests that leave it as it was."""
+    """Yield the simulated engine behind `decoupled: false`, 5 ms a step, shared by tests that leave it as it was."""
     engine = {"provider": "simulated", "step_ms": 5.0, "num_kv_blocks": 4096}
     with RunningServer(
         deployment_text("unary", engine=engine, decoupled=False), tmp_path_factory.mktemp("u")
@@ -70,7 +70,7 @@ def unary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="session")
 def openvino(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """The demo model on OpenVINO, shared by all tests that leave it as it was."""
+    """Yield the demo model on OpenVINO, shared by all tests that leave it as it was."""
     engine = {"provider": "openvino", "dir": str(PROJECT / "examples/demo_model/openvino/target")}
     with RunningServer(deployment_text("openvino", engine=engine), tmp_path_factory.mktemp("openvino")) as server:
         yield server
@@ -78,47 +78,50 @@ def openvino(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    """A server of release 1, and what rolls others out on it."""
+    """Yield a server of release 1, and what rolls others out on it."""
     with serving(tmp_path) as server:
         yield Site(server)
 
 
 @pytest.fixture(scope="module")
 def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The same for all tests of a module that leave release 1 in its process."""
+    """Yield a site for all tests of a module that leave release 1 in its process."""
     with serving(tmp_path_factory.mktemp("shared_site")) as server:
         yield Site(server)
 
 
 @pytest.fixture(scope="session")
 def texts() -> Texts:
-    """What releases of a `Site` say to each prompt, by their seed: as their engine says it without a server."""
+    """Return what releases of a `Site` say to each prompt, by their seed: as their engine says it without a server."""
     return {seed: said_by_engine(seed) for seed in (1, 2, 3)}
 
 
 @pytest.fixture
 def hard_site(tmp_path: Path) -> Iterator[Site]:
-    """`site` as `make soak` has it."""
+    """Yield `site` as `make soak` has it."""
     with serving(tmp_path, **HARD) as server:
         yield Site(server)
 
 
 @pytest.fixture(scope="session")
 def hard_texts() -> Texts:
-    """`texts` as `make soak` has them."""
+    """Return `texts` as `make soak` has them."""
     return {seed: said_by_engine(seed, max_tokens=HARD_TOKENS) for seed in (1, 2, 3)}
 
 
 @pytest.fixture(scope="session", autouse=True)
 def none_is_left() -> Iterator[None]:
-    """The last servers have ended when the tests have."""
+    """Wait until the last servers have ended when the tests have."""
     yield
     RunningServer.wait_for_ends()
 
 
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
-    """Servers that a test may spoil: `start_server(engine=..., triton=..., options=[...], admission=...)`."""
+    """Yield a starter of servers that a test may spoil.
+
+    It is called as `start_server(engine=..., triton=..., options=[...], admission=...)`.
+    """
     started: list[RunningServer] = []
 
     def start(
@@ -142,5 +145,5 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
 
 @pytest.fixture(params=["ensemble", "ensemble_graph", "tensorrt_llm_bls"])
 def model(request: pytest.FixtureRequest) -> str:
-    """The ways from text to text: in one model, as Triton's own ensemble of three, and by upstream's fifth model."""
+    """Return a way from text to text: in one model, as Triton's own ensemble of three, or by upstream's fifth model."""
     return str(request.param)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who runs next, asked of the running server: classes, limits, refusals and what is in flight, by every text model."""
+"""Admission of the running server, asked by every text model: classes, limits, refusals and what is in flight."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def ask(max_tokens: int = 10, **more: object) -> GenerateRequest:
 
 
 async def finish(client: AsyncTritonClient, request: GenerateRequest, model: str) -> float:
-    """When it has ended; seconds of some clock."""
+    """Return when the request has ended, in seconds of some clock."""
     async for _ in client.generate(request, model=model):
         pass
     return time.monotonic()
@@ -46,7 +46,7 @@ def one_seat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runnin
 
 @pytest.fixture
 def one_seat(one_seat_server: RunningServer) -> RunningServer:
-    """Whoever comes next finds it idle."""
+    """Return an idle server: each test finds it so."""
     wait_until(lambda: one_seat_server.num_streams() == 0, 10)
     return one_seat_server
 
@@ -108,7 +108,7 @@ def test_a_deadline_ends_a_request_that_runs_and_one_that_waits(one_seat: Runnin
 
 
 def ask_with_timeout(server: RunningServer, model: str, timeout_us: int, **more: object) -> str | None:
-    """By NVIDIA's client, whose `timeout` is Triton's own parameter; the error, if it ends with one."""
+    """Ask by NVIDIA's client, whose `timeout` is Triton's own parameter; return the error, if there is one."""
     responses: queue.Queue[tuple[object, Exception | None]] = queue.Queue()
     asked = {"text_input": b"hello", "max_tokens": 100} | more
     inputs = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two models that do not fit together, on one server: whoever asks is answered, and one is in memory at a time."""
+"""Two models that do not fit together, on one server: every request is answered, and one is in memory at a time."""
 
 import threading
 import time

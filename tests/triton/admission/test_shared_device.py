@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two language models and a small embedding model on one server: what they hold of a device, and who starts next.
+"""Two language models and a small embedding model on one server: their parts of a device, and which starts next.
 
 The load and what is read from it are those of `benchmarks.studies.shared_device`, whose figures are in
 docs/rate_limiting.md.

@@ -47,7 +47,7 @@ def finish(job: "subprocess.Popen[str]", *, status: int = 0) -> dict[str, Any]:
 
 
 def texts_of(out: Path) -> dict[str, str]:
-    """By custom_id; a line that is torn, failed or there twice fails the test."""
+    """Return texts by custom_id; a line that is torn, failed or there twice fails the test."""
     text = out.read_text()
     assert text.endswith("\n")
     results = [json.loads(one) for one in text.splitlines()]
@@ -62,7 +62,7 @@ def num_lines(out: Path) -> int:
 
 
 def many_lines(count: int, seed: int) -> tuple[list[dict[str, object]], list[GenerateRequest]]:
-    """Batch lines, and the same as requests that are asked one by one."""
+    """Return batch lines, and requests for the same answers that are asked one by one."""
     rng = random.Random(seed)
     lengths = [rng.randint(1, 40) for _ in range(count)]
     lines = [line(str(number), f"prompt {number}", max_tokens=length) for number, length in enumerate(lengths)]
@@ -74,7 +74,7 @@ def many_lines(count: int, seed: int) -> tuple[list[dict[str, object]], list[Gen
 
 
 def check_answers(server: RunningServer, out: Path, requests: list[GenerateRequest], *, sample: int = 40) -> None:
-    """Every line is there, and a sample says what the server says to whoever asks alone."""
+    """Check that every line is there, and that a sample says what the server answers to a single request."""
     found = texts_of(out)
     assert sorted(map(int, found)) == list(range(len(requests)))
     with TritonClient(server.url) as client:
@@ -125,7 +125,7 @@ def test_what_the_server_refuses_fails_alone_with_its_field(openvino: RunningSer
 
 
 def kill_it_often(start_server: StartServer, folder: Path, *, kills: int, lines_between: int, seed: int) -> None:
-    """Each time after a random number of results or a random time, whichever comes first."""
+    """Kill it after each random number of results or random time, whichever comes first."""
     server = start_server(engine=ENGINE, admission={})
     lines, requests = many_lines(kills * lines_between + 100, seed)
     source, out = write_lines(folder / "in.jsonl", lines), folder / "out.jsonl"

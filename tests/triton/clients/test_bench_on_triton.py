@@ -18,7 +18,7 @@ TOKENIZER = str(PROJECT / "examples/demo_model/target")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """An engine whose steps take 10 ms."""
+    """Yield a server with an engine whose steps take 10 ms."""
     with RunningServer(deployment_text("bench", engine=ENGINE), tmp_path_factory.mktemp("bench")) as started:
         yield started
 

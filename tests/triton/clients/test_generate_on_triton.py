@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme generate` against the real server and the demo model: what the README shows, and what a person may get
-wrong.
-"""
+"""The command `trireme generate` against the real server and the demo model: the README's use, and wrong uses."""
 
 import json
 import signal

@@ -42,7 +42,7 @@ def run(command: list[str], folder: Path) -> str:
 
 
 def profile(server: RunningServer, folder: Path, model: str, rows: list[dict[str, Any]], *more: str) -> list[Any]:
-    """The requests that perf_analyzer made, as its profile export has them."""
+    """Return the requests that perf_analyzer made, as its profile export has them."""
     (folder / "input.json").write_text(json.dumps({"data": rows}))
     how = ["-i", "grpc", "--async", "--streaming", "--input-data", "input.json"]
     command = [str(PERF_ANALYZER), "-m", model, "-u", server.url, *how, "--profile-export-file", "out.json", *more]

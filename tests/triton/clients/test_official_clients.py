@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each official client of `inflight_batcher_llm` sends by default, and what it reads from the answer.
+"""The default requests of each official client of `inflight_batcher_llm`, and what it reads from the answer.
 
 The requests are ours, with the tensors, types, shapes and defaults of the client that a test names; what they read back
 they read in the way it does.
@@ -45,7 +45,7 @@ def text(value: object) -> Array:
 
 
 class Call:
-    """tritonclient as the upstream scripts use it: one stream, half-closed once everything is sent, then read."""
+    """A call as the upstream scripts use tritonclient: one stream, half-closed once everything is sent, then read."""
 
     def __init__(self, server: RunningServer, model: str) -> None:
         self._model = model
@@ -62,7 +62,7 @@ class Call:
         )
 
     def finish(self, *, cancel_requests: bool = False) -> list[Any]:
-        """Results and errors, in the order in which they came."""
+        """Return results and errors, in the order in which they came."""
         self._client.stop_stream(cancel_requests=cancel_requests)  # waits until the server closes the stream
         self._client.close()
         received = []
@@ -81,7 +81,7 @@ def results(received: list[Any]) -> list[grpcclient.InferResult]:
 
 
 def end_to_end(*, streaming: bool, output_len: int = 100, **more: Array) -> dict[str, Array]:
-    """Always sent; `more` only where a flag asks for it."""
+    """Return the tensors that are always sent; `more` are sent only where a flag asks for it."""
     return {
         "text_input": text([[PROMPT]]),
         "max_tokens": np.ones_like([[PROMPT]], dtype=np.int32) * int32(output_len),
@@ -94,7 +94,7 @@ def end_to_end(*, streaming: bool, output_len: int = 100, **more: Array) -> dict
 
 
 def read_text(received: list[Any]) -> str:
-    """Deltas joined; an index that is not there counts as 0."""
+    """Return deltas joined; an index that is not there counts as 0."""
     joined = ""
     for result in results(received):
         output = result.as_numpy("text_output")
@@ -195,7 +195,7 @@ def test_end_to_end_grpc_client_streaming_with_beams_is_told_why_not(simulated: 
 
 
 def inflight(*, streaming: bool, output_len: int = 16, end_id: int = -1, pad_id: int = 50256) -> dict[str, Array]:
-    """With ids from a file: its own end and pad id, which may lie outside the vocabulary."""
+    """Return tensors with ids from a file: its own end and pad id, which may lie outside the vocabulary."""
     return {
         "input_ids": int32(INPUT_IDS),
         "input_lengths": int32([[len(INPUT_IDS[0])]]),
@@ -374,7 +374,7 @@ def test_a_whole_response_of_the_engine_step_over_a_stream_has_the_prompt(simula
 
 
 def perf_analyzer(server: RunningServer, model: str, tensors: dict[str, Array], request_id: str) -> list[Any]:
-    """It asks for the empty final response, and counts responses until it comes."""
+    """Ask for the empty final response, and count responses until it comes, as perf_analyzer does."""
     call = Call(server, model)
     call.send(tensors, request_id=request_id, enable_empty_final_response=True)
     received = results(call.finish())

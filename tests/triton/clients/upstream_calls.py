@@ -14,13 +14,13 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 
 def one(value: object, dtype: Any) -> Array:
-    """``[1, 1]``."""
+    """Return a value as ``[1, 1]``."""
     array: Array = np.array([[value]], dtype=dtype)
     return array
 
 
 def listed(*values: object, dtype: Any = object) -> Array:
-    """``[1, n]``."""
+    """Return values as ``[1, n]``."""
     return np.array([values], dtype=dtype)
 
 

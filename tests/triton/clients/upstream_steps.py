@@ -24,7 +24,7 @@ from upstream_clients import INPUT_IDS, PERF_OUTPUTS, PROMPT, Flag, end_to_end
 
 @dataclass(frozen=True)
 class Speculation:
-    """What the flags of the speculative client change.
+    """The changes that the flags of the speculative client make.
 
     Attributes:
         words: sent to `preprocessing`.

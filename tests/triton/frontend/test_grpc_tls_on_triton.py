@@ -26,7 +26,7 @@ ASKED = GenerateRequest(text_input="Once upon a time", max_tokens=8, stream=True
 
 
 class Guarded(NamedTuple):
-    """A server that wants client certificates, and who may issue them."""
+    """A server that wants client certificates, and the authorities that may issue them."""
 
     server: RunningServer
     authority: Authority

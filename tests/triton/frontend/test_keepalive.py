@@ -27,7 +27,7 @@ UNSHARE = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--user", "
 
 @pytest.fixture(scope="module")
 def unshare() -> list[str]:
-    """The command that runs another in a network namespace of its own."""
+    """Return the command that runs another in a network namespace of its own."""
     probe = "ip link set lo up && ip link add ours type veth peer name peer && nsenter --net --target $$ true"
     result = subprocess.run([*UNSHARE, "sh", "-c", probe], capture_output=True, text=True, check=False)
     if result.returncode != 0:
@@ -62,7 +62,7 @@ def test_with_the_defaults_it_is_ended_within_fifteen_seconds(
 def cut(
     folder: Path, unshare: list[str], triton: dict[str, int], tensors: dict[str, object], *, wait_s: float
 ) -> float | None:
-    """Seconds from the cut to free KV blocks; None: not in `wait_s`."""
+    """Return the seconds from the cut to free KV blocks; None: not in `wait_s`."""
     script = SUPPORT / "vanishing_peer.py"
     arguments = [str(folder), json.dumps(triton), json.dumps(tensors), str(wait_s)]
     result = subprocess.run(

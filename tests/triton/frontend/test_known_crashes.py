@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client can do to a Triton that it reaches directly, and nothing of it through the frontends.
+"""Crashes that a client causes in a Triton that it reaches directly, and none of them through the frontends.
 
 With the header `triton_grpc_error: true`, two requests in one stream, the first answered with an error while the second
 runs: SIGSEGV; seldom one request alone that is answered with an error. Over HTTP: JSON that is nested too deeply, in
@@ -46,7 +46,7 @@ BARE = {"is_guarded": False}
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server as it is served: nothing here ends it."""
+    """Yield a server as it is served: nothing here ends it."""
     text = deployment_text("guarded", engine=SLOW)
     with RunningServer(text, tmp_path_factory.mktemp("guarded")) as server:
         before = server.descendants()
@@ -55,7 +55,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
 
 
 def send(server: RunningServer, requests: list[dict[str, object]]) -> list[object]:
-    """In one stream with the header; what comes until the stream fails."""
+    """Send requests in one stream with the header; return what comes until the stream fails."""
     responses: queue.Queue[tuple[Any, Any]] = queue.Queue()
     with grpcclient.InferenceServerClient(server.url) as client:
         client.start_stream(lambda result, error: responses.put((result, error)), headers=HEADER)
@@ -213,12 +213,12 @@ def test_through_the_frontend_long_texts_are_refused(guarded: RunningServer, num
 
 
 def nested(server: RunningServer, model: str, depth: int) -> int | None:
-    """The status of the answer to a list in a list, `depth` of them; None: there was no answer."""
+    """Return the status of the answer to a list in a list, `depth` of them; None: there was no answer."""
     return generate(server, model, b"[" * depth + b"]" * depth)
 
 
 def generate(server: RunningServer, model: str, text_input: bytes) -> int | None:
-    """The status of the answer to a JSON value as `text_input`; None: there was no answer."""
+    """Return the status of the answer to a JSON value as `text_input`; None: there was no answer."""
     body = b'{"text_input": %s}' % text_input
     request = urllib.request.Request(f"http://127.0.0.1:{server.http_port}/v2/models/{model}/generate", data=body)
     try:

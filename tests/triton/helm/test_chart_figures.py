@@ -28,7 +28,7 @@ NUM_KILLS = 3
 
 @pytest.fixture(scope="module", autouse=True)
 def result() -> Iterator[None]:
-    """Is written once all have passed."""
+    """Write the result once all tests have passed."""
     yield
     assert len(FOUND) == 5, "figures of a part are no result"
     write_result("chart", {**FOUND, "environment": environment()})
@@ -36,7 +36,7 @@ def result() -> Iterator[None]:
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Site:
-    """Two stable servers and a candidate."""
+    """Return a site of two stable servers and a candidate."""
     other = {**MODEL, "release": 2, "engine": {**MODEL["engine"], "seed": 2, "step_ms": 5.0}}
     other.pop("endpoints")
     model = {**MODEL, "engine": {**MODEL["engine"], "step_ms": 5.0}}
@@ -93,7 +93,7 @@ def test_a_mirrored_server_that_hangs(canary: Site) -> None:
 
 
 async def latencies(url: str, seconds: float) -> list[float]:
-    """Of requests that all succeed."""
+    """Return the latencies of requests that all succeed."""
     found: list[float] = []
     ends_s = time.monotonic() + seconds
 

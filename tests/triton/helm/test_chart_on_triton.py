@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three Tritons behind the real Envoy, all as the chart has them, under load; the counts of the whole are in
-`test_chart_figures.py`.
+"""Three Tritons behind the real Envoy, all as the chart has them, under load.
+
+The counts of the whole are in `test_chart_figures.py`.
 """
 
 import signal
@@ -64,7 +65,7 @@ def test_one_that_is_killed_is_ejected_within_five_seconds_and_costs_only_stream
 
 
 def cut_and_failed(load: Streams) -> tuple[list[str], list[str]]:
-    """Streams that were ended in the middle, and requests that failed before.
+    """Return streams that were ended in the middle, and requests that failed before.
 
     A first response without text is one, too: of the beginning of a character. Envoy resets a stream only after it.
     """

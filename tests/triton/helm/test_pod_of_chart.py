@@ -26,7 +26,7 @@ KEY = "a-key-of-an-operator-0123456789"
 
 @pytest.fixture
 def pod(tmp_path: Path) -> Iterator[Pod]:
-    """Started; the drain's delay is as short as an operator may set it."""
+    """Yield a started pod; the drain's delay is as short as an operator may set it."""
     skip_without_pods()
     values = merged(example_values("demo_cpu"), {"drain": {"delaySeconds": 1}, "controlKey": {"secret": "control"}})
     documents = render(values)
@@ -36,7 +36,7 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
 
 
 def started(pod: Pod) -> Pod:
-    """When the kubelet would call it ready."""
+    """Return the pod when the kubelet would call it ready."""
     deadline_s = time.monotonic() + START_S  # of the half hour that its startup probe gives it
     was_live = False
     while True:
@@ -103,7 +103,6 @@ def test_sixteen_streams_come_to_their_end_and_it_exits_within_its_grace(pod: Po
 
 
 def test_a_release_is_pulled_to_the_nodes_disk_once_and_served_from_there(tmp_path: Path) -> None:
-    """By the init container; the second pod of the node finds it there, and compares it."""
     skip_without_pods()
     for path in (share := tmp_path / "share", cache := tmp_path / "nvme"):
         path.mkdir()
@@ -131,7 +130,7 @@ def test_a_release_is_pulled_to_the_nodes_disk_once_and_served_from_there(tmp_pa
 
 
 def answer(url: str, prompt: str) -> int:
-    """The number of its tokens."""
+    """Return the number of the answer's tokens."""
     request = GenerateRequest(
         text_input=prompt,
         max_tokens=NUM_TOKENS,
@@ -147,7 +146,7 @@ def answer(url: str, prompt: str) -> int:
 
 
 def until_streaming(pod: Pod) -> None:
-    """All of them run."""
+    """Wait until every stream runs."""
     until(lambda: pod.metric("trireme_requests_running") == NUM_STREAMS)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the chart's autoscalers ask, answered by a real Prometheus at a real server: idle, under load, gone.
+"""The queries of the chart's autoscalers, answered by a real Prometheus at a real server: idle, under load, gone.
 
 The server is scraped under the labels that the chart's PodMonitor makes of a pod. Minutes of queries and rules are
 seconds here (`observability.rules.shortened`).
@@ -35,7 +35,7 @@ LOADING = "# what Triton says before a model is loaded\nnv_cpu_utilization 0.9\n
 
 
 class InCluster(LocalPrometheus):
-    """Finds pods, as a Prometheus with the chart's PodMonitor does."""
+    """A Prometheus that finds pods as one with the chart's PodMonitor does."""
 
     monitor: dict[str, Any]
     pods: list[dict[str, Any]]
@@ -53,7 +53,7 @@ class InCluster(LocalPrometheus):
 
 @pytest.fixture(scope="module")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Objects of an installation, and the deployment's text."""
+    """Return the objects of an installation, and the deployment's text."""
     engine = {"provider": "simulated", "step_ms": 20.0, "max_num_seqs": NUM_SEATS, "num_kv_blocks": 512}
     text = deployment_text("chat", engine=engine)
     path = tmp_path_factory.mktemp("chart") / "chat.yaml"
@@ -77,7 +77,7 @@ def chart(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def queries(chart: Any) -> dict[str, str]:
-    """By who asks for what."""
+    """Return the queries by what asks for them, and for what."""
     by_keda = {
         trigger["name"]: in_seconds(trigger["metadata"]["query"]) for trigger in chart["scaled"]["spec"]["triggers"]
     }
@@ -98,7 +98,7 @@ def in_seconds(query: str) -> str:
 
 
 def answers(prometheus: LocalPrometheus, chart: Any) -> dict[str, float | None]:
-    """One number each, or none."""
+    """Return a number for each query, or None."""
     found: dict[str, float | None] = {}
     for name, query in queries(chart).items():
         samples = prometheus.query(query)
@@ -109,7 +109,7 @@ def answers(prometheus: LocalPrometheus, chart: Any) -> dict[str, float | None]:
 
 @pytest.fixture
 def prometheus(chart: Any, tmp_path: Path) -> Iterator[tuple[InCluster, RunningServer]]:
-    """At a server, and at one that loads and never ends to."""
+    """Yield Prometheus at a server, and at another that never ends to load."""
     server = RunningServer(chart["deployment"], tmp_path / "server")
     with server, metrics_page(lambda: LOADING) as loading:
         ports = free_ports(2)

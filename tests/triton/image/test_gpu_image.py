@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image of the Dockerfile on a stand-in of NVIDIA's: built step by step, and everything that is done in it until
-TensorRT-LLM calls the GPU. With any one repair taken back, upstream's own error is seen.
+"""The image of the Dockerfile on a stand-in of NVIDIA's, built step by step.
+
+Everything is done in it until TensorRT-LLM calls the GPU. With any one repair taken back, upstream's own error is seen.
 """
 
 import json
@@ -34,7 +35,7 @@ IN_OTHERS = f"/opt/packages-of-another-environment/{PYTHON_NAME}/site-packages"
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
-    """Built."""
+    """Yield the built image."""
     skip_without_pods()
     if why := why_no_base_image():
         pytest.skip(why)
@@ -48,7 +49,7 @@ def python(image: Image, program: str, **options: Any) -> "subprocess.CompletedP
 
 
 def found(pattern: str, text: str) -> str:
-    """The first group of what must be there."""
+    """Return the first group of a pattern that must be there."""
     match = re.search(pattern, text, re.DOTALL)
     assert match is not None, pattern
     return match[1]
@@ -148,7 +149,7 @@ def test_a_package_of_the_base_that_does_not_fit_is_named_and_can_be_shadowed(tm
 
 
 def finding(image: Image, **options: Any) -> dict[str, str]:
-    """The one that `doctor` has."""
+    """Return the one finding of `doctor`."""
     done = image.run(["trireme", "doctor", "--tensorrt-llm", "--json"], **options)
     assert done.returncode == 1, done.stdout + done.stderr
     [answer] = json.loads(done.stdout)

@@ -13,7 +13,7 @@ README = (PROJECT / "README.md").read_text()
 
 
 def console_examples() -> list[tuple[str, str]]:
-    """``(command, shown output)`` of every console block."""
+    """Return ``(command, shown output)`` of every console block."""
     blocks = re.findall(r"```console\n(.*?)```", README, re.DOTALL)
     examples = [part.partition("\n") for block in blocks for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
     return [(command, output) for command, _, output in examples]
@@ -25,7 +25,7 @@ ASKING = [example for example in console_examples() if not example[0].startswith
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the benchmarks of these commands are kept; one reads what the one before it wrote."""
+    """Return the folder where the benchmarks of these commands are kept; one reads what the one before it wrote."""
     return tmp_path_factory.mktemp("runs")
 
 

@@ -37,7 +37,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
 
 @contextmanager
 def served(user: User, *options: str) -> Iterator[tuple[str, Path]]:
-    """Give the gRPC address and the log of a server of the default deployment."""
+    """Yield the gRPC address and the log of a server of the default deployment."""
     http, grpc, metrics = free_ports(3)
     log = user.folder.parent / f"serve-{grpc}.log"
     ports = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]

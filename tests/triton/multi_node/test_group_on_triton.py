@@ -25,7 +25,7 @@ PORTS = ("--host", "0.0.0.0", "--health-port", "8003")
 
 
 def write_slow_fake(folder: Path) -> None:
-    """A `tensorrt_llm` of 20 tokens a second."""
+    """Write a `tensorrt_llm` of 20 tokens a second."""
     install_fake(folder)
     text = (folder / "trtllm_behaviour.py").read_text()
     slow, num = re.subn(r"^_ITERATION_S = .*$", "_ITERATION_S = 0.05", text, flags=re.MULTILINE)

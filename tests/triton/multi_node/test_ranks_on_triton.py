@@ -39,7 +39,7 @@ MODELS = ("ensemble", "tensorrt_llm_bls")
 
 
 class Machine:
-    """Where the server runs: its processes can be told from all others, and its temporary files too."""
+    """The machine of a server: its processes can be told from all others, and its temporary files too."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         packages = install_fake(folder / "packages")

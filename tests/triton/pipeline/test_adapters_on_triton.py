@@ -42,7 +42,7 @@ def write_model(folder: Path, provider: str) -> Path:
 
 
 class Served:
-    """A server with an adapters' folder, and who uses both."""
+    """A server with an adapters' folder, and the clients of both."""
 
     def __init__(self, server: RunningServer) -> None:
         self.server = server
@@ -62,7 +62,7 @@ class Served:
         assert self.command("unload", name) == 0
 
     def begin(self, model: str, asked: tuple[int, int], /, **named: str | int) -> Iterator[str]:
-        """The answer of a model to a prompt in so many tokens, piece by piece, as text or as token ids in words."""
+        """Yield a model's answer to a prompt in so many tokens, piece by piece, as text or as token ids in words."""
         prompt, max_tokens = asked
         tensors: dict[str, object] = {
             name: np.array(

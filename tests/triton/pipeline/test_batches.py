@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several prompts in one request on the real server: each is answered as if it were alone, whichever model is asked."""
+"""Several prompts in one request on the real server: each is answered as if it were alone, by any model."""
 
 import json
 import urllib.error
@@ -20,7 +20,7 @@ def column(values: list[object], dtype: type[np.generic]) -> Array:
 
 
 def batch(**more: Array) -> dict[str, Array]:
-    """Three prompts that differ in all that they ask for."""
+    """Return three prompts that differ in all that they ask for."""
     return {
         "text_input": column([*TEXTS], np.object_),
         "max_tokens": column([5, 20, 11], np.int32),
@@ -39,7 +39,7 @@ def row_of(tensors: dict[str, Array], index: int) -> dict[str, Array]:
 
 
 def told(responses: list[dict[str, Array]], output: str = "text_output") -> dict[str, object]:
-    """All that a sequence was told, joined."""
+    """Return what a sequence was told, joined."""
     ids = [item for response in responses for item in response[output].reshape(-1).tolist()]
     return {
         "tokens": b"".join(ids) if output == "text_output" else ids,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is `tensorrt_llm_bls`'s own, on the real server: accumulated text, drafts, pinned releases; and stops by id."""
+"""Features of `tensorrt_llm_bls` alone, on the real server: accumulated text, drafts, release routing, stops by id."""
 
 import json
 import urllib.error
@@ -29,7 +29,7 @@ def texts(server: RunningServer, model: str = BLS, **tensors: object) -> list[st
 
 @pytest.fixture(scope="module")
 def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """The demo model with its small sibling that drafts, and accumulated text."""
+    """Yield a server of the demo model with its small sibling that drafts, and accumulated text."""
     models = PROJECT / "examples/demo_model/openvino"
     engine = {
         "provider": "openvino", "dir": str(models / "target"), "draft_dir": str(models / "draft"),
@@ -116,7 +116,7 @@ def test_a_stop_request_at_the_engine_step_ends_the_request_of_that_id(simulated
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """Of gRPC and of HTTP."""
+    """Yield the URLs of gRPC and of HTTP."""
     with two_releases(tmp_path_factory.mktemp("two")) as server:
         yield server.url, f"http://127.0.0.1:{server.http_port}/v2/models/{BLS}"
 

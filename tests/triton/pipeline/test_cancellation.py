@@ -36,7 +36,7 @@ def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSer
 
 @pytest.fixture
 def slow(slow_server: RunningServer) -> RunningServer:
-    """Where clients leave and nothing else happens; whoever comes next finds it idle."""
+    """Return an idle server on which clients leave and nothing else happens."""
     wait_until(lambda: (slow_server.num_streams(), slow_server.used_kv_blocks()) == (0, 0), 5)
     return slow_server
 
@@ -69,7 +69,7 @@ def test_a_killed_client_of_a_text_model_stops_its_generation(slow: RunningServe
 
 
 def open_http_stream(server: RunningServer, model: str) -> http.client.HTTPConnection:
-    """A `generate_stream` whose first text has come; closing the connection is its client's end."""
+    """Open a `generate_stream` and read its first text; closing the connection is its client's end."""
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
     body = json.dumps({"text_input": "word " * 40, "max_tokens": ENDLESS, "stream": True})
     connection.request("POST", f"/v2/models/{model}/generate_stream", body)
@@ -88,7 +88,7 @@ def test_a_client_of_generate_stream_that_leaves_stops_its_generation(slow: Runn
 
 
 def assert_kills_leave_nothing(server: RunningServer, *, num_clients: int, seed: int) -> None:
-    """Clients of 20 connections each, to the models that see their own clients, killed while they stream and wait."""
+    """Kill clients of 20 connections each while they stream and wait; check that nothing of them is left."""
     rng = random.Random(seed)
     for _ in range(num_clients):
         client = start_client(server.url, rng.choices(["tensorrt_llm", *DIRECT], k=20), num_running=rng.randrange(1, 9))

@@ -42,14 +42,14 @@ ONE_MODEL: dict[str, tuple[str, dict[str, object]]] = {
 
 @pytest.fixture(scope="module")
 def by_hand(simulated: RunningServer) -> Iterator[EnsembleByHand]:
-    """The repository that the running server has loaded, a second time."""
+    """Yield the repository that the running server has loaded, a second time."""
     ensemble = EnsembleByHand(simulated.folder / "build" / "simulated" / "model_repository")
     yield ensemble
     ensemble.close()
 
 
 def shown(responses: list[dict[str, Array]]) -> list[dict[str, tuple[str, list[int], object]]]:
-    """Type, shape and values of everything, comparable; but for the name of the stream, which is new each time."""
+    """Return type, shape and values of everything, to compare, but not the stream's name, which is new each time."""
     return [
         {
             name: (str(array.dtype), list(array.shape), array.tolist())

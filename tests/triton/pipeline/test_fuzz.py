@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever is sent to the live server, every request is answered, with no traceback, and nothing is left of it."""
+"""Random requests to the live server: every request is answered, with no traceback, and nothing is left of it."""
 
 import asyncio
 import io
@@ -31,7 +31,11 @@ Outcome = tuple[str, str]  # a kind of answer, and its text where it is an error
 
 
 async def ask_grpc(stub: service_pb2_grpc.GRPCInferenceServiceStub, sent: Sent) -> Outcome:
-    """Raises: TimeoutError: no answer, or no end of it."""
+    """Ask over gRPC, and return the outcome.
+
+    Raises:
+        TimeoutError: no answer, or no end of it.
+    """
     message = sent.message()
     try:
         async with asyncio.timeout(ANSWER_S):
@@ -77,7 +81,7 @@ def _batch_index(response: service_pb2.ModelInferResponse) -> int | None:
 
 
 def _complete(sent: Sent, answered: set[int | None]) -> Outcome:
-    """Whether each prompt of a request that is right was answered, and told apart from the others."""
+    """Return whether each prompt of a valid request was answered, and told apart from the others."""
     is_batch = sent.num_prompts > 1 and sent.model != "preprocessing"
     expected = set(range(sent.num_prompts)) if is_batch else {None}
     if sent.is_valid and answered != expected:
@@ -86,7 +90,11 @@ def _complete(sent: Sent, answered: set[int | None]) -> Outcome:
 
 
 async def ask_http(session: aiohttp.ClientSession, fuzzer: RequestFuzzer, kind: int) -> Outcome:
-    """One of HTTP's three ways. Raises: TimeoutError: no answer, or no end of it."""
+    """Ask by one of HTTP's three ways, and return the outcome.
+
+    Raises:
+        TimeoutError: no answer, or no end of it.
+    """
     if kind == 0:
         sent = fuzzer.request()
         body, header_length = sent.binary()
@@ -151,7 +159,7 @@ class Fuzz:
 
 
 def fuzz(server: RunningServer, seed: int, is_over: Callable[[int], bool]) -> Fuzz:
-    """Everything that must hold, held."""
+    """Fuzz the server, and check everything that must hold."""
     before = server.descendants()
     run = Fuzz(server, seed, is_over)
     asyncio.run(run.run())

@@ -78,7 +78,7 @@ def request_fixture(request: pytest.FixtureRequest) -> Callable[[str], RunningSe
 
 
 def workload(count: int) -> list[GenerateRequest]:
-    """Mixed lengths and languages, no two requests alike."""
+    """Return requests of mixed lengths and languages, no two of them alike."""
     rng = random.Random(count)
     prompts = [f"{rng.choice(LANGUAGES)} {index} {'word ' * rng.randrange(60)}" for index in range(count)]
     return [request(prompt, rng.randrange(1, 120)) for prompt in prompts]

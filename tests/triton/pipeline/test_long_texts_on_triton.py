@@ -41,7 +41,7 @@ def text_of(num_bytes: int, *, seed: int = 1) -> str:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Prompts of 131,071 tokens, which is 4.3 MB of the demo's longest ones; a stub may be silent for 2 s."""
+    """Yield a server of prompts of 131,071 tokens, 4.3 MB of the demo's longest ones; a stub may be silent for 2 s."""
     engine = {"provider": "simulated", "step_ms": 5.0, "max_seq_len": 131_072, "num_kv_blocks": 16_384}
     text = deployment_text("long", engine=engine, triton={"hang_timeout_s": HANG_TIMEOUT_S})
     with RunningServer(text, tmp_path_factory.mktemp("long")) as running:
@@ -55,7 +55,7 @@ def refusal(server: RunningServer, model: str, **tensors: object) -> str:
 
 
 class ShortRequests:
-    """One after the other until it is left; keeps how long each took to its first token."""
+    """Short requests, one after the other until it is left, and the time of each to its first token."""
 
     def __init__(self, url: str, model: str) -> None:
         self._url, self._model = url, model
@@ -89,7 +89,7 @@ class ShortRequests:
 
 
 def send_long(url: str, model: str, text: str, for_s: float) -> list[str]:
-    """Send a text again and again; returns the refusals. For another process: to pack megabytes takes long, too."""
+    """Send a text again and again; return the refusals. For another process: to pack megabytes takes long, too."""
     end_s, errors = time.monotonic() + for_s, []
     while time.monotonic() < end_s:
         try:

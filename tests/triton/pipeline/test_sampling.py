@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request may ask for of its sampling and its outputs, through the ensemble on the real server."""
+"""Sampling and outputs that a request may ask for, through the ensemble on the real server."""
 
 import re
 import time

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A deployment with `decoupled: false` on the real server: unary clients, who share the engine's batch all the same."""
+"""A deployment with `decoupled: false` on the real server: unary clients, which share the engine's batch, too."""
 
 import json
 import os

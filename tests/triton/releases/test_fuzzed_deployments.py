@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def accepted(count: int, folder: Path) -> Accepted:
-    """Those of so many mutations that `trireme serve` would start here, on ports that are free."""
+    """Return the mutations, of so many, that `trireme serve` would start here, on ports that are free."""
     found = []
     names = ("http_port", "grpc_port", "metrics_port")
     installation = find_triton()
@@ -73,7 +73,7 @@ def fails_as_told(engine: object) -> bool:
 
 
 def stratified(found: Accepted, count: int) -> Accepted:
-    """The first ones of each kind in turns."""
+    """Return the first ones of each kind in turns."""
     by_kind: dict[str, Accepted] = {}
     for mutation, spec in found:
         by_kind.setdefault(mutation.kind, []).append((mutation, spec))
@@ -110,7 +110,7 @@ def test_all_that_were_accepted_load_and_answer(folder: Path) -> None:
 
 
 def load(pack: Pack, folder: Path) -> int:
-    """Load a pack, ask each of its deployments; returns how many those are."""
+    """Load a pack, ask each of its deployments, and return how many they are."""
     repository, log_path = folder / "models", folder / "triton.log"
     shutil.rmtree(repository, ignore_errors=True)
     write_repository(pack.spec, root=repository, source="test")
@@ -131,7 +131,7 @@ def load(pack: Pack, folder: Path) -> int:
 
 
 def wait_ready(server: TritonProcess, pack: Pack, log: Path) -> None:
-    """Triton is ready when all its models are, and ends when one of them cannot be loaded."""
+    """Wait until Triton is ready, which it is when all its models are; it ends when one of them cannot be loaded."""
     deadline_s = time.monotonic() + LOAD_S
     while not server.is_ready():
         if server.exit_status is not None or time.monotonic() > deadline_s:
@@ -141,7 +141,7 @@ def wait_ready(server: TritonProcess, pack: Pack, log: Path) -> None:
 
 
 def failures(log: Path) -> Iterator[str]:
-    """What Triton says of models that are not there, and which it still loads."""
+    """Yield what Triton says of models that are not there, and which it still loads."""
     text = log.read_text(errors="replace")
     yield from (line for line in text.splitlines() if "failed to load" in line)
     loading = set(re.findall(r'"loading: (\w+):', text)) - set(re.findall(r"successfully loaded '(\w+)'", text))
@@ -149,7 +149,7 @@ def failures(log: Path) -> Iterator[str]:
 
 
 def ask(url: str, model: str) -> str:
-    """One token of one, which every vocabulary has; what came."""
+    """Ask for one token after one, which every vocabulary has, and return what came."""
     try:
         responses = list(stream(url, model, engine_request([16], 1)))
     except StreamFailed as exc:

@@ -22,7 +22,7 @@ VALUES = {"text_input": b"Once upon a time", "max_tokens": 8, "stream": True, "e
 
 
 def import_old(folder: Path, version: tuple[int, int]) -> dict[str, Any]:
-    """The deployment that the command writes, on an engine that this machine can run."""
+    """Return the deployment that the command writes, on an engine that this machine can run."""
     old = write_old_repository(
         folder / "old", version, {"exclude_input_in_output": "True", "accumulate_tokens": "True"}
     )
@@ -37,7 +37,7 @@ def import_old(folder: Path, version: tuple[int, int]) -> dict[str, Any]:
 
 
 def generated(server: RunningServer, inputs: list[InferInput]) -> bytes:
-    """The text of one stream at `ensemble`."""
+    """Return the text of one stream at `ensemble`."""
     results: list[InferResult] = []
     errors: list[object] = []
     with InferenceServerClient(server.url) as client:

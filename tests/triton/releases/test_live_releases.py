@@ -39,7 +39,7 @@ class Live:
         return dict(models[0])
 
     def release(self, number: int, **engine: object) -> dict[str, Any]:
-        """The stable release with another engine."""
+        """Return the stable release with another engine."""
         stable = next(each for each in self.status()["releases"] if each["release"] == self.status()["release"])
         return {**stable, "release": number, "engine": {**stable["engine"], **engine}}
 

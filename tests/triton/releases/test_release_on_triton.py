@@ -28,7 +28,7 @@ def cache_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def release(tmp_path: Path) -> Path:
-    """As `trireme pull` leaves it."""
+    """Return a release as `trireme pull` leaves it."""
     cache = ReleaseCache(tmp_path / "cache", max_bytes=10**9, tell=print)
     return cache.pull(write_demo_release(tmp_path / "built"), num_jobs=4, on_bytes=id).folder
 

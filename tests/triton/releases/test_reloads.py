@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trireme render --diff` says Triton will load anew is what it loads, and nothing else is touched."""
+"""The models that `trireme render --diff` names: Triton loads them anew, and nothing else is touched."""
 
 import re
 import urllib.request
@@ -46,7 +46,7 @@ class LiveServer:
         self._log.close()
 
     def processes(self) -> dict[tuple[str, int], set[int]]:
-        """Pids by model and version, of its stubs and its engine."""
+        """Return pids by model and version, of its stubs and its engine."""
         found: dict[tuple[str, int], set[int]] = {}
         for process in psutil.Process(self._server.pid).children(recursive=True):
             try:
@@ -58,7 +58,7 @@ class LiveServer:
         return found
 
     def become(self, **model: object) -> dict[tuple[str, int], str]:
-        """Take another deployment; what became of each model's version whose processes are not the same."""
+        """Take another deployment; return what became of each model's version whose processes have changed."""
         new = self._spec(model)
         diff = compare(self.spec, new)
         self.spec, before = new, self.processes()

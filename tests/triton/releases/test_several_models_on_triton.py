@@ -109,7 +109,7 @@ def test_the_start_says_which_models_there_are(pair: RunningServer) -> None:
 
 
 def test_more_releases_than_triton_has_threads_by_itself_are_loaded(tmp_path: Path) -> None:
-    """Four guests that wait for their engines would keep it from loading these, for a minute, and then fail."""
+    """Four clients of engines that wait for their owners would keep Triton from loading these for a minute."""
     tokenizer = {"dir": str(PROJECT / "examples/demo_model/target")}
     releases = [
         {"release": number, "tokenizer": tokenizer, "engine": {"provider": "simulated", "seed": number}}

@@ -34,7 +34,7 @@ def ask(url: str) -> Mapping[str, Any] | None:
 
 
 def as_argo(metric: Mapping[str, Any], args: Mapping[str, str]) -> str:
-    """One step's analysis, at another interval."""
+    """Return the phase in which one step's analysis ends, at another interval."""
     url = metric["provider"]["web"]["url"].replace("{{args.url}}", args["url"])
     measured: list[Mapping[str, Any] | None] = []
     end_s = time.monotonic() + PATIENCE_S

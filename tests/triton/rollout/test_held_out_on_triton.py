@@ -32,7 +32,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def held_out(folder: Path) -> str:
-    """Questions that the model was never trained on, every second with its right answer."""
+    """Write questions that the model was never trained on, every second with its right answer."""
     tasks = [json.loads(line) for line in TASKS.read_text(encoding="utf-8").splitlines()]
     facts = [task for task in tasks if task["task"] == "facts"][:NUM_PROMPTS]
     lines = [
@@ -50,7 +50,10 @@ def texts(file: str) -> list[str]:
 
 
 def shuffled_tokenizer(folder: Path) -> Path:
-    """It loads and has the same words, but two in three have another's number."""
+    """Write a tokenizer that loads and has the same words, but with other numbers.
+
+    Two in three words have another's number.
+    """
     shutil.copytree(TOKENIZER, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     file = folder / "tokenizer.json"
     tokenizer = json.loads(file.read_text(encoding="utf-8"))
@@ -77,7 +80,7 @@ def events(site: Site) -> list[Event]:
 
 
 def wait_for_line(running: subprocess.Popen[str], part: str) -> None:
-    """Until the command says so; the test's own timeout ends it."""
+    """Wait until the command says so; the test's own timeout ends it."""
     assert running.stdout is not None
     said = []
     for line in running.stdout:

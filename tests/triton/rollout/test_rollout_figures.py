@@ -32,7 +32,7 @@ FOUND: dict[str, Any] = {"benchmark": "rollouts", "rollouts": []}
 
 @pytest.fixture(scope="module", autouse=True)
 def result() -> Iterator[None]:
-    """Is written once all have passed."""
+    """Write the result once all tests have passed."""
     yield
     assert len(FOUND["rollouts"]) == 5, "figures of a part are no result"
     write_result("rollouts", {**FOUND, "environment": environment()})
@@ -148,7 +148,7 @@ class Switched:
 
 
 async def ttfts_by_window(url: str, shadow: Switched) -> dict[bool, list[list[float]]]:
-    """Milliseconds of each request of windows with and without copies, which take turns."""
+    """Return the TTFT in milliseconds of each request of windows with and without shadow requests, which take turns."""
     found: dict[bool, list[list[float]]] = defaultdict(list)
     async with RoutedClient(url, shadow.front.url) as client:
         for window in range(NUM_WINDOWS):

@@ -104,7 +104,7 @@ def one_release_serves_all(site: Site) -> None:
 
 
 def kill_the_rollout(site: Site, kills: int, seed: int, *, engine_seed: int = 2) -> str:
-    """Kill its process at random moments, and go on each time; what the last said."""
+    """Kill its process at random moments, and go on each time; return what the last said."""
     rng = random.Random(seed)
     running = site.begin(site.candidate(seed=engine_seed))
     for _ in range(kills):

@@ -29,7 +29,7 @@ WAIT_S = 60.0
 
 
 def drain(server: RunningServer, *options: str) -> "subprocess.Popen[str]":
-    """The command, where the server was started."""
+    """Start the command where the server was started."""
     command = [sys.executable, "-m", "trireme", "drain", *options]
     return subprocess.Popen(command, cwd=server.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -51,12 +51,12 @@ def health(port: int, question: str) -> tuple[int, str]:
 
 
 def answer(server: RunningServer, max_tokens: int = 2) -> int:
-    """The responses of one new request."""
+    """Return the number of responses to one new request."""
     return len(list(stream(server.url, "ensemble", {"text_input": "hello", "max_tokens": max_tokens, "stream": True})))
 
 
 def taken_until_refused(server: RunningServer) -> tuple[int, str]:
-    """How many requests are answered, one after the other, and the error of the first that is not."""
+    """Return how many requests are answered, one after the other, and the error of the first that is not."""
     num_taken = 0
     while True:
         try:
@@ -67,7 +67,10 @@ def taken_until_refused(server: RunningServer) -> tuple[int, str]:
 
 
 async def drained_under_streams(server: RunningServer, count: int, max_tokens: int) -> tuple[list[int], int]:
-    """`count` streams, `trireme drain` once each has its first token; the tokens of each, and the command's status."""
+    """Run `trireme drain` once each of `count` streams has its first token.
+
+    Return the tokens of each, and the command's status.
+    """
     request = GenerateRequest(
         text_input="hello", max_tokens=max_tokens, stream=True, exclude_input_in_output=True,
         return_num_output_tokens=True,

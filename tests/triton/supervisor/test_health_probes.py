@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes of a real server, from its first moment to its last: loading, serving, without its engine, without its Triton,
-draining.
+"""Probes of a real server, from its first moment to its last.
+
+It loads, serves, is without its engine, is without its Triton, and drains.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ WAIT_S = 30.0
 
 
 class Probes:
-    """As the kubelet asks, but more often; keeps each change."""
+    """Probes as the kubelet asks, but more often; each change is kept."""
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -40,8 +40,10 @@ def test_after_a_warm_up_no_process_grows_by_1_kib_a_request(start_server: Calla
 
 
 def _kept_kib(memory_kib: list[float]) -> float:
-    """Return what a round leaves behind, the median of the rounds: a leak grows in each, while an allocator keeps the
-    pages of the one round that held more at a time than any before (50 MB free of 120, read with `malloc_stats`).
+    """Return what a round leaves behind, the median of the rounds.
+
+    A leak grows in each, while an allocator keeps the pages of the one round that held more at a time than any before
+    (50 MB free of 120, read with `malloc_stats`).
     """
     return statistics.median(after - before for before, after in itertools.pairwise(memory_kib))
 

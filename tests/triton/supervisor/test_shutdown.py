@@ -30,7 +30,7 @@ def request(max_tokens: int) -> GenerateRequest:
 async def interrupt_while_streaming(
     server: RunningServer, max_tokens: int, count: int, number: int, *, model: str = "ensemble"
 ) -> list[int | BaseException]:
-    """`count` streams, a signal once each has its first token; tokens of each, or how it failed."""
+    """Send a signal once each of `count` streams has its first token; return the tokens of each, or how it failed."""
     async with AsyncTritonClient(server.url) as client:
         have_first = asyncio.Barrier(count + 1)
 

@@ -40,7 +40,10 @@ FAST: dict[str, object] = {"provider": "simulated", "step_ms": 1.0, "num_kv_bloc
 
 @pytest.fixture(scope="module")
 def figures(simulated: RunningServer) -> Iterator[dict[str, object]]:
-    """What the checks of this file find; written when all are done, beside what others of them found that day."""
+    """Yield the figures of this file's checks.
+
+    They are written when all are done, beside what others of them found that day.
+    """
     where = environment(triton_http=f"127.0.0.1:{simulated.http_port}")
     found: dict[str, object] = {}
     yield found
@@ -178,7 +181,7 @@ def test_a_thousand_connections_that_are_killed_leave_no_state_in_any_model(
 
 
 def note_kv_free_ms(figures: dict[str, object], what: str, milliseconds: list[float]) -> float:
-    """Write down how long clients' KV blocks stayed behind; returns the p99."""
+    """Write down how long clients' KV blocks stayed behind; return the p99."""
     ordered = sorted(milliseconds)
     p99 = ordered[len(ordered) * 99 // 100 - 1]
     figures[f"{what}, kv_free_ms"] = {

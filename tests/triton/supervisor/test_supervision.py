@@ -47,13 +47,13 @@ def stubs_of(server: RunningServer, model: str) -> list[psutil.Process]:
 
 
 def prefixes(server: RunningServer) -> set[str]:
-    """Of the shared memory: one for each server process that was not cleaned up after."""
+    """Return the prefixes of the shared memory: one for each server process that was not cleaned up after."""
     return {name[: name.rindex("_")] for name in server.shared_memory()}
 
 
 @pytest.fixture
 def shm(tmp_path: Path) -> Path:
-    """What the servers of a test have for /dev/shm: each start of another test cleans up the one that all share."""
+    """Return what servers of a test have for /dev/shm: each start of another test cleans up the one that all share."""
     folder = tmp_path / "shm"
     folder.mkdir()
     return folder
@@ -61,7 +61,7 @@ def shm(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start_beside(tmp_path: Path, shm: Path) -> Iterator[Callable[[], RunningServer]]:
-    """Servers that share `shm` with each other and with nobody else."""
+    """Yield a starter of servers that share `shm` with each other and with nothing else."""
     mount = ("sh", "-c", 'mount --bind "$0" /dev/shm && exec "$@"', str(shm))
     probe = subprocess.run([*UNSHARE_MOUNTS, *mount, "true"], capture_output=True, text=True, check=False)
     if probe.returncode != 0:
@@ -231,7 +231,7 @@ def test_ctrl_c_while_it_waits_to_start_again_ends_it_at_once(start_server: Star
 
 
 def test_a_process_that_is_held_up_while_it_loads_costs_a_start_at_most(tmp_path: Path) -> None:
-    """As on a busy machine: Triton 2.51 takes the process for dead after a second, and then crashes or waits for it."""
+    """A busy machine does so: Triton 2.51 takes the process for dead after a second, and then crashes or waits."""
     server = RunningServer(deployment_text("spoiled", engine=SLOW), tmp_path)
 
     def hold_up() -> None:

@@ -67,7 +67,7 @@ def warming(tmp_path: Path) -> Iterator[SlowlyWarming]:
 
 
 def counted(server: RunningServer) -> dict[str, float]:
-    """What is not 0 on the page of metrics, and says that something was done."""
+    """Return what is not 0 on the page of metrics, and says that something was done."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=5) as response:
         lines = response.read().decode().splitlines()
     samples = [line.rpartition(" ") for line in lines if line.startswith(OF_REQUESTS)]

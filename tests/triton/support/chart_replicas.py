@@ -31,7 +31,7 @@ _addresses = (f"127.0.{third}.{fourth}" for third, fourth in itertools.product(r
 
 
 class Replica:
-    """Runs from its construction on, as a new pod does."""
+    """A replica that runs from its construction on, as a new pod does."""
 
     def __init__(self, site: "Site", server: str) -> None:
         self.server = server
@@ -62,7 +62,7 @@ class Replica:
         return [sys.executable, "-m", *command]
 
     def wait_until_ready(self) -> None:
-        """As its readiness probe has it; then the Service has its address."""
+        """Wait until the readiness probe succeeds; then the Service has its address."""
         deadline_s = time.monotonic() + START_S
         while not self._is_ready():
             assert self.process.poll() is None, self.log_path.read_text()
@@ -78,12 +78,15 @@ class Replica:
             return False
 
     def leave_service(self) -> None:
-        """What Kubernetes does with the address of a pod that goes, or is not ready."""
+        """Take the address out of the Service, as Kubernetes does for a pod that goes, or is not ready."""
         with contextlib.suppress(ValueError):
             self._site.envoy.pods[self.server].remove(self.host)
 
     def delete(self) -> int:
-        """As Kubernetes ends a pod: its address, the hook, the signal, within its grace; the exit status."""
+        """End as Kubernetes ends a pod, and return the exit status.
+
+        Its address goes, then come the hook and the signal, within its grace.
+        """
         ends_s = time.monotonic() + self.spec["terminationGracePeriodSeconds"]
         self.leave_service()
         hook = subprocess.run(
@@ -99,18 +102,18 @@ class Replica:
         return self.process.wait(ends_s - time.monotonic())
 
     def processes(self) -> list[psutil.Process]:
-        """All of it."""
+        """Return the processes of the replica."""
         root = psutil.Process(self.process.pid)
         return [root, *root.children(recursive=True)]
 
     def signal(self, number: int) -> None:
-        """To each of its processes: SIGKILL is a node that is gone, SIGSTOP one that hangs."""
+        """Send a signal to each of its processes: SIGKILL is a node that is gone, SIGSTOP one that hangs."""
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
     def end(self) -> None:
-        """At once, whatever it does."""
+        """End at once, whatever it does."""
         with contextlib.suppress(psutil.NoSuchProcess):
             self.signal(signal.SIGKILL)
         self.process.wait(30)
@@ -134,7 +137,7 @@ class Site:
         self.replicas: dict[str, list[Replica]] = {server: [] for server in self.envoy.pods}
 
     def grow(self, server: str, count: int = 1) -> list[Replica]:
-        """So many more, side by side, until each is ready."""
+        """Start so many more, side by side, and wait until each is ready."""
         new = [Replica(self, server) for _ in range(count)]
         self.replicas[server] += new
         for replica in new:
@@ -142,12 +145,12 @@ class Site:
         return new
 
     def url_of(self, replica: Replica) -> str:
-        """Past Envoy."""
+        """Return the replica's own address, past Envoy."""
         return f"{replica.host}:{self.envoy.ports['grpc']}"
 
     @contextlib.contextmanager
     def run(self, **counts: int) -> Iterator[Self]:
-        """With so many replicas of each server."""
+        """Run with so many replicas of each server."""
         try:
             for server, count in counts.items():
                 self.grow(server.replace("_", "-"), count)

@@ -27,7 +27,7 @@ _WORDS = ["fox", "Paris", "法国", "😀", "مرحبا", "23 + 45 =", "\n\n", "
 
 @dataclass(frozen=True)
 class Given:
-    """One tensor as it goes over the wire; nothing says that its parts fit together."""
+    """A tensor as it is sent; nothing says that its parts fit together."""
 
     data_type: str
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Sent:
-    """One request; `is_valid`: it must be answered without an error."""
+    """A request; `is_valid`: it must be answered without an error."""
 
     model: str
     tensors: dict[str, Given]
@@ -59,7 +59,7 @@ class Sent:
     parameters: dict[str, int] = field(default_factory=dict)
 
     def message(self) -> service_pb2.ModelInferRequest:
-        """For gRPC."""
+        """Return the request for gRPC."""
         message = service_pb2.ModelInferRequest(model_name=self.model, id=self.request_id)
         for name, given in self.tensors.items():
             added = message.inputs.add(name=name, datatype=given.data_type, shape=given.shape)
@@ -72,7 +72,7 @@ class Sent:
         return message
 
     def binary(self) -> tuple[bytes, int]:
-        """For HTTP's binary form: the body, and the length of the JSON at its beginning."""
+        """Return the request in HTTP's binary form: the body, and the length of the JSON at its beginning."""
         inputs = [
             {
                 "name": name,
@@ -87,24 +87,24 @@ class Sent:
 
 
 def numbers(data_type: str, values: object, *, dims: tuple[int, ...] | None = None) -> Given:
-    """``[1, n]`` unless `dims` says otherwise."""
+    """Return numbers as ``[1, n]`` unless `dims` says otherwise."""
     array = np.array(values, dtype=_NUMPY[data_type])
     return Given(data_type, (1, array.size) if dims is None else dims, array.tobytes())
 
 
 def strings(*values: bytes) -> Given:
-    """``[1, n]``."""
+    """Return texts as ``[1, n]``."""
     return Given("BYTES", (1, len(values)), b"".join(struct.pack("<I", len(value)) + value for value in values))
 
 
 class RequestFuzzer:
-    """The same seed makes the same requests."""
+    """A maker of random requests, equal for equal seeds."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
 
     def request(self) -> Sent:
-        """The next one."""
+        """Return the next request."""
         rng = self._rng
         model = rng.choices(list(MODELS), list(MODELS.values()))[0]
         num_prompts = rng.randrange(2, 5) if model != "postprocessing" and rng.random() < 0.2 else 1
@@ -124,7 +124,7 @@ class RequestFuzzer:
         return replace(sent, is_valid=False)
 
     def json_body(self) -> tuple[str, bytes]:
-        """A model and a body for HTTP's `generate` and `generate_stream`."""
+        """Return a model and a body for HTTP's `generate` and `generate_stream`."""
         rng = self._rng
         model = rng.choices(list(MODELS), list(MODELS.values()))[0]
         body: dict[str, object] = {"text_input": self._text().decode(), "max_tokens": rng.randrange(1, 20)}
@@ -171,7 +171,7 @@ class RequestFuzzer:
         return {"TOKENS_BATCH": numbers("INT32", ids, dims=(1, 1, len(ids)))}
 
     def _valid_batch(self, model: str, num_prompts: int, is_chat: bool) -> dict[str, Given]:
-        """Several valid requests as one, with the tensors that all of them have; ids are padded."""
+        """Return several valid requests as one, with the tensors that all of them have; ids are padded."""
         rows = [self._valid(model, is_chat=is_chat) for _ in range(num_prompts)]
         names = [name for name in rows[0] if all(name in row for row in rows)]
         width = max(row["input_ids"].shape[1] for row in rows) if "input_ids" in names else 0

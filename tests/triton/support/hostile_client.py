@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who wants a server down and knows only its protocols: ``hostile_client.py --http PORT --grpc PORT --metrics PORT``.
+"""A client that wants a server down and knows only its protocols: ``hostile_client.py --http PORT --grpc PORT ...``.
 
 A program of its own, with nothing of the project in it: sockets, HTTP, gRPC and KServe's messages. Seeded. It holds
 slow connections all the time and sends one hostile request after the other. When it ends it prints, as JSON, how many
@@ -54,7 +54,7 @@ ANSWER_S = 30
 
 
 class Hostile:
-    """One run."""
+    """A run of the hostile client."""
 
     def __init__(self, given: argparse.Namespace) -> None:
         self._random = random.Random(given.seed)
@@ -67,7 +67,7 @@ class Hostile:
         ]
 
     def run(self) -> None:
-        """Until the time is over."""
+        """Run until the time is over."""
         end_s = time.monotonic() + self._given.seconds
         slow = threading.Thread(target=self._hold_slow, args=(end_s,), daemon=True)
         slow.start()
@@ -93,7 +93,7 @@ class Hostile:
     # Over HTTP
 
     def http_body(self) -> str:
-        """Of 0 to 100 MB, of anything."""
+        """Send a body of 0 to 100 MB, of anything."""
         size = self._size()
         kind = self._random.randrange(4)
         piece = [b"a", b"\\u0000", bytes(self._random.randrange(256) for _ in range(1000)), b'{"a":['][kind]
@@ -110,7 +110,7 @@ class Hostile:
         return self._post(self._random.choice(PATHS), body)
 
     def generate_numbers(self) -> str:
-        """JSON that is well formed."""
+        """Send JSON that is well formed."""
         body: dict[str, object] = {"text_input": "hello", "max_tokens": 3}
         for _ in range(self._random.randrange(4)):
             values: list[object] = [
@@ -134,7 +134,7 @@ class Hostile:
         return self._post(f"/v2/models/{model}/{kind}", json.dumps(body).encode())
 
     def bomb(self) -> str:
-        """A body that is a thousand times as large when it is unpacked."""
+        """Send a body that is a thousand times as large when it is unpacked."""
         packed = gzip.compress(b"0" * self._random.choice([1_000_000, LARGEST]), 9)
         return self._post(self._random.choice(PATHS), packed, **{"content-encoding": "gzip"})
 
@@ -170,11 +170,11 @@ class Hostile:
     # Over gRPC
 
     def infer_tensors(self) -> str:
-        """Tensors of any name, type, shape and contents, now and then those of a good request among them."""
+        """Send tensors of any name, type, shape and contents, now and then those of a good request among them."""
         return self._ask(self._tensors())
 
     def deadly_header(self) -> str:
-        """What asks 2.51 for a status in place of an error in the stream."""
+        """Send the header that asks 2.51 for a status in place of an error in the stream."""
         good, bad = self._good(200), self._good(0)
         metadata = (("triton_grpc_error", "true"), ("trireme-stream", "x"))
         with self._channel() as channel:
@@ -187,7 +187,7 @@ class Hostile:
         return self._ask(message, compression=self._random.choice([None, grpc.Compression.Gzip]))
 
     def many_fields(self) -> str:
-        """Two bytes each on the line, and a hundred in a parser's memory."""
+        """Send fields that take two bytes each on the line, and a hundred in a parser's memory."""
         message = service_pb2.ModelInferRequest(model_name="ensemble")
         tail = b"\x2a\x00" * 10 ** self._random.randrange(3, 7)
         with self._channel() as channel:
@@ -196,7 +196,7 @@ class Hostile:
         return "answered"
 
     def wrong_call(self) -> str:
-        """Anything as the message of any method."""
+        """Send anything as the message of any method."""
         methods = "ServerLive ModelInfer ModelStreamInfer RepositoryIndex RepositoryModelUnload ModelConfig Nothing"
         method = self._random.choice(methods.split())
         message = self._random.randbytes(self._random.choice([0, 1, 10, 1000, 100_000]))
@@ -216,7 +216,7 @@ class Hostile:
         return "left"
 
     def wrong_frames(self) -> str:
-        """Bytes that are HTTP/2, more or less."""
+        """Send bytes that are HTTP/2, more or less."""
         choice = self._random.choice
         data = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" if self._random.random() < 0.9 else b"PRI"
         for _ in range(self._random.choice([1, 5, 50, 3000])):
@@ -231,7 +231,7 @@ class Hostile:
     # What they share
 
     def _size(self) -> int:
-        """Of 0 to 100 MB: each order of magnitude as often, the largest seldom."""
+        """Return a size of 0 to 100 MB: each order of magnitude as often, the largest seldom."""
         return min(int(10 ** self._random.uniform(0, 8 if self._random.random() < 0.15 else 6.5)), LARGEST)
 
     def _good(self, max_tokens: int) -> Any:

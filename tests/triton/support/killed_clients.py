@@ -28,7 +28,7 @@ for response in stream(sys.argv[1], "tensorrt_llm", engine_request([7] * 400, 15
 
 
 def asked(model: str) -> dict[str, Given]:
-    """A long stream of any model."""
+    """Return a long stream of any model."""
     if model == "tensorrt_llm":
         return {
             "input_ids": numbers("INT32", [7] * 40),
@@ -69,7 +69,7 @@ async def main(url: str, models: list[str], num_running: int) -> None:
 
 
 def start_client(url: str, models: list[str], *, num_running: int) -> "subprocess.Popen[bytes]":
-    """A process with a connection for each of the models named; returns when so many of its streams have a token."""
+    """Start a process with a connection for each model named; return when `num_running` of its streams have a token."""
     command = [sys.executable, __file__, url, str(num_running), *models]
     folder = Path(__file__).parent
     client = subprocess.Popen(command, cwd=folder, env={"PYTHONPATH": str(folder.parents[2])}, stdout=subprocess.PIPE)

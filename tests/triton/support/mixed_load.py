@@ -18,7 +18,7 @@ _WORDS = ["fox", "Paris", "法国的首都", "😀", "مرحبا", "23 + 45 =", 
 
 
 class MixedLoad:
-    """Requests to `ensemble`, 16 at a time; the same seed draws from the same requests."""
+    """Requests to `ensemble`, 16 at a time, drawn by seed."""
 
     def __init__(self, url: str, seed: int) -> None:
         self._url = url
@@ -27,7 +27,7 @@ class MixedLoad:
         self.num_responses = 0
 
     def run(self, num_requests: int) -> None:
-        """Returns when each had its answer, its error or its cancellation."""
+        """Send requests, and return when each had its answer, its error or its cancellation."""
         asyncio.run(self._run(num_requests))
 
     async def _run(self, num_requests: int) -> None:
@@ -63,7 +63,7 @@ class MixedLoad:
                 self.num_responses += await anext(chunks, None) is not None
 
     async def _lose_patience(self, _: AsyncTritonClient) -> None:
-        """On a connection of its own, which goes too."""
+        """Ask on a connection of its own, which goes too."""
         with contextlib.suppress(TimeoutError):
             async with AsyncTritonClient(self._url) as client, asyncio.timeout(self._rng.uniform(0.001, 0.05)):
                 await self._read(client)

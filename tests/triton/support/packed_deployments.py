@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many deployments on one server: each with its own names and its own resources of the rate limiter, and what is equal
-to what another has already loaded is loaded once.
+"""Many deployments on one server: each with its own names and its own resources of the rate limiter.
+
+What is equal to what another has already loaded is loaded once.
 """
 
 import json
@@ -37,7 +38,7 @@ class Pack:
 
 
 def packs(deployments: Iterable[tuple[Mutation, DeploymentSpec]]) -> Iterator[Pack]:
-    """Those that need the same of the server behind each other."""
+    """Yield packs of deployments that need the same of the server."""
     groups: dict[str, list[tuple[Mutation, DeploymentSpec]]] = {}
     for mutation, spec in deployments:
         groups.setdefault(_server_of(spec), []).append((mutation, spec))
@@ -70,14 +71,17 @@ def _packs_of(group: list[tuple[Mutation, DeploymentSpec]]) -> Iterator[Pack]:
 
 
 def _server_of(spec: DeploymentSpec) -> str:
-    """What only another start of the server changes, but for ports, which are others here, and pools, which add up."""
+    """Return what only another start of the server changes.
+
+    Left out are ports, which are others here, and pools, which add up.
+    """
     flags = [(name, value) for name, value in launch_flags(spec) if not name.endswith("-port")]
     own = [flag for flag in flags if flag[0] != "rate-limit-resource"]
     return json.dumps([own, spec.triton.triton_max_batch_size, _shared_counts(spec)])
 
 
 def _shared_counts(spec: DeploymentSpec) -> list[tuple[str, int]]:
-    """Of the server's ledger, which all models name alike and which has room for few names."""
+    """Return the counts of the server's ledger, which all models name alike and which has room for few names."""
     budgets = [release.admission.budget.shared for release in spec.releases if release.admission is not None]
     return sorted({(each.name, each.count) for budget in budgets if budget is not None for each in budget.resources})
 
@@ -92,7 +96,7 @@ def _num_processes(model: ModelSpec) -> int:
 
 
 def _content(model: ModelSpec, spec: DeploymentSpec) -> str:
-    """All that Triton and its stubs read of a model but its name."""
+    """Return everything that Triton and its stubs read of a model but its name."""
     nameless = model.model_copy(update={"prefix": ""})
     releases = [render_release(release, folder=_ROOT) for release in model.releases]
     return json.dumps([model_messages(nameless, spec.triton), releases])
@@ -120,7 +124,7 @@ def _renamed_model(model: ModelSpec, prefix: str, mark: str) -> ModelSpec:
 
 
 def _patient(release: ReleaseSpec) -> object:
-    """Give an engine the time that loading takes beside some fifty other processes."""
+    """Return an engine with the time that loading takes beside some fifty other processes."""
     load_timeout_s = max(release.engine.load_timeout_s, MIN_LOAD_TIMEOUT_S)
     return release.engine.model_copy(update={"load_timeout_s": load_timeout_s})
 

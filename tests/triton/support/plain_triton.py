@@ -16,7 +16,7 @@ READY_S = 60.0
 
 
 def write_model(repository: Path, name: str, *, config: str, code: str) -> None:
-    """A Python model with one instance on the CPU."""
+    """Write a Python model with one instance on the CPU."""
     folder = repository / name / "1"
     folder.mkdir(parents=True)
     (folder.parent / "config.pbtxt").write_text(f'name: "{name}" backend: "python"\n{config}')
@@ -24,7 +24,9 @@ def write_model(repository: Path, name: str, *, config: str, code: str) -> None:
 
 
 class PlainTriton:
-    """Runs while it is entered; ready then, unless `is_failing`: then it has ended by itself.
+    """A server that runs while it is entered, and is ready then.
+
+    With `is_failing` it has ended by itself.
 
     Args:
         env: more of it, for models.

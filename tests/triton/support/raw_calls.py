@@ -28,7 +28,7 @@ _DTYPES: dict[str, npt.DTypeLike] = {
 
 
 def arrays(tensors: Mapping[str, object]) -> dict[str, Array]:
-    """Values, or lists of them, as ``[1, n]`` of their tensor's type; a ready array is sent as it is."""
+    """Return values, or lists of them, as ``[1, n]`` of their tensor's type; a ready array is sent as it is."""
     return {name: value if isinstance(value, np.ndarray) else _array(name, value) for name, value in tensors.items()}
 
 
@@ -45,7 +45,7 @@ def _infer_input(name: str, data: Array) -> grpcclient.InferInput:
 
 
 def infer_inputs(tensors: Mapping[str, Array]) -> list[grpcclient.InferInput]:
-    """Arrays as tritonclient sends them."""
+    """Return arrays as tritonclient sends them."""
     return [_infer_input(name, data) for name, data in tensors.items()]
 
 
@@ -62,7 +62,7 @@ def stream(
     parameters: Mapping[str, int | str] | None = None,
     outputs: Sequence[str] | None = None,
 ) -> Generator[dict[str, Array], None, None]:
-    """The responses to one request, each as arrays by output name, up to the final one.
+    """Yield the responses to one request, each as arrays by output name, up to the final one.
 
     Raises:
         StreamFailed: an error came.
@@ -94,6 +94,6 @@ def stream(
 
 
 def engine_request(input_ids: list[int], max_tokens: int, **tensors: object) -> dict[str, object]:
-    """What a caller of `tensorrt_llm` itself sends."""
+    """Return the tensors that a caller of `tensorrt_llm` itself sends."""
     required = {"input_ids": input_ids, "input_lengths": len(input_ids), "request_output_len": max_tokens}
     return required | {"streaming": True} | tensors

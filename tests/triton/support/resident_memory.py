@@ -7,7 +7,7 @@ from ensemble_configs.spec.model_names import PYTHON_MODELS
 
 
 def resident_mib(server: RunningServer) -> dict[str, float]:
-    """RSS of `tritonserver`, of each model's stub, by the model's name, and of the engine's process."""
+    """Return the RSS in MiB of `tritonserver`, of each stub by its model, and of the engine process."""
     processes = {"tritonserver": server.tritonserver(), "engine": server.engine_process()}
     processes |= {model: server.stub(model) for model in PYTHON_MODELS}
     return {name: process.memory_info().rss / 2**20 for name, process in processes.items()}

@@ -73,14 +73,14 @@ class Site:
         )  # fmt: skip
 
     def done(self, *arguments: str) -> str:
-        """What a command of it prints."""
+        """Run a command, and return what it prints."""
         running = self.rollout(*arguments)
         text, _ = running.communicate(timeout=PATIENCE_S)
         assert running.returncode == 0, text
         return text
 
     def end_of(self, running: subprocess.Popen[str], *, patience_s: float = PATIENCE_S) -> str:
-        """What a rollout said until it was promoted or rolled back."""
+        """Return what a rollout said until it was promoted or rolled back."""
         try:
             text, _ = running.communicate(timeout=patience_s)
         except subprocess.TimeoutExpired:
@@ -98,7 +98,7 @@ class Site:
                 time.sleep(0.1)
 
     def begin(self, *candidates: str, **more: Any) -> subprocess.Popen[str]:
-        """As `start`; a rollout that is on record."""
+        """Start as `start` does, and return when the rollout is on record."""
         before = self.num_rollouts()
         running = self.start(*candidates, **more)
         while self.num_rollouts() == before:
@@ -124,8 +124,9 @@ class Site:
 
 
 def serving(folder: Path, *, triton: Mapping[str, object] | None = None, **engine: object) -> RunningServer:
-    """A server of release 1: `ENGINE` but for what is named. Its releases may take half a minute to load, and it may be
-    killed as often as a test likes.
+    """Return a server of release 1: `ENGINE` but for what is named.
+
+    Its releases may take half a minute to load, and it may be killed as often as a test likes.
     """
     triton = {"restart_backoff_s": 0.0, "max_restarts": 100, **(triton or {})}
     endpoints = ["ensemble", "tensorrt_llm_bls"]  # those that a rollout goes by; each more is a process a release
@@ -134,7 +135,7 @@ def serving(folder: Path, *, triton: Mapping[str, object] | None = None, **engin
 
 
 def said_by_engine(seed: int, *, max_tokens: int = MAX_TOKENS) -> Mapping[str, str]:
-    """What the engine of a release says to each prompt of `answers`, in this process."""
+    """Return what the engine of a release says to each prompt of `answers`, in this process."""
     spec = TokenizerSpec(dir=PROJECT / "examples/demo_model/target")
     tokenizer, decoder = PromptTokenizer.from_spec(spec), TextDecoder.from_spec(spec)
     engine = create_engine(SimulatedEngineSpec.model_validate(ENGINE | {"seed": seed, "step_ms": 0.0}))

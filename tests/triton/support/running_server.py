@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme serve` in a child process, and what a test asks of it."""
+"""The command `trireme serve` in a child process, and what a test asks of it."""
 
 import contextlib
 import re
@@ -32,14 +32,17 @@ SHARED_MEMORY = Path("/dev/shm")
 def deployment_text(
     name: str, *, engine: Mapping[str, object], triton: Mapping[str, object] | None = None, **more: object
 ) -> str:
-    """A deployment file with the demo's tokenizer."""
+    """Return a deployment file with the demo's tokenizer."""
     tokenizer = {"dir": str(PROJECT / "examples/demo_model/target")}
     spec = {"name": name, "tokenizer": tokenizer, "engine": dict(engine), "triton": dict(triton or {}), **more}
     return yaml.safe_dump(spec)
 
 
 class RunningServer:
-    """Ready when entered. When left it is told to end, and does so while the next test begins; `stop` waits for it."""
+    """A server that is ready when entered.
+
+    When left it is told to end, and does so while the next test begins; `stop` waits for it.
+    """
 
     _ending: ClassVar["deque[RunningServer]"] = deque()
 
@@ -52,8 +55,14 @@ class RunningServer:
         below: tuple[str, ...] = (),
         shared_memory: Path = SHARED_MEMORY,
     ) -> None:
-        """Args: `options` of `trireme serve`; `below`: a command that starts the one behind it; `shared_memory`: the
-        folder that the server has for /dev/shm, where `below` mounts one there.
+        """Start a server.
+
+        Args:
+            deployment: the deployment file's text.
+            folder: of the server.
+            options: of `trireme serve`.
+            below: a command that starts the one behind it.
+            shared_memory: the folder that the server has for /dev/shm, where `below` mounts one there.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -99,13 +108,13 @@ class RunningServer:
         self.leave()
 
     def leave(self) -> None:
-        """Let it end, as it has been told to."""
+        """Let the server end, as it has been told to."""
         self._ending.append(self)
         self.wait_for_ends(MOST_ENDING)
 
     @classmethod
     def wait_for_ends(cls, num_left: int = 0) -> None:
-        """Until no more than so many servers that were left are still there."""
+        """Wait until no more than `num_left` servers that were left are still there."""
         while len(cls._ending) > num_left:
             cls._ending.popleft().discard()
 
@@ -120,7 +129,7 @@ class RunningServer:
             return False
 
     def metric(self, name: str, **labels: str) -> float:
-        """One sample of the metrics page, by name and some of its labels."""
+        """Return one sample of the metrics page, by name and some of its labels."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as response:
             page = response.read().decode()
         for line in page.splitlines():
@@ -133,7 +142,7 @@ class RunningServer:
         return self.metric("nv_trt_llm_kv_cache_block_metrics", model=model, kv_cache_block_type="used")
 
     def num_streams(self) -> int:
-        """What the adapters hold, as `trireme serve` asks them before it stops."""
+        """Return the streams that the adapters hold, as `trireme serve` asks them before it stops."""
         return ask_all(Path(self.tritonserver().environ()[RUN_DIR_VARIABLE]), "status")
 
     def descendants(self) -> list[psutil.Process]:
@@ -145,7 +154,7 @@ class RunningServer:
         return int(flags[0].partition("=")[2])
 
     def triton_processes(self) -> list[psutil.Process]:
-        """Of Triton, which may be started again; the frontends stay."""
+        """Return the processes of Triton, which may be started again; the frontends stay."""
         if (triton := self.tritons()) == []:
             return []
         try:
@@ -165,7 +174,7 @@ class RunningServer:
         return triton
 
     def stub(self, model: str) -> psutil.Process:
-        """The process that Triton runs a Python model in."""
+        """Return the process that Triton runs a Python model in."""
         [stub] = [p for p in self.descendants() if any(f"/{model}/1/model.py" in part for part in p.cmdline())]
         return stub
 
@@ -174,14 +183,14 @@ class RunningServer:
         return engine
 
     def shared_memory(self) -> list[str]:
-        """The regions in /dev/shm that this server made."""
+        """Return the regions in /dev/shm that this server made."""
         return [path.name for path in self._shared_memory.glob(f"{PREFIX}{self.process.pid}_*")]
 
     def interrupt(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
     def stop(self, timeout_s: float = 60.0) -> int:
-        """SIGTERM, and its exit status."""
+        """Send SIGTERM, and return the exit status."""
         if self.process.poll() is None:
             self.interrupt()
         status = self.process.wait(timeout_s)
@@ -189,7 +198,10 @@ class RunningServer:
         return status
 
     def hurry(self) -> None:
-        """Ask one that a test may have spoiled to end without waiting for its streams; 2 s more, for Triton unloads."""
+        """Ask a server that a test may have spoiled to end without waiting for its streams.
+
+        Triton unloads, which takes 2 s more.
+        """
         self._is_spoiled = True
         for _ in range(2):
             if self.process.poll() is None:
@@ -197,7 +209,7 @@ class RunningServer:
                 time.sleep(0.1)
 
     def discard(self) -> None:
-        """Wait for its end, by force if need be; leave nothing behind. Only one that is spoiled may need force."""
+        """Wait for the end, by force if need be; leave nothing behind. Only a server that is spoiled may need force."""
         was_forced = False
         try:
             self.process.wait(30 if self._is_spoiled else 60)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""So many callers that ask again and again, beside the test, until they are told to stop."""
+"""Callers that ask again and again, beside the test, until they are told to stop."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from trireme.base.errors import ServingError
 def steady_load(
     url: str, requests: Sequence[GenerateRequest], *, num_callers: int, models: Sequence[str] = ("ensemble",)
 ) -> Iterator[None]:
-    """While entered, each caller sends these requests in turn, to each model in turn; errors are part of it."""
+    """Have each caller send these requests in turn, to each model in turn, while entered; errors are part of it."""
     over = threading.Event()
 
     async def call(client: AsyncTritonClient, number: int) -> None:

@@ -23,7 +23,7 @@ def request(prompt: str, *, max_tokens: int = MAX_TOKENS) -> GenerateRequest:
 
 
 def answers(url: str, model: str, *, release: int | None = None, max_tokens: int = MAX_TOKENS) -> dict[str, str]:
-    """What one model, or one release by it, says to each prompt."""
+    """Return what one model, or one release by it, says to each prompt."""
     with TritonClient(url) as client:
         return {
             prompt: "".join(
@@ -38,7 +38,7 @@ Ask = Callable[[str, random.Random], AsyncGenerator[GenerateChunk, None]]
 
 
 class Streams:
-    """So many at a time, in a thread of their own, until left.
+    """A number of streams at a time, in a thread of their own, until left.
 
     Attributes:
         by_release: what each release says to each prompt; a text that is of none is wrong.
@@ -78,7 +78,7 @@ class Streams:
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator[Ask]:
-        """What asks one prompt."""
+        """Yield a function that asks one prompt."""
         async with AsyncTritonClient(self._url) as client:
             yield lambda prompt, rng: client.generate(
                 request(prompt, max_tokens=self.max_tokens),
@@ -105,7 +105,7 @@ class Streams:
                 self.wrong.append(f"{prompt!r} -> {text!r}")
 
     def wait_for(self, release: int, count: int, timeout_s: float = 30.0) -> None:
-        """Until so many more answers of a release have come."""
+        """Wait until so many more answers of a release have come."""
         before = self.num_answers[release]
         with contextlib.suppress(TimeoutError):
             asyncio.run(asyncio.wait_for(self._reaches(release, before + count), timeout_s))
@@ -118,7 +118,7 @@ class Streams:
 
 
 class RoutedLoad(Streams):
-    """Those of clients that go where a rollout says; half of the requests have one of 32 keys."""
+    """Streams of clients that go where a rollout says; half of the requests have one of 32 keys."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ TOKENIZER = {"dir": str(Path(__file__).resolve().parents[3] / "examples/demo_mod
 
 
 def two_releases(folder: Path) -> RunningServer:
-    """Whoever names none gets release 2."""
+    """Return the server; a request that names no release gets release 2."""
     engine = {"provider": "simulated", "step_ms": 5.0}
     older = {"release": 1, "tokenizer": TOKENIZER, "engine": engine | {"seed": 1}}
     return RunningServer(deployment_text("two", engine=engine | {"seed": 2}, release=2, other_releases=[older]), folder)

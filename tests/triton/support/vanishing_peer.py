@@ -34,12 +34,12 @@ def run(*command: str) -> None:
 
 
 def set_link(peer: int, state: str) -> None:
-    """The peer's end, so that ours looks to the server as it did."""
+    """Set the peer's end of the link, so that ours looks to the server as it did."""
     run("nsenter", "--net", "--target", str(peer), "ip", "link", "set", "peer", state)
 
 
 def cut_while_it_runs(server: RunningServer, tensors: dict[str, object], wait_s: float) -> float | None:
-    """Seconds from the cut until no KV block is used; None: still some after `wait_s`."""
+    """Return the seconds from the cut until no KV block is used; None: still some after `wait_s`."""
     command = ["unshare", "--net", sys.executable, "-c", PEER, CLIENT, f"{SERVER}:{server.grpc_port}"]
     peer = subprocess.Popen(
         [*command, json.dumps(tensors)], cwd=FOLDER, env={"PYTHONPATH": str(PROJECT)}, stdin=subprocess.PIPE
@@ -70,7 +70,7 @@ def cut_while_it_runs(server: RunningServer, tensors: dict[str, object], wait_s:
 
 
 def main(folder: Path, triton: dict[str, object], tensors: dict[str, object], wait_s: float) -> None:
-    """See the module."""
+    """Run the program of the module."""
     run("ip", "link", "set", "lo", "up")
     text = deployment_text("keepalive", engine=SLOW, triton={"host": "0.0.0.0", **triton})
     server = RunningServer(text, folder, options=("--exit-timeout-s", "0"))

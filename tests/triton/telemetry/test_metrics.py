@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Prometheus sees of requests, on the real server's metrics page."""
+"""The requests that Prometheus sees, on the real server's metrics page."""
 
 import time
 from collections.abc import Callable

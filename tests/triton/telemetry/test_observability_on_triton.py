@@ -44,7 +44,7 @@ def ask(max_tokens: int, **more: Any) -> GenerateRequest:
 
 
 def replayed(name: str) -> Callable[[], str]:
-    """An exporter's page; its counters go on."""
+    """Return the page of an exporter, whose counters go on."""
     text, began_s = (PAGES / f"{name}.txt").read_text(), time.monotonic()
 
     def page() -> str:
@@ -85,7 +85,7 @@ def test_alerts_fire_and_are_resolved_up_to_alertmanager(tmp_path: Path) -> None
 
 @contextmanager
 def the_engine_killed_again_and_again(server: RunningServer) -> Iterator[None]:
-    """As soon as there is one, as if it could not load."""
+    """Kill the engine as soon as there is one, as if it could not load."""
     over = threading.Event()
 
     def kill() -> None:
@@ -104,7 +104,7 @@ def the_engine_killed_again_and_again(server: RunningServer) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPrometheus]:
-    """Prometheus at a server with admission and a canary, under load from all classes, and at replayed exporters."""
+    """Yield Prometheus at a loaded server with admission and a canary, and at replayed exporters."""
     folder = tmp_path_factory.mktemp("watched")
     release = {"engine": ENGINE | FIGURES, "admission": {"queue": {"max_requests": 2}}}
     canary = release | {"release": 2, "tokenizer": {"dir": str(DEMO)}}
@@ -142,7 +142,7 @@ def test_every_query_of_every_panel_has_data(watched: LocalPrometheus, dashboard
 
 
 def has_data(prometheus: LocalPrometheus, expr: str) -> bool:
-    """A sample that is a number."""
+    """Return whether a sample is a number."""
     return any(math.isfinite(float(sample["value"][1])) for sample in prometheus.query(expr))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One trace for each request, from the client through Triton to the engine, as a real OTLP receiver gets it."""
+"""The trace of each request, from the client through Triton to the engine, as a real OTLP receiver gets it."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def receiver() -> Iterator[OtlpReceiver]:
 
 @pytest.fixture(scope="module")
 def traced(receiver: OtlpReceiver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """One request at a time, and one that waits; all are traced and have a line in the log."""
+    """Yield a server of one request at a time, and one that waits; all are traced and have a line in the log."""
     text = deployment_text(
         "traced",
         engine={"provider": "simulated", "step_ms": 5.0, "num_kv_blocks": 256, "max_num_seqs": 1},
@@ -50,7 +50,7 @@ def traced(receiver: OtlpReceiver, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def tracer(receiver: OtlpReceiver) -> Iterator[Tracer]:
-    """A client program's own."""
+    """Yield the tracer of a client program."""
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(f"{receiver.endpoint}/v1/traces")))
     yield provider.get_tracer("client")
@@ -65,7 +65,7 @@ def new_trace_id() -> str:
 
 
 def log_lines(server: RunningServer, **facts: str) -> list[dict[str, object]]:
-    """The log's JSON objects that say this."""
+    """Return the log's JSON objects that say this."""
     lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
     return [line for line in lines if all(line.get(name) == value for name, value in facts.items())]
 
@@ -179,7 +179,6 @@ def test_who_is_not_sampled_has_no_span_but_his_trace_in_the_log(traced: Running
 
 
 def test_a_held_back_end_is_in_the_span(traced: RunningServer, receiver: OtlpReceiver) -> None:
-    """All text is held back to the end, for it could become the stop string: only the last chunk has any."""
     with TritonClient(traced.url) as client:
         [whole] = client.generate(GenerateRequest(text_input=PROMPT, max_tokens=8, exclude_input_in_output=True))
         trace_id = new_trace_id()
@@ -300,7 +299,7 @@ def test_a_dead_engine_ends_the_span_and_the_last_spans_leave_with_the_server(
 
 
 def _is_below_tritons(spans: dict[str, ReceivedSpan]) -> bool:
-    """Whether Triton's own spans are there, between the client's and ours."""
+    """Return whether Triton's own spans are there, between the client's and ours."""
     if "InferRequest" not in spans:
         return False
     request, triton, own = spans["InferRequest"], spans["ensemble"], spans["text_completion ensemble"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a newer tritonserver answers otherwise (2.71; the tests' own is 2.51), stood in for by `newer_triton`.
+"""The other answers of a newer tritonserver (2.71; the tests' own is 2.51), stood in for by `newer_triton`.
 
 Each test is a row of the table in docs/support.md.
 """
@@ -37,14 +37,14 @@ LOAD_TIMEOUT_S = 12
 
 @pytest.fixture
 def below(tmp_path: Path) -> tuple[str, ...]:
-    """The command below which the newer server is found."""
+    """Return the command below which the newer server is found."""
     folder = write_newer_triton(tmp_path / "bin", RECORD)
     return ("env", f"PATH={folder}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.fixture
 def newer(tmp_path: Path, below: tuple[str, ...]) -> Iterator[Live]:
-    """A server that serves release 1, on the newer tritonserver."""
+    """Yield a server that serves release 1, on the newer tritonserver."""
     text = deployment_text("live", engine=ENGINE | {"seed": 1})
     options = ("--ready-timeout-s", str(LOAD_TIMEOUT_S))
     with RunningServer(text, tmp_path / "live", options=options, below=below) as server:
@@ -78,7 +78,7 @@ def test_two_dead_candidates_go_one_after_the_other(newer: Live) -> None:
 
 
 def post(port: int, path: str, body: bytes) -> tuple[int, str]:
-    """Status and text of the answer over HTTP, without the control key."""
+    """Return status and text of the answer over HTTP, without the control key."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", data=body, timeout=30) as answer:
             return answer.status, answer.read().decode()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a newer tritonserver answers otherwise over gRPC, stood in for by `newer_triton_grpc`, for our clients."""
+"""The other answers of a newer tritonserver over gRPC, stood in for by `newer_triton_grpc`, for our clients."""
 
 import asyncio
 import os
@@ -66,13 +66,13 @@ ensemble_scheduling { step [{ model_name: "ensemble" model_version: -1
 
 @pytest.fixture
 def newer_path(tmp_path: Path) -> str:
-    """A PATH on which the newer server is found first."""
+    """Return a PATH on which the newer server is found first."""
     return f"{write_newer_triton(tmp_path / 'bin', RECORD)}{os.pathsep}{os.environ['PATH']}"
 
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """A model that streams words as slowly as it is told, and an ensemble of it."""
+    """Write a model that streams words as slowly as it is told, and an ensemble of it."""
     write_model(tmp_path / "models", "ensemble", config=CONFIG, code=CODE)
     (tmp_path / "models" / "graph" / "1").mkdir(parents=True)
     (tmp_path / "models" / "graph" / "config.pbtxt").write_text(GRAPH)
@@ -119,7 +119,7 @@ def test_a_dead_stub_is_told_over_grpc_too(
 def stopping(
     models: Path, tmp_path: Path, newer_path: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[PlainTriton]:
-    """A newer server that waits for streams when it is told to end, half a minute or as long as the parameter says."""
+    """Yield a newer server that waits for streams at its end, half a minute or as long as the parameter says."""
     monkeypatch.setenv("PATH", newer_path)
     with PlainTriton(models, tmp_path, options=(f"--exit-timeout-secs={getattr(request, 'param', 30)}",)) as server:
         yield server

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Triton 2.51 does to itself: shown on a model of a few lines, with nothing of ours but the way to start it.
+"""Faults of Triton 2.51 itself: shown on a model of a few lines, with nothing of ours but the way to start it.
 
 If a test here fails, the server in use does not have the fault any more: then what it justifies can go, in
 docs/known_limits.md and `clients.streaming`.
@@ -45,7 +45,7 @@ NUM_STREAMS = 1_000
 
 @pytest.fixture
 def plain_triton(tmp_path: Path) -> Iterator[tuple[psutil.Process, str]]:
-    """The server's process, and the address of its gRPC endpoint."""
+    """Yield the server's process, and the address of its gRPC endpoint."""
     (tmp_path / "repository/counter/1").mkdir(parents=True)
     (tmp_path / "repository/counter/config.pbtxt").write_text(CONFIG)
     (tmp_path / "repository/counter/1/model.py").write_text(MODEL)
@@ -80,7 +80,7 @@ async def _wait_ready(url: str) -> None:
 
 
 async def ask(url: str, model: str, *, is_cancelled_at_first: bool, num_streams: int = NUM_STREAMS) -> None:
-    """Streams of one request each, 16 at a time, half-closed or cancelled at their first response."""
+    """Ask streams of one request each, 16 at a time, half-closed or cancelled at their first response."""
     message = service_pb2.ModelInferRequest(model_name=model)
     message.inputs.add(name="n", datatype="INT32", shape=[1])
     message.raw_input_contents.append(np.array([1], np.int32).tobytes())
@@ -102,7 +102,7 @@ async def ask(url: str, model: str, *, is_cancelled_at_first: bool, num_streams:
 
 
 def growth_kib(triton: psutil.Process, url: str, model: str, *, is_cancelled_at_first: bool) -> float:
-    """Of the server's memory, for a stream."""
+    """Return the growth of the server's memory for a stream, in KiB."""
     before = triton.memory_info().rss
     asyncio.run(ask(url, model, is_cancelled_at_first=is_cancelled_at_first))
     time.sleep(1)

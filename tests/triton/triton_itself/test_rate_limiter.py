@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Triton's own rate limiter does, on models of a few lines: what docs/rate_limiting.md says of it."""
+"""Triton's own rate limiter on models of a few lines, as docs/rate_limiting.md describes it."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,7 @@ WORKS_AFTERWARDS = WORKS_IN_EXECUTE.replace("import time\n", "import threading\n
 
 
 def write_limited(repository: Path, name: str, limits: str, *, is_decoupled: bool = False, more: str = "") -> None:
-    """A model whose instances are limited so."""
+    """Write a model whose instances are limited so."""
     group = f"instance_group [{{ count: 1 kind: KIND_CPU rate_limiter {{ {limits} }} }}]\n"
     policy = "model_transaction_policy { decoupled: true }\n" if is_decoupled else ""
     code = WORKS_AFTERWARDS if is_decoupled else WORKS_IN_EXECUTE
@@ -95,7 +95,7 @@ async def ask_together(server: PlainTriton, models: list[str], duration_ms: int)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainTriton]:
-    """Pairs of models that want one unit each: of `slot`, of which there is 1, and of `pair`, of which there are 2."""
+    """Yield pairs of models that want one unit each: of `slot`, which has 1, and of `pair`, which has 2."""
     folder = tmp_path_factory.mktemp("limited")
     repository = folder / "models"
     for name in ("a", "b"):
@@ -132,7 +132,7 @@ def test_as_many_work_at_once_as_there_are_units(server: PlainTriton) -> None:
 
 
 async def executions_under_saturation(server: PlainTriton, models: list[str], *, duration_s: float) -> Counter[str]:
-    """Of 4 ms each; of each model four requests are always waiting."""
+    """Return the executions of each model, of 4 ms each, while four requests of each are always waiting."""
     executions: Counter[str] = Counter()
 
     async def ask_again_and_again(model: str) -> None:
