@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a Hugging Face checkpoint to a release: plan, quantize, shard, compile, evaluate."""
+"""The way from a Hugging Face checkpoint to a release: plan, quantize, shard, compile, evaluate."""

@@ -31,12 +31,12 @@ class FileCopy(NamedTuple):
 
 
 def copy_files(copies: Sequence[FileCopy], *, num_jobs: int, on_bytes: OnBytes) -> int:
-    """Copy all, the largest first; returns the bytes that had to be copied, those of earlier attempts not counted.
+    """Copy all files, the largest first, and return the bytes copied, without those of earlier attempts.
 
     Args:
         copies: a target that is there already counts as the beginning of a copy.
         num_jobs: files at a time.
-        on_bytes: told of every step forward (and back, where an earlier beginning turns out to be wrong), from any
+        on_bytes: called with every step forward (and back, where an earlier beginning turns out to be wrong), from any
             thread.
 
     Raises:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Make `target`, with the folders above it, the same file as `source`; a copy where there are no hard links."""
+    """Make `target` a hard link to `source`, or a copy where there are no hard links; make the folders above it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source.resolve(), target)

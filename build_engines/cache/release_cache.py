@@ -63,12 +63,11 @@ class ReleaseCache:
         self._tell = tell
 
     def pull(self, source: Path, *, num_jobs: int, on_bytes: OnBytes) -> Pulled:
-        """Copy a release into the cache; one that is there already is read and compared.
+        """Copy a release into the cache; a release that is there already is read and compared.
 
         Raises:
             SpecError: the source is no release or not what it lists, there is no room, the disk fails, or what is in
-                the cache is another user's. There is no release in the cache then that was not there before; the next
-                pull goes on.
+                the cache is another user's. No release is added to the cache then; the next pull continues.
         """
         with self._named_refusals(), in_use(source):  # it may lie in a cache itself
             name, copies = _copies(source, self._folder / _STAGING)

@@ -36,7 +36,7 @@ class ModelCosts:
 
     @classmethod
     def of(cls, model: ModelShape) -> "ModelCosts":
-        """Count a model."""
+        """Count the costs of a model."""
         return _counted(model)
 
     def bytes_in(self, formats: FormatPlan) -> "FormatBytes":

@@ -149,10 +149,11 @@ class Bill:
 
 
 def scenario_of(spec: CostSpec) -> Scenario:
-    """Ask the planner, or take what was measured.
+    """Return the scenario of a spec: its rates come from the planner, or from what was measured.
 
     Raises:
-        SpecError: as `engine_rates.rates_of`.
+        SpecError: the planner knows no such model, GPU or format, nothing fits, or nothing meets the targets; only
+            output was measured, and the traffic has prompts.
     """
     traffic = spec.traffic if spec.tier is None else scaled(spec.traffic, 1 - spec.tier.request_fraction)
     pools = [Pool(spec.engine.model, rates_of(spec.engine, traffic), spec.prices, traffic)]

@@ -232,19 +232,19 @@ Document = TypeVar("Document", bound=Spec)
 
 
 def load_cost_spec(path: Path) -> CostSpec:
-    """Read and check a file.
+    """Read and check a file of assumptions.
 
     Raises:
-        SpecError: as `load_document`.
+        SpecError: the file cannot be read, is not YAML, or is no `CostSpec`.
     """
     return load_document(CostSpec, path)
 
 
 def load_document(model: type[Document], path: Path) -> Document:
-    """Read and check a file of another kind.
+    """Read and check a YAML file of any model.
 
     Raises:
-        SpecError: it cannot be read, is not YAML, or is not what it should be.
+        SpecError: the file cannot be read, is not YAML, or does not have the model's fields.
     """
     try:
         data = load_yaml(path.read_text(encoding="utf-8"))

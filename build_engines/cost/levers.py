@@ -37,9 +37,9 @@ class LeverSaving:
 
     name: str
     formula: str
-    alone: float  # of the fleet as it is
-    last: float  # of the fleet with all others
-    share: float  # of what all save together
+    alone: float  # saving from the fleet as it is
+    last: float  # saving from the fleet with all other levers
+    share: float  # part of what all levers save together
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LeverPlan:
 
     usd: float
     savings: tuple[LeverSaving, ...]
-    usd_of: Mapping[frozenset[str], float]  # of every combination
+    usd_of: Mapping[frozenset[str], float]  # bill of every combination
 
     @property
     def joint_usd(self) -> float:

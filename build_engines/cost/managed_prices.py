@@ -44,9 +44,9 @@ class ManagedPrices(Spec):
 
 
 def load_managed_prices(path: Path = EXAMPLE) -> ManagedPrices:
-    """Read a list.
+    """Read a list of prices.
 
     Raises:
-        SpecError: as `cost_spec.load_document`.
+        SpecError: the file cannot be read, is not YAML, or is no `ManagedPrices`.
     """
     return load_document(ManagedPrices, path)

@@ -31,7 +31,7 @@ class UsageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     cached_tokens: int = 0  # of the input tokens
 
     def __post_init__(self) -> None:
-        """Refuse counts that cannot be."""
+        """Refuse impossible counts."""
         for name in ("input_tokens", "output_tokens", "cached_tokens"):
             if not 0 <= getattr(self, name) <= _MOST_TOKENS:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is 0 or more, and at most {_MOST_TOKENS:,}")
@@ -133,10 +133,10 @@ class TenantShare:
 
 
 def load_usage(path: Path) -> Usage:
-    """Read and sum.
+    """Read usage records and sum them by tenant and model.
 
     Raises:
-        SpecError: the file cannot be read, has no record, or a line is not one; it names the line.
+        SpecError: the file cannot be read, has no record, or a line is no record; the message names the line.
     """
     usage, decoder = Usage(), msgspec.json.Decoder(UsageRecord)
     try:

@@ -45,7 +45,7 @@ def load_config(path: Path) -> FilledConfig:
     """Parse a `config.pbtxt`.
 
     Raises:
-        SpecError: it cannot be read, or is not a model's config even with every placeholder filled.
+        SpecError: the file cannot be read, or is not a model's config even with every placeholder filled.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -43,13 +43,13 @@ def plan_import(
     """Read a filled repository, and an engine where it is on this machine; nothing is written.
 
     Args:
-        repository: of `inflight_batcher_llm` or `llmapi`.
-        out: where the deployment will be; it is named for that.
-        engine_dir: in place of the folder that the repository names.
-        tokenizer_dir: likewise.
+        repository: a repository of `inflight_batcher_llm` or `llmapi`.
+        out: where the deployment will be; its name comes from this.
+        engine_dir: replaces the engine's folder that the repository names.
+        tokenizer_dir: replaces the tokenizer's folder that the repository names.
 
     Raises:
-        SpecError: it is no such repository, or names no engine or tokenizer.
+        SpecError: the folder is no such repository, or names no engine or tokenizer.
     """
     models = load_models(repository)
     if is_llmapi(repository):

@@ -30,7 +30,10 @@ def _decoupled(value: Value, _: Context) -> Verdict:
 
 
 def _decoupled_as_engine(value: Value, context: Context) -> Verdict:
-    """Return what becomes of the second setting: a deployment has one for all models, as upstream's script."""
+    """Return the verdict on a model's own policy.
+
+    A deployment has one `decoupled` for all models, as upstream's script.
+    """
     of_engine = context.get(_ENGINES_POLICY)
     if value.read(boolean) == of_engine.read(boolean):
         return implied("as tensorrt_llm's, always")

@@ -33,7 +33,7 @@ _PROGRAM_BYTES = 600 << 20  # Python with torch, OpenVINO and nncf; measured: 57
 
 
 def plan(job: BuildJob) -> BuildPlan:
-    """Export, quantize, convert the tokenizer; the same for the draft."""
+    """Return the stages: export, compress and convert the tokenizer, for the model and for its draft."""
     recipe, versions = _recipe(job), {} if job.is_dry_run else package_versions()
     links = {SOURCE: job.checkpoint.dir}
     if recipe.calibration is not None and recipe.calibration.file is not None:
@@ -71,7 +71,7 @@ def _recipe(job: BuildJob) -> OpenVinoRecipe:
 def _weight_stages(
     prefix: str, recipe: OpenVinoRecipe, checkpoint: CheckpointFiles, source: str, key: Mapping[str, JsonValue]
 ) -> list[Stage]:
-    """Export, and unless all weights keep 16 bits, compress; the last one leaves the model."""
+    """Return the stages that export and, unless all weights keep 16 bits, compress; the last one leaves the model."""
     shape, export, compress = checkpoint.shape, f"{prefix}export", f"{prefix}compress"
     whole = openvino_bytes(shape, recipe.model_copy(update=_WHOLE))
     dtype = "bf16" if shape.dtype == "bfloat16" else "fp16"

@@ -71,7 +71,7 @@ def _refuse_not_finite(model: ov.Model) -> None:
 
 
 def _restore_16_bits(model: ov.Model, torch_type: torch.dtype, ov_type: ov.Type) -> None:
-    """Give back their 16 bits to matrices that the exporter has widened for nothing: experts, fused layers."""
+    """Restore 16 bits to matrices that the exporter has widened for nothing: experts, fused layers."""
     for op in model.get_ordered_ops():
         if op.get_type_name() != "Constant" or op.get_element_type() != ov.Type.f32:
             continue

@@ -55,11 +55,11 @@ class Option:
 
     candidate: Candidate
     estimate: Estimate
-    num_gpus: int  # that it takes: as many replicas as are needed
+    num_gpus: int  # GPUs of as many replicas as are needed
     engine_output_tokens_per_s: float  # what the engines make
     output_tokens_per_s: float  # what of it goes out through the serving host
     estimator: str
-    why_estimator: str  # and not those before it; empty: it is the first
+    why_estimator: str  # the reason why estimators before it did not estimate; empty: it is the first
     uncertainty: float  # 9 of 10 within this factor either way
     unmeasured: tuple[str, ...]
     missed: str | None = None  # the target that it misses

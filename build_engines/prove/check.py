@@ -30,7 +30,7 @@ class Check(NamedTuple):
     """A check: its name, what it does, and the function that does it."""
 
     name: str
-    what: str  # that it does, for people
+    what: str  # what it does, for people
     run: Callable[[], None]
 
 

@@ -18,11 +18,11 @@ def run_child(argv: Sequence[object], *, cwd: Path, log: Path, timeout_s: float)
     Args:
         argv: program and arguments.
         cwd: where it runs.
-        log: gets what it writes.
-        timeout_s: after that it is killed with all that it has started.
+        log: file that the output is added to.
+        timeout_s: time limit, after which the program is killed with all that it has started.
 
     Raises:
-        CheckFailed: it cannot be started, was ended by a signal, or takes longer.
+        CheckFailed: the program cannot be started, was ended by a signal, or takes longer.
     """
     words = [str(word) for word in argv]
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ class SteadyLoad(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
     isl: int  # tokens of a prompt
     osl: int  # tokens of an answer, exactly
-    num_requests: int  # that are counted
+    num_requests: int  # requests that are counted
 
 
 class Measured(msgspec.Struct, frozen=True):

@@ -31,7 +31,7 @@ class EngineAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The measurements, load by load."""
 
     load_s: float  # until the engine could be asked
-    num_kv_tokens: int  # that its KV cache holds
+    num_kv_tokens: int  # tokens that the KV cache holds
     measured: list[Measured]
 
 

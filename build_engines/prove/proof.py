@@ -107,7 +107,7 @@ class CheckRecord(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["passed", "failed", "left out"]
     duration_s: float
     reason: str | None = None
-    last_lines: list[str] = []  # of what it wrote, where it failed
+    last_lines: list[str] = []  # the end of the output, where the check failed
 
 
 class Proof(msgspec.Struct, kw_only=True):

@@ -64,10 +64,10 @@ ExtraBuildArgs = Annotated[dict[str, Flag], AfterValidator(_named)]
 def check_extra_build_args(flags: Mapping[str, Flag], *, version: str) -> None:
     """Refuse a flag that a field of the recipe says, and one that the version's trtllm-build does not have.
 
-    Of versions before the first that was read, the flags are taken for that one's.
+    Versions before the first that was read are taken to have that version's flags.
 
     Raises:
-        ValueError: with the first of them, and what to do.
+        ValueError: the first such flag, and what to do.
     """
     known = _facts(version).build_flags
     for name in flags:

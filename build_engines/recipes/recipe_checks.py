@@ -82,7 +82,10 @@ def _version(recipe: GpuRecipe, versions: Mapping[str, str]) -> Findings:
     installed = versions.get("tensorrt_llm")
     if recipe.tensorrt_llm not in VERSIONS and numbers(recipe.tensorrt_llm) < FIRST_WITHOUT_ENGINES:
         yield finding(
-            "tensorrt_llm", recipe.tensorrt_llm, one_of(VERSIONS), "take one whose command lines are known here"
+            "tensorrt_llm",
+            recipe.tensorrt_llm,
+            one_of(VERSIONS),
+            "take a version with command lines that are known here",
         )
     if installed is not None and numbers(installed) != numbers(recipe.tensorrt_llm):
         yield finding(

@@ -19,7 +19,7 @@ LoraModule = Literal[
 
 
 class Calibration(Spec):
-    """Text that a quantizer watches activations on."""
+    """The text that a quantizer watches activations on."""
 
     dataset: str | None = Field(default=None, description="a name that the quantizer knows, which it then fetches")
     file: Path | None = Field(

@@ -60,9 +60,9 @@ def build(
     """Build a release into `out`.
 
     Args:
-        job: one that `check_job` has nothing against.
+        job: a job that `check_job` finds nothing against.
         out: folder of releases; the work folder is in it, too.
-        watcher: told how it goes.
+        watcher: told how the stages go.
         is_resumed: use what an earlier build that did not finish has left.
         lock_wait_s: how long another build of the recipe, or what is left of a killed one, may take to be gone.
         on_wait: called with the work folder, once, if another build has it.

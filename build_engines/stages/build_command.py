@@ -67,7 +67,7 @@ def build(
         tools=Tools(trtllm_examples.resolve(), modelopt_examples.resolve()),
         is_dry_run=is_dry_run,
     )
-    if not is_dry_run:  # which is often of another machine
+    if not is_dry_run:  # a dry run is often for another machine
         check_folder_to_write("--out", out)
         job.checkpoint.check_readable()
     _refuse(job)

@@ -44,7 +44,7 @@ class BuildProgress:
         self._console.print(text, markup=False)
 
     def stage_started(self, number: int, total: int, stage: Stage) -> None:
-        """Show that it runs."""
+        """Show that a stage runs."""
         line = f"[{number}/{total}] {stage.name}: {stage.title}"
         if self._console.is_terminal:
             self._task = self._live.add_task(line.replace("[", r"\["), total=None)
@@ -52,13 +52,13 @@ class BuildProgress:
             self.tell(f"{line} ...")
 
     def stage_finished(self, number: int, total: int, stage: Stage, duration_s: float, *, is_reused: bool) -> None:
-        """Leave a line that it is done."""
+        """Print that a stage is done."""
         self._clear()
         how = "finished earlier, in" if is_reused else "done in"
         self.tell(f"[{number}/{total}] {stage.name}: {how} {duration(duration_s)}")
 
     def stage_failed(self, number: int, total: int, stage: Stage, log: Path | None, tail: Sequence[str]) -> None:
-        """Show the end of its log."""
+        """Show the end of a failed stage's log."""
         self._clear()
         self.tell(f"[{number}/{total}] {stage.name}: not finished")
         for line in tail:

@@ -33,14 +33,14 @@ class BuiltRelease(NamedTuple):
 def assemble(
     plan: BuildPlan, stamps: Mapping[str, Stamp], work: WorkFolder, *, name: str, details: Mapping[str, JsonValue]
 ) -> BuiltRelease:
-    """Put the release together in the work folder, and give it its place, ``OUT/<name>-<address>``, when it is whole.
+    """Put the release together in the work folder, and move it to ``OUT/<name>-<address>`` when it is whole.
 
     Args:
         plan: says which outputs go where, and the manifest.
-        stamps: of the stages.
-        work: its folder lies in OUT.
-        name: the recipe's.
-        details: for `provenance.json`.
+        stamps: the stamps of the stages.
+        work: the work folder, which lies in OUT.
+        name: the recipe's name.
+        details: more for `provenance.json`.
 
     Raises:
         BuildError: something else, or a damaged release, has its place.

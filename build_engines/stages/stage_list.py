@@ -87,13 +87,13 @@ class StageWatcher(Protocol):
 
 
 def run_stages(stages: Sequence[Stage], work: WorkFolder, watcher: StageWatcher) -> dict[str, Stamp]:
-    """Run what is not finished yet, in order.
+    """Run the stages that are not finished yet, in order.
 
     Returns:
         The stamp of each stage, by name.
 
     Raises:
-        BuildError: a stage failed; those before it are kept. Or the disk has no room for what is left to do.
+        BuildError: a stage failed (those before it are kept), or the disk has no room for what is left to do.
     """
     stamps: dict[str, Stamp] = {}
     has_room = False
@@ -125,7 +125,7 @@ def check_disk(stages: Sequence[Stage], folder: Path) -> None:
     """Refuse to begin what the disk has no room for.
 
     Raises:
-        BuildError: it names what each stage is expected to write.
+        BuildError: the message names what each stage is expected to write.
     """
     needed, free = sum(stage.estimate.disk_bytes for stage in stages), shutil.disk_usage(folder).free
     if needed > free:

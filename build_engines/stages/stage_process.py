@@ -28,17 +28,17 @@ class CommandFailed(BuildError):
 
 
 def run_command(argv: Sequence[str], *, cwd: Path, log: Path, lock: int, env: Mapping[str, str]) -> None:
-    """Run a tool to its end; its output is added to `log`. On an interrupt it is ended with all its workers first.
+    """Run a tool to its end; on an interrupt the tool is ended with all its workers first.
 
     Args:
         argv: program and arguments.
-        cwd: where it runs, and what relative paths in `argv` are meant from.
-        log: for standard output and error.
+        cwd: where the tool runs, and what relative paths in `argv` are meant from.
+        log: file that standard output and error are added to.
         lock: a file descriptor that is held open until nothing of the tool runs any more.
-        env: put over our own environment.
+        env: added to our own environment.
 
     Raises:
-        CommandFailed: it could not be started or ended with anything but 0.
+        CommandFailed: the tool could not be started or ended with a status other than 0.
     """
     log.parent.mkdir(exist_ok=True)
     with log.open("ab") as output:

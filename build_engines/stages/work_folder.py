@@ -126,7 +126,7 @@ class WorkFolder:
         return partial
 
     def discard(self, stage: str) -> None:
-        """Remove all that there is of a stage."""
+        """Remove all files of a stage."""
         self._stamp_file(stage).unlink(missing_ok=True)
         for folder in (self.path / stage, self.path / partial_of(stage)):
             _remove(folder)

@@ -50,7 +50,7 @@ class AiSimulate:
         self._folder = folder
         self._process = process or AiSimulateProcess()
         self._curves: dict[tuple[Candidate, Workload, Limits], _Curve | str] = {}
-        self.version: str | None = None  # of TensorRT-LLM, that the tables last asked were measured with
+        self.version: str | None = None  # version of TensorRT-LLM that the tables last asked were measured with
 
     def why_not(self, candidate: Candidate, workload: Workload, limits: Limits) -> str | None:
         """Return the reason why AISimulate cannot estimate a candidate, or None.

@@ -104,7 +104,7 @@ class AiSimulateProcess:
         return _answer(line, num_points=len(question.points))
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         process, self._started = self._started, None
         if process is None:
             return

@@ -39,10 +39,10 @@ class StepLoad(NamedTuple):
     """The contents of a step, over the whole replica; means where sequences differ."""
 
     num_decoding: float = 0
-    context_tokens: float = 0  # that each decoding sequence looks back at
+    context_tokens: float = 0  # tokens that each decoding sequence looks back at
     prompt_tokens: float = 0
     prompt_length: float = 0  # of the prompts that these are chunks of
-    cached_length: float = 0  # of each prompt, at its start, that is in the KV cache already
+    cached_length: float = 0  # tokens at the start of each prompt that are in the KV cache already
 
     @property
     def num_prompts(self) -> float:
