@@ -6,11 +6,11 @@ from pathlib import Path
 
 from observability.rules.alert_cases import is_default, promtool_tests
 from observability.rules.alerts import alert_groups
+from observability.rules.latency_error_cases import SERVICE_CASES
 from observability.rules.objectives import Objectives
-from observability.rules.platform_cases import PLATFORM_CASES
 from observability.rules.recording import recording_groups
 from observability.rules.rule_files import RUNBOOKS, Alert, Group, rule_file, yaml_text
-from observability.rules.service_cases import SERVICE_CASES
+from observability.rules.server_cases import PLATFORM_CASES
 
 RECORDING_RULES = "prometheus/recording_rules.yml"
 ALERT_RULES = "prometheus/alert_rules.yml"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from clients.load_report.intervals import MIN_REQUESTS, NAMES, Interval, interval_of, with_draws
+from clients.load_report.latency_percentiles import MIN_REQUESTS, NAMES, Interval, interval_of, with_draws
 from clients.load_report.run_figures import LATENCIES, RunFigures, values_of
 from clients.load_run.run_folder import Run
 from trireme.base.sample_statistics import Floats

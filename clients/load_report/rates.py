@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from clients.load_report.intervals import CONFIDENCE, MIN_REQUESTS, NUM_BLOCKS, Interval
+from clients.load_report.latency_percentiles import CONFIDENCE, MIN_REQUESTS, NUM_BLOCKS, Interval
 from clients.load_report.steady_state import Window
 from clients.load_run.load_record import LoadRecord
 

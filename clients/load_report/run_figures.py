@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from clients.latency import MetricUndefined, RequestRecord, e2e_ms, itl_ms, tpot_ms, ttft_ms
-from clients.load_report.intervals import Spread, spread_of
+from clients.load_report.latency_percentiles import Spread, spread_of
 from clients.load_report.rates import Rate, rate_of
 from clients.load_report.server_figures import ServerFigures, server_figures
 from clients.load_report.slo import Target, is_met

@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from clients.load_report.intervals import Spread
+from clients.load_report.latency_percentiles import Spread
 from clients.load_report.run_figures import RunFigures, figures_of
 from clients.load_run.run_folder import Run
 from trireme.base.errors import ServerError

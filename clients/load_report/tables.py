@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from clients.load_report.document import Document, RunPart
-from clients.load_report.intervals import Interval, Spread
+from clients.load_report.latency_percentiles import Interval, Spread
 from clients.load_report.rates import Rate
 from clients.load_report.server_figures import ServerFigures
 

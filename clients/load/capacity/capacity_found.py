@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from clients.load.capacity.capacity_search import Trial
-from clients.load_report.intervals import Interval
+from clients.load_report.latency_percentiles import Interval
 from clients.load_report.slo import Target
 from clients.load_run.json_lines import cannot_write
 

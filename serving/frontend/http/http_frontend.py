@@ -26,7 +26,7 @@ from serving.frontend.common.messages import BACKLOG, Setting, Upstream
 from serving.frontend.common.served_models import ServedModels
 from serving.frontend.http import generate_json, infer_json
 from serving.frontend.http.http_answers import answer_to, answer_to_status, error_answer, error_body, status_of
-from serving.frontend.http.http_server import PatientServer
+from serving.frontend.http.http_connections import PatientServer
 from serving.frontend.http.triton_calls import TritonCalls
 from serving.requests.request_parameters import TRACEPARENT, TRACESTATE
 from trireme.base.errors import RequestError, ServingError, Unavailable

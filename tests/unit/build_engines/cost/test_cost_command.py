@@ -23,7 +23,7 @@ from build_engines.cost.managed_prices import load_managed_prices
 from build_engines.cost.report_tables import count
 from build_engines.cost.usage_records import Usage, UsageRecord, load_usage, tenant_shares
 from clients.load_report.document import Document, RunPart
-from clients.load_report.intervals import Spread
+from clients.load_report.latency_percentiles import Spread
 from clients.load_report.rates import Rate
 from clients.load_report.run_figures import ClientFigures, RunFigures
 from clients.load_report.server_figures import ServerFigures

@@ -10,8 +10,8 @@ from scipy.stats import t
 
 from clients.load_report.comparison import Ratio, compare
 from clients.load_report.document import document_of
-from clients.load_report.intervals import PERCENTILES, Interval, spread_of, with_draws
 from clients.load_report.knee import knee_of
+from clients.load_report.latency_percentiles import PERCENTILES, Interval, spread_of, with_draws
 from clients.load_report.rates import rate_of
 from clients.load_report.run_figures import figures_of
 from clients.load_report.server_figures import engine_model, server_figures

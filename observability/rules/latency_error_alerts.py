@@ -12,7 +12,7 @@ _MOST_BAD = 0.9  # no share is above 1: a budget of a tenth could not burn 14.4 
 _OF_MODEL = "{{ $labels.model }} version {{ $labels.version }}"
 
 
-def service_alerts(objectives: Objectives) -> tuple[Alert, ...]:
+def latency_error_alerts(objectives: Objectives) -> tuple[Alert, ...]:
     """Return the alerts about what users get."""
     return (*_of_all(objectives), *_of_budget(objectives), *_of_canary(objectives))
 

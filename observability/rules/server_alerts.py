@@ -13,7 +13,7 @@ _OF_ENGINE = "{{ $labels.model }} version {{ $labels.version }} on {{ $labels.in
 _OF_MODEL = "{{ $labels.model }} version {{ $labels.version }}"
 
 
-def platform_alerts(objectives: Objectives) -> tuple[Alert, ...]:
+def server_alerts(objectives: Objectives) -> tuple[Alert, ...]:
     """Return the alerts about what requests run on."""
     return (*_presence(), *_capacity(objectives), scaling_alert(), _idle_gpus(objectives), *_upkeep(objectives))
 
