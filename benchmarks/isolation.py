@@ -66,7 +66,7 @@ async def run(url: str, load: Load, streams: list[Due], kind: str) -> list[Recor
         start_s = time.perf_counter() + 0.2
         for at, priority, tenant in heapq.merge(*streams):
             request, record = load.request(is_told=False)
-            request = _told(request, priority, tenant)
+            request = _labelled(request, priority, tenant)
             record.due_s, record.kind, record.tenant, record.priority = at, kind, tenant, int(priority)
             await asyncio.sleep(max(0.0, start_s + at - time.perf_counter()))
             records.append(record)
@@ -75,7 +75,7 @@ async def run(url: str, load: Load, streams: list[Due], kind: str) -> list[Recor
     return records
 
 
-def _told(request: GenerateRequest, priority: Priority, tenant: str) -> GenerateRequest:
+def _labelled(request: GenerateRequest, priority: Priority, tenant: str) -> GenerateRequest:
     deadline_ms = _DEADLINE_MS if priority is Priority.BATCH else None
     return msgspec.structs.replace(request, priority=int(priority), tenant=tenant, deadline_ms=deadline_ms)
 

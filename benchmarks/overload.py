@@ -42,7 +42,7 @@ MIX = {Priority.PREMIUM: 0.2, Priority.STANDARD: 0.5, Priority.BATCH: 0.3}
 TTFT_FACTOR, TPOT_FACTOR = 5.0, 2.0
 LOADS = (0.5, 1.0, 2.0, 3.0)
 _PROMPT_TOKENS = {16: 1, 32: 3, 64: 4, 128: 3, 256: 1}  # and how often
-_PATIENCE_S = 10.0  # of every client; who waits longer leaves
+_PATIENCE_S = 10.0  # of every client, which leaves after that
 _say = Console(stderr=True).print
 
 

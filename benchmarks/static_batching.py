@@ -150,7 +150,7 @@ def measure(bench: Bench, size: int, pairs: int, rng: random.Random, advance: An
 
 
 def main(
-    deployment: Annotated[Path, typer.Option(help="Deployment file, whose engine is asked.")] = DEFAULT_DEPLOYMENT,
+    deployment: Annotated[Path, typer.Option(help="Deployment file of the engine that is asked.")] = DEFAULT_DEPLOYMENT,
     sizes: Annotated[str, typer.Option(help="Requests at a time, separated by commas.")] = "1,4,16,64",
     pairs: Annotated[int, typer.Option(help="Pairs of runs for each number of requests.", min=1)] = 9,
     seed: Annotated[int, typer.Option(help="Seed of prompts and lengths.")] = 1,

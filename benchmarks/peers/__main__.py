@@ -71,7 +71,7 @@ def main(
         "environment": environment(),
     }
     try:
-        for number, sides in enumerate(measure(peers, plan, told=lambda text: typer.echo(text, err=True)), start=1):
+        for number, sides in enumerate(measure(peers, plan, tell=lambda text: typer.echo(text, err=True)), start=1):
             found = rows(sides, peers)
             result |= {"rounds_done": number, "sides": described(sides), "rows": found}
             if is_kept:

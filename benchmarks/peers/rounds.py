@@ -26,7 +26,7 @@ _TEXTS = (
 _WARMUP_REQUESTS = 2  # for each user
 _MIN_REQUESTS = 8  # for each user
 
-Told = Callable[[str], None]
+Tell = Callable[[str], None]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class Side(msgspec.Struct, kw_only=True):
     rounds: dict[int, list[Figures]] = {}  # by the number of users
 
 
-def measure(peers: Sequence[Peer], plan: Plan, *, told: Told) -> Iterator[Mapping[str, Side]]:
+def measure(peers: Sequence[Peer], plan: Plan, *, tell: Tell) -> Iterator[Mapping[str, Side]]:
     """Measure every round, one after the other, and yield the results after each.
 
     The order turns around with every round.
@@ -79,7 +79,7 @@ def measure(peers: Sequence[Peer], plan: Plan, *, told: Told) -> Iterator[Mappin
     sides = {peer.name: Side(name=peer.name, precision=peer.precision) for peer in peers}
     for number in range(plan.num_rounds):
         for peer in reversed(peers) if number % 2 else peers:
-            told(f"round {number + 1} of {plan.num_rounds}: {peer.name}")
+            tell(f"round {number + 1} of {plan.num_rounds}: {peer.name}")
             with peer.started() as started:
                 side = sides[peer.name]
                 side.version, side.settings = started.version, started.settings

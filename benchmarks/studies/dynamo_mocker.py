@@ -69,7 +69,7 @@ def main(
             raise typer.BadParameter("; ".join(missing), param_hint="Dynamo")
         try:
             typer.echo(f"{step_ms:g} ms a step", err=True)
-            [*_, measured] = measure(peers, plan, told=lambda text: typer.echo(text, err=True))
+            [*_, measured] = measure(peers, plan, tell=lambda text: typer.echo(text, err=True))
         except ServingError as exc:
             typer.echo(f"dynamo_mocker: {exc.message}", err=True)
             raise typer.Exit(1) from exc

@@ -54,7 +54,7 @@ def unshared_deployment(*, step_ms: float = 10.0) -> DeploymentSpec:
     return _deployment([{}, {}], resources=["device", "device", "device"], step_ms=step_ms)
 
 
-def apart_deployment(*, step_ms: float = 20.0) -> DeploymentSpec:
+def separate_deployment(*, step_ms: float = 20.0) -> DeploymentSpec:
     """Return a deployment in which each model has its own resources, of ours and of Triton's."""
     return _deployment([{}, {}], resources=["of_small", "of_large", "of_embedding"], step_ms=step_ms)
 
@@ -241,7 +241,7 @@ def measure_unshared(*, duration_s: float) -> dict[str, object]:
 def measure_neighbour(*, duration_s: float, num_rounds: int) -> dict[str, object]:
     """Measure the small model's time to the first token, alone and beside a flood, in turn."""
     ttft_ms: dict[bool, list[float]] = {False: [], True: []}
-    with ThroughEnsemble(apart_deployment(), model="small_ensemble") as server:
+    with ThroughEnsemble(separate_deployment(), model="small_ensemble") as server:
         for seed, is_flooded in _in_turn(num_rounds):
             ttft_ms[is_flooded] += asyncio.run(
                 neighbour_ttft_ms(server.url, duration_s=duration_s, is_flooded=is_flooded, seed=seed)

@@ -59,11 +59,11 @@ def check_memory(
     """
     need_bytes = memory_need_bytes(manifest, deployment)
     if manifest.provider == "openvino":
-        places = {"host": machine.free_host_bytes}
+        free_bytes = {"host": machine.free_host_bytes}
     else:
         gpus = enumerate(machine.gpus[:num_ranks_here])
-        places = {f"GPU {n} {gpu.name}": gpu.free_bytes for n, gpu in gpus if gpu.free_bytes is not None}
-    short = [f"{_gib(free)} free ({place})" for place, free in places.items() if free < need_bytes]
+        free_bytes = {f"GPU {n} {gpu.name}": gpu.free_bytes for n, gpu in gpus if gpu.free_bytes is not None}
+    short = [f"{_gib(free)} free ({place})" for place, free in free_bytes.items() if free < need_bytes]
     if not short:
         return []
     logits_bytes = _logits_bytes(manifest, deployment)

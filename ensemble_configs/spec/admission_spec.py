@@ -86,7 +86,7 @@ class QueueSpec(Spec):
     )
 
 
-class _StepSpec(Spec):
+class _LevelSpec(Spec):
     """The offered load at which a load-shedding level starts and ends; 1 is as much as the budget holds."""
 
     enter: Annotated[Number, Field(gt=0, le=1000)]
@@ -94,45 +94,45 @@ class _StepSpec(Spec):
     priority_class: Literal["batch", "standard"]  # premium is never shed
 
     @model_validator(mode="after")
-    def _leaves_below(self) -> "_StepSpec":
+    def _leaves_below(self) -> "_LevelSpec":
         if self.leave >= self.enter:
             raise ValueError(
-                f"leave ({self.leave:g}) must be below enter ({self.enter:g}), or the step would come and go at once"
+                f"leave ({self.leave:g}) must be below enter ({self.enter:g}), or the level would come and go at once"
             )
         return self
 
 
-class CapStepSpec(_StepSpec):
+class CapLevelSpec(_LevelSpec):
     """A load-shedding level that caps the output tokens of a class."""
 
     action: Literal["cap_max_tokens"]
     max_tokens: Positive
 
 
-class RefuseStepSpec(_StepSpec):
+class RefuseLevelSpec(_LevelSpec):
     """A load-shedding level that refuses a class."""
 
     action: Literal["refuse"]
 
 
-class LadderSpec(Spec):
+class LoadSheddingSpec(Spec):
     """Load-shedding levels, lowest load first; each holds on top of those before it."""
 
     window_s: Number = Field(default=5.0, ge=0.1, le=3600, description="in which arrivals fade out of the offered load")
     min_step_s: Number = Field(default=10.0, ge=0, le=3600, description="between two changes")
     steps: Annotated[
-        tuple[Annotated[CapStepSpec | RefuseStepSpec, Field(discriminator="action")], ...], Field(min_length=1)
+        tuple[Annotated[CapLevelSpec | RefuseLevelSpec, Field(discriminator="action")], ...], Field(min_length=1)
     ]
 
     @model_validator(mode="after")
-    def _is_a_ladder(self) -> "LadderSpec":
+    def _levels_rise(self) -> "LoadSheddingSpec":
         for number, (lower, upper) in enumerate(itertools.pairwise(self.steps), start=1):
             if upper.enter < lower.enter or upper.leave < lower.leave:
                 raise ValueError(
-                    f"steps[{number}] must not be entered or left at a lower load than the step before it, got enter "
+                    f"steps[{number}] must not be entered or left at a lower load than the level before it, got enter "
                     f"{upper.enter:g} after {lower.enter:g} and leave {upper.leave:g} after {lower.leave:g}"
                 )
-        refused = [step.priority_class for step in self.steps if isinstance(step, RefuseStepSpec)]
+        refused = [step.priority_class for step in self.steps if isinstance(step, RefuseLevelSpec)]
         if refused not in ([], ["batch"], ["batch", "standard"]):
             raise ValueError(f"a class is refused once, and batch before standard; got {refused}")
         return self
@@ -153,4 +153,4 @@ class AdmissionSpec(Spec):
 
     budget: BudgetSpec = BudgetSpec()
     queue: QueueSpec = QueueSpec()
-    ladder: LadderSpec | None = Field(default=None, description="none: nothing is given up but what does not fit")
+    ladder: LoadSheddingSpec | None = Field(default=None, description="none: nothing is given up but what does not fit")

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
-from ensemble_configs.spec.admission_spec import CapStepSpec, LadderSpec, RefuseStepSpec
+from ensemble_configs.spec.admission_spec import CapLevelSpec, LoadSheddingSpec, RefuseLevelSpec
 from serving.admission.offered_load import OfferedLoad
 from serving.engines.seam.base import GenerationRequest
 from serving.engines.seam.scheduling import Priority
@@ -27,7 +27,7 @@ class Measure(ABC):
 class CapTokens(Measure):
     """Answers of a class are shorter; they end with finish_reason `length`."""
 
-    def __init__(self, spec: CapStepSpec) -> None:
+    def __init__(self, spec: CapLevelSpec) -> None:
         self._priority = Priority[spec.priority_class.upper()]
         self._most = spec.max_tokens
 
@@ -44,7 +44,7 @@ class CapTokens(Measure):
 class RefuseClass(Measure):
     """A class is not let in."""
 
-    def __init__(self, spec: RefuseStepSpec) -> None:
+    def __init__(self, spec: RefuseLevelSpec) -> None:
         self._priority = Priority[spec.priority_class.upper()]
 
     def applied(self, request: GenerationRequest) -> GenerationRequest | None:
@@ -62,10 +62,10 @@ class Ladder:
     are refused are told to come back at different times, from the step's end on, or they would all be there at once.
     """
 
-    def __init__(self, spec: LadderSpec, load: OfferedLoad) -> None:
+    def __init__(self, spec: LoadSheddingSpec, load: OfferedLoad) -> None:
         self._spec = spec
         self._load = load
-        self._measures = [CapTokens(one) if isinstance(one, CapStepSpec) else RefuseClass(one) for one in spec.steps]
+        self._measures = [CapTokens(one) if isinstance(one, CapLevelSpec) else RefuseClass(one) for one in spec.steps]
         self.step = 0  # so many are in force, the first ones
         self._changed_s = -math.inf
         self._spread = 0.0

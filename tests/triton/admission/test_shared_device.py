@@ -27,10 +27,10 @@ from benchmarks.studies.shared_device import (
     NUM_SEATS,
     NUM_STREAMS,
     Saturated,
-    apart_deployment,
     embed_once,
     neighbour_ttft_ms,
     saturate,
+    separate_deployment,
     shared_deployment,
     unshared_deployment,
     watch,
@@ -149,7 +149,7 @@ def test_tritons_own_limiter_lets_every_seat_be_taken(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.quiet
 def test_a_flood_leaves_a_model_alone_whose_resources_are_apart(tmp_path: Path) -> None:
-    with serving(apart_deployment(), tmp_path) as server:
+    with serving(separate_deployment(), tmp_path) as server:
         alone, flooded = (
             asyncio.run(neighbour_ttft_ms(server.url, duration_s=6, is_flooded=is_flooded, seed=1))
             for is_flooded in (False, True)

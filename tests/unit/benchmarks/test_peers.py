@@ -83,7 +83,7 @@ class FakePeer:
 def test_sides_are_measured_by_turns_each_alone_on_the_same_prompts_of_which_none_comes_twice() -> None:
     log: list[str] = []
     peers = [FakePeer("ours", log), FakePeer("other", log, beside="ours", token_ms=20)]
-    *_, sides = measure(peers, PLAN, told=lambda _: None)
+    *_, sides = measure(peers, PLAN, tell=lambda _: None)
     order = ["ours", "other", "other", "ours"]
     assert log == [word for name in order for word in (name, f"end of {name}")]
     assert peers[0].prompts == peers[1].prompts
@@ -98,7 +98,7 @@ def test_sides_are_measured_by_turns_each_alone_on_the_same_prompts_of_which_non
 def test_a_side_that_counts_other_tokens_is_refused() -> None:
     peers = [FakePeer("ours", []), FakePeer("other", [], beside="ours", more=1)]
     with pytest.raises(ServerError, match=r"other counts \d+ tokens in .* does not serve the same model"):
-        list(measure(peers, PLAN, told=lambda _: None))
+        list(measure(peers, PLAN, tell=lambda _: None))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_all_that_a_server_started_ends_with_it_and_its_cpu_time_counts(monkeypa
 
 def test_a_picture_has_a_line_for_each_side(tmp_path: Path) -> None:
     peers = [FakePeer("ours", []), FakePeer("other", [], beside="ours")]
-    *_, sides = measure(peers, PLAN, told=lambda _: None)
+    *_, sides = measure(peers, PLAN, tell=lambda _: None)
     path = tmp_path / "peers.png"
     draw(rows(sides, peers), {"both": ["ours", "other"]}, {"tokens_per_s": "output tokens/s"}, path)
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ensemble_configs.spec.admission_spec import AdmissionSpec, LadderSpec, SloSpec
+from ensemble_configs.spec.admission_spec import AdmissionSpec, LoadSheddingSpec, SloSpec
 from serving.admission.budget import KvBudget
 from serving.admission.load_shedding import Ladder
 from serving.admission.offered_load import OfferedLoad
@@ -209,7 +209,7 @@ def test_whatever_the_load_does_steps_keep_their_order_their_time_and_their_thre
     found: list[tuple[float, float]],
 ) -> None:
     load = Given()
-    spec = LadderSpec.model_validate(LADDER)
+    spec = LoadSheddingSpec.model_validate(LADDER)
     ladder = Ladder(spec, load)
     now_s, changed_s = 0.0, -math.inf
     for pause_s, load.load in found:
@@ -252,4 +252,4 @@ def wrong_ladders() -> Iterator[tuple[list[dict[str, object]], str]]:
 @pytest.mark.parametrize(("steps", "message"), list(wrong_ladders()))
 def test_a_ladder_that_could_not_work_is_refused(steps: list[dict[str, object]], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        LadderSpec.model_validate({"steps": steps})
+        LoadSheddingSpec.model_validate({"steps": steps})

@@ -17,7 +17,7 @@ from trireme.base.project_files import CODE_ROOT
 DEMO = CODE_ROOT / "examples/demo_model/target"
 
 
-def places(folder: Path) -> dict[str, tuple[Path, str]]:
+def refused_paths(folder: Path) -> dict[str, tuple[Path, str]]:
     """Return folders that cannot be written to, each with the reason."""
     (folder / "file").touch()
     (folder / "read-only").mkdir(mode=0o555)
@@ -44,18 +44,18 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_build_is_refused_a_place_that_cannot_be_written_before_anything_is_hashed(tmp_path: Path, kind: str) -> None:
-    place, why = places(tmp_path)[kind]
-    said = refusal("build", "demo-int8", "--checkpoint", DEMO, "--out", place)
-    assert said.startswith(f"trireme: --out {place} cannot be written to: {why}; name a folder")
+    path, why = refused_paths(tmp_path)[kind]
+    said = refusal("build", "demo-int8", "--checkpoint", DEMO, "--out", path)
+    assert said.startswith(f"trireme: --out {path} cannot be written to: {why}; name a folder")
     assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pull_is_refused_a_place_that_cannot_be_written(tmp_path: Path, kind: str) -> None:
-    place, why = places(tmp_path)[kind]
+    path, why = refused_paths(tmp_path)[kind]
     release = write_demo_release(tmp_path / "release")
-    said = refusal("pull", release, "--to", place)
-    assert said == f"trireme: --to {place} cannot be written to: {why}; name a folder that you may write to"
+    said = refusal("pull", release, "--to", path)
+    assert said == f"trireme: --to {path} cannot be written to: {why}; name a folder that you may write to"
 
 
 @pytest.mark.parametrize("folder", [".locks", ".staging", "."])
