@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`trireme adapters`: LoRA adapters of a deployment, added and taken out while its servers run.
 
-An adapter is a link to a hidden folder that never changes. Taking one out removes the link; the files stay for an hour,
-for TensorRT-LLM reads those of a request after the request has been checked, on some ranks when its turn comes, and a
-file that is missing then ends the engine (docs/trtllm_behaviour.md, H2 and H3). The next command removes them.
+An adapter is a link to a hidden folder that never changes. Unloading it removes the link; the files stay for an hour,
+because TensorRT-LLM reads the files of a request after the request has been checked, on some ranks when its turn comes,
+and a file that is missing then ends the engine (docs/trtllm_behaviour.md, H2 and H3). The next command removes them.
 """
 
 import contextlib
@@ -25,26 +25,32 @@ from serving.engines.seam.adapter_folder import adapter_folders, engine_modules,
 from trireme.base.durable_files import sync
 from trireme.base.errors import SpecError
 
-_DeploymentOption = Annotated[Path, typer.Option("--deployment", help="The file of the deployment that serves them.")]
-_ModelOption = Annotated[
-    str | None, typer.Option("--model", help="Its model, of a deployment with several; none: the only one.")
+_DeploymentOption = Annotated[
+    Path, typer.Option("--deployment", help="Deployment file of the servers that use the adapters.")
 ]
-_FILES = ".files"  # behind the name of a folder that a link names
-KEPT_S = 3600.0  # longer than a request waits
+_ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", help="Model that the adapter belongs to; needed where the deployment has several."),
+]
+_FILES = ".files"  # suffix of the name of a folder that a link names
+KEPT_S = 3600.0  # longer than any request waits
 _JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 
 def load(
-    source: Annotated[Path, typer.Argument(help="The adapter: adapter_config.json and adapter_model.safetensors.")],
+    source: Annotated[Path, typer.Argument(help="Folder with adapter_config.json and adapter_model.safetensors.")],
     *,
     name: Annotated[
-        str | None, typer.Option(help="What requests call it; a number for lora_task_id.", show_default="the folder's")
+        str | None,
+        typer.Option(
+            help="Name by which requests ask for the adapter; a number for lora_task_id.", show_default="the folder's"
+        ),
     ] = None,
     deployment: _DeploymentOption,
     model: _ModelOption = None,
     is_json: _JsonOption = False,
 ) -> None:
-    """Add an adapter: checked first, then there for every server of the deployment that sees engine.lora.dir.
+    """Add an adapter: check it, then make it available to every server of the deployment that sees engine.lora.dir.
 
     Requests name it by `lora_name` (or, a number, by `lora_task_id`) from then on. Nothing is loaded anew and nothing
     stops. A name that is taken is refused: give new weights a new name, and unload the old one when nobody asks for it.
@@ -55,7 +61,7 @@ def load(
       trireme adapters load ./out --name 7 --deployment mine.yaml --json
 
     \b
-    Exit codes: 0 it can be asked for; 2 the adapter, its name or the deployment is wrong.
+    Exit codes: 0 the adapter can be requested; 2 the adapter, its name or the deployment is wrong.
     """
     lora, sizes = lora_of(deployment, model)
     name = name or source.resolve().name
@@ -65,7 +71,7 @@ def load(
             field="name",
             value=name,
         )
-    # Of a deployment that takes the modules from its adapters, any may come first.
+    # Where the deployment takes the modules from its adapters, the first adapter may have any modules.
     is_first = not lora.target_modules and not adapter_folders(lora)
     facts = check_adapter(source, lora, None if is_first else engine_modules(lora), sizes)
     if (lora.dir / name).exists():
@@ -80,20 +86,20 @@ def load(
 
 
 def unload(
-    name: Annotated[str, typer.Argument(help="The adapter's name.")],
+    name: Annotated[str, typer.Argument(help="Name of the adapter to unload.")],
     *,
     deployment: _DeploymentOption,
     model: _ModelOption = None,
     is_json: _JsonOption = False,
 ) -> None:
-    """Take an adapter out: requests that name it are refused from then on; those that run go on to their end.
+    """Unload an adapter: refuse requests that name it from then on; running requests go on to their end.
 
     \b
     Example:
       trireme adapters unload legal-en-2 --deployment mine.yaml
 
     \b
-    Exit codes: 0 it is gone; 2 there is none of that name.
+    Exit codes: 0 the adapter is gone; 2 there is no adapter of that name.
     """
     lora, _ = lora_of(deployment, model)
     folder = lora.dir / name
@@ -106,14 +112,14 @@ def unload(
 
 
 def status(*, deployment: _DeploymentOption, model: _ModelOption = None, is_json: _JsonOption = False) -> None:
-    """Show the adapters that requests may name, and what is wrong with those that they may not.
+    """Show the adapters that requests may name, and the problem of each adapter that cannot be served.
 
     \b
     Example:
       trireme adapters status --deployment mine.yaml
 
     \b
-    Exit codes: 0 all can be served; 1 one of them cannot; 2 the deployment has no adapters' folder.
+    Exit codes: 0 all adapters can be served; 1 an adapter cannot; 2 the deployment has no folder of adapters.
     """
     lora, sizes = lora_of(deployment, model)
     modules = frozenset(lora.target_modules) and engine_modules(lora)
@@ -131,7 +137,7 @@ def status(*, deployment: _DeploymentOption, model: _ModelOption = None, is_json
 
 
 def lora_of(deployment: Path, model: str | None) -> tuple[LoraSpec, ModelSizes]:
-    """Return the adapters' part of a deployment's engine, and what is known of its model here.
+    """Return the LoRA part of a model's engine, and the sizes of the model as far as they are known on this machine.
 
     Raises:
         SpecError: no such model, or its engine takes no adapters by request.
@@ -152,7 +158,7 @@ def lora_of(deployment: Path, model: str | None) -> tuple[LoraSpec, ModelSizes]:
 
 
 def _put(source: Path, folder: Path, name: str) -> None:
-    """Copy the two files; the adapter appears with both, or not at all."""
+    """Copy the adapter's two files into `folder`; the adapter appears with both, or not at all."""
     draft = folder / f".{name}.{secrets.token_hex(8)}{_FILES}"
     folder.mkdir(parents=True, exist_ok=True)
     draft.mkdir()
@@ -169,19 +175,19 @@ def _put(source: Path, folder: Path, name: str) -> None:
 
 
 def _take_out(folder: Path) -> None:
-    """Have an adapter gone at once, where removing file by file would show half of it."""
+    """Remove an adapter from requests in one step; removing file by file would show half of it."""
     if folder.is_symlink():
         files = files_of(folder)
-        if files in _hidden(folder.parent):  # not where a link of somebody else's leads
+        if files in _hidden(folder.parent):  # not the target of a link that an operator made
             os.utime(files)  # the hour begins
         folder.unlink()
-    else:  # copied there by hand: what it is called is where its files are
+    else:  # a folder that was copied there by hand: its name is where its files are
         folder.rename(folder.parent / f".{folder.name}.{secrets.token_hex(8)}{_FILES}")
     sync(folder.parent)
 
 
 def _remove_old_files(folder: Path) -> None:
-    """Remove the files of adapters that were taken out, or never put in, an hour ago."""
+    """Remove the files of adapters that were unloaded, or never completed, an hour ago."""
     used = {files_of(link).name for link in folder.iterdir() if link.is_symlink()}
     for files in _hidden(folder):
         with contextlib.suppress(FileNotFoundError):  # another command does the same

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key that Triton's restricted APIs ask for: an operator's, from a file such as a mounted Secret."""
+"""The key that Triton's restricted APIs ask for, which an operator puts into a file such as a mounted Secret."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ _SEPARATORS = ":=;,"
 
 
 def read_control_key(path: Path) -> str:
-    """The key in a file; a newline at its end is not part of it. No message quotes it.
+    """Return the key in a file, without a newline at its end. No message quotes the key.
 
     Raises:
-        SpecError: there is none, or one that cannot be used.
+        SpecError: the file cannot be read, or its content cannot be used as a key.
     """
     try:
         with path.open("rb") as file:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many file descriptors a server's processes may have, which all inherit from `trireme serve`: enough, or told.
+"""The limit of file descriptors that every process of a server inherits from `trireme serve`: raised, or reported.
 
 tritonserver, with the most of them, had 70 with one model on two cores (2.51); each client's connection is one more.
 """
@@ -15,21 +15,21 @@ _OF_SERVER = 64  # its front ends, libraries and log
 _OF_CORE = 2  # gRPC's pollers
 _OF_ADAPTER = 4
 _OF_GPU = 32
-_PLENTY = 65536  # what is raised to, at most: a limit of a billion is slow for whoever closes all that he does not know
+_PLENTY = 65536  # the most to raise it to: a limit of a billion is slow for a program that closes every descriptor
 
 
 def needed_descriptors(spec: DeploymentSpec) -> int:
-    """Without any client."""
+    """Return how many file descriptors tritonserver needs for a deployment without any client."""
     num_adapters = sum(sum(adapter_counts(model).values()) for model in spec.models) + len(spec.extra_models)
     gpus = {gpu for release in spec.releases for gpu in release.gpus}
     return _OF_SERVER + _OF_CORE * (os.cpu_count() or 1) + _OF_ADAPTER * num_adapters + _OF_GPU * len(gpus)
 
 
 def raise_descriptor_limit(spec: DeploymentSpec) -> str | None:
-    """Raise the soft limit as far as it may be; returns what to tell of one that is low all the same.
+    """Raise the soft limit as far as the hard limit allows; return a warning where the limit stays low.
 
     Raises:
-        SpecError: the server could not even be started.
+        SpecError: the limit does not even let the server start.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _PLENTY if hard == resource.RLIM_INFINITY else min(hard, _PLENTY)

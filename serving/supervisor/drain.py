@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a server is stopped so that nobody's answer is lost: say so, close admission, wait, end the rest.
+"""A stop of a server that loses no answer: report not ready, close admission, wait for the streams, end the rest.
 
 Triton's own SIGTERM does not wait for the steps of an ensemble: its streams would get no further token and no end.
 """
@@ -21,11 +21,11 @@ _DELIVERY_S = 0.3
 
 
 class Outcome(enum.Enum):
-    """What became of the streams of a server that was asked to stop."""
+    """The end of the streams of a server that was asked to stop."""
 
     FINISHED = "finished"  # each came to its end
-    CUT = "cut"  # some took longer than they may, and were ended with an error
-    NOTHING = "nothing"  # there were none: it was not serving
+    CUT = "cut"  # some took longer than the timeout, and were ended with an error
+    NOTHING = "nothing"  # there were no streams: the server was not serving
     LOST = "lost"  # the server failed
 
 
@@ -38,14 +38,14 @@ def drain(
     is_hurried: Callable[[], bool] = lambda: False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    """Return when no stream runs any more, or none can be helped.
+    """Drain a server, and return when no stream runs any more or the server has failed.
 
     Args:
         timeout_s: how long running streams may go on.
         delay_s: how long new requests are taken before that, from a server that says it is not ready.
-        failure: what is wrong with the server, asked during the delay; None: nothing.
-        is_hurried: asked while waiting; True ends the wait at once.
-        tell: progress for a person.
+        failure: says what is wrong with the server, and is called during the delay; None: nothing.
+        is_hurried: is called while waiting; True ends the wait at once.
+        tell: takes progress for a person.
     """
     try:
         server.turn_unready()
@@ -69,7 +69,7 @@ def drain(
 
 
 def _go_on(delay_s: float, failure: Callable[[], str | None], is_hurried: Callable[[], bool]) -> None:
-    """Raises: Unavailable: the server failed meanwhile."""
+    """Go on serving for `delay_s` or until hurried. Raises: Unavailable: the server failed meanwhile."""
     deadline_s = time.monotonic() + delay_s
     while (left_s := deadline_s - time.monotonic()) > 0 and not is_hurried():
         if why := failure():
@@ -97,8 +97,10 @@ def _all_end(
 
 
 def _ask(server: TritonProcess, operation: str) -> int:
-    """How many streams there are. A process that died has none, which is no reason to lose the others': it may be of a
-    release on trial.
+    """Ask every adapter for an operation, and return how many streams they hold.
+
+    A process that died holds none, which is no reason to lose the streams of the others: it may belong to a release on
+    trial.
 
     Raises: Unavailable: an adapter hangs, or the server is dead.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drain` on the control socket: whoever asks waits until the supervision has done it, and hears how it goes.
+"""`drain` on the control socket: each caller waits until the supervision has drained the server, and hears how it goes.
 
-It is done once. Who asks while it goes on is told what was said so far, and waits for the same end; who asks later is
-answered at once.
+The drain happens once. A caller that comes while it goes on gets the lines said so far, and waits for its end; a caller
+that comes later is answered at once.
 """
 
 import threading
@@ -14,7 +14,7 @@ from trireme.base.unix_rpc import Handler, Say
 
 
 class DrainRequest:
-    """Asked for by callers of the control socket, each in a thread; done and told by the supervision's.
+    """A request to drain, made by callers of the control socket in threads of their own, answered by the supervision.
 
     Args:
         wake: makes the supervision see that the server is asked to stop.
@@ -27,17 +27,17 @@ class DrainRequest:
         self._outcome: Outcome | None = None
 
     def handlers(self) -> dict[str, Handler]:
-        """By operation. ``drain`` answers with its ``outcome``, as `Outcome` has them."""
+        """Return the handlers by operation: ``drain`` answers with its ``outcome``, a value of `Outcome`."""
         return {"drain": self._answer}
 
     def note(self, line: str) -> None:
-        """Progress, for all who wait."""
+        """Pass a line of progress on to every waiting caller."""
         with self._changed:
             self._lines.append(line)
             self._changed.notify_all()
 
     def finish(self, outcome: Outcome) -> None:
-        """Nobody's stream runs any more; the first outcome counts."""
+        """Record that no stream runs any more, and answer every caller; the first outcome counts."""
         with self._changed:
             self._outcome = self._outcome or outcome
             self._changed.notify_all()
@@ -51,7 +51,7 @@ class DrainRequest:
         return {"outcome": outcome.value}
 
     def _follow(self, say: Say) -> Outcome:
-        """Say each line; the outcome when there is one."""
+        """Say each line of progress, and return the outcome when there is one."""
         num_said, outcome = 0, None
         while outcome is None:
             lines, outcome = self._news(num_said)

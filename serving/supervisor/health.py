@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trireme serve` tells a probe, such as the kubelet's: `/live`, `/started` and `/ready` over HTTP.
+"""The answers of `trireme serve` to a probe, such as the kubelet's: `/live`, `/started` and `/ready` over HTTP.
 
-Triton's own health endpoints do for none of the three. They are gone while a server that died is started again, which
-is no reason to kill its parent; they say "ready" while the engine is dead; and they say "not ready" while a version is
-being unloaded and everything serves.
+Triton's own health endpoints serve for none of the three. They are gone while a server that died is started again,
+which is no reason to kill its parent; they say "ready" while the engine is dead; and they say "not ready" while a
+version is being unloaded and everything serves.
 """
 
 import http.server
@@ -27,14 +27,14 @@ _READ_S = 5.0
 
 
 class Answer(NamedTuple):
-    """To one question. `why`: in words, also of a yes."""
+    """An answer to one question of a probe. `why`: the reason in words, also for a yes."""
 
     is_yes: bool
     why: str
 
 
 class Health:
-    """Told by the thread that supervises, asked by others."""
+    """The state of the server, reported by the supervising thread and read by the threads that answer probes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,22 +44,22 @@ class Health:
         self._beat_s = clock()
 
     def enter(self, phase: Phase) -> None:
-        """What is done from now on."""
+        """Record the phase that the supervision begins."""
         self._phase = phase
         self._was_ready |= phase == "serving"
         self._dead_engines = ()
         self.beat()
 
     def beat(self) -> None:
-        """The supervision goes round."""
+        """Record that the supervision is still running."""
         self._beat_s = self._clock()
 
     def note_dead_engines(self, names: Collection[str]) -> None:
-        """Of models that are needed, those whose engine cannot be asked right now."""
+        """Record the needed models which have an engine that does not answer right now."""
         self._dead_engines = tuple(sorted(names))
 
     def live(self) -> Answer:
-        """Whether to let it go on: it loads, serves, starts the server again or ends, each in time."""
+        """Answer whether the process works: it loads, serves, restarts the server or ends, each in time."""
         silent_s = self._clock() - self._beat_s
         is_ending = self._phase in ("draining", "drained")  # which takes as long as its streams, and its caller
         if not is_ending and silent_s > MAX_SILENCE_S:
@@ -67,11 +67,11 @@ class Health:
         return Answer(True, self._phase)
 
     def started(self) -> Answer:
-        """Whether it has ever been ready."""
+        """Answer whether the server has ever been ready."""
         return Answer(self._was_ready, "has been ready" if self._was_ready else self._phase)
 
     def ready(self) -> Answer:
-        """Whether to send it requests."""
+        """Answer whether to send the server requests."""
         if self._phase != "serving":
             return Answer(False, self._phase)
         if self._dead_engines:
@@ -80,13 +80,13 @@ class Health:
 
 
 class HealthServer:
-    """Answers from its construction until it is closed, each caller in a thread of its own.
+    """An HTTP server for probes, which answers until it is closed, each caller in a thread of its own.
 
     Args:
-        host: to listen on; of IPv6 without brackets.
+        host: address to listen on; IPv6 without brackets.
 
     Raises:
-        SpecError: somebody else has the port.
+        SpecError: the port is in use.
     """
 
     def __init__(self, health: Health, host: str, port: int) -> None:
@@ -102,11 +102,11 @@ class HealthServer:
 
     @property
     def port(self) -> int:
-        """That it listens on."""
+        """Return the port that the server listens on."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -120,10 +120,10 @@ class _Server(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     server: _Server
-    timeout = _READ_S  # of a caller that says nothing
+    timeout = _READ_S  # for a caller that sends nothing
 
     def do_GET(self) -> None:
-        """One question."""
+        """Answer one question."""
         question = self.server.questions.get(self.path.partition("?")[0])
         if question is None:
             self._reply(HTTPStatus.NOT_FOUND, {"error": f"there are {', '.join(self.server.questions)}"})
@@ -141,4 +141,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nothing: a line for each probe would be most of the log."""
+        """Log nothing: a line for each probe would be most of the log."""

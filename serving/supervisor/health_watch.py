@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a running server does its work: the process, its HTTP endpoint, and every adapter behind its control channel.
+"""A watch over a running server: its process, its HTTP endpoint, and every adapter behind its control channel.
 
 Triton itself goes on answering "ready" when one of its stubs is dead, and restarts none.
 """
@@ -10,12 +10,12 @@ from collections.abc import Callable
 from serving.process.control_channel import Pulse, feel_pulse
 from serving.triton.triton_process import TritonProcess
 
-_ANSWER_S = 1.0  # a question's time; several without an answer make a hang
+_ANSWER_S = 1.0  # the time for one answer; several questions without an answer make a hang
 _HTTP_PERIOD_S = 1.0
 
 
 class HealthWatch:
-    """Asked again and again, by one thread."""
+    """The watch over one server, which one thread asks again and again."""
 
     def __init__(
         self,
@@ -25,19 +25,19 @@ class HealthWatch:
         lose: Callable[[str, int, str], bool] = lambda *_: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args: `lose` is told of a model's version that failed, and why: whether the server goes on without it."""
+        """Args: `lose` is told of a version that failed, and why; it returns whether the server goes on without it."""
         self._server = server
         self._lose = lose
         self._lost: set[str] = set()
         self._hang_timeout_s = hang_timeout_s
         self._clock = clock
-        self._heard_s: dict[str, float] = {}  # when each was last known to be well
-        self._refused: set[str] = set()  # of the adapters, at the last question
+        self._heard_s: dict[str, float] = {}  # when each adapter or endpoint was last known to be well
+        self._refused: set[str] = set()  # adapters that refused, at the last question
         self.dead_engines: set[tuple[str, int]] = set()  # models and versions, at the last question
         self._next_http_s = clock()
 
     def failure(self) -> str | None:
-        """What is wrong for good, as the beginning of a sentence; None: nothing. Takes seconds when something hangs."""
+        """Return what is wrong for good, as the beginning of a sentence, or None; take seconds when something hangs."""
         status = self._server.exit_status
         if status is not None:
             return f"tritonserver ended by itself with status {status}"

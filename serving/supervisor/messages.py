@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trireme serve` tells a person of a server: what it loads, and where it is when it is ready."""
+"""The messages of `trireme serve` about a server: what it loads, and the addresses of a ready server."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ _QUESTION = "What is the capital of France?"
 
 
 def releases_of(spec: DeploymentSpec) -> str:
-    """What is served, in a few words; of what no manifest lists the files of, that too."""
+    """Return in a few words which releases are served, and which of them have no manifest that lists their files."""
     if len(spec.models) == 1:
         return f"release {', '.join(_told(release) for release in spec.releases)}"
     return ", ".join(f"{model.name} release {_told(model)}" for model in spec.models)
@@ -23,7 +23,7 @@ def _told(release: ReleaseSpec) -> str:
 
 
 def welcome(spec: DeploymentSpec, seconds: float) -> str:
-    """Its addresses, and how to ask it; `seconds` is what loading took."""
+    """Return the addresses of a ready server, and how to send it a request; `seconds` is what loading took."""
     triton = spec.triton
     names = [model.triton_prefix + step for model in spec.models for step in model.endpoints or ("tensorrt_llm",)]
     names += [extra.name for extra in spec.extra_models]

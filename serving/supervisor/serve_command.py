@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme serve`: check, assemble the model repository, keep Triton running in the foreground, drain when asked
-to stop.
-"""
+"""`trireme serve`: check, assemble the model repository, keep Triton running in the foreground, drain on request."""
 
 import contextlib
 import logging
@@ -51,31 +49,33 @@ def serve(
     metrics_port: Annotated[int | None, typer.Option(help="Prometheus port.", show_default="the deployment's")] = None,
     health_port: Annotated[
         int | None,
-        typer.Option(
-            help="Of /live, /started and /ready over HTTP, for probes.", min=1, max=65535, show_default="none"
-        ),
+        typer.Option(help="HTTP port of /live, /started and /ready for probes.", min=1, max=65535, show_default="none"),
     ] = None,
     control_key_file: Annotated[
         Path | None,
         typer.Option(
-            help="Holds the key to Triton's restricted APIs.", show_default="a key of each start, known to nobody"
+            help="File with the key to Triton's restricted APIs.", show_default="a new secret key at each start"
         ),
     ] = None,
     exit_delay_s: Annotated[
         float,
         typer.Option(
-            help="How long, asked to stop, it takes requests though it says that it is not ready.", min=0, max=3600
+            help="How long a stopping server reports not ready and still takes requests, in seconds.", min=0, max=3600
         ),
     ] = 0.0,
     exit_timeout_s: Annotated[
-        float, typer.Option(help="How long running streams may go on at shutdown.", min=0)
+        float, typer.Option(help="How long running streams may go on at shutdown, in seconds.", min=0)
     ] = 30.0,
-    ready_timeout_s: Annotated[float, typer.Option(help="How long loading may take.", min=1)] = 600.0,
+    ready_timeout_s: Annotated[float, typer.Option(help="How long loading may take, in seconds.", min=1)] = 600.0,
     log_format: Annotated[
         Literal["text", "json"] | None,
-        typer.Option(help="Of the processes in Python; Triton's own lines are text.", show_default="the deployment's"),
+        typer.Option(
+            help="Log format of the processes in Python; Triton's own lines are text.", show_default="the deployment's"
+        ),
     ] = None,
-    is_verbose: Annotated[bool, typer.Option("--verbose", help="Triton's log to the terminal, not to a file.")] = False,
+    is_verbose: Annotated[
+        bool, typer.Option("--verbose", help="Send Triton's log to the terminal, not to a file.")
+    ] = False,
 ) -> None:
     """Serve a deployment on Triton until Ctrl-C or SIGTERM; running streams are finished first.
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a server goes that is asked to: drained, and then stopped, or kept as it is until a signal comes.
+"""The shutdown of a server on request: drained, and then stopped, or kept as it is until a signal comes.
 
-A signal means both. A caller of the control socket asks for the first alone: what it calls before it lets somebody else
-send the signal, such as a pod's preStop hook, is over when the streams are, and not when the process is.
+A signal asks for both. A caller of the control socket asks for the drain alone: what it calls before somebody else
+sends the signal, such as a pod's preStop hook, is over when the streams are, and not when the process is.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _GLANCE_S = 0.5
 
 @dataclass(frozen=True)
 class Leaving:
-    """Used by the thread that supervises, once `stop` is asked for."""
+    """The shutdown, which the supervising thread runs once `stop` is asked for."""
 
     stop: StopSignal
     request: DrainRequest
@@ -29,10 +29,10 @@ class Leaving:
     tell: Callable[[str], None]  # progress for a person
 
     def leave(self, server: TritonProcess, failure: Callable[[], str | None]) -> None:
-        """Drain a server that serves; return when it is to be stopped.
+        """Drain a serving server; return when it is to be stopped.
 
         Args:
-            failure: what is wrong with it, if anything.
+            failure: says what is wrong with the server; None: nothing.
         """
         self.health.enter("draining")
         self._note("draining; Ctrl-C again stops at once" if self.stop.count else "draining, as `trireme drain` asks")
@@ -45,7 +45,7 @@ class Leaving:
             tell=self._note,
         )
         self.finish(outcome)
-        if outcome is Outcome.LOST:  # what is left of it may not know that it is to refuse new requests
+        if outcome is Outcome.LOST:  # its remaining processes may not know that they are to refuse new requests
             return
         while not self.stop.wait_for_signal(_GLANCE_S):
             if server.exit_status is not None:
@@ -53,14 +53,14 @@ class Leaving:
                 return
 
     def finish(self, outcome: Outcome) -> None:
-        """No stream runs any more."""
+        """Record that no stream runs any more."""
         self.health.enter("drained")
         self.request.finish(outcome)
         if not self.stop.count:
             self.tell("drained; SIGTERM ends this process")
 
     def wait(self) -> None:
-        """With no server any more, until a signal comes."""
+        """Wait, with no server any more, until a signal comes."""
         while not self.stop.wait_for_signal(_GLANCE_S):
             pass
 

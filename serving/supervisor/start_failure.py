@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a server failed, out of Triton's log: the cause before what only follows from it, a line each."""
+"""The reason of a server's failure, read from Triton's log: causes before their consequences, a line each."""
 
 import re
 from collections.abc import Iterable
@@ -11,18 +11,18 @@ _NATIVE = re.compile(r'^E\d{4} [\d:.]+ \d+ [\w.]+:\d+\] "?(?P<text>.*?)"?$')
 _FAILED_MODEL = re.compile(
     r"failed to load '(?P<model>[^']+)' version (?P<version>\d+): (?:\w[\w ]*: )?(?:\w+Error: )?(?P<why>.*)"
 )
-# The places in Python, and what an engine's end adds to a reason that it has given itself.
+# The places in Python, and the text that an engine's end adds to the engine's own reason.
 _BEHIND = re.compile(r"(?:; status -?\d+; its log says why)?(?:\\n|\n)+At:.*")
-# Said of machines without a GPU, or by every server that could not load a model.
+# Lines of every machine without a GPU, and of every server that could not load a model.
 _NO_CAUSE = re.compile(
     r"initialize NVML|CudaDriverHelper|CUDA driver version|DCGM|Failed to create instance|failed to load all models"
 )
-# Of what could not be loaded for another model's sake, and of what a load says once more in other words.
+# Lines of a model that failed only because another did, and of a load that repeats a cause in other words.
 _CONSEQUENCE = re.compile(
     r"the engine that tensorrt_llm loads|which has no loaded version|no model tensorrt_llm has the"
 )
 _MARKS = ("Error:", "error:", "terminate called", "what():", "[err]")
-# What Triton says where the machine lacks something, and the next step.
+# What Triton says where the machine lacks something, with the next step.
 _NEXT_STEPS = {
     "Too many open files": "its processes ran out of file descriptors (Too many open files): raise the limit "
     "(`ulimit -Hn`, LimitNOFILE, --ulimit nofile)",
@@ -32,7 +32,7 @@ _NEXT_STEPS = {
 
 
 def cause_in(log_path: Path, *, is_verbose: bool) -> str:
-    """What the log says went wrong, or where that is."""
+    """Return the causes that the log gives, with its path, or say where the log is."""
     if is_verbose:
         return "its log is above"
     causes = causes_in(log_path.read_text(errors="replace").splitlines())
@@ -40,7 +40,7 @@ def cause_in(log_path: Path, *, is_verbose: bool) -> str:
 
 
 def causes_in(lines: Iterable[str]) -> list[str]:
-    """The causes, the first before the others, without what follows from them where anything else is there."""
+    """Return the causes in order, without their consequences unless there is nothing else."""
     models: dict[str, list[str]] = {}
     others: dict[str, None] = {}
     for line in lines:
@@ -59,5 +59,5 @@ def causes_in(lines: Iterable[str]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Without tokens, which are for programs, and without places in the source."""
+    """Return a text without tokens, which are for programs, and without places in the source."""
     return " ".join(_TOKEN.sub("", _BEHIND.sub("", text)).replace("\\n", " ").replace('\\"', '"').split())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who asks the server to stop: Ctrl-C and SIGTERM, counted, of which the second means "now"; or a caller, uncounted."""
+"""The request to stop the server: Ctrl-C and SIGTERM, counted, the second meaning "now"; or a caller, uncounted."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from types import FrameType
 
 
 class StopSignal:
-    """Takes both signals over from its construction on; made by the main thread."""
+    """A handler of SIGINT and SIGTERM from its construction on, which the main thread has to make."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -23,21 +23,22 @@ class StopSignal:
         self._asked.set()
 
     def ask(self) -> None:
-        """Ask for a stop without a signal; of any thread."""
+        """Ask for a stop without a signal, from any thread."""
         self._asked.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether a stop is asked for, waiting for it."""
+        """Wait until a stop is asked for, and return whether it was within `timeout_s`."""
         return self._asked.wait(timeout_s)
 
     def wait_for_signal(self, timeout_s: float) -> bool:
-        """Whether a signal has come, waiting for it."""
+        """Wait until a signal comes, and return whether one did within `timeout_s`."""
         return self._signal.wait(timeout_s)
 
 
 class _Latch:
-    """As threading.Event, but one that a signal's handler can set: the lock of an Event may be held by the very thread
-    that the handler interrupts.
+    """An event like threading.Event that a signal's handler can set.
+
+    The lock of an Event may be held by the very thread that the handler interrupts.
     """
 
     def __init__(self) -> None:

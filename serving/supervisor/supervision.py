@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a server is kept running: started, watched, started again when it fails, and given up when that does not help;
-not any more once it is asked to stop (`serving.supervisor.shutdown`).
+"""The supervision of a server: it is started, watched, started again after a failure, and given up when that fails.
+
+Once the server is asked to stop, `serving.supervisor.shutdown` takes over.
 """
 
 import time
@@ -24,15 +25,15 @@ _WATCH_PERIOD_S = 0.2
 
 
 class ServerFailed(ServerError):
-    """The server died, hangs, or cannot be loaded."""
+    """The error of a server that died, hangs, or cannot be loaded."""
 
 
 class LoadStuck(ServerFailed):
-    """The server has lost a process of its models while it loaded them, and waits for ever."""
+    """The error of a server that lost a process of its models while it loaded them, and waits for ever."""
 
 
 class RestartBudget:
-    """How often a server may be started again, and how long to wait before."""
+    """The restarts that a server may still have, and the wait before each."""
 
     def __init__(self, triton: TritonSpec, clock: Callable[[], float] = time.monotonic) -> None:
         self._triton = triton
@@ -40,10 +41,10 @@ class RestartBudget:
         self._spent_s: deque[float] = deque()
 
     def spend(self) -> float:
-        """Take one restart; returns the seconds to wait before it.
+        """Take one restart, and return the seconds to wait before it.
 
         Raises:
-            ServerError: all are spent.
+            ServerError: all restarts are spent.
         """
         now_s = self._clock()
         while self._spent_s and self._spent_s[0] <= now_s - self._triton.restart_window_s:
@@ -59,7 +60,7 @@ class RestartBudget:
 
 @dataclass(frozen=True)
 class Supervision:
-    """What to keep running, and how."""
+    """A server to keep running, with the functions and limits for that."""
 
     start: Callable[[], TritonProcess]
     triton: TritonSpec
@@ -67,16 +68,16 @@ class Supervision:
     health: Health
     leaving: Leaving
     ready_timeout_s: float
-    on_ready: Callable[[float], str]  # what to tell when it is ready for the first time, from the seconds that took
+    on_ready: Callable[[float], str]  # the message for the first time it is ready, from the seconds that took
     tell: Callable[[str], None]  # progress for a person
-    lose: Callable[[str, int, str], bool] = lambda *_: False  # as `HealthWatch` has it
-    # Told why a start failed: whether another would leave out what may be to blame.
+    lose: Callable[[str, int, str], bool] = lambda *_: False  # see `HealthWatch`
+    # Takes the reason of a failed start; returns whether the next start leaves out what may be to blame.
     give_up_candidate: Callable[[str], bool] = lambda _: False
-    # Whether a model's version is asked by users who name none; without its engine the server is not ready.
+    # Returns whether requests that name no version go to this one; without its engine the server is not ready.
     is_needed: Callable[[str, int], bool] = lambda *_: True
 
     def run(self) -> None:
-        """Serve until `stop`, then leave.
+        """Serve until `stop`, then shut down.
 
         Raises:
             ServerError: the first server did not become ready and had not crashed, or the restarts are used up.
@@ -97,11 +98,11 @@ class Supervision:
         self.tell("stopped")
 
     def _serve_once(self, *, was_ready: bool, num_crashed: int) -> "_End":
-        """One server from its start to its end.
+        """Run one server from its start to its end.
 
         Args:
-            was_ready: one before it was.
-            num_crashed: of those just before it, how many crashed while they loaded.
+            was_ready: an earlier server was ready.
+            num_crashed: how many servers just before this one crashed while they loaded.
         """
         started_s = time.monotonic()
         server = self.start()
@@ -135,7 +136,7 @@ class Supervision:
         return _End(None, is_loaded, is_crashed_start=False)
 
     def _wait_ready(self, server: TritonProcess) -> bool:
-        """Return whether it has loaded everything; False: we are asked to stop.
+        """Return whether the server has loaded everything; False: a stop was asked for.
 
         A stub that died since makes some servers unready; the watch finds it, and sees to it.
         """
@@ -155,7 +156,7 @@ class Supervision:
         return True
 
     def _watch(self, watch: HealthWatch) -> None:
-        """Returns when asked to stop. Raises: ServerFailed."""
+        """Watch the server, and return when asked to stop. Raises: ServerFailed."""
         while not self.stop.wait(_WATCH_PERIOD_S):
             if failure := watch.failure():
                 self.health.enter("restarting")  # before it is killed, which takes seconds where it hangs
@@ -173,7 +174,7 @@ class _End(NamedTuple):
 
 
 def _is_crashed(server: TritonProcess) -> bool:
-    """Whether a signal ended it, not a decision of its own."""
+    """Return whether a signal ended the server, not a decision of its own."""
     return server.exit_status is not None and server.exit_status < 0
 
 
