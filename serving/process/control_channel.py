@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The control channel between `trireme serve` and the adapters in Triton: count streams, close admission, end streams.
 
-A socket of `trireme.base.unix_rpc` for each adapter, in a folder that only the server's owner can enter. Without the
-folder (plain `tritonserver`) there is none, and nothing else changes.
+Each adapter has a socket of `trireme.base.unix_rpc` in a folder that only the server's owner can enter. Without the
+folder (plain `tritonserver`) there is no control channel, and nothing else changes.
 """
 
 import enum
@@ -26,27 +26,27 @@ _ANSWER_S = 2.0
 _TOLD_S = 0.5
 _IS_ENGINE_UP = "is_engine_up"
 _OPERATIONS = ("status", "leave", "drain", "cancel")
-_LEFT = "left"  # with the names of streams whose clients have gone
+_LEFT = "left"  # the operation that names the streams which have lost their clients
 
 Answer = Callable[[], Mapping[str, object]]
 
 
 class Streams(Protocol):
-    """What an adapter that generates holds."""
+    """The streams of an adapter that generates."""
 
     @property
     def num_running(self) -> int:
-        """Requests that have not had their last response."""
+        """Return how many requests have not had their last response."""
 
     def refuse_new(self, because: Unavailable) -> None:
-        """From now on every new request is refused."""
+        """Refuse every new request from now on with `because`."""
 
     def cancel_all(self, because: ServingError) -> None:
         """End every running request; each fails with `because`."""
 
 
 def generation_handlers(service: Streams, *, is_engine_up: Callable[[], bool] | None = None) -> dict[str, Answer]:
-    """What can be asked of an adapter that generates. Args: `is_engine_up`: of the engine that it owns, if any."""
+    """Return the operations of an adapter that generates. Args: `is_engine_up`: asks its own engine, if it has one."""
 
     def status() -> Mapping[str, object]:
         answer: dict[str, object] = {"num_streams": service.num_running}
@@ -70,7 +70,7 @@ def generation_handlers(service: Streams, *, is_engine_up: Callable[[], bool] | 
 
 
 class ControlChannel:
-    """The adapter's end of its control channel; answers on threads of its own."""
+    """The adapter's end of its control channel, which answers on threads of its own."""
 
     def __init__(self, args: Mapping[str, str], handlers: Mapping[str, Answer]) -> None:
         """Args: `args` are Triton's to `initialize`; `handlers` by operation, with ``status`` for all others."""
@@ -105,14 +105,14 @@ def _without_request(answer: Answer) -> Handler:
 
 
 def ask_all(run_dir: Path, operation: str, *, adapter: str = "", is_without_dead: bool = False) -> int:
-    """Ask every adapter of a server; returns how many streams they hold. One stream is held by several of them.
+    """Ask every adapter of a server; return how many streams they hold. One stream is held by several adapters.
 
     Args:
-        adapter: only that of one model and version, as "ensemble-2".
-        is_without_dead: one whose process is dead, or that was unloaded just now, holds none.
+        adapter: asks only the adapter of this model and version, such as "ensemble-2".
+        is_without_dead: counts no streams for an adapter that has died or was unloaded just now.
 
     Raises:
-        Unavailable: one of them does not answer.
+        Unavailable: an adapter does not answer.
     """
     num_streams = 0
     for path in sorted(run_dir.glob(f"{adapter}-*.sock" if adapter else "*.sock")):
@@ -126,7 +126,7 @@ def ask_all(run_dir: Path, operation: str, *, adapter: str = "", is_without_dead
 
 
 def tell_left(run_dir: Path, names: list[str]) -> None:
-    """Tell every adapter of a server which streams have lost their clients; one that does not answer is left out."""
+    """Tell every adapter of a server which streams have lost their clients; skip an adapter that does not answer."""
     for path in run_dir.glob("*.sock"):
         try:
             call(path, _LEFT, {"streams": names}, timeout_s=_TOLD_S)
@@ -135,7 +135,7 @@ def tell_left(run_dir: Path, names: list[str]) -> None:
 
 
 class Pulse(enum.Enum):
-    """What an adapter's control channel says about its process."""
+    """The state of an adapter's process, as its control channel shows it."""
 
     ALIVE = "alive"
     ENGINE_DEAD = "engine dead"  # it lives, and starts its engine again
@@ -145,9 +145,9 @@ class Pulse(enum.Enum):
 
 
 def feel_pulse(path: Path, *, timeout_s: float) -> Pulse:
-    """Ask the adapter behind one socket of a run dir whether it lives.
+    """Ask the adapter behind one socket of a run dir, and return the state of its process.
 
-    One that is being unloaded may seem dead for a moment, found before its file was removed: ask twice.
+    An adapter that is being unloaded may seem dead for a moment, found before its file was removed: ask twice.
     """
     try:
         answer = call(path, "status", timeout_s=timeout_s)

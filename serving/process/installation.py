@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where this machine's `tritonserver` is, and the environment that it and its Python stubs need.
+"""The place of this machine's `tritonserver`, and the environment that it and its Python stubs need.
 
-On PATH, as in the NGC container; else the one that `make setup` put into `.tools/triton` of a checkout, or that an
-installed Trireme fetched into the user's cache, once.
+The server is on PATH, as in the NGC container; else it is the one that `make setup` put into `.tools/triton` of a
+checkout, or that an installed Trireme fetched into the user's cache, once.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _cache() -> Path:
-    """Return the folder of what an installed Trireme fetches for this Python."""
+    """Return the folder for the files that an installed Trireme fetches for this Python."""
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(caches).expanduser() / "trireme" / f"python{_PYTHON}"
 
@@ -42,7 +42,7 @@ class TritonInstallation:
     library_path: tuple[Path, ...]
 
     def environment(self, *, run_dir_variable: str, run_dir: Path) -> dict[str, str]:
-        """The server's environment: this interpreter first on PATH, this project importable, the libraries findable.
+        """Return the server's environment: this interpreter first on PATH, this project and the libraries findable.
 
         The server's own Python modules come before all others: 2.71 reads PYTHONPATH before it looks for them, and
         somebody else's `triton_python_backend_utils` there would take the place of its own (2.51 ignores PYTHONPATH).
@@ -65,7 +65,7 @@ def fetch_triton() -> None:
     In a checkout this is left to `make setup`.
 
     Raises:
-        SpecError: it cannot be fetched, or the cache cannot be written.
+        SpecError: the server cannot be fetched, or the cache cannot be written.
     """
     lock = project_file(triton_server.LOCK)
     if IS_CHECKOUT or shutil.which("tritonserver") or _is_fetched(lock):
@@ -92,10 +92,10 @@ def _is_fetched(lock: Path) -> bool:
 
 
 def find_triton(record: Path = RECORD) -> TritonInstallation:
-    """The server on PATH, else the one that `make setup` or `fetch_triton` installed.
+    """Return the server on PATH, else the server that `make setup` or `fetch_triton` installed.
 
     Raises:
-        SpecError: neither, or one that cannot run with this interpreter.
+        SpecError: there is neither, or the server cannot run with this interpreter.
     """
     if on_path := shutil.which("tritonserver"):
         return TritonInstallation(Path(on_path), None, ())
@@ -106,7 +106,7 @@ def recorded_triton(record: Path = RECORD) -> TritonInstallation:
     """Return the server that `make setup` or `fetch_triton` installed, whatever is on PATH.
 
     Raises:
-        SpecError: there is none, or one that cannot run with this interpreter.
+        SpecError: there is none, or it cannot run with this interpreter.
     """
     if not record.is_file():
         how = "install it with `make setup`" if IS_CHECKOUT else "`trireme serve` fetches it"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The streams whose clients have gone, as the server's frontends tell it (`serving.frontend.common.departures`)."""
+"""The streams that have lost their clients, as the frontends report them (`serving.frontend.common.departures`)."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -8,7 +8,7 @@ _MAX_KEPT = 50_000  # the names of streams that ended long ago are of no use
 
 
 class LeftStreams:
-    """Names of streams. A request may arrive after the word that its client has left, so they are kept for a while."""
+    """The names of streams without a client, kept for a while: a request may arrive after word of its client's end."""
 
     def __init__(self) -> None:
         self._names: dict[str, None] = {}
@@ -16,13 +16,13 @@ class LeftStreams:
         self._listeners: dict[object, Callable[[], None]] = {}
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` at each word; returns what ends that, and may be called again."""
+        """Call `listener` at each word; return a function that ends the calls, and may be called again."""
         key = object()
         self._listeners[key] = listener
         return lambda: (self._listeners.pop(key, None), None)[1]
 
     def note(self, names: Iterable[str]) -> None:
-        """Take word of clients that have left."""
+        """Record the names of streams which have lost their clients."""
         with self._lock:
             self._names.update(dict.fromkeys(names))
             while len(self._names) > _MAX_KEPT:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stub does not outlive its server: Triton's own check misses a stub that waits for the server's answer for ever.
+"""A watch that ends a stub with its server: Triton's own check misses a stub that waits for the server for ever.
 
 Some of Triton's calls wait for that answer and keep the interpreter's lock, so that no thread of Python runs any more
 (setting a metric does, in 2.51). The second watch is a thread of faulthandler's, which needs no lock.
@@ -17,7 +17,7 @@ _STUCK_S = 15.0  # longer than the silence after which `trireme serve` takes a s
 
 
 def end_with_server() -> None:
-    """From now on this process is killed when its parent is gone, if it is a stub."""
+    """Have this process killed when its parent is gone, if it is a stub."""
     if is_stub():
         threading.Thread(target=_watch, args=(os.getppid(),), name="orphan-watch", daemon=True).start()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process takes the part of the machine that its deployment gives it, before CUDA or OpenVINO are loaded."""
+"""The placement of a process on its part of the machine, before CUDA or OpenVINO are loaded."""
 
 import os
 
@@ -8,7 +8,7 @@ from trireme.base.errors import SpecError
 
 
 def take_place(placement: PlacementSpec) -> None:
-    """For this process, and those that it starts.
+    """Place this process, and those that it starts, on the cores and devices of its deployment.
 
     Raises:
         SpecError: there is no such core.
@@ -21,7 +21,7 @@ def take_place(placement: PlacementSpec) -> None:
 
 
 def check_cpus(placement: PlacementSpec) -> None:
-    """Raises: SpecError: a core that is named is not one that this process may use."""
+    """Check the cores of a placement. Raises: SpecError: a core is not one that this process may use."""
     there = os.sched_getaffinity(0)
     if missing := set(placement.cpus or ()) - there:
         raise SpecError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stub that was stopped (SIGSTOP) for long does not go on where it was: it ends, and the server is started again.
+"""The end of a stub that was stopped (SIGSTOP) for long: it does not go on, and the server is started again.
 
 Triton fails the request that a stub has had for a second without a sign of life, and uses its shared memory for others
 (python_backend, `ReceiveMessageFromStub`: "is not healthy"). A stub that goes on answers that request all the same:
@@ -14,12 +14,12 @@ import time
 
 _BEAT_S = 0.1
 _MOST_S = 0.6  # less than the second, by the 0.3 s between two signs of life
-_LATE_S = 1.0  # that the signal may be seen after the gap that it ends
+_LATE_S = 1.0  # how long after the gap the signal that ends it may be seen
 _WHY = b"this process was stopped for so long that Triton has given its requests up; it ends, to answer none of them\n"
 
 
 def end_when_resumed() -> None:
-    """From now on this process ends when it goes on after a long stop. To be called in the main thread."""
+    """Have this process end when it goes on after a long stop. The main thread must call this."""
     _Resumption().watch()
 
 
@@ -34,7 +34,7 @@ class _Resumption:
             os.set_blocking(number, False)
         # The interpreter writes the number of a signal there in the very thread that gets it, whoever has its lock.
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        # Only of signals with a handler; this one comes before anything else that the main thread runs of Python.
+        # Only for signals with a handler; this one comes before anything else that the main thread runs of Python.
         signal.signal(signal.SIGCONT, lambda *_: self._look(is_resumed=True))
 
     def watch(self) -> None:

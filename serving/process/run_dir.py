@@ -9,10 +9,10 @@ RUN_DIR_VARIABLE = "TRIREME_RUN_DIR"
 
 
 def run_dir() -> Path:
-    """`trireme serve` names it; below a plain `tritonserver` it goes by the server's process id and is made here.
+    """Return the folder that `trireme serve` names; below a plain `tritonserver`, make one named by the server's pid.
 
     Raises:
-        PermissionError: somebody else has made it.
+        PermissionError: the folder belongs to somebody else.
     """
     named = os.environ.get(RUN_DIR_VARIABLE)
     if named:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from ensemble_configs.spec.observability_spec import LogsSpec, read_adapter_parameters
 
-# What a record may say beside its message, by `extra`; in this order.
+# The facts that a record may give beside its message, by `extra`; in this order.
 _FACTS = (
     "model",
     "release",
@@ -33,11 +33,11 @@ _format = LogsSpec().format  # of this process
 
 
 def set_up_log(log_format: Literal["text", "json"], **facts: str) -> None:
-    """Have this process log to stderr; where somebody has set that up already, it stays as it is.
+    """Have this process log to stderr; a log that somebody has set up already stays as it is.
 
     Args:
-        log_format: also of the processes that this one starts.
-        facts: of every record, such as `model` and `release`.
+        log_format: format of this process's log and of the processes that it starts.
+        facts: facts of every record, such as `model` and `release`.
     """
     global _format  # noqa: PLW0603  as logging itself, of the whole process
     _format = log_format
@@ -50,24 +50,24 @@ def set_up_log(log_format: Literal["text", "json"], **facts: str) -> None:
 
 
 def set_up_adapter_log(args: Mapping[str, str]) -> None:
-    """As the deployment says. Args: `args` are Triton's to `initialize`."""
+    """Set up an adapter's log as the deployment says. Args: `args` are Triton's to `initialize`."""
     _, logs = read_adapter_parameters(json.loads(args.get("model_config", "{}")))
     set_up_log(logs.format, model=args["model_name"], release=args["model_version"])
 
 
 def log_format() -> Literal["text", "json"]:
-    """How this process logs."""
+    """Return the format of this process's log."""
     return _format
 
 
 class TextLines(logging.Formatter):
-    """For people; what is known of the request stands behind the message."""
+    """A format for people; the facts of the request stand behind the message."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(name)s %(levelname)s %(message)s%(facts)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record."""
+        """Return the line of one record."""
         told = _told(record)
         record.facts = "".join(f" {name}={value}" for name, value in told.items())
         if record.exc_info:
@@ -76,14 +76,14 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """An object a line. Args: `facts` are of every record, and give way to the record's own."""
+    """A format of one JSON object a line. Args: `facts` are of every record; a record's own facts replace them."""
 
     def __init__(self, facts: dict[str, str]) -> None:
         super().__init__()
         self._facts = facts
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record."""
+        """Return the JSON object of one record."""
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared memory of one server: names of its own for it, and the proof that somebody may still use it.
+"""The shared memory of one server: a name of its own for the regions, and the proof that a process may still use them.
 
-Triton leaves its regions in /dev/shm when it is killed. Whether their owner lives is told by a lock and not by a pid,
-which may be used again, or mean another process in another container with the same /dev/shm. The lock is on a file
-beside the regions, held by an open descriptor that `trireme serve`, tritonserver and its stubs share: the kernel lets
-go of it when the last of them is gone.
+Triton leaves its regions in /dev/shm when it is killed. A lock tells that their owner lives, and not a pid, which may
+be used again, or mean another process in another container with the same /dev/shm. The lock is on a file beside the
+regions, held by an open descriptor that `trireme serve`, tritonserver and its stubs share: the kernel releases it when
+the last of them is gone.
 """
 
 import contextlib
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Self
 
 SHARED_MEMORY = Path("/dev/shm")
-# Clients that may use shared memory may register none whose name begins so: newer servers (server #8273) keep it for
+# Clients that may use shared memory may register no region with this prefix: newer servers (server #8273) keep it for
 # the regions of their Python models, through which a client could reach a model's process.
 PREFIX = "triton_python_backend_shm_region_trireme_"
 _LOCK = "lock"
 
 
 class RegionOwner:
-    """Whoever holds `descriptor` open owns every region whose name begins with `prefix`."""
+    """The owner of every region with the name prefix `prefix`, which is any process that holds `descriptor` open."""
 
     def __init__(self, folder: Path = SHARED_MEMORY) -> None:
         self._folder = folder
@@ -40,15 +40,15 @@ class RegionOwner:
         self.remove()
 
     def remove(self) -> None:
-        """Remove the regions and give up the name; for when no process of the server is left."""
+        """Remove the regions and give up the name, once no process of the server is left."""
         _remove_all(self._folder, self.prefix)
         os.close(self.descriptor)
 
 
 def remove_dead_regions(folder: Path = SHARED_MEMORY) -> list[str]:
-    """Remove the regions of servers of which no process lives; returns their prefixes.
+    """Remove the regions of servers without a living process; return their prefixes.
 
-    What belongs to others, another user's servers too, is left alone.
+    Regions of other owners, another user's servers too, are left alone.
     """
     return [prefix for path in folder.glob(f"{PREFIX}*_{_LOCK}") if (prefix := _remove_if_dead(path))]
 
@@ -71,7 +71,7 @@ def _remove_if_dead(lock: Path) -> str | None:
 
 
 def _remove_all(folder: Path, prefix: str) -> None:
-    # The lock last: if we are killed here, the next one finds what is left.
+    # The lock last: if this process is killed here, the next start finds what is left.
     paths = sorted(folder.glob(f"{prefix}*"), key=lambda path: path.name == f"{prefix}{_LOCK}")
     for path in paths:
         with contextlib.suppress(OSError):  # not ours to remove, though it bears our name

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work that Triton's stub does with its first request and may do before: the stub imports asyncio, to see whether a
-model's `execute` is a coroutine.
+"""The work of Triton's stub for its first request that can be done before.
+
+The stub imports asyncio, to see whether a model's `execute` is a coroutine.
 """
 
 import importlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine that we run on, as far as a release may need it; asked without loading an engine or CUDA."""
+"""The machine that this process runs on, as far as a release may need it; read without loading an engine or CUDA."""
 
 import csv
 import os
@@ -16,19 +16,19 @@ from ensemble_configs.releases.machine import Gpu, Machine
 _MIB = 1 << 20
 _TIMEOUT_S = 60.0  # the first call loads the driver, GPU by GPU
 _QUERY = "index,uuid,name,compute_cap,memory.total,memory.free"
-# TensorRT's Python package is named for the CUDA that it is for.
+# TensorRT's Python package is named for its CUDA version.
 _DISTRIBUTIONS = {"tensorrt": ("tensorrt", "tensorrt_cu13", "tensorrt_cu12")}
 
 
 class _NoGpusError(Exception):
-    """Why there are none."""
+    """The reason why this machine has no usable GPUs."""
 
 
 def read_machine(packages: Iterable[str], *, is_asking_for_gpus: bool) -> Machine:
-    """What is free and installed now.
+    """Return the memory and GPUs that are free now, and the versions of installed packages.
 
     Args:
-        packages: whose versions matter, with underscores.
+        packages: the packages to look for, named with underscores.
         is_asking_for_gpus: takes a second or so with `nvidia-smi`.
     """
     gpus: tuple[Gpu, ...] = ()
@@ -52,7 +52,7 @@ def _installed_version(name: str) -> str | None:
 
 
 def _read_gpus() -> tuple[Gpu, ...]:
-    """Raises: _NoGpusError."""
+    """Return the GPUs that CUDA shows to this process. Raises: _NoGpusError."""
     answer = _ask_driver(_QUERY)
     try:
         rows = [_Row(*row) for row in csv.reader(answer.splitlines(), skipinitialspace=True) if row]
@@ -62,7 +62,7 @@ def _read_gpus() -> tuple[Gpu, ...]:
 
 
 def _ask_driver(query: str) -> str:
-    """Raises: _NoGpusError."""
+    """Return the answer of nvidia-smi to a query. Raises: _NoGpusError."""
     program = shutil.which("nvidia-smi")
     if program is None:
         raise _NoGpusError("there is no nvidia-smi on PATH, so no driver")
@@ -89,7 +89,7 @@ class _Row:
         self._free_mib = free_mib
 
     def gpu(self) -> Gpu:
-        """Raises: ValueError: a figure is none."""
+        """Return the GPU of this line. Raises: ValueError: a figure is not a number."""
         return Gpu(
             name=self._name,
             sm=int(self._compute_cap.replace(".", "")),
@@ -103,28 +103,28 @@ def _bytes(mib: str) -> int | None:
 
 
 def _visible(rows: list[_Row]) -> list[_Row]:
-    """The GPUs that CUDA shows to a process, in its order; nvidia-smi shows all."""
+    """Return the GPUs that CUDA shows to a process, in its order; nvidia-smi shows all."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None:
         return rows
     visible = []
     for name in map(str.strip, shown.split(",")):
         found = [row for row in rows if name and (row.index == name or row.uuid.startswith(name))]
-        if not found:  # as CUDA does: what comes after a name that is none is hidden too
+        if not found:  # as CUDA does: entries after an unknown name are hidden too
             break
         visible += found[:1]
     return visible
 
 
 class NoDriverError(Exception):
-    """There is no NVIDIA driver here, or one that does not answer; the text says which."""
+    """The error of a machine without an NVIDIA driver, or with a driver that does not answer; the text says which."""
 
 
 def read_driver_version() -> str:
     """Return the version of the NVIDIA driver, as in `590.44.01`; takes a second or so.
 
     Raises:
-        NoDriverError: there is none.
+        NoDriverError: there is no driver, or it does not answer.
     """
     try:
         lines = _ask_driver("driver_version").split()
@@ -136,7 +136,7 @@ def read_driver_version() -> str:
 
 
 def _free_host_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """What can be had without swapping, under this container's limit."""
+    """Return how many bytes can be had without swapping, under this container's limit."""
     free = int(psutil.virtual_memory().available)
     try:
         limit = (cgroup / "memory.max").read_text().strip()

@@ -31,11 +31,11 @@ _START_S = 30.0  # to import what it needs, on a busy machine
 
 
 class Frontends:
-    """Entered before Triton is started; `serve` tells them where it is.
+    """The frontends, entered before Triton is started; `serve` tells them its ports.
 
     Args:
         triton: ports, certificates and limits.
-        tell: progress for a person.
+        tell: takes progress for a person.
     """
 
     def __init__(self, triton: TritonSpec, tell: Callable[[str], None]) -> None:
@@ -43,7 +43,7 @@ class Frontends:
         self._tell = tell
         self._listeners = {name: _listen(triton, name) for name in ("http_port", "metrics_port", "grpc_port")}
         self._is_closed = threading.Event()
-        self._lock = threading.Lock()  # of what is told, so that a frontend which is started again hears it in order
+        self._lock = threading.Lock()  # of messages, so that a frontend which is started again hears them in order
         self._upstream: Upstream | Down = Down()
         self._refusal: Refuse | None = None
         self._frontends = {
@@ -54,29 +54,29 @@ class Frontends:
         self._watch.start()
 
     def serve(self, upstream: Upstream) -> None:
-        """Triton has been started."""
+        """Pass requests on to a Triton that has been started."""
         with self._lock:
             self._upstream = upstream
             self._tell_all(upstream)
 
     def down(self) -> None:
-        """Triton has ended."""
+        """Record that Triton has ended."""
         with self._lock:
             self._upstream = Down()
             self._tell_all(Down())
 
     def refuse(self, because: Unavailable) -> None:
-        """Take no request of a model any more."""
+        """Refuse every request of a model from now on."""
         with self._lock:
             self._refusal = Refuse(because.message, str(because.facts.get("reason", "")))
             self._tell_all(self._refusal)
 
     def pids(self) -> list[int]:
-        """Return the processes' ids."""
+        """Return the ids of the frontends' processes."""
         return [each.process.pid for each in self._frontends.values()]
 
     def close(self) -> None:
-        """End them, and their connections."""
+        """End the frontends and their connections."""
         self._is_closed.set()
         self._watch.join()
         for frontend in self._frontends.values():
@@ -131,7 +131,7 @@ class _Frontend:
         self.again = again
         self._channel, its_end = socket.socketpair()
         self._channel.setblocking(False)
-        self._asked_s: float | None = None  # when it was asked what it has not answered
+        self._asked_s: float | None = None  # when the question was sent that it has not answered
         self._has_answered = False
         with its_end:
             self.process = subprocess.Popen(
@@ -151,7 +151,7 @@ class _Frontend:
             self._channel.sendall(msgspec.json.encode(word) + b"\n")
 
     def failure(self, hang_timeout_s: float) -> str | None:
-        """Return what is wrong with it, and ask whether it lives."""
+        """Return what is wrong with the frontend, if anything, and ask whether it lives."""
         if (status := self.process.poll()) is not None:
             return f"ended with status {status}"
         with contextlib.suppress(BlockingIOError):
@@ -170,7 +170,7 @@ class _Frontend:
         self._channel.close()
 
     def end(self) -> None:
-        """Return when it is gone."""
+        """End the frontend; return when its process is gone."""
         self.hang_up()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_END_S)
@@ -194,7 +194,7 @@ def _bound_anywhere() -> Iterator[socket.socket]:
 
 
 def _listen(triton: TritonSpec, name: str) -> socket.socket:
-    """Raises: SpecError: the port cannot be had."""
+    """Return a listening socket. Raises: SpecError: the port cannot be had."""
     port = getattr(triton, name)
     family = socket.AF_INET6 if ":" in triton.host else socket.AF_INET
     listener = socket.socket(family)

@@ -11,7 +11,7 @@ from serving.process.run_dir import RUN_DIR_VARIABLE
 
 
 def with_argument(pid: int, *ends: str) -> list[psutil.Process]:
-    """Return the processes below one that have an argument with one of these ends."""
+    """Return the processes below `pid` that have an argument with one of these ends."""
     found = []
     for process in _descendants(pid):
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -21,7 +21,8 @@ STUCK_S = 15.0  # between the last adapter and a server that answers lie millise
 class StuckLoad:
     """The watch over one start. Each adapter opens its control channel as the last act of its loading.
 
-    Models of the user have no control channel and may load for minutes, so nothing is said of a server that has some.
+    Models of the user have no control channel and may load for minutes, so a server that has some is never called
+    stuck.
     """
 
     def __init__(self, spec: DeploymentSpec, run_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:

@@ -13,15 +13,15 @@ _INDEX_TIMEOUT_S = 10
 
 
 class CannotLoad(ServerError):
-    """Triton refused a load call; what it served before is served."""
+    """The error of a load call that Triton refused; the models that it served before are still served."""
 
 
 class TritonApi:
     """The endpoint of one server.
 
     Args:
-        base_url: where it listens.
-        control_key: that its restricted APIs ask for.
+        base_url: the server's address.
+        control_key: the key that its restricted APIs ask for.
     """
 
     def __init__(self, base_url: str, control_key: str) -> None:
@@ -60,8 +60,8 @@ class TritonApi:
         """Have the server load or unload a model.
 
         Raises:
-            CannotLoad: it refuses; the text is Triton's.
-            Unavailable: it does not answer, or not in time.
+            CannotLoad: the server refuses; the text is Triton's.
+            Unavailable: the server does not answer, or not in time.
         """
         try:
             self._ask(f"models/{model}/{operation}", {"parameters": parameters}, timeout_s=timeout_s)
@@ -70,7 +70,7 @@ class TritonApi:
                 raise CannotLoad(f"Triton cannot {operation} {model}: {_error_text(exc.read())}") from exc
 
     def _ask(self, path: str, question: Mapping[str, object], *, timeout_s: float) -> bytes:
-        """Return the body of an answer. Raises: HTTPError: Triton says no. Unavailable: it says nothing."""
+        """Return the body of an answer. Raises: HTTPError: Triton refuses. Unavailable: Triton does not answer."""
         request = urllib.request.Request(
             f"{self._base_url}/v2/repository/{path}",
             data=json.dumps(question).encode(),
@@ -86,7 +86,7 @@ class TritonApi:
 
 
 def _error_text(body: bytes) -> str:
-    """What Triton says went wrong."""
+    """Return the text of an error of Triton's."""
     try:
         return " ".join(str(json.loads(body)["error"]).split())
     except (ValueError, KeyError, TypeError):
@@ -94,6 +94,6 @@ def _error_text(body: bytes) -> str:
 
 
 def reachable(host: str) -> str:
-    """A host that is listened on, as it stands in a URL of this machine."""
+    """Return a listening address as it stands in a URL of this machine."""
     there = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{there}]" if ":" in there else there

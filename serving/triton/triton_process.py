@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One `tritonserver` process with everything it leaves behind: its process group, its shared memory, its control
-folder.
-"""
+"""One `tritonserver` process with everything it leaves behind: its process group, shared memory and control folder."""
 
 import contextlib
 import ctypes
@@ -37,12 +35,12 @@ from trireme.base.errors import Unavailable
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded before any fork: other threads run by then, and may hold the loader's lock
-# What a stranger on the network has no business with. Health, metadata, inference and statistics stay open.
+# The APIs that ask for the control key. Health, metadata, inference and statistics stay open.
 _RESTRICTED_APIS = ("model-repository", "trace", "logging")
 
 
 class TritonProcess:
-    """Started by the constructor; `clean_up` must be called once it has ended."""
+    """A server started by the constructor; `clean_up` must be called once it has ended."""
 
     def __init__(
         self,
@@ -57,9 +55,9 @@ class TritonProcess:
         """Start the server.
 
         Args:
-            log: where its output goes; None: where ours goes.
-            control_key: that its restricted APIs ask for; None: one that nobody else knows.
-            frontends: which clients reach in its place; None: they reach it at the deployment's ports.
+            log: where its output goes; None: to this process's output.
+            control_key: the key that its restricted APIs ask for; None: a new secret one.
+            frontends: the processes that clients reach in its place; None: clients reach it at the deployment's ports.
         """
         self.run_dir = Path(tempfile.mkdtemp(prefix="trireme-"))  # only its owner can enter it
         self._regions = RegionOwner()
@@ -80,10 +78,10 @@ class TritonProcess:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # Ctrl-C reaches us alone, and the group is killed as one. Not a session of its own: Linux may schedule
+            # Ctrl-C reaches the parent alone; the group is killed as one. Not a session of its own: Linux may schedule
             # sessions as wholes (autogroup), and a client of another one then waits up to 90 ms for a core.
             process_group=0,
-            pass_fds=[self._regions.descriptor],  # held open while one of them lives, though we may be killed
+            pass_fds=[self._regions.descriptor],  # held open while one of them lives, though the parent may be killed
             preexec_fn=_end_with_parent,  # noqa: PLW1509 - it takes no lock
         )
         if frontends is not None and private is not None:
@@ -123,16 +121,16 @@ class TritonProcess:
 
     @property
     def pid(self) -> int:
-        """Of tritonserver."""
+        """Return the process id of tritonserver."""
         return self._process.pid
 
     @property
     def exit_status(self) -> int | None:
-        """None while it runs."""
+        """Return the exit status of tritonserver; None while it runs."""
         return self._process.poll()
 
     def is_loaded(self) -> bool:
-        """Return whether it holds what it was told to hold: nothing is coming, going, or was refused.
+        """Return whether the server holds what it was told to hold: nothing is coming, going, or was refused.
 
         Until 2.51 its readiness meant that. Since core #473 (2.68) it also says no while the stub of any version is
         dead, a candidate's too. Such a server serves, and can be repaired: what repairs must not ask for readiness.
@@ -144,7 +142,7 @@ class TritonProcess:
             versions = self._api.index()
         except (Unavailable, urllib.error.HTTPError):
             return False
-        # Of a model that is not in the repository any more the index says nothing: nothing coming or going in it is
+        # The index omits a model that is not in the repository any more: nothing coming or going in it is
         # not enough, a version must own up.
         return all(map(_is_at_rest, versions)) and any(
             not self._api.says_yes(f"/v2/models/{one['name']}/versions/{one['version']}/ready")
@@ -153,7 +151,7 @@ class TritonProcess:
         )
 
     def is_stuck(self) -> bool:
-        """Return whether its start will not end, though all that is ours has been loaded; see `StuckLoad`."""
+        """Return whether its start will not end, though all models of Trireme's have been loaded; see `StuckLoad`."""
         return self._load.is_stuck()
 
     def is_ready(self) -> bool:
@@ -176,7 +174,7 @@ class TritonProcess:
             self._api.control("load", "draining", {"config": config, "file:1/none": "bm9uZQ=="}, timeout_s=5)
 
     def load(self, model: str, *, timeout_s: float) -> None:
-        """Make a model what its files say: versions come and go, and those that stay the same are not touched.
+        """Load a model again from its files: versions come and go, and unchanged versions are not touched.
 
         Raises:
             CannotLoad: a version could not be loaded; the text is Triton's.
@@ -185,15 +183,15 @@ class TritonProcess:
         self._api.control("load", model, {}, timeout_s=timeout_s)
 
     def unload(self, model: str, *, timeout_s: float) -> None:
-        """Take a model out, with all its versions. Raises: as `load`."""
+        """Unload a model with all its versions. Raises: CannotLoad; Unavailable, like `load`."""
         self._api.control("unload", model, {}, timeout_s=timeout_s)
 
     def versions_failed(self) -> set[tuple[str, int]]:
-        """Models and versions that could not be loaded. Raises: Unavailable: the server does not answer."""
+        """Return the models and versions that could not be loaded. Raises: Unavailable: the server does not answer."""
         return self._versions(lambda one: one.get("state") == "UNAVAILABLE" and not _is_at_rest(one))
 
     def versions_unloading(self) -> set[tuple[str, int]]:
-        """Models and versions that are not gone yet. Raises: Unavailable: the server does not answer."""
+        """Return the models and versions that are not gone yet. Raises: Unavailable: the server does not answer."""
         return self._versions(lambda one: one.get("state") == "UNLOADING")
 
     def _versions(self, is_meant: Callable[[Mapping[str, str]], bool]) -> set[tuple[str, int]]:
@@ -201,20 +199,20 @@ class TritonProcess:
         return {(one["name"], int(one["version"])) for one in listed if one.get("version") and is_meant(one)}
 
     def kill_adapters(self, model: str, version: int) -> None:
-        """SIGKILL to the processes of one version of a model: its stub, and its engine."""
+        """Send SIGKILL to the processes of one version of a model: its stub, and its engine."""
         for process in with_argument(self.pid, f"/{model}/{version}/model.py", f"/{model}/{version}"):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
     def is_stopped(self, model: str = "", version: int = 0) -> bool:
-        """Return whether a signal has stopped it, or the stub of one version of a model."""
+        """Return whether a signal has stopped tritonserver, or the stub of one version of a model."""
         stubs = with_argument(self.pid, f"/{model}/{version}/model.py") if model else [psutil.Process(self.pid)]
         with contextlib.suppress(psutil.NoSuchProcess):
             return any(process.status() == psutil.STATUS_STOPPED for process in stubs)
         return False
 
     def answers(self, *, timeout_s: float) -> bool:
-        """Return whether its HTTP endpoint says anything at all in time, ready or not."""
+        """Return whether the HTTP endpoint answers at all in time, ready or not."""
         return self._api.answers(timeout_s=timeout_s)
 
     def engine_pids(self) -> dict[tuple[str, int], int]:
@@ -227,14 +225,14 @@ class TritonProcess:
             self._frontends.refuse(because)
 
     def stop(self) -> None:
-        """SIGTERM, and time to end; `kill` must follow."""
+        """Send SIGTERM, and give the server time to end; `kill` must follow."""
         if self.exit_status is None:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(TRITON_STOP_S)
 
     def kill(self) -> None:
-        """SIGKILL to what is left of it and its children; returns when they are gone, and their ports free.
+        """Send SIGKILL to the rest of the server and its children; return when they are gone, and their ports free.
 
         The guards of engines with ranks are in groups of their own: each ends its engine, and frees its GPUs, first.
         """
@@ -252,7 +250,7 @@ class TritonProcess:
                 guard.kill()
 
     def clean_up(self) -> None:
-        """Remove what a server leaves behind when it is killed: shared memory of its own, and the control folder."""
+        """Remove what a killed server leaves behind: its shared memory, and the control folder."""
         self._regions.remove()
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
@@ -263,6 +261,6 @@ def _is_at_rest(version: Mapping[str, str]) -> bool:
 
 
 def _end_with_parent() -> None:
-    # In the child: if we are killed, the server must not live on with nobody to drain it. Not SIGTERM: with streams
+    # In the child: if the parent is killed, the server must not live on, for nobody drains it. Not SIGTERM: with streams
     # running it may crash while it stops (it frees what the stubs still use), and hang in its own signal handler.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
