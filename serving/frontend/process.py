@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A frontend's process: `python -m serving.frontend.process SETTING SOCKET`, started by `trireme serve` alone.
+"""The process of a frontend: `python -m serving.frontend.process SETTING SOCKET`, started by `trireme serve` alone.
 
 It ends when the socket to its parent does. It never listens by itself: the listening sockets are the parent's, so that
 a connection waits, and is not refused, while a frontend is started again.
@@ -30,7 +30,7 @@ _LARGE_AT_ONCE = 8  # requests of the largest size that may be on their way
 
 
 async def run(setting: Setting, parent: socket.socket) -> None:
-    """Serve until the parent hangs up."""
+    """Serve until the parent closes its socket."""
     departures = Departures()
     budget = ByteBudget(_LARGE_AT_ONCE * setting.max_request_bytes)
     frontend = _of_kind(setting, departures, budget)
@@ -55,26 +55,26 @@ async def run(setting: Setting, parent: socket.socket) -> None:
 
 
 class Frontend(Protocol):
-    """What both kinds have."""
+    """The interface of both kinds of frontend."""
 
     async def listen(self, setting: Setting) -> None:
-        """Take connections."""
+        """Take connections from now on."""
 
     async def serve(self, upstream: Upstream | None) -> None:
-        """Ask another Triton from now on. Args: `upstream`: None: there is none now."""
+        """Send requests to another Triton from now on. Args: `upstream`: None: there is no Triton now."""
 
     def refuse(self, because: Unavailable) -> None:
-        """Take no request of a model any more."""
+        """Refuse every request of a model from now on."""
 
     def tick(self) -> None:
-        """End what takes too long; called once a second."""
+        """End connections and streams that take too long; called once a second."""
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close every connection."""
 
 
 def _of_kind(setting: Setting, departures: Departures, budget: ByteBudget) -> Frontend:
-    """Return the frontend that is asked for; its process imports nothing of the other."""
+    """Return the frontend of the setting's kind; its process imports nothing of the other kind."""
     if setting.kind == "grpc":
         from serving.frontend.grpc.grpc_frontend import GrpcFrontend  # noqa: PLC0415
 
@@ -89,7 +89,7 @@ async def _tick(frontend: Frontend) -> None:
         await asyncio.sleep(1)
         try:
             frontend.tick()
-        except Exception:  # one connection's must not end the watch over all others
+        except Exception:  # an error of one connection must not end the watch over all others
             _log.exception("a connection could not be looked after")
 
 

@@ -142,7 +142,7 @@ class TritonProcess:
             versions = self._api.index()
         except (Unavailable, urllib.error.HTTPError):
             return False
-        # The index omits a model that is not in the repository any more: nothing coming or going in it is
+        # The index omits a model that is not in the repository any more: that nothing is coming or going is
         # not enough, a version must own up.
         return all(map(_is_at_rest, versions)) and any(
             not self._api.says_yes(f"/v2/models/{one['name']}/versions/{one['version']}/ready")
@@ -261,6 +261,6 @@ def _is_at_rest(version: Mapping[str, str]) -> bool:
 
 
 def _end_with_parent() -> None:
-    # In the child: if the parent is killed, the server must not live on, for nobody drains it. Not SIGTERM: with streams
-    # running it may crash while it stops (it frees what the stubs still use), and hang in its own signal handler.
+    # In the child: if the parent is killed, the server must not live on with nobody to drain it. Not SIGTERM: with
+    # streams running it may crash while it stops (it frees what the stubs still use), and hang in its signal handler.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

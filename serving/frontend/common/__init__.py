@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both frontends need: limits, what they are told, and who has left."""
+"""The parts that both frontends need: limits, messages from the parent, and clients that have left."""

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many bytes of requests may be on their way at once."""
+"""The limit of bytes of requests that may be on their way at once."""
 
 from trireme.base.errors import Unavailable
 
-# What is smaller is taken at any time: many small requests are what a server is for.
+# Smaller requests are taken at any time: many small requests are what a server is for.
 _SMALL = 1 << 20
 
 
 class ByteBudget:
-    """The large requests of all clients together."""
+    """The budget of bytes for the large requests of all clients together."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -18,7 +18,7 @@ class ByteBudget:
         """Count a request that has been announced.
 
         Raises:
-            Unavailable: too many are on their way.
+            Unavailable: too many bytes are on their way.
         """
         if num_bytes > _SMALL and self._taken + num_bytes > self._max_bytes:
             raise Unavailable(
@@ -29,5 +29,5 @@ class ByteBudget:
         self._taken += num_bytes
 
     def give(self, num_bytes: int) -> None:
-        """Give back what was taken: the request is there, or will not come."""
+        """Give back the bytes of a request that has arrived, or will not come."""
         self._taken -= num_bytes

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Word to the models of clients that have left.
+"""The report to the models of clients that have left.
 
-Triton tells a model of that late, or, in an ensemble of its own, not at all. So each stream has a name, which reaches
-the models as a parameter of its requests, and their control channels are told the names of those whose client has gone.
+Triton tells a model late that a client has left, or, in an ensemble of its own, not at all. So each stream has a name,
+which reaches the models as a parameter of its requests, and their control channels are told the names of the streams
+which have lost their clients.
 """
 
 import asyncio
@@ -19,21 +20,21 @@ _MAX_TOLD = 10_000  # names in one message
 
 
 class Departures:
-    """Used by the event loop of one process."""
+    """The streams which have lost their clients, kept by the event loop of one process."""
 
     def __init__(self) -> None:
-        self.run_dir: Path | None = None  # of the server; None: there is none now
+        self.run_dir: Path | None = None  # run dir of the server; None: there is no server now
         self._prefix = secrets.token_hex(4)
         self._numbers = itertools.count()
         self._left: list[str] = []
         self._telling: asyncio.Task[None] | None = None
 
     def new_name(self) -> str:
-        """Return a name for a stream, that no client can know."""
+        """Return a name for a stream that no client can know."""
         return f"{self._prefix}-{next(self._numbers)}"
 
     def leave(self, names: Iterable[str]) -> None:
-        """Note that the clients of these streams have gone before the end; the models are told soon."""
+        """Record that the clients of these streams left before the end; the models are told soon."""
         self._left += names
         if self._left and self._telling is None:
             self._telling = asyncio.get_running_loop().create_task(self._tell())

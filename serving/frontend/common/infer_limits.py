@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a `ModelInferRequest` may hold before Triton reads it: only what would harm the server is refused here.
+"""The limits of a `ModelInferRequest` before Triton reads it: only what would harm the server is refused here.
 
 The message is walked field by field, not parsed: tensors are skipped over, and the number of fields is bounded, since
 two bytes on the line can be a hundred in a parser's memory.
@@ -15,7 +15,7 @@ from trireme.base.errors import RequestError
 MAX_ELEMENTS = 2**48
 # Triton 2.51 unpacks each in a loop of Python before the model sees any of them: a second for a million.
 MAX_TEXTS = 100_000
-MAX_FIELDS = 20_000  # of a message with the tensors in it
+MAX_FIELDS = 20_000  # in a message, its tensors included
 _MAX_SHAPE_BYTES = 2_000
 _MAX_NAME_BYTES = 1_000
 _MODEL = 1  # a field of ModelInferRequest
@@ -31,10 +31,10 @@ Field = tuple[int, int | memoryview]
 
 
 def check_message(message: bytes) -> str:
-    """Check one serialized request; return the name of the model that it asks.
+    """Check one serialized request; return the name of the requested model.
 
     Raises:
-        RequestError: a tensor of it would end the process of a model or the server, it has too many fields, or it is
+        RequestError: a tensor would end the process of a model or the server, the message has too many fields, or it is
             not written as every client writes it: Triton's parser might read what this one does not.
     """
     budget = iter(range(MAX_FIELDS))
@@ -55,7 +55,7 @@ def check_shape(name: str, data_type: str, shape: Iterable[int]) -> None:
     """Check the dims of a tensor.
 
     Raises:
-        RequestError: they are too large, though the tensor may have no elements.
+        RequestError: the dims are too large, though the tensor may have no elements.
     """
     dims = list(shape)
     most = MAX_TEXTS if data_type == "BYTES" else MAX_ELEMENTS

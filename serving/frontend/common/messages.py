@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trireme serve` tells its frontends, as lines of JSON on a socket, and what they answer."""
+"""The messages of `trireme serve` to its frontends, as lines of JSON on a socket, and their answers."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ class Upstream(msgspec.Struct, frozen=True, tag="upstream"):
     http_port: int
     grpc_port: int
     metrics_port: int
-    run_dir: str  # where its models' control channels are
+    run_dir: str  # folder of its models' control channels
     key_header: str
     key: str  # of its restricted APIs
     own_models: frozenset[str]  # whose inputs are all in the contract
@@ -20,18 +20,18 @@ class Upstream(msgspec.Struct, frozen=True, tag="upstream"):
 
 
 class Down(msgspec.Struct, frozen=True, tag="down"):
-    """There is no Triton now."""
+    """The message that there is no Triton now."""
 
 
 class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
-    """Take no requests of models any more."""
+    """The order to take no requests of models any more."""
 
     message: str
     reason: str
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Answer with a line."""
+    """The question that a living frontend answers with a line."""
 
 
 BACKLOG = 1024  # connections that wait while a frontend is busy, or started again
@@ -40,7 +40,7 @@ Told = Upstream | Down | Refuse | Ping
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What a frontend is started with."""
+    """The settings that a frontend is started with."""
 
     kind: Literal["grpc", "http"]
     listeners: dict[str, int]  # descriptors of listening sockets: grpc, or http and metrics

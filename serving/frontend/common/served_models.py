@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Triton says of the models behind a frontend: their inputs, and whether they answer once or many times."""
+"""The models behind a frontend, as Triton describes them: their inputs, and whether they answer once or many times."""
 
 import time
 from typing import Any, NamedTuple
 
 from tritonclient.grpc import service_pb2
 
-# A change of what is served is seen after so long, and a busy model is not asked for at each request.
+# A change of the served models is seen after this long, and a busy model is not asked for at each request.
 _FRESH_S = 1.0
 _ASK_S = 5.0
 _MAX_KEPT = 1_000
 
 
 class Model(NamedTuple):
-    """A model in one version."""
+    """The description of one version of a model."""
 
     inputs: dict[str, tuple[str, tuple[int, ...]]]  # data type and shape; -1: any
     is_decoupled: bool
 
 
 class ServedModels:
-    """Answers of Triton, kept for a moment."""
+    """The descriptions of models by Triton, kept for a moment."""
 
     def __init__(self, stub: Any) -> None:
         """Args: `stub` is a `GRPCInferenceServiceStub` of an asyncio channel."""
@@ -28,10 +28,10 @@ class ServedModels:
         self._known: dict[tuple[str, str], tuple[float, Model]] = {}
 
     async def get(self, name: str, version: str) -> Model:
-        """Return what is known of a model. Args: `version` may be empty.
+        """Return the description of a model. Args: `version` may be empty.
 
         Raises:
-            grpc.aio.AioRpcError: it is not served.
+            grpc.aio.AioRpcError: the model is not served.
         """
         now_s = time.monotonic()
         known = self._known.get((name, version))

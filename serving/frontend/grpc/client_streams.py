@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The streams of one connection of a client: those that run, those that it has left, and those that were refused.
+"""The streams of one connection of a client: running, left by the client, and refused.
 
 Triton 2.51 does not see a client leave: its handlers leak memory at a cancelled stream, and crash where the model's
 answer comes at the same moment. The models are told, and Triton sees a client that has said all that it had to say;
@@ -16,10 +16,10 @@ from serving.frontend.grpc.grpc_messages import MessageReader
 
 _MESSAGE_S = 30.0  # for the rest of a message, and as long as a slow line may take
 _LEAST_BYTES_PER_S = 262_144
-_MAX_REFUSED = 256  # of which late frames are still expected
+_MAX_REFUSED = 256  # refused streams with late frames still expected
 # For the models to answer a stream that its client has left: a step, and what Triton has queued in its own ensemble.
 _WIND_UP_S = 20.0
-# For Triton to end a stream of which nothing runs any more. What still runs then is a model's that is not told.
+# For Triton to end a stream with nothing running any more. Only a model that is not told may still run then.
 _WIND_UP_UNTOLD_S = 0.5
 # What the client had not acknowledged when it left is lost to the window. What comes then is given back here.
 _WINDOW_BYTES = 65_535
@@ -40,26 +40,26 @@ class ClientStream:
 
 
 class ClientStreams:
-    """By the ids that HTTP/2 gives them."""
+    """The streams of a connection, by the ids that HTTP/2 gives them."""
 
     def __init__(self, departures: Departures) -> None:
         self._departures = departures
         self._running: dict[int, ClientStream] = {}
         self._refused: dict[int, None] = {}
-        self._ending: dict[int, float] = {}  # those that were left, and until when they may go on
+        self._ending: dict[int, float] = {}  # streams that were left, and until when they may go on
         self.last_id = 0
 
     def __len__(self) -> int:
-        """Return how many run."""
+        """Return how many streams run."""
         return len(self._running)
 
     def begin(self, stream_id: int, stream: ClientStream) -> None:
-        """Add one; its id is higher than all before it."""
+        """Add a stream; its id is higher than all before it."""
         self.last_id = stream_id
         self._running[stream_id] = stream
 
     def get(self, stream_id: int) -> ClientStream | None:
-        """Return one that runs."""
+        """Return the running stream with an id; None: there is none."""
         return self._running.get(stream_id)
 
     @property
@@ -68,7 +68,7 @@ class ClientStreams:
         return bool(self._ending)
 
     def leave(self, stream_id: int) -> bytes:
-        """Take out one that its client ends; return what Triton is to have of that."""
+        """Remove a stream that its client ends; return the bytes that tell Triton."""
         stream = self._running.get(stream_id)
         if stream is None or stream.is_held:
             self._end(stream_id)
@@ -82,11 +82,11 @@ class ClientStreams:
         return window if stream.is_half_closed else window + h2.make_frame(h2.DATA, h2.END_STREAM, stream_id)
 
     def leave_all(self) -> bytes:
-        """Take out all, as the connection has ended; return what Triton is to have of that."""
+        """Remove all streams, as the connection has ended; return the bytes that tell Triton."""
         return b"".join([h2.give_back(_WINDOW_BYTES), *map(self.leave, list(self._running))])
 
     def refuse(self, stream_id: int) -> tuple[ClientStream, bytes]:
-        """Take out one that is refused; return the stream, and what Triton is to have of that."""
+        """Remove a stream that is refused; return the stream, and the bytes that tell Triton."""
         stream = self._running[stream_id]
         if stream.is_held:
             self._end(stream_id)
@@ -95,7 +95,7 @@ class ClientStreams:
         return stream, self._reset(stream_id, stream)
 
     def overdue(self, now_s: float) -> bytes:
-        """Return what Triton is to have of those that were left and do not end."""
+        """Return the bytes that reset the streams which were left and do not end."""
         late = [stream_id for stream_id, until_s in self._ending.items() if now_s > until_s]
         for stream_id in late:
             del self._ending[stream_id]
@@ -103,16 +103,16 @@ class ClientStreams:
         return b"".join(h2.reset(stream_id, h2.CANCEL) for stream_id in late)
 
     def is_dropped(self, stream_id: int) -> bool:
-        """Return whether what Triton sends of it is for nobody."""
+        """Return whether Triton's frames of a stream are dropped."""
         return stream_id in self._refused or stream_id in self._ending
 
     def is_tritons(self, stream_id: int) -> bool:
-        """Return whether Triton may be told of it."""
+        """Return whether Triton may be told of a stream."""
         stream = self._running.get(stream_id)
         return not self.is_dropped(stream_id) and (stream is None or not stream.is_held)
 
     def note_answer(self, frame_kind: int, flags: int, stream_id: int) -> None:
-        """Follow one by the head of a frame of Triton's."""
+        """Follow a stream by the head of a frame of Triton's."""
         stream = self._running.get(stream_id)
         if stream is not None:
             stream.is_answered = stream.is_answered or frame_kind == h2.HEADERS
@@ -121,7 +121,7 @@ class ClientStreams:
             self._ending.pop(stream_id, None)
 
     def late(self, now_s: float) -> Iterator[int]:
-        """Yield those of which the rest of a message takes too long."""
+        """Yield the streams on which the rest of a message takes too long."""
         for stream_id, stream in list(self._running.items()):
             since_s = stream.messages.since_s
             if since_s is not None and now_s - since_s > _MESSAGE_S + stream.messages.num_bytes / _LEAST_BYTES_PER_S:

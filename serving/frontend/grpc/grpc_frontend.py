@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gRPC's frontend: the relay behind a listening socket, with TLS where the deployment has certificates."""
+"""The frontend of gRPC: the relay behind a listening socket, with TLS where the deployment has certificates."""
 
 import asyncio
 import socket
@@ -20,7 +20,7 @@ class GrpcFrontend:
         self._state = RelayState(departures, budget, setting.max_request_bytes, setting.max_connections)
 
     async def listen(self, setting: Setting) -> None:
-        """Take connections."""
+        """Take connections from now on."""
         await asyncio.get_running_loop().create_server(
             lambda: ClientConnection(self._state),
             sock=socket.socket(fileno=setting.listeners["grpc"]),
@@ -29,20 +29,20 @@ class GrpcFrontend:
         )
 
     async def serve(self, upstream: Upstream | None) -> None:
-        """Ask another Triton from now on. Args: `upstream`: None: there is none now."""
+        """Relay to another Triton from now on. Args: `upstream`: None: there is no Triton now."""
         self._state.port = None if upstream is None else upstream.grpc_port
         self._state.own_models = frozenset() if upstream is None else upstream.own_models
 
     def refuse(self, because: Unavailable) -> None:
-        """Take no request of a model any more."""
+        """Refuse every request of a model from now on."""
         self._state.refusal = because
 
     def tick(self) -> None:
-        """End what takes too long."""
+        """End connections and streams that take too long."""
         self._state.tick()
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close every connection."""
         for connection in list(self._state.connections):
             connection.close()
 

@@ -14,17 +14,17 @@ _WINDOW_BITS = {b"gzip": zlib.MAX_WBITS | 16, b"deflate": zlib.MAX_WBITS}
 
 
 class TooLarge(RequestError):
-    """A message is longer than is taken."""
+    """The error of a message that is longer than the limit."""
 
 
 class MessageReader:
-    """Follows what a client sends on one stream.
+    """A reader that follows what a client sends on one stream.
 
     Args:
         max_bytes: the longest message, before and after it is unpacked.
-        budget: of all streams.
+        budget: the byte budget of all streams.
         encoding: how compressed messages are packed, gRPC's header `grpc-encoding`.
-        check: is given each whole message, unpacked.
+        check: takes each whole message, unpacked.
     """
 
     def __init__(self, max_bytes: int, budget: ByteBudget, encoding: bytes, check: Callable[[bytes], None]) -> None:
@@ -36,8 +36,8 @@ class MessageReader:
         self._is_packed = False
         self._left = 0  # bytes of the message that are still to come
         self._message = bytearray()
-        self.since_s: float | None = None  # when the message began that is not whole yet
-        self.num_bytes = 0  # of that message, as announced
+        self.since_s: float | None = None  # when the current, incomplete message began
+        self.num_bytes = 0  # announced length of that message
 
     def feed(self, piece: bytes) -> None:
         """Take the next bytes of the stream.
@@ -61,7 +61,7 @@ class MessageReader:
                 self._end()
 
     def close(self) -> None:
-        """Forget what came of a message: no more will."""
+        """Forget the part of a message that has come: the rest will not."""
         self._budget.give(self.num_bytes)
         self.num_bytes = 0
         self.since_s = None

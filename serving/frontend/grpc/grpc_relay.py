@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gRPC in front of Triton's: each connection of a client has one of its own to Triton, and its bytes pass as they are.
+"""The relay in front of Triton's gRPC: each client connection has its own to Triton, and its bytes pass unchanged.
 
 What a client sends is followed frame by frame: its headers are written anew, its messages measured and checked before
 their last byte reaches Triton. What Triton sends is not looked into beyond the heads of its frames, so a chunk costs
@@ -38,7 +38,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, state: RelayState) -> None:
         self._state = state
-        self._client: Any = None  # asyncio.Transport; the protocol is made before there is one
+        self._client: Any = None  # asyncio.Transport; the protocol is made before the transport
         self._triton: TritonConnection | None = None
         self._begun_s = time.monotonic()
         self._buffer = bytearray()
@@ -48,14 +48,14 @@ class ClientConnection(asyncio.Protocol):
         self._num_control = 0
         self._closing_s: float | None = None
         self._is_lost = False  # the client has gone, and Triton may still answer
-        self._half_frame_s: float | None = None  # since when a frame has been begun and not ended
+        self._half_frame_s: float | None = None  # when the frame began that has not ended
         self._to_triton: list[bytes] = []
-        self.max_frame_bytes = h2.LEAST_MAX_FRAME_BYTES  # that Triton takes
+        self.max_frame_bytes = h2.LEAST_MAX_FRAME_BYTES  # the longest that Triton takes
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: Any) -> None:
-        """Reach Triton for it."""
+        """Connect to Triton for a new client."""
         self._client = transport
         if len(self._state.connections) >= self._state.max_connections:
             transport.abort()
@@ -65,16 +65,16 @@ class ClientConnection(asyncio.Protocol):
         self._reaching = asyncio.get_running_loop().create_task(self._reach_triton())
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sent."""
+        """Take the bytes of the client."""
         self._buffer += data
         if self._triton is not None:
             self._take_frames()
 
     def eof_received(self) -> None:
-        """Close: half a connection is none in HTTP/2."""
+        """Close: HTTP/2 has no half-closed connections."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let Triton end what runs, before its connection is ended, too."""
+        """Let Triton end the running streams, and end its connection after them."""
         del exc
         self._is_lost = True
         self._to_triton.append(self._streams.leave_all())
@@ -84,16 +84,16 @@ class ClientConnection(asyncio.Protocol):
         self._finish_if_over()
 
     def pause_writing(self) -> None:
-        """Let Triton wait for a client that reads slowly."""
+        """Have Triton wait for a client that reads slowly."""
         if self._triton is not None:
             self._triton.pause_reading()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Have Triton send again."""
         if self._triton is not None:
             self._triton.resume_reading()
 
-    # What Triton's side calls.
+    # Called by Triton's side.
 
     def send(self, data: bytes) -> None:
         """Send whole frames to the client, if it is there."""
@@ -108,15 +108,15 @@ class ClientConnection(asyncio.Protocol):
             self._state.connections.discard(self)
 
     def pause_reading(self) -> None:
-        """Let the client wait for Triton."""
+        """Have the client wait for Triton."""
         self._client.pause_reading()
 
     def resume_reading(self) -> None:
-        """Go on."""
+        """Have the client send again."""
         self._client.resume_reading()
 
     def is_dropped(self, stream_id: int) -> bool:
-        """Return whether what Triton still sends of a stream is for nobody."""
+        """Return whether Triton's frames of a stream are dropped."""
         return self._streams.is_dropped(stream_id)
 
     def note_answer(self, frame_kind: int, flags: int, stream_id: int) -> None:
@@ -125,7 +125,7 @@ class ClientConnection(asyncio.Protocol):
         self._finish_if_over()
 
     def tick(self, now_s: float) -> None:
-        """End what takes too long."""
+        """End the connection, or streams of it, if they take too long."""
         self._num_control = 0
         self._to_triton.append(self._streams.overdue(now_s))
         self._flush()
@@ -181,7 +181,7 @@ class ClientConnection(asyncio.Protocol):
         self._flush()
 
     def _finish_if_over(self) -> None:
-        """End the connection to Triton once the client has gone and nothing of it is still answered."""
+        """End the connection to Triton once the client has gone and no stream of it is still answered."""
         if self._is_lost and not self._streams.is_winding_up:
             self._state.connections.discard(self)
             if self._triton is not None:
@@ -202,7 +202,7 @@ class ClientConnection(asyncio.Protocol):
         return self._is_greeted
 
     def _take(self, frame: Frame) -> None:
-        """Give Triton what it is to have of a frame.
+        """Send Triton its part of a frame.
 
         Raises:
             ProtocolError: the connection cannot go on.
@@ -225,7 +225,7 @@ class ClientConnection(asyncio.Protocol):
             case h2.PUSH_PROMISE:
                 raise ProtocolError("a client cannot push")
             case _:
-                pass  # priorities, and kinds that nobody knows: of no use to Triton
+                pass  # priorities and unknown kinds: of no use to Triton
 
     def _take_headers(self, frame: Frame) -> None:
         if frame.kind == h2.HEADERS:
@@ -236,7 +236,7 @@ class ClientConnection(asyncio.Protocol):
         if (stream := self._streams.get(stream_id)) is not None:  # trailers
             stream.is_half_closed = stream.is_half_closed or bool(flags & h2.END_STREAM)
             self._send_headers(stream_id, flags, without(headers, _OURS))
-        elif stream_id > self._streams.last_id:  # else of one that has ended
+        elif stream_id > self._streams.last_id:  # else a frame of a stream that has ended
             self._begin_stream(stream_id, flags, headers)
 
     def _begin_stream(self, stream_id: int, flags: int, headers: Headers) -> None:
@@ -296,7 +296,7 @@ class ClientConnection(asyncio.Protocol):
         self._drop(frame)
 
     def _drop(self, frame: Frame) -> None:
-        """Return to the client what a frame took of the connection's window, as Triton would have done."""
+        """Return a frame's bytes to the client's window of the connection, as Triton would have done."""
         if frame.payload:
             self.send(h2.give_back(len(frame.payload)))
 
@@ -320,7 +320,7 @@ class ClientConnection(asyncio.Protocol):
         stream, to_triton = self._streams.refuse(stream_id)
         block = status_block(code.value[0], message, is_first=not stream.is_answered)
         self.send(h2.make_frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, stream_id, block))
-        self.send(h2.reset(stream_id, h2.NO_ERROR))  # the rest of what it would send is of no use
+        self.send(h2.reset(stream_id, h2.NO_ERROR))  # the rest of the client's message is of no use
         self._to_triton.append(to_triton)
 
     def _end(self, code: int, why: str) -> None:
@@ -330,4 +330,4 @@ class ClientConnection(asyncio.Protocol):
 
 
 def _take_any(_: bytes) -> None:
-    """Take any message."""
+    """Accept any message."""

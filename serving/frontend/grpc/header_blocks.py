@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Header blocks of gRPC: those of clients are read and written anew, so that one header can be left out."""
+"""Header blocks of gRPC: clients' blocks are read and written anew, so that one header can be left out."""
 
 from urllib.parse import quote
 
@@ -13,14 +13,14 @@ from serving.frontend.grpc.http2_frames import Frame, ProtocolError
 MAX_BYTES = 16_384
 # Triton 2.51 dies of SIGSEGV when a request of a stream with this header fails while another runs.
 _DEADLY = frozenset({b"triton_grpc_error"})
-# Decided by here and by Triton, as the pseudo-headers are: both have to read the same.
+# This relay and Triton both decide by these, as by the pseudo-headers: both have to read one value.
 _SINGLE = frozenset({b"content-type", b"grpc-encoding"})
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class HeaderReader:
-    """Reads the header blocks of one connection, in their order: each depends on those before it."""
+    """A reader of the header blocks of one connection, in their order: each depends on those before it."""
 
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=MAX_BYTES)
@@ -38,7 +38,7 @@ class HeaderReader:
             frame: HEADERS, or CONTINUATION.
 
         Raises:
-            ProtocolError: as `read`, or the frame goes on with nothing.
+            ProtocolError: the block cannot be read (see `read`), or a CONTINUATION follows no block.
         """
         flags, block = frame.flags, h2.body_of(frame) if frame.kind == h2.HEADERS else frame.payload
         if frame.kind == h2.CONTINUATION:
@@ -58,7 +58,8 @@ class HeaderReader:
         """Return the headers of one block, lower case names first to last.
 
         Raises:
-            ProtocolError: it cannot be read, is too long, or says twice what Triton might read the other of.
+            ProtocolError: the block cannot be read, is too long, or repeats a header of which Triton might read the
+            other.
         """
         try:
             headers = [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
@@ -71,7 +72,7 @@ class HeaderReader:
 
 
 def without(headers: Headers, names: frozenset[bytes]) -> Headers:
-    """Return the headers that Triton may see, without those of `names` and those that end it."""
+    """Return the headers that Triton may see, without `names` and the headers that end it."""
     return [(name, value) for name, value in headers if name not in names and name.lower() not in _DEADLY]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames of HTTP/2, RFC 9113: how they are cut out of bytes and made."""
+"""Frames of HTTP/2, RFC 9113: cut out of bytes, and made."""
 
 import struct
 from typing import NamedTuple
@@ -10,7 +10,7 @@ END_STREAM = ACK = 0x1
 END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
 NO_ERROR, CANCEL, ENHANCE_YOUR_CALM = 0x0, 0x8, 0xB  # section 7
 HEAD_BYTES = 9
-LEAST_MAX_FRAME_BYTES = 16_384  # what every peer takes
+LEAST_MAX_FRAME_BYTES = 16_384  # every peer takes frames up to this size
 _MAX_FRAME_SIZE = 5  # a setting
 _HEAD = struct.Struct(">BHBBI")
 _SETTING = struct.Struct(">HI")
@@ -18,21 +18,21 @@ _STREAM_ID = 0x7FFF_FFFF
 
 
 class ProtocolError(Exception):
-    """A connection cannot go on: what came is not HTTP/2, or more than is taken."""
+    """The error of a connection that cannot go on: its bytes are not HTTP/2, or exceed a limit."""
 
 
 class Frame(NamedTuple):
-    """A frame as it came."""
+    """A frame of HTTP/2 with its fields and its raw bytes."""
 
     kind: int
     flags: int
     stream_id: int
     payload: bytes
-    raw: bytes  # with its head
+    raw: bytes  # all its bytes, the head included
 
 
 def take_frame(buffer: bytearray, *, max_bytes: int) -> Frame | None:
-    """Remove the first frame from `buffer` and return it; None while it is not there as a whole.
+    """Remove the first frame from `buffer` and return it; None while the frame is incomplete.
 
     Raises:
         ProtocolError: its payload is longer than `max_bytes`.
@@ -62,7 +62,7 @@ def reset(stream_id: int, code: int) -> bytes:
 
 
 def give_back(num_bytes: int, stream_id: int = 0) -> bytes:
-    """Return the frame that lets the peer send so many bytes more. Args: `stream_id`: 0: on the connection."""
+    """Return the frame that lets the peer send `num_bytes` more. Args: `stream_id`: 0: on the connection."""
     return make_frame(WINDOW_UPDATE, 0, stream_id, struct.pack(">I", num_bytes))
 
 
@@ -72,7 +72,7 @@ def go_away(last_stream_id: int, code: int, why: str) -> bytes:
 
 
 def body_of(frame: Frame) -> bytes:
-    """Return what a DATA or HEADERS frame carries, without its padding and its priority.
+    """Return the payload of a DATA or HEADERS frame, without its padding and its priority.
 
     Raises:
         ProtocolError: the padding is longer than the frame.

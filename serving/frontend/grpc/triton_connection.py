@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton's side of the relay of gRPC: whole frames go on to the client as they are."""
+"""The relay's connection to Triton: whole frames go on to the client as they are."""
 
 import asyncio
 from typing import Any, Protocol
@@ -8,7 +8,7 @@ from serving.frontend.grpc import http2_frames as h2
 
 
 class Client(Protocol):
-    """The side of the client, as it is seen from here."""
+    """The relay's connection to the client, as Triton's side uses it."""
 
     max_frame_bytes: int
 
@@ -16,23 +16,23 @@ class Client(Protocol):
         """Send whole frames to the client."""
 
     def close(self) -> None:
-        """Triton has ended the connection."""
+        """Close the client's connection, because Triton has ended its own."""
 
     def pause_reading(self) -> None:
-        """Let the client wait for Triton."""
+        """Have the client wait for Triton."""
 
     def resume_reading(self) -> None:
-        """Go on."""
+        """Have the client send again."""
 
     def is_dropped(self, stream_id: int) -> bool:
-        """Return whether what Triton still sends of a stream is for nobody."""
+        """Return whether Triton's frames of a stream are dropped."""
 
     def note_answer(self, frame_kind: int, flags: int, stream_id: int) -> None:
         """Follow a stream by the head of a frame of Triton's."""
 
 
 class TritonConnection(asyncio.Protocol):
-    """Triton's side of the relay."""
+    """The relay's connection to Triton."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -40,15 +40,15 @@ class TritonConnection(asyncio.Protocol):
         self._rest = b""
 
     def connection_made(self, transport: Any) -> None:
-        """Keep the way to Triton."""
+        """Keep the transport to Triton."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Send whole frames on to the client, but those of calls that were refused or left."""
+        """Send whole frames on to the client, except frames of calls that were refused or left."""
         data = self._rest + data if self._rest else data
         pieces, sent, position, size = [], 0, 0, len(data)
         is_in_block = False
-        end = 0  # of the last frame behind which another may be put
+        end = 0  # end of the last frame that another frame may follow
         while size - position >= h2.HEAD_BYTES:
             length = data[position] << 16 | data[position + 1] << 8 | data[position + 2]
             following = position + h2.HEAD_BYTES + length
@@ -56,7 +56,7 @@ class TritonConnection(asyncio.Protocol):
                 break
             kind, flags = data[position + 3], data[position + 4]
             stream_id = int.from_bytes(data[position + 5 : position + 9], "big")
-            # Not headers: what they put into the table that both sides keep is needed for those of other calls.
+            # Not headers: their entries in the table that both sides keep are needed for the headers of other calls.
             if kind in {h2.DATA, h2.RST_STREAM} and self._client.is_dropped(stream_id):
                 pieces.append(data[sent:position])
                 sent = following
@@ -76,16 +76,16 @@ class TritonConnection(asyncio.Protocol):
             self._client.send(out)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Triton has gone: the client sees its connection end, as it would without us."""
+        """Close the client's connection, because Triton has gone."""
         del exc
         self._client.close()
 
     def pause_writing(self) -> None:
-        """Let the client wait."""
+        """Have the client wait for Triton."""
         self._client.pause_reading()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Have the client send again."""
         self._client.resume_reading()
 
     def send(self, data: bytes) -> None:
@@ -93,15 +93,15 @@ class TritonConnection(asyncio.Protocol):
         self._transport.write(data)
 
     def close(self) -> None:
-        """The client has gone."""
+        """Close the connection, because the client has gone."""
         self._transport.close()
 
     def pause_reading(self) -> None:
-        """Let Triton wait for the client."""
+        """Have Triton wait for the client."""
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Go on."""
+        """Have Triton send again."""
         self._transport.resume_reading()
 
     def _follow(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frontend of HTTP: requests are read here and asked over gRPC."""
+"""The frontend of HTTP: requests are read here and sent on over gRPC."""

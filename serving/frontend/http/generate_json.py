@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triton's `generate` extension: one flat JSON object for a request and one for each response.
 
-As Triton's own (`GenerateRequestClass` in its `http_server.cc`), but for what it takes in silence: a key that no input
-has is refused where the model is ours, and a number that does not fit into its tensor's type is refused everywhere.
+It behaves like Triton's own (`GenerateRequestClass` in its `http_server.cc`), except where Triton accepts in silence: a
+key that no input has is refused for Trireme's models, and a number that does not fit into its tensor's type always.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from serving.frontend.http.tensor_values import flat, from_raw, num_elements, sp
 from serving.requests.request_parameters import KNOWN_PARAMETERS
 from trireme.base.errors import RequestError
 
-_NESTED = "parameters"  # whose keys count as if they stood outside
+_NESTED = "parameters"  # keys in this object count as keys of the request
 
 
 def to_request(body: object, name: str, version: str, model: Model, *, is_ours: bool) -> Any:
@@ -28,7 +28,7 @@ def to_request(body: object, name: str, version: str, model: Model, *, is_ours: 
         is_ours: whether every input of the model is in the contract, so that another key is a mistake.
 
     Raises:
-        RequestError: with the key, its value and what is allowed.
+        RequestError: a key or its value is wrong; the text gives the key, the value and what is allowed.
     """
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object with a model's inputs as keys", field="body")

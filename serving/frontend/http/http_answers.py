@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an error is over HTTP: Triton's status codes, and its JSON object with the text."""
+"""The errors over HTTP: Triton's status codes, and its JSON object with the text."""
 
 import json
 import re
@@ -21,7 +21,7 @@ _BY_STATUS = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
-# Texts of Triton's own that say that it is not the request's fault; errors in a stream carry no code.
+# Texts of Triton's errors that are not the request's fault; errors in a stream carry no code.
 _NOT_THE_REQUESTS = ("Stub process", "no available versions", "is not ready")
 _RETRY_S = "1"
 
@@ -32,18 +32,18 @@ def error_body(text: str) -> bytes:
 
 
 def error_answer(status: int, text: str) -> web.Response:
-    """Return a whole response."""
+    """Return an error's whole response."""
     headers = {"Retry-After": _RETRY_S} if status == 503 else {}
     return web.Response(status=status, body=error_body(text), content_type="application/json", headers=headers)
 
 
 def answer_to(error: ServingError) -> web.Response:
-    """Return the response for an error of our own."""
+    """Return the response for an error of Trireme's own."""
     return error_answer(_BY_CODE.get(error.code, 500), str(error))
 
 
 def answer_to_status(error: grpc.aio.AioRpcError) -> web.Response:
-    """Return the response for an error of Triton's, or of the way to it."""
+    """Return the response for an error of Triton's, or of the connection to it."""
     text = error.details() or str(error.code())
     if error.code() is grpc.StatusCode.UNAVAILABLE and not _TOKEN.search(text):
         text = str(Unavailable(f"the server does not answer ({text}); try again", reason="no_answer"))
@@ -51,7 +51,7 @@ def answer_to_status(error: grpc.aio.AioRpcError) -> web.Response:
 
 
 def status_of(text: str) -> int:
-    """Return the status of an error that came in a stream, by its token, or by what Triton says."""
+    """Return the status of an error that came in a stream, by its token, or by Triton's text."""
     token = _TOKEN.search(text)
     if token is not None and token[1] in _BY_CODE:
         return _BY_CODE[token[1]]

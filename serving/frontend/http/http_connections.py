@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""aiohttp's server with an end to its patience: for connections that send no whole request, and for their number."""
+"""The connections of aiohttp's server with limits: on the time of an incomplete request, and on their number."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class PatientServer:
-    """The connections of one listening socket."""
+    """The connections of one listening socket, with their limits."""
 
     def __init__(self, answer: Answer, max_connections: int) -> None:
         self._answer = answer
@@ -43,7 +43,7 @@ class PatientServer:
         return _Connection(self._server(), self._connections, self._max_connections)
 
     def tick(self, now_s: float) -> None:
-        """End what takes too long; called once a second."""
+        """End connections that take too long; called once a second."""
         for transport, connection in list(self._connections.items()):
             if not connection.is_busy and connection.since_s is not None and now_s - connection.since_s > _HEAD_S:
                 transport.close()
@@ -61,7 +61,7 @@ class PatientServer:
 
 
 class _Connection(asyncio.Protocol):
-    """Hands everything on to aiohttp, and notes when a request began."""
+    """A connection that hands everything on to aiohttp, and records when a request began."""
 
     def __init__(
         self, handler: Any, connections: dict[asyncio.BaseTransport, "_Connection"], max_connections: int

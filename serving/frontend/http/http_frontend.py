@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP in front of Triton: what carries a request of a model is read here and goes on over gRPC.
+"""The frontend of HTTP: requests of a model are read here and go on to Triton over gRPC.
 
-So no body reaches the parser of Triton's HTTP server, and a client that leaves is seen whatever it asked. Everything
-else is passed on to Triton's HTTP without a query and, but for who has the control key, without a body.
+So no body reaches the parser of Triton's HTTP server, and the frontend sees a client leave whatever it requested. All
+other requests are passed on to Triton's HTTP without a query and, unless they carry the control key, without a body.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ _TOO_MANY = (
 
 
 class HttpFrontend:
-    """The API and the metrics of one server."""
+    """The ports of the API and the metrics of one server."""
 
     def __init__(self, departures: Departures, budget: ByteBudget, setting: Setting) -> None:
         self._calls = TritonCalls(departures)
@@ -76,23 +76,23 @@ class HttpFrontend:
         self._refusal: Unavailable | None = None
 
     async def listen(self, setting: Setting) -> None:
-        """Take connections."""
+        """Take connections from now on."""
         for name, descriptor in setting.listeners.items():
             listener = socket.socket(fileno=descriptor)
             create = asyncio.get_running_loop().create_server
             await create(self._servers[name].connection, sock=listener, backlog=BACKLOG)
 
     def refuse(self, because: Unavailable) -> None:
-        """Take no request of a model any more."""
+        """Refuse every request of a model from now on."""
         self._refusal = because
 
     def tick(self) -> None:
-        """End what takes too long."""
+        """End connections that take too long."""
         for server in self._servers.values():
             server.tick(time.monotonic())
 
     async def serve(self, upstream: Upstream | None) -> None:
-        """Ask another Triton from now on. Args: `upstream`: None: there is none now."""
+        """Send requests to another Triton from now on. Args: `upstream`: None: there is no Triton now."""
         channel, self._channel = self._channel, None
         self._upstream = upstream
         self._models = self._stub = None
@@ -122,7 +122,7 @@ class HttpFrontend:
             return answer_to(_silent(exc))
 
     async def answer_metrics(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request of the port of metrics."""
+        """Answer a request of the metrics port."""
         if request.method not in {"GET", "HEAD"} or request.path != "/metrics":
             return error_answer(404, "Not Found")
         try:
@@ -133,7 +133,7 @@ class HttpFrontend:
             return answer_to(_silent(exc))
 
     async def close(self) -> None:
-        """Hang up on Triton."""
+        """Close the connections to Triton."""
         await self.serve(None)
         await self._session.close()
 
@@ -190,7 +190,7 @@ class HttpFrontend:
             self._budget.give(length)
 
     async def _control(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Pass on what changes the server, of who has the key; shared memory of clients where the server lets them."""
+        """Pass on a change of the server with the control key, or of shared memory where clients may use it."""
         upstream = self._triton()
         is_shared = _SHARED_MEMORY.fullmatch(request.path) is not None and upstream.has_open_shared_memory
         if not is_shared and request.headers.get(upstream.key_header) != upstream.key:
@@ -242,7 +242,7 @@ async def _generate(responses: AsyncIterator[Any]) -> web.StreamResponse:
 
 
 async def _generate_stream(request: web.BaseRequest, responses: AsyncIterator[Any]) -> web.StreamResponse:
-    """Send each response of a call as an event; the status is that of the first."""
+    """Send each response of a call as an event; the HTTP status is that of the first response."""
     answer = None
     async for response in responses:
         if response.error_message:

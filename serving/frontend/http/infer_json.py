@@ -18,22 +18,22 @@ from trireme.base.errors import RequestError
 
 
 class Asked(NamedTuple):
-    """A request, and how its client wants the answer."""
+    """A request, and the form of answer that its client wants."""
 
     message: Any  # ModelInferRequest
-    binary_outputs: dict[str, bool]  # of those that were named
-    is_binary: bool  # the others
+    binary_outputs: dict[str, bool]  # by the names of requested outputs
+    is_binary: bool  # all other outputs
 
 
 def to_request(body: bytes, header_length: int | None, name: str, version: str, model: Model) -> Asked:
     """Return the `ModelInferRequest` that a body stands for.
 
     Args:
-        body: JSON, and what comes behind it.
+        body: JSON, and the binary tensors behind it.
         header_length: how many bytes of the body are JSON; None: all; 0: none, the body is the one input's value.
 
     Raises:
-        RequestError: it is not what KServe says.
+        RequestError: the body does not follow KServe's protocol.
     """
     message = service_pb2.ModelInferRequest(model_name=name, model_version=version)
     if header_length == 0:
@@ -69,7 +69,7 @@ def to_body(response: Any, asked: Asked) -> tuple[bytes, int | None]:
     """Return the body of a response, and how many bytes of it are JSON; None: all.
 
     Raises:
-        ServerError: its contents do not match its shapes.
+        ServerError: the response's contents do not match its shapes.
     """
     found: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
     if response.id:
@@ -114,7 +114,7 @@ class _Head(msgspec.Struct):
 
 
 def _add_input(message: Any, given: _Input, rest: bytes) -> bytes:
-    """Add one tensor; returns what is left of the bytes behind the JSON."""
+    """Add one tensor; return the rest of the bytes behind the JSON."""
     has_region = "shared_memory_region" in given.parameters
     size = given.parameters.get("binary_data_size")
     if (given.data is not msgspec.UNSET) + (size is not None) + has_region != 1:
@@ -151,7 +151,7 @@ def _add_input(message: Any, given: _Input, rest: bytes) -> bytes:
 
 
 def _add_output(message: Any, wanted: _Output) -> bool:
-    """Name an output; returns whether it is wanted in binary."""
+    """Name an output; return whether it is wanted in binary."""
     output = message.outputs.add(name=wanted.name)
     for key, value in wanted.parameters.items():
         check_output_parameter(wanted.name, key)

@@ -12,7 +12,7 @@ def set_parameter(parameters: Any, name: str, value: object) -> None:
     """Put a JSON value among a request's parameters.
 
     Raises:
-        RequestError: it is no text, number or truth value, or is kept by Triton to itself.
+        RequestError: the value is no text, number or truth value, or Triton reserves the name.
     """
     if name.startswith("triton_"):
         raise RequestError(f"the parameter {name} begins with triton_, which Triton keeps to itself", field=name)
@@ -34,7 +34,7 @@ def set_parameter(parameters: Any, name: str, value: object) -> None:
 
 
 def parameters_of(message: Any) -> dict[str, object]:
-    """Return the parameters of a response as JSON values; not those that only gRPC has."""
+    """Return the parameters of a response as JSON values, without the parameters that only gRPC has."""
     return {
         name: getattr(value, value.WhichOneof("parameter_choice"))
         for name, value in message.parameters.items()

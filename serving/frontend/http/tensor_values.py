@@ -8,7 +8,7 @@ from typing import Any
 
 from trireme.base.errors import RequestError, ServerError
 
-# By KServe's names: struct's letter, and the numbers that fit where they are whole ones.
+# By KServe's names: struct's letter, and the range of whole numbers.
 _FORMATS = {
     "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
     "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
@@ -19,7 +19,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def flat(value: object) -> list[Any]:
-    """Return the values of nested lists in their order, those of a list of lists of lists, too."""
+    """Return the values of nested lists, at any depth, in their order."""
     if not isinstance(value, list):
         return [value]
     found: list[Any] = []
@@ -116,10 +116,10 @@ def _texts(raw: bytes, num_values: int) -> Iterable[bytes]:
 
 
 def spread(name: str, num_values: int, shape: tuple[int, ...]) -> list[int]:
-    """Return a model's shape with as many values: the last open dim takes all, others are 1.
+    """Return a model's shape with `num_values` elements: the last open dim takes all, other open dims are 1.
 
     Raises:
-        RequestError: that cannot be.
+        RequestError: no such shape exists.
     """
     fixed = math.prod(dim for dim in shape if dim != -1)
     left, rest = divmod(num_values, fixed) if fixed else (0, num_values)
@@ -138,7 +138,7 @@ def spread(name: str, num_values: int, shape: tuple[int, ...]) -> list[int]:
 
 
 def value_bytes(data_type: str) -> int:
-    """Return how many bytes a value takes; 1 for types that have no size."""
+    """Return how many bytes a value takes; 1 for types without a fixed size."""
     letter = {"BF16": "H"}.get(data_type, _FORMATS.get(data_type, "b"))
     return struct.calcsize(letter)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of Triton's models, each in a task of its own, which goes on for a moment when whoever asked has left.
+"""The calls of Triton's models, each in a task of its own that goes on for a moment when the client has left.
 
 So the models answer before Triton sees a cancel, which it handles badly (`serving.frontend.grpc.client_streams`).
 """
@@ -12,14 +12,14 @@ from typing import Any
 from serving.frontend.common.departures import Departures
 from serving.requests.request_parameters import STREAM_NAME
 
-_WIND_UP_S = 20.0  # as `serving.frontend.grpc.client_streams` has it, for the models to answer what was left
+_WIND_UP_S = 20.0  # for models to answer calls that were left, as in serving.frontend.grpc.client_streams
 _MAX_AHEAD = 256  # responses that a slow reader has not taken
 
 Metadata = Sequence[tuple[str, str]]
 
 
 class TritonCalls:
-    """Those of one event loop."""
+    """The calls of one event loop."""
 
     def __init__(self, departures: Departures) -> None:
         self._departures = departures
@@ -29,13 +29,13 @@ class TritonCalls:
         """Return the response of a call that has one.
 
         Args:
-            method: of a `GRPCInferenceServiceStub` of an asyncio channel.
+            method: method of a `GRPCInferenceServiceStub` of an asyncio channel.
             message: the request.
-            metadata: beside the name that the call is given.
-            is_told: whether the model hears of clients that leave; one that does not is cancelled by Triton.
+            metadata: metadata beside the name that the call is given.
+            is_told: whether the model hears of clients that leave; Triton cancels a call of a model that does not.
 
         Raises:
-            grpc.aio.AioRpcError: it failed.
+            grpc.aio.AioRpcError: the call failed.
         """
         name = self._departures.new_name()
 
@@ -53,13 +53,16 @@ class TritonCalls:
     async def stream(
         self, method: Any, message: Any, metadata: Metadata, *, is_told: bool
     ) -> AsyncIterator[AsyncIterator[Any]]:
-        """Ask what is answered many times; inside the `with`, the responses as they come.
+        """Call a model that answers many times; yield an iterator over its responses, which come while it is read.
 
         Args:
-            method: as in `once`; so are `message`, `metadata` and `is_told`.
+            method: method of a `GRPCInferenceServiceStub` of an asyncio channel.
+            message: the request.
+            metadata: metadata beside the name that the call is given.
+            is_told: whether the model hears of clients that leave.
 
         Raises:
-            grpc.aio.AioRpcError: while they are read: the call failed.
+            grpc.aio.AioRpcError: the call failed, while the responses are read.
         """
         name = self._departures.new_name()
         call = _StreamCall(method(metadata=[(STREAM_NAME, name), *metadata]), message)
@@ -119,4 +122,4 @@ async def _wind_up(task: asyncio.Task[Any]) -> None:
     if not task.done():
         task.cancel()
     elif not task.cancelled():
-        task.exception()  # of no interest to anybody
+        task.exception()  # taken, so that asyncio does not report it
