@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Releases that come, are promoted and go while the server runs."""
+"""Changes of the served releases while the server runs: releases come, are promoted and go."""

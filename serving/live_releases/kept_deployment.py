@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which releases a server served last, beside its deployment file: a rollout's result outlives the server's process.
+"""The releases that a server served last, kept beside its deployment file: a rollout's result outlives the process.
 
-The file goes first: once it says something else, what was kept of it is forgotten.
+The file takes precedence: once it changes, the kept releases are forgotten.
 """
 
 import hashlib
@@ -15,16 +15,16 @@ from trireme.base.errors import SpecError
 
 
 class KeptDeployment:
-    """Of one deployment file, in `build/NAME/served.json`."""
+    """The kept releases of one deployment file, in `build/NAME/served.json`."""
 
     def __init__(self, path: Path, file: DeploymentSpec) -> None:
-        """Args: `file` is what the deployment file says, with nothing of the command line's."""
+        """Args: `file` is what the deployment file says, without overrides of the command line."""
         self._path = path
         self._file = file
         self._digest = hashlib.sha256(file.model_dump_json().encode()).hexdigest()
 
     def load(self) -> DeploymentSpec:
-        """What was served last, or else what the file says; one that cannot be read counts as none."""
+        """Return the deployment that was served last, or else the file's; an unreadable record counts as none."""
         try:
             kept = json.loads(self._path.read_text(encoding="utf-8"))
             if kept["file_sha256"] != self._digest:
@@ -35,7 +35,7 @@ class KeptDeployment:
             return self._file
 
     def keep(self, served: DeploymentSpec) -> None:
-        """From now on that is what the next start serves."""
+        """Record a deployment as the one that the next start serves."""
         if served.models == self._file.models:
             self._path.unlink(missing_ok=True)
             return

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running server serves, and how it becomes something else without an outage: releases come, are promoted and
-go by Triton's load calls, and nothing else is touched.
+"""The deployment of a running server, and its changes without an outage.
 
-A change is all or nothing. What comes is loaded before anything is kept of it; a release that cannot be loaded is taken
-out again, and what was served goes on. What goes is drained first: its streams end where they began.
+Releases come, are promoted and go by Triton's load calls, and nothing else is touched. A change is all or nothing. New
+releases are loaded before any record of them is kept; a release that cannot be loaded is taken out again, and the
+releases served before go on. A release that goes is drained first: its streams end on the server where they began.
 """
 
 import contextlib
@@ -35,16 +35,16 @@ from trireme.base.errors import ServerError, ServingError, SpecError, Unavailabl
 
 
 class LiveDeployment:
-    """One server's, over the lives of its Triton processes. Changes wait for one another.
+    """The deployment of one server, over the lives of its Triton processes. Changes wait for one another.
 
     Args:
-        spec: what it serves first.
-        repository: the model repository, which holds that already or will once `start` is called.
+        spec: the deployment that it serves first.
+        repository: the model repository, which holds that deployment already or will once `start` is called.
         source: is named in the first line of each generated file.
         start: makes a Triton process that serves a deployment from `repository`.
-        keep: is told what the next start is to serve.
+        keep: takes the deployment that the next start is to serve.
         load_timeout_s: how long a release may take to load.
-        tell: progress for a person.
+        tell: takes progress for a person.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class LiveDeployment:
         self._held: dict[tuple[str, int], contextlib.ExitStack] = {}
 
     def check(self) -> None:
-        """Look whether it can be served here, before anything is started; without its candidates, if they cannot.
+        """Check that the deployment can be served here, before anything is started; drop candidates that cannot.
 
         Raises:
             SpecError: what is missing, and the next step.
         """
-        self._hold(self.spec)  # before they are looked at: what was found stays true
+        self._hold(self.spec)  # before the check, so that its result stays true
         try:
             check(self.spec)
         except SpecError as exc:
@@ -87,19 +87,19 @@ class LiveDeployment:
         self._write(self.spec)
 
     def close(self) -> None:
-        """Nothing is served any more: the releases may be moved, and evicted from a cache."""
+        """Release all holds, as nothing is served any more: the releases may be moved, and evicted from a cache."""
         for held in self._held.values():
             held.close()
 
     def start(self) -> TritonProcess:
-        """A process that serves what is to be served now; the one before it has ended."""
+        """Return a new process that serves the current deployment; the process before it has ended."""
         self._hold(self.spec)
         self._write(self.spec)
         self._server = self._start(self.spec)
         return self._server
 
     def status(self) -> dict[str, object]:
-        """What is served, for who may change it."""
+        """Return the served models and releases, for callers that may change them."""
         spec, server = self.spec, self._server
         is_alive = server is not None and server.exit_status is None
         is_ready = server is not None and is_alive and server.is_ready()
@@ -135,20 +135,20 @@ class LiveDeployment:
         }
 
     def is_stable(self, adapter: str, version: int) -> bool:
-        """Whether it answers users who name no release; a candidate's does not."""
+        """Return whether a version answers users who name no release; a candidate's does not."""
         return any(adapter in model.triton_names and version == model.release for model in self.spec.models)
 
     def lose(self, adapter: str, version: int, reason: str) -> bool:
-        """An adapter's process died or hangs: whether the server can go on without it, which it does then.
+        """Go on without an adapter whose process died or hangs; return whether the server can.
 
-        It can where it belongs to a release on trial, which is taken out in a thread of its own; to what is only being
-        loaded, which then fails by itself; or to what is not served any more.
+        It can where the adapter belongs to a release on trial, which a thread of its own takes out; where the adapter
+        is only being loaded, so that its load fails by itself; or where it is not served any more.
         """
         if (adapter, version) in self._coming or (adapter, version) not in loaded_versions(self.spec):
             return True
         for model in self.spec.models:
             if adapter in model.triton_names and version in model.trials:
-                if (model.name, version) in self._ending:  # we have killed it ourselves
+                if (model.name, version) in self._ending:  # this process has killed it
                     return True
                 self._ending.add((model.name, version))
                 self._tell(f"{reason}; taking out release {version} of {model.name}, which is on trial")
@@ -194,17 +194,17 @@ class LiveDeployment:
         say: Say,
         is_making_room: bool = False,
     ) -> None:
-        """Serve what `change` makes of what is served.
+        """Serve the deployment that `change` makes of the current one.
 
         Args:
-            drain_timeout_s: how long the streams of what goes may take; they are ended then.
-            say: is told each step.
+            drain_timeout_s: how long the streams of a release that goes may take; they are ended then.
+            say: takes each step as text.
             is_making_room: unload what changes before anything is loaded; it serves nobody meanwhile.
 
         Raises:
-            SpecError: what is wanted cannot be served here, or not without loading anew what is served; nothing was
+            SpecError: the new deployment cannot be served here, or not without loading anew what is served; nothing was
                 changed.
-            ServerError: it could not be loaded; what was served before is.
+            ServerError: a release could not be loaded; the deployment before is served.
             Unavailable: the server is being started, changed or drained, or it died meanwhile.
         """
         with self._lock:
@@ -253,7 +253,7 @@ class LiveDeployment:
         *,
         was_unloaded: bool,
     ) -> None:
-        if was_unloaded:  # it serves nothing now: a new process with what it served is the surest way back
+        if was_unloaded:  # it serves nothing now: a new process with the deployment before is the surest way back
             server.kill()
             return
         self._write(old)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The load calls of Triton that make one deployment of another, in an order that no request notices.
 
-What comes is loaded engine first, for the others are its guests; what goes was drained, and goes from the outside in.
+New versions are loaded engine first, for the other models are clients of the engine; versions that go were drained, and
+are unloaded from the outside in.
 """
 
 import contextlib
@@ -23,10 +24,10 @@ _DELIVERY_S = 0.3  # from an adapter's last response to the client: Triton's own
 
 
 def refuse_reloads(diff: DeploymentDiff) -> None:
-    """What is served keeps its processes. The graph has none, and its versions share one config.
+    """Refuse a change that would load a served version anew; the graph has no process, and its versions share a config.
 
     Raises:
-        SpecError: something that is served would be loaded anew.
+        SpecError: a served version would be loaded anew.
     """
     if diff.restarts:
         raise SpecError(f"only another start of the server changes {', '.join(diff.restarts)}", field="triton")
@@ -41,7 +42,7 @@ def refuse_reloads(diff: DeploymentDiff) -> None:
 
 
 def drain_leaving(server: TritonProcess, diff: DeploymentDiff, *, timeout_s: float, say: Say) -> None:
-    """Take no new requests to what goes, and wait for its streams; those that take too long are ended."""
+    """Close the versions that go to new requests, and wait for their streams; streams that take too long are ended."""
     leaving = [f"{change.name}-{version}" for change in diff.changes for version in change.dropped]
     if not leaving:
         return
@@ -59,13 +60,13 @@ def drain_leaving(server: TritonProcess, diff: DeploymentDiff, *, timeout_s: flo
 
 
 def load_changes(server: TritonProcess, changes: Sequence[ModelChange], *, timeout_s: float, say: Say) -> None:
-    """Make of Triton what the files say.
+    """Load and unload models until Triton serves what the files say.
 
     Args:
-        timeout_s: for each model; the processes of one that takes longer to load are killed, which ends its load.
+        timeout_s: for each model; the processes of a model that takes longer are killed, which ends its load.
 
     Raises:
-        CannotLoad: one could not be loaded, or not in time.
+        CannotLoad: a model could not be loaded, or not in time.
         Unavailable: the server does not answer.
     """
     for change in _in_order(changes):
@@ -83,9 +84,11 @@ def load_changes(server: TritonProcess, changes: Sequence[ModelChange], *, timeo
 
 
 def unload_changes(server: TritonProcess, changes: Sequence[ModelChange], *, timeout_s: float, say: Say) -> None:
-    """Take all versions of what changes out of Triton, so that there is room for others.
+    """Unload all versions of the models that change, so that there is room for others.
 
-    Raises: as `load_changes`.
+    Raises:
+        CannotLoad: Triton refused.
+        Unavailable: the server does not answer.
     """
     for change in reversed(_in_order(changes)):
         if change.kind is not Kind.ADDED:
@@ -94,7 +97,7 @@ def unload_changes(server: TritonProcess, changes: Sequence[ModelChange], *, tim
 
 
 def drop_changes(server: TritonProcess, changes: Sequence[ModelChange], *, timeout_s: float) -> None:
-    """Make of Triton what the files say again, after `load_changes` failed; what was served was not touched."""
+    """Have Triton serve what the files say again, after `load_changes` failed; unchanged versions are not touched."""
     for change in reversed(_in_order(changes)):
         with contextlib.suppress(ServerError, OSError):
             if change.kind is Kind.ADDED:
@@ -112,7 +115,10 @@ def wait_loaded(server: TritonProcess, timeout_s: float) -> None:
 
 @contextlib.contextmanager
 def _ended_if_it_hangs(server: TritonProcess, change: ModelChange, timeout_s: float) -> Iterator[None]:
-    """Triton waits for a loading stub without end, and loads nothing else of the model meanwhile."""
+    """Kill a load that takes longer than `timeout_s`: Triton waits for a loading stub without end.
+
+    Triton loads nothing else of the model meanwhile.
+    """
 
     def end() -> None:
         for version in change.loaded:
@@ -127,7 +133,7 @@ def _ended_if_it_hangs(server: TritonProcess, change: ModelChange, timeout_s: fl
 
 
 def _num_streams(server: TritonProcess, operation: str, adapter: str) -> int:
-    """One that does not answer has no streams that anybody could wait for."""
+    """Return how many streams an adapter holds; an adapter that does not answer has none to wait for."""
     try:
         return ask_all(server.run_dir, operation, adapter=adapter)
     except Unavailable:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a caller of the control socket can do with the releases of a running server.
+"""The operations on the releases of a running server, for callers of the control socket.
 
-Each operation says where to, not what to do: said twice, the second time changes nothing. So a caller that died in
-the middle asks again.
+Each operation names the state to reach, not the change: said twice, the second time changes nothing. So a caller that
+died in the middle asks again.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,10 +30,10 @@ _DRAIN_S = 600.0
 
 
 def release_handlers(live: LiveDeployment) -> dict[str, Handler]:
-    """By operation.
+    """Return the handlers by operation.
 
     ``status``: the models with their releases. ``add``: ``release``, the fields of a `ReleaseSpec` with absolute paths,
-    becomes the candidate of ``model``, or with ``is_canary`` false is loaded for who names it. ``promote`` and
+    becomes the candidate of ``model``, or with ``is_canary`` false is loaded for requests that name it. ``promote`` and
     ``remove``: the ``number`` of a release; a removed one may take ``drain_timeout_s``. ``settle``: nothing is on trial
     any more. ``replace``: ``release`` takes the place of the stable one, which is unloaded first. Each answers as
     ``status`` does. ``room``: ``why_not`` there is memory for a ``release`` beside what runs; "" where there is.
@@ -66,7 +66,7 @@ def release_handlers(live: LiveDeployment) -> dict[str, Handler]:
         try:
             check_room([validate(ReleaseSpec, question.get("release"), source=Path("release"))])
         except SpecError as exc:
-            # What else is wrong with it is told where it is added.
+            # `add` tells what else is wrong with it.
             return {"why_not": exc.message if exc.facts.get("field") in NO_ROOM_FIELDS else ""}
         return {"why_not": ""}
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versions that Triton cannot let go of, and how it is made to forget them.
+"""Versions with an unload that is stuck in Triton, and the calls that make Triton forget them.
 
-Triton 2.51 frees a version once its last request is freed, and loses one now and then: of a gRPC stream that its client
-cancels, or that breaks off, just as the last response is on its way, the request stays for ever; and so do those that
-were at an adapter whose process died. So does their version, "UNLOADING", with all processes and their memory; and the
-server calls itself not ready from then on. It does so as well for as long as it remembers a version that could not be
-loaded; neither a load call without the version nor an empty folder helps. Both are forgotten once something else is
+Triton 2.51 frees a version once its last request is freed, and loses a request now and then: of a gRPC stream that its
+client cancels, or that breaks off, just as the last response is on its way, the request stays for ever; and so do
+requests at an adapter whose process died. So does their version, "UNLOADING", with all processes and their memory; and
+the server calls itself not ready from then on. It does so as well for as long as it remembers a version that could not
+be loaded; neither a load call without the version nor an empty folder helps. Both are forgotten once something else is
 loaded under the same number, and unloaded.
 """
 
@@ -24,7 +24,7 @@ from trireme.base.errors import ServerError, Unavailable
 
 Version = tuple[str, int]  # of a Triton model
 
-LOST_S = 3.0  # without requests a version is asked to end within milliseconds
+LOST_S = 3.0  # Triton asks a version without requests to end within milliseconds
 _POLL_S = 0.05
 _PULSE_S = 1.0
 _STAND_IN = """import triton_python_backend_utils as pb_utils
@@ -57,21 +57,21 @@ def wait_unloaded(
     timeout_s: float,
     say: Callable[[str], None],
 ) -> None:
-    """An unload call returns before the version is gone, and what its processes hold is free only then.
+    """Wait until versions are unloaded: the call returns before that, and their processes hold memory until then.
 
     Args:
         root: the model repository.
-        dropped: versions whose unloading was asked for, and that have no stream left.
-        is_whole: their models were unloaded as a whole, whatever the repository has of them.
-        timeout_s: for those that take long to end. One that was lost is not waited for.
+        dropped: versions with a requested unload and no stream left.
+        is_whole: their models were unloaded as a whole, whatever versions the repository holds.
+        timeout_s: for versions that take long to end. A stuck version is not waited for.
 
     Raises:
-        ServerError: Triton cannot be made to forget one that was lost.
+        ServerError: Triton cannot be made to forget a stuck version.
     """
     begun_s = time.monotonic()
     while time.monotonic() - begun_s < timeout_s and server.exit_status is None:
         try:
-            # Of a model that is not in the repository any more Triton says nothing.
+            # Triton says nothing of a model that is not in the repository any more.
             unasked = {version for version in dropped if _is_unasked(server, version)}
             going = unasked | dropped & (server.versions_unloading() | set(server.engine_pids()))
             if not going:
@@ -81,13 +81,13 @@ def wait_unloaded(
                 say(f"Triton has lost a request of {names}, and would wait for it for ever: its processes are ended")
                 forget(server, root, unasked, is_whole=is_whole, timeout_s=timeout_s)
                 dropped = dropped - unasked
-        except Unavailable:  # seen to by who watches the server
+        except Unavailable:  # the watch over the server sees to it
             return
         time.sleep(_POLL_S)
 
 
 def _is_unasked(server: TritonProcess, version: Version) -> bool:
-    """Whether an adapter of it was not asked to end, and lives or died without it."""
+    """Return whether an adapter of a version was not asked to end, and lives or died without that."""
     pulses = {feel_pulse(path, timeout_s=_PULSE_S) for path in _sockets(server, version)}
     return not pulses.isdisjoint({Pulse.ALIVE, Pulse.DEAD})
 
@@ -113,7 +113,7 @@ def forget(
         numbers = [number for _, number in same]
         for number in numbers:
             for path in _sockets(server, (name, number)):
-                path.unlink(missing_ok=True)  # else whoever watches the adapters would take it for one that died
+                path.unlink(missing_ok=True)  # else the watch over the adapters would take it for one that died
             server.kill_adapters(name, number)
         is_served = not is_whole and (root / name).exists()
         with _stand_ins(root / name, numbers, is_served=is_served):
@@ -126,7 +126,7 @@ def forget(
 
 @contextlib.contextmanager
 def _stand_ins(model: Path, numbers: list[int], *, is_served: bool) -> Iterator[None]:
-    """Meanwhile the repository has versions that can be loaded, and refuse all; beside those that are served."""
+    """Keep stand-ins in the repository, beside served versions: versions that load and refuse all requests."""
     config = model / "config.pbtxt"
     before = config.read_text(encoding="utf-8") if config.exists() else None
     text = before if is_served and before else _CONFIG.format(generated=GENERATED, name=model.name)

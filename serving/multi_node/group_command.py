@@ -33,21 +33,24 @@ from trireme.base.errors import SpecError
 
 _RUN_DIR = Path("/tmp/trireme_group")
 _SshDir = Annotated[Path, typer.Option(help="Folder with the group's key, ssh-privatekey: a mounted Secret.")]
-_RunDir = Annotated[Path, typer.Option(help="Folder for all that is written; of this user alone, made if need be.")]
-_Port = Annotated[int, typer.Option(help="Of the workers' sshd.", min=1, max=65535)]
+_RunDir = Annotated[
+    Path, typer.Option(help="Folder for the group's files, which only this user may enter; made if need be.")
+]
+_Port = Annotated[int, typer.Option(help="Port of the workers' sshd.", min=1, max=65535)]
 
 
 def leader(
     ssh_dir: _SshDir,
-    command: Annotated[list[str], typer.Argument(help="serve and its options, behind --.")],
+    command: Annotated[list[str], typer.Argument(help="The command serve with its options, behind --.")],
     run_dir: _RunDir = _RUN_DIR,
     port: _Port = 2222,
     workers_timeout_s: Annotated[
-        float, typer.Option(help="How long to wait until all workers answer.", min=0)
+        float, typer.Option(help="How long to wait until all workers answer, in seconds.", min=0)
     ] = 1800.0,
 ) -> None:
-    """Start a server whose ranks are on all nodes of the group, as soon as its workers answer; when the server, a rank
-    or a node fails, all of it ends. On SIGTERM the server drains first.
+    """Start a server whose ranks are on all nodes of the group, as soon as its workers answer.
+
+    When the server, a rank or a node fails, the whole group ends. On SIGTERM the server drains first.
 
     Examples:
 
@@ -86,10 +89,11 @@ def worker(
     run_dir: _RunDir = _RUN_DIR,
     port: _Port = 2222,
     leader_timeout_s: Annotated[
-        float, typer.Option(help="How long nothing may be heard of the leader, while no rank runs here.", min=1)
+        float, typer.Option(help="How long the leader may be silent while no rank runs here, in seconds.", min=1)
     ] = 3600.0,
     exit_timeout_s: Annotated[
-        float, typer.Option(help="How long ranks may go on at shutdown; the leader drains meanwhile.", min=0)
+        float,
+        typer.Option(help="How long ranks may go on at shutdown, in seconds; the leader drains meanwhile.", min=0),
     ] = 300.0,
 ) -> None:
     """Let the leader start ranks on this node, through an sshd; on SIGTERM end when they have ended.
@@ -103,7 +107,7 @@ def worker(
     user = own_user()
     write_worker_files(ssh_dir, folder)
     session = folder / "session"
-    session.touch(mode=0o700)  # before it holds what the environment holds
+    session.touch(mode=0o700)  # before the environment's values are written to it
     session.write_text(session_script(os.environ, folder=folder))
     (folder / "sshd_config").write_text(sshd_config(folder=folder, port=port, user=user))
     stop = StopSignal()
@@ -111,7 +115,7 @@ def worker(
 
 
 def server(run_dir: _RunDir = _RUN_DIR) -> None:
-    """Run the server of a group; the leader has it called, through upstream's script, at rank 0."""
+    """Run the server of a group; the leader has upstream's script call this at rank 0."""
     record = GroupRecord(run_dir)
     raise typer.Exit(run_server(record, (sys.executable, "-m", "trireme", *record.command())))
 
@@ -126,7 +130,7 @@ def _group(*, is_leader: bool) -> NodeGroup:
 
 
 def _engine(command: list[str]) -> TrtLlmSpec:
-    """Of the deployment that the server serves; Raises: SpecError: it names none, or one without ranks."""
+    """Return the engine of the deployment that `command` serves. Raises: SpecError: it has no engine with ranks."""
     if command[:1] != ["serve"]:
         raise SpecError(f"behind -- stands serve with its options, not {command[0]}")
     option = "--deployment"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one key of a node group, from a mounted Secret into files that ssh and sshd accept.
+"""The one key of a node group, copied from a mounted Secret into files that ssh and sshd accept.
 
 The Secret is of Kubernetes' type `kubernetes.io/ssh-auth`: one file, `ssh-privatekey`. It is the leader's identity and
 the workers' host key: each side knows the other by it, so a group needs no more than it has to share anyway.
@@ -21,7 +21,11 @@ _WAIT_S = 30
 
 
 def leader_files(ssh_dir: Path, folder: Path) -> tuple[Path, Path]:
-    """The identity and the known hosts, written into `folder`; Raises: SpecError: there is no usable key."""
+    """Write the identity and the known hosts into `folder`; return their paths.
+
+    Raises:
+        SpecError: there is no usable key.
+    """
     key, public = _copy_key(ssh_dir, folder / "identity")
     known_hosts = folder / "known_hosts"
     known_hosts.write_text(f"{HOST_ALIAS} {public}\n")
@@ -29,13 +33,16 @@ def leader_files(ssh_dir: Path, folder: Path) -> tuple[Path, Path]:
 
 
 def write_worker_files(ssh_dir: Path, folder: Path) -> None:
-    """`host_key` and `authorized_keys`; Raises: SpecError: there is no usable key."""
+    """Write `host_key` and `authorized_keys` into `folder`. Raises: SpecError: there is no usable key."""
     _, public = _copy_key(ssh_dir, folder / "host_key")
     (folder / "authorized_keys").write_text(f"restrict {public}\n")
 
 
 def _copy_key(ssh_dir: Path, to: Path) -> tuple[Path, str]:
-    """A mounted Secret is root's and may be read by a group, which ssh refuses of a key."""
+    """Copy the key, and return the copy and its public half: ssh refuses a key that a group may read.
+
+    A mounted Secret belongs to root and may be readable by a group.
+    """
     source = ssh_dir / KEY_FILE
     try:
         content = source.read_bytes()
@@ -59,10 +66,12 @@ def _copy_key(ssh_dir: Path, to: Path) -> tuple[Path, str]:
 
 
 def private_folder(path: Path) -> Path:
-    """A folder of this user alone, made if need be; its name may hold nothing that a shell or Open MPI would split at.
+    """Return a folder that only this user may enter, made if need be.
+
+    Its name may hold nothing that a shell or Open MPI would split at.
 
     Raises:
-        SpecError: it is somebody else's, or cannot be made.
+        SpecError: the name is not allowed, or the folder is somebody else's or cannot be made.
     """
     path = path.absolute()
     if not re.fullmatch(r"[A-Za-z0-9/._-]+", str(path)):
@@ -79,10 +88,10 @@ def private_folder(path: Path) -> Path:
 
 
 def own_user() -> str:
-    """As whom ssh logs in here.
+    """Return the name of the user that ssh logs in as here.
 
     Raises:
-        SpecError: ssh and sshd need one that the image knows, with a shell.
+        SpecError: the image does not know this user, or gives it no shell; ssh and sshd need both.
     """
     try:
         user = pwd.getpwuid(os.geteuid())
@@ -96,7 +105,7 @@ def own_user() -> str:
 
 
 def program(name: str) -> str:
-    """Its whole path, without which sshd does not start; Raises: SpecError: it is not installed."""
+    """Return a program's whole path, without which sshd does not start. Raises: SpecError: it is not installed."""
     found = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
     if found is None:
         raise SpecError(f"{name} is not installed (on PATH); a group of nodes needs it in the image")

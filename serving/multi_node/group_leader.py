@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leader of a node group: waits for the workers, has `mpirun` start all ranks, and ends when any of it does.
+"""The leader of a node group: it waits for the workers, has `mpirun` start all ranks, and ends when any of them ends.
 
 `mpirun` kills its ranks on SIGTERM. So the leader stays its parent, tells the server alone to stop, and waits until its
 streams have ended.
@@ -18,7 +18,7 @@ from trireme.base.errors import ServerError
 
 Tell = Callable[[str], object]
 
-_ASK_S = 20.0  # for one answer of one worker
+_ASK_S = 20.0  # for one answer of a worker
 _PAUSE_S = 1.0
 _LINE_S = 15.0
 _POLL_S = 0.2
@@ -33,13 +33,13 @@ def wait_for_workers(
     stop: StopSignal,
     tell: Tell,
 ) -> bool:
-    """Whether all have answered; False: we are asked to stop.
+    """Wait until all workers answer; return False if a stop is asked for meanwhile.
 
     Args:
-        ask: says what is wrong with one of them; None: nothing.
+        ask: says what is wrong with a worker; None: nothing.
 
     Raises:
-        ServerError: some did not answer in time; it says which, and why.
+        ServerError: some workers did not answer in time; the text says which, and why.
     """
     began_s = told_s = time.monotonic()
     missing = dict.fromkeys(workers, "not asked")
@@ -67,7 +67,7 @@ def _shown(missing: Mapping[str, str]) -> str:
 
 
 def ask_by_ssh(ssh: Sequence[str], worker: str) -> str | None:
-    """What keeps a command from being run at a worker; None: nothing."""
+    """Return what keeps a command from being run at a worker; None: nothing."""
     try:
         result = subprocess.run(
             [*ssh, worker, "true"],
@@ -89,7 +89,7 @@ def run_ranks(
     """Start all ranks, and return when the server has ended as it was asked to.
 
     Raises:
-        ServerError: the server failed, or a rank or a node died; nothing of it runs on this node any more.
+        ServerError: the server failed, or a rank or a node died; no process of them runs on this node any more.
     """
     # Ctrl-C goes to a whole process group; mpirun would kill the ranks while the server drains.
     mpirun = subprocess.Popen(argv, env=dict(environ), stdin=subprocess.DEVNULL, start_new_session=True)
@@ -111,7 +111,7 @@ def run_ranks(
 
 
 def _wait(mpirun: "subprocess.Popen[bytes]", record: GroupRecord, stop: StopSignal, tell: Tell) -> bool:
-    """Until `mpirun` has ended, or should; whether we were asked to stop before there was a server to tell."""
+    """Wait until `mpirun` has ended, or should; return whether the stop came before there was a server to tell."""
     num_sent = 0
     while mpirun.poll() is None:
         if stop.count > num_sent:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the leader of a node group knows of its server, which is a grandchild of `mpirun`: three small files.
+"""The leader's record of its server, which is a grandchild of `mpirun`: three small files.
 
 Upstream's script splits its command at white space, and goes on when the server has failed. So the command lies in a
-file, and so does what became of it.
+file, and so does the server's exit status.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from trireme.base.errors import SpecError
 
 
 class GroupRecord:
-    """In the leader's folder."""
+    """The record of one server, in the leader's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._command = folder / "server.json"
@@ -28,13 +28,13 @@ class GroupRecord:
         self._status = folder / "server.status"
 
     def begin(self, command: Sequence[str]) -> None:
-        """Before `mpirun` starts; nothing is known yet."""
+        """Record the command before `mpirun` starts, and forget what was recorded of an earlier server."""
         for path in (self._process, self._status):
             path.unlink(missing_ok=True)
         write_atomically(self._command, json.dumps(list(command)))
 
     def command(self) -> list[str]:
-        """Of the server; Raises: SpecError: no leader has written one."""
+        """Return the server's command. Raises: SpecError: no leader has written one."""
         try:
             return [str(part) for part in json.loads(self._command.read_text())]
         except (OSError, ValueError) as exc:
@@ -42,23 +42,23 @@ class GroupRecord:
             raise SpecError(why, file=self._command) from exc
 
     def note_start(self, server: int) -> None:
-        """The server runs, kept by this process."""
+        """Record that the server runs, kept by this process."""
         write_atomically(self._process, f"{_name(server)} {_name(os.getpid())}")
 
     def note_end(self, status: int) -> None:
-        """It has ended."""
+        """Record that the server has ended."""
         write_atomically(self._status, str(status))
 
     @property
     def status(self) -> int | None:
-        """The server's exit status; None: it runs, or has not begun. -9 where its keeper is gone without a word."""
+        """Return the server's exit status; None: it runs, or has not begun; -9: its keeper died without a record."""
         is_kept = not self._process.is_file() or self._found(1) is not None
-        if self._status.is_file():  # looked at last: the keeper writes it before it goes
+        if self._status.is_file():  # read last: the keeper writes it before it ends
             return int(self._status.read_text())
         return None if is_kept else -signal.SIGKILL
 
     def send(self, number: int) -> bool:
-        """A signal to the server; False: there is none."""
+        """Send a signal to the server; return False where there is no server."""
         server = self._server()
         if server is None:
             return False
@@ -67,7 +67,7 @@ class GroupRecord:
         return True
 
     def kill(self) -> None:
-        """The server with all that it has started."""
+        """Kill the server with all processes that it has started."""
         server = self._server()
         if server is None:
             return
@@ -82,7 +82,7 @@ class GroupRecord:
         return self._found(0)
 
     def _found(self, place: int) -> psutil.Process | None:
-        """The process that is named there, if it still runs."""
+        """Return the recorded process at a place of the file, if it still runs."""
         try:
             name = self._process.read_text().split()[place]
             process = psutil.Process(int(name.partition("@")[0]))
@@ -93,15 +93,18 @@ class GroupRecord:
 
 
 def _name(pid: int) -> str:
-    """Of a process for ever: numbers are given again."""
+    """Return a name of a process that holds for ever: process ids are used again."""
     return f"{pid}@{psutil.Process(pid).create_time()}"
 
 
 def run_server(record: GroupRecord, argv: Sequence[str]) -> int:
-    """Run the server until it ends, and note both; a signal to it is the leader's to send."""
+    """Run the server until it ends, record its start and its end, and return its exit status.
+
+    Signals to the server are the leader's to send.
+    """
     with subprocess.Popen(argv) as process:
         record.note_start(process.pid)
         status = process.wait()
-    status = 128 - status if status < 0 else status  # of a signal, as shells say it
+    status = 128 - status if status < 0 else status  # ended by a signal: the number that a shell gives
     record.note_end(status)
     return status

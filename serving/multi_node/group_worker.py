@@ -20,15 +20,15 @@ _CHECK_S = 30.0
 _POLL_S = 0.2
 _SSHD_END_S = 5.0
 _ORPHANS_S = 5.0
-_DAEMONS = ("orted", "prted")  # of Open MPI 4 and 5, the parents of ranks
+_DAEMONS = ("orted", "prted")  # the parents of ranks, in Open MPI 4 and 5
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class GroupWorker:
-    """One sshd and what is started through it.
+    """One sshd, with the processes that are started through it.
 
     Args:
-        folder: holds `sshd_config`, and what that names.
+        folder: holds `sshd_config`, and the files that it names.
     """
 
     def __init__(self, folder: Path, tell: Callable[[str], object]) -> None:
@@ -37,10 +37,10 @@ class GroupWorker:
         self._daemon_s = time.monotonic()
 
     def run(self, stop: StopSignal, *, leader_timeout_s: float, exit_timeout_s: float) -> None:
-        """Return when asked to stop and no rank runs here any more.
+        """Run sshd; return when a stop is asked for and no rank runs here any more.
 
         Args:
-            leader_timeout_s: how long the leader may not be heard of.
+            leader_timeout_s: how long the leader may be silent.
             exit_timeout_s: how long ranks may go on.
 
         Raises:
@@ -54,8 +54,8 @@ class GroupWorker:
         )
         if checked.returncode:
             raise SpecError(f"sshd refuses to start here: {' '.join(checked.stderr.split())}", file=config)
-        # Open MPI's daemons leave their session; they and their ranks are to stay our descendants, also where this is
-        # not the first process of a container.
+        # Open MPI's daemons leave their session; they and their ranks are to stay descendants of this process, even if
+        # it is not the first process of a container.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         process = subprocess.Popen([sshd, "-D", "-e", "-f", config], stdin=subprocess.DEVNULL)
         try:
@@ -66,7 +66,7 @@ class GroupWorker:
             _end(process)
 
     def _serve(self, sshd: "subprocess.Popen[bytes]", stop: StopSignal, leader_timeout_s: float) -> None:
-        """Until asked to stop."""
+        """Watch sshd and the leader until a stop is asked for."""
         heard_s, seen = time.monotonic(), 0.0
         while not stop.wait(_POLL_S):
             if sshd.poll() is not None:
@@ -94,7 +94,7 @@ class GroupWorker:
             time.sleep(_POLL_S)
 
     def _processes_of_group(self, sshd_pid: int) -> list[psutil.Process]:
-        """All that runs here but sshd itself; ranks that their daemon has left behind are ended, for nobody will."""
+        """Return every process of the group here except sshd itself; end ranks that their daemon has left behind."""
         there = self._descendants(sshd_pid)
         orphans = [process for process in there if _parent(process) == os.getpid()]
         if not orphans or any(_name(process) in _DAEMONS for process in there):
@@ -107,7 +107,7 @@ class GroupWorker:
         return there
 
     def _descendants(self, sshd_pid: int) -> list[psutil.Process]:
-        """All but sshd itself; those that have ended are let go of."""
+        """Return all descendants except sshd itself, and reap those that have ended."""
         found = []
         for process in psutil.Process().children(recursive=True):
             try:

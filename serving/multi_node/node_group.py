@@ -2,7 +2,7 @@
 """Pods that are one server together: their addresses, and the texts by which `mpirun` reaches them through sshd.
 
 Pure: `group_leader` and `group_worker` start what is described here, `group_key` makes the files.
-A LeaderWorkerSet of Kubernetes tells each pod who it is; the leader runs `mpirun`, the workers an sshd each.
+A LeaderWorkerSet of Kubernetes tells each pod its place; the leader runs `mpirun`, the workers an sshd each.
 """
 
 import re
@@ -14,10 +14,10 @@ from typing import NamedTuple
 from trireme.base.errors import SpecError
 
 HOST_ALIAS = "trireme-group"  # all workers have one host key, whatever they are called
-SEEN_FILE = "seen"  # its time is that of the last session at a worker
+SEEN_FILE = "seen"  # its modification time is that of the last session at a worker
 
 _LEADER, _SIZE, _INDEX = "LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"
-# Of a shell's own, or of another session.
+# Variables of a shell itself, or of another session.
 _NOT_PASSED = re.compile(r"(PWD|OLDPWD|SHLVL|_|SSH_.*)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -26,12 +26,12 @@ _KEEPALIVE = {"keepalive_time": 10, "keepalive_intvl": 5, "keepalive_probes": 3}
 
 
 class NodeGroup(NamedTuple):
-    """Who a pod is.
+    """The place of a pod in its group.
 
     Attributes:
-        leader: its address, POD.SUBDOMAIN.NAMESPACE.
-        size: pods, the leader included.
-        worker_index: of this pod; 0 is the leader.
+        leader: the leader's address, POD.SUBDOMAIN.NAMESPACE.
+        size: number of pods, the leader included.
+        worker_index: index of this pod; 0 is the leader.
     """
 
     leader: str
@@ -40,10 +40,10 @@ class NodeGroup(NamedTuple):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "NodeGroup":
-        """As a LeaderWorkerSet tells every container.
+        """Return the place that a LeaderWorkerSet gives to every container in its environment.
 
         Raises:
-            SpecError: it does not, or a group of one.
+            SpecError: the environment gives no place, or the group has one pod.
         """
         if missing := [name for name in (_LEADER, _SIZE, _INDEX) if not environ.get(name)]:
             raise SpecError(f"{', '.join(missing)} not set: a LeaderWorkerSet tells its pods; run this in one of them")
@@ -56,7 +56,7 @@ class NodeGroup(NamedTuple):
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Their addresses: the leader's pod has the number of the group, theirs their index behind it.
+        """Return the workers' addresses: the leader's pod has the group's number, a worker's its index behind that.
 
         Source: sigs.k8s.io/lws, pkg/utils/pod and pkg/controllers.
         """
@@ -71,17 +71,17 @@ def _number(name: str, text: str) -> int:
 
 
 def hostfile(group: NodeGroup, *, leader_name: str, slots: int) -> str:
-    """Open MPI's, ranks in this order.
+    """Return Open MPI's hostfile, with the ranks in its order.
 
     Args:
-        leader_name: as the leader calls itself, by which `mpirun` knows that it is there already.
+        leader_name: the leader's name for itself, by which `mpirun` knows that it is there already.
         slots: ranks on each node.
     """
     return "".join(f"{name} slots={slots}\n" for name in (leader_name, *group.workers))
 
 
 def ssh_options(*, identity: Path, known_hosts: Path, port: int) -> tuple[str, ...]:
-    """What ssh needs to reach a worker: this key, and no host but one that has it."""
+    """Return the options with which ssh reaches a worker: with this key, and only a host that has it."""
     settings = {
         "IdentitiesOnly": "yes",
         "BatchMode": "yes",
@@ -99,10 +99,10 @@ def ssh_options(*, identity: Path, known_hosts: Path, port: int) -> tuple[str, .
 
 
 def mpirun_environment(ssh: Sequence[str]) -> dict[str, str]:
-    """What `mpirun` is told by environment, of which Open MPI 4 and 5 each read their own words.
+    """Return the environment of `mpirun`, with the variables of Open MPI 4 and of Open MPI 5.
 
     Every worker is reached from the leader, by its whole name (Open MPI 4 takes the first part alone, which no pod
-    outside of its subdomain is called), and one that vanishes without a word is missed.
+    outside of its subdomain is called), and a worker that vanishes without a word is missed.
     """
     args = " ".join(ssh)  # split at white space by Open MPI
     four = {"plm_rsh_args": args, "plm_rsh_no_tree_spawn": 1, "orte_keep_fqdn_hostnames": 1}
@@ -113,22 +113,22 @@ def mpirun_environment(ssh: Sequence[str]) -> dict[str, str]:
 
 
 def sshd_config(*, folder: Path, port: int, user: str) -> str:
-    """Of a worker's sshd, without root: one user with the group's key, who may start commands and nothing else.
+    """Return the sshd configuration of a worker without root: one user with the group's key may start commands only.
 
     Args:
         folder: holds `host_key`, `authorized_keys` and `session`.
-        user: as whom the worker runs.
+        user: the user that the worker runs as.
     """
     settings = {
         "Port": port,
         "HostKey": folder / "host_key",
         "AuthorizedKeysFile": folder / "authorized_keys",
-        "StrictModes": "no",  # of the folders above, such as /tmp; the files are this user's alone
+        "StrictModes": "no",  # the folders above, such as /tmp, may be others'; the files are this user's alone
         "AllowUsers": user,
         "PermitRootLogin": "prohibit-password",
         "PasswordAuthentication": "no",
         "KbdInteractiveAuthentication": "no",
-        "UsePAM": "no",  # which needs root
+        "UsePAM": "no",  # PAM needs root
         "PidFile": "none",
         "DisableForwarding": "yes",
         "PermitTTY": "no",
@@ -143,9 +143,10 @@ def sshd_config(*, folder: Path, port: int, user: str) -> str:
 
 
 def session_script(environ: Mapping[str, str], *, folder: Path) -> str:
-    """What a session at a worker runs: the command that was sent, in the environment of the worker's container.
+    """Return the script of a session at a worker: run the sent command in the environment of the worker's container.
 
-    sshd gives a session nearly none, and the leader's is not a worker's: libraries, GPUs and NICs are those of here.
+    sshd gives a session nearly no environment, and the leader's is not a worker's: libraries, GPUs and NICs are the
+    worker's own.
     """
     names = sorted(name for name in environ if _NAME.fullmatch(name) and not _NOT_PASSED.fullmatch(name))
     exports = "".join(f"export {name}={shlex.quote(environ[name])}\n" for name in names)
