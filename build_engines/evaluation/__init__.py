@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a release is as good as the one that it was made from: the quality gate."""
+"""The quality gate: a release measured against the release that it was made from."""

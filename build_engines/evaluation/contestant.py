@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A release, or a deployment, as something that can be asked: greedy answers through the engine seam, and logits."""
+"""A release or a deployment that can be asked: greedy answers through the engine seam, and logits."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,18 +25,18 @@ LogProbs = Callable[[NDArray[np.int64]], NDArray[np.float32]]
 
 
 class Answer(NamedTuple):
-    """To one prompt."""
+    """The answer to one prompt."""
 
     token_ids: list[int]  # the end token included
-    text: str  # without it; other special tokens are in it
+    text: str  # without the end token, with other special tokens
 
 
 class Contestant:
     """One side of a comparison.
 
     Attributes:
-        folder: of the release; None for a deployment.
-        manifest: of the release, whose files have been checked; None for a deployment.
+        folder: folder of the release; None for a deployment.
+        manifest: manifest of the release, which matches its files; None for a deployment.
         spec: how its engine is run.
     """
 
@@ -57,12 +57,12 @@ class Contestant:
 
     @property
     def address(self) -> str | None:
-        """Of the release."""
+        """Return the release's address; None for a deployment."""
         return None if self.folder is None else address(self.folder)
 
     @property
     def computed_in(self) -> str | None:
-        """The number format of the multiplications, by the processor's own choice: f32, or bf16 where it has that.
+        """Return the number format of multiplications, by the processor's own choice: f32, or bf16 where it has that.
 
         Near ties fall otherwise in bf16, so greedy answers part sooner. None: the engine is not OpenVINO's.
         """
@@ -73,19 +73,19 @@ class Contestant:
         return str(openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name())
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """With the tokens that the tokenizer puts around a prompt."""
+        """Return a prompt's token ids, with the tokens that the tokenizer puts around a prompt."""
         return list(self.tokenizer.encode(prompt).ids)
 
     def text_ids(self, text: str) -> list[int]:
-        """Of text that goes on after something."""
+        """Return the token ids of a text that continues another, without added tokens."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """What they say, special tokens included."""
+        """Return the text of token ids, special tokens included."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def scorer(self) -> tuple[LogProbs, Callable[[], None]] | None:
-        """A function from token ids to the log probabilities after each, [num_tokens, vocab], and how to end it.
+        """Return a function from token ids to log probabilities after each, [num_tokens, vocab], and one to end it.
 
         None: the engine gives no logits.
         """
@@ -101,10 +101,10 @@ class Contestant:
         return lambda token_ids: _context_log_probs(engine, token_ids), engine.close
 
     def answers(self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int]) -> list[Answer]:
-        """What it says greedily to each prompt, in at most so many tokens.
+        """Return the greedy answer to each prompt, each of at most its number of tokens.
 
         Raises:
-            ServerError: the engine could not serve one.
+            ServerError: the engine could not serve a prompt.
         """
         engine = create_engine(self.spec)
         try:
@@ -115,10 +115,10 @@ class Contestant:
 
 
 def load_contestant(path: Path, *, kv_cache_precision: KvPrecision | None = None) -> Contestant:
-    """A release's folder, or a deployment file.
+    """Load a release's folder, or a deployment file, as one side of a comparison.
 
     Raises:
-        SpecError: neither, or the release is not what its manifest says, or the engine has no such KV cache.
+        SpecError: the path is neither, the release differs from its manifest, or the engine has no such KV cache.
     """
     if path.is_file():
         deployment = load_deployment(path)
@@ -130,7 +130,7 @@ def load_contestant(path: Path, *, kv_cache_precision: KvPrecision | None = None
 
 
 def without_end(token_ids: Sequence[int], end_ids: Sequence[int]) -> Sequence[int]:
-    """Tokens without the one that ends them, if it does."""
+    """Return tokens without the end token, if they end with one."""
     return token_ids[:-1] if token_ids and token_ids[-1] in end_ids else token_ids
 
 
@@ -143,7 +143,7 @@ def _spec_of(folder: Path, manifest: ReleaseManifest) -> EngineSpec:
         "max_num_batched_tokens": min(limits.max_num_tokens or 512, 8192),
     }
     if manifest.provider == "openvino":
-        blocks = max(1024, -(-limits.max_seq_len // 32))  # one of the longest at least
+        blocks = max(1024, -(-limits.max_seq_len // 32))  # at least one sequence of the longest length
         return OpenVinoEngineSpec.model_validate(
             common | {"provider": "openvino", "num_kv_blocks": blocks, "is_prefix_caching": False}
         )

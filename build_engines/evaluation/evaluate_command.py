@@ -30,34 +30,38 @@ DEMO_MODEL = project_file("examples/demo_model")
 
 def evaluate_release(
     release: Annotated[Path, typer.Argument(help="Folder of a release, or a deployment file.", metavar="RELEASE")],
-    against: Annotated[Path, typer.Option(help="The release or deployment that it is compared with.", metavar="BASE")],
+    against: Annotated[Path, typer.Option(help="Release or deployment to compare it with.", metavar="BASE")],
     tasks: Annotated[
         Path | None,
-        typer.Option(help="Items, a JSON object a line.", show_default="the demo model's, for its releases"),
+        typer.Option(
+            help="File of items to ask, a JSON object a line.", show_default="the demo model's, for its releases"
+        ),
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="Recipe whose limits decide.", show_default="the release's own")
+        str | None, typer.Option(help="Recipe with the limits that decide.", show_default="the release's own")
     ] = None,
     kv_cache: Annotated[
         KvPrecision | None, typer.Option(help="Precision of the release's KV cache.", show_default="the release's")
     ] = None,
     against_kv_cache: Annotated[
-        KvPrecision | None, typer.Option(help="The same of the base.", show_default="the base's")
+        KvPrecision | None, typer.Option(help="Precision of the base's KV cache.", show_default="the base's")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Items of each group, at most; for a first look.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="The most items of each group, for a first look.")] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print the whole evaluation as JSON.")] = False,
     is_recorded: Annotated[
         bool,
         typer.Option(
             "--record/--no-record",
             help="Write the results into the release's manifest, which changes its address; of one that is in use, "
-            "into a release beside it. Not done with --limit, --kv-cache, --against-kv-cache or --recipe: that is not "
-            "the release as it is.",
+            "into a release beside it. Not done with --limit, --kv-cache, --against-kv-cache or --recipe: they measure "
+            "something other than the release as it is.",
         ),
     ] = True,
-    is_override: Annotated[bool, typer.Option("--override", help="Let a release pass that failed.")] = False,
-    reason: Annotated[str | None, typer.Option(help="Why; recorded.", metavar="TEXT")] = None,
-    who: Annotated[str | None, typer.Option(help="Who decided that; recorded.", metavar="NAME")] = None,
+    is_override: Annotated[bool, typer.Option("--override", help="Let a failed release pass.")] = False,
+    reason: Annotated[str | None, typer.Option(help="Reason of the override; recorded.", metavar="TEXT")] = None,
+    who: Annotated[
+        str | None, typer.Option(help="Name of the person who decided the override; recorded.", metavar="NAME")
+    ] = None,
 ) -> None:
     """Compare a release with the one that it was made from; exit code 1 if it is not good enough.
 
@@ -83,7 +87,7 @@ def evaluate_release(
     if is_recorded and is_as_it_is and release.is_dir():
         refuse_unwritable(release)
     with contextlib.ExitStack() as reading:
-        for folder in (release, against):  # for as long as they are read, nobody moves or evicts them
+        for folder in (release, against):  # nobody moves or evicts the releases while they are read
             reading.enter_context(in_use(folder))
         candidate = load_contestant(release, kv_cache_precision=kv_cache)
         base = load_contestant(against, kv_cache_precision=against_kv_cache)
@@ -159,7 +163,7 @@ def _show(found: Evaluation, *, is_json: bool) -> None:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
         return
     console = Console()
-    if not console.is_terminal:  # nobody's window is too narrow for all columns
+    if not console.is_terminal:  # a file has room for all columns
         console = Console(width=max(console.width, _WIDTH_OF_ALL))
     for table in tables(found):
         console.print(table)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks a release and its base the same things and judges what comes back.
+"""The evaluation of a release: it and its base get the same requests, and their answers are judged.
 
-First texts, with both models' logits; then answers, one engine after the other, so that no two are loaded at a time.
-Both get the same requests in the same order: batches are alike, and what differs is the models' doing.
+First come texts, with both models' logits; then answers, one engine after the other, so that no two are loaded at a
+time. Both get the same requests in the same order: batches are alike, and differences come from the models.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ from trireme.base.errors import SpecError
 
 SEED = 2026
 MAX_OPEN_TOKENS = 128
-_SPARE_TOKENS = 4  # beyond the expected answer: one that goes on is wrong
+_SPARE_TOKENS = 4  # beyond the expected answer: an answer that goes on is wrong
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """What was found."""
+    """The results of one evaluation."""
 
     release: str
     base: str
@@ -31,15 +31,15 @@ class Evaluation(msgspec.Struct, frozen=True):
     base_address: str | None
     tasks_sha256: str
     num_items: int
-    num_too_long: int  # items that do not fit into the context of both; left out
+    num_too_long: int  # items that do not fit into both contexts; left out
     seed: int
-    computed_in: str | None  # what OpenVINO multiplies in on this processor; none: the engine's own choice
-    passed: bool | None  # none: the recipe has no limits
+    computed_in: str | None  # OpenVINO's number format of multiplications here; None: the engine's own choice
+    passed: bool | None  # None: the recipe has no limits
     worst: dict[str, Figure]
     figures: list[Figure]
 
 
-Told = Callable[[str, int, int], None]  # what is done now, how many of how many
+Told = Callable[[str, int, int], None]  # the current work, how many are done, how many there are
 
 
 def evaluate(
@@ -85,7 +85,7 @@ def evaluate(
 
 
 def _room(item: Item, side: Contestant) -> int:
-    """Tokens that an answer may have."""
+    """Return the most tokens that an answer may have."""
     return MAX_OPEN_TOKENS if item.kind is Kind.OPEN else len(side.text_ids(item.expected)) + _SPARE_TOKENS
 
 
@@ -104,7 +104,7 @@ def _observe_texts(release: Contestant, base: Contestant, items: Sequence[Item],
             return []
         for number, item in enumerate(texts, 1):
             prompt, text = base.prompt_ids(item.prompt), base.text_ids(item.expected)
-            first = max(1, len(prompt))  # of the tokens that something stands before
+            first = max(1, len(prompt))  # the first token with another before it
             ids = np.array(prompt + text, dtype=np.int64)
             scores = [log_probs(ids[:-1])[first - 1 :] for log_probs, _ in (theirs, ours)]
             if len(ids) > first:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An evaluation as tables for people: what decides, then every group."""
+"""An evaluation as tables for people: the deciding figures, then every group."""
 
 from collections.abc import Iterator, Sequence
 
@@ -23,7 +23,7 @@ _VERDICTS = {True: "passed", False: "FAILED", None: "not judged"}
 
 
 def tables(evaluation: Evaluation) -> Iterator[Table]:
-    """The worst group of each figure; then all groups, texts and answers apart."""
+    """Yield the table of the worst group of each figure; then all groups, texts and answers in tables of their own."""
     yield _worst(evaluation)
     yield from (_groups(evaluation, title, metrics) for title, metrics in _PARTS.items())
 
@@ -69,7 +69,7 @@ def _groups(evaluation: Evaluation, title: str, metrics: Sequence[str]) -> Table
 
 
 def _cells(figure: Figure | None, metric: str) -> Iterator[str]:
-    """Of a comparison first both sides."""
+    """Yield the cells of a figure; for a comparison, the values of both sides come first."""
     if METRICS[metric].compares is not None:
         for side in (figure.baseline, figure.candidate) if figure is not None else (None, None):
             yield "" if figure is None or side is None else _number(figure, side)
@@ -81,12 +81,12 @@ def _cells(figure: Figure | None, metric: str) -> Iterator[str]:
 
 
 def shown(figure: Figure) -> str:
-    """The value in its unit."""
+    """Return the figure's value in its unit."""
     return _number(figure, figure.value)
 
 
 def interval(figure: Figure) -> str:
-    """From, to."""
+    """Return the ends of the figure's interval; empty: it has none."""
     if figure.interval is None:
         return ""
     low, high = (_number(figure, end) for end in figure.interval)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Logits of an OpenVINO model, as it is in its folder: plain inference, which its continuous batching does not give.
 
-The tokens are read in pieces, so that all but the latest are met as the KV cache keeps them, quantized if it is. The
-cache is the plain model's own, not the paged one; what that does to answers is measured on the answers.
+The tokens are read in pieces, so that the model reads all but the latest from the KV cache, quantized if it is. The
+cache is the plain model's own, not the paged one; the effect of that on answers is measured on the answers.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ _PIECE = 16  # tokens
 
 
 class IrScores:
-    """One compiled model."""
+    """The logits of one compiled model."""
 
     def __init__(self, folder: Path, *, kv_cache_precision: str = "auto") -> None:
         properties = {} if kv_cache_precision == "auto" else {"KV_CACHE_PRECISION": kv_cache_precision}
@@ -31,7 +31,7 @@ class IrScores:
         self._request = model.create_infer_request()
 
     def log_probs(self, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """[num_tokens, vocab]: logarithms of the probabilities of the token after each of `token_ids`."""
+        """Return [num_tokens, vocab], the log probabilities of the token after each of `token_ids`."""
         self._request.reset_state()
         rows = [self._piece(token_ids, start) for start in range(0, len(token_ids), _PIECE)]
         return log_softmax(np.concatenate(rows))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one item tells about a release and its base: the amounts that figures are sums of."""
+"""The observations of one item on a release and its base: the amounts that figures are sums of."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ _IMPOSSIBLE = -100.0  # nats
 
 
 class Observation(NamedTuple):
-    """One item's part in one figure, which is sum(amounts) / sum(weights)."""
+    """An item's part in one figure, which is sum(amounts) / sum(weights)."""
 
     task: str
     group: str
@@ -25,7 +25,7 @@ class Observation(NamedTuple):
 
 
 def metrics_of(kind: Kind) -> tuple[str, ...]:
-    """What an item of a kind can tell about."""
+    """Return the metrics that an item of a kind is measured by."""
     match kind:
         case Kind.TEXT:
             return ("perplexity_ratio", "kl")
@@ -37,13 +37,13 @@ def metrics_of(kind: Kind) -> tuple[str, ...]:
 def observe_text(
     item: Item, base: NDArray[np.float32], candidate: NDArray[np.float32], ids: NDArray[np.int64]
 ) -> list[Observation]:
-    """How likely the text is to both, and how far apart their predictions are.
+    """Return observations of how likely a text is to both models, and how far apart their predictions are.
 
     Args:
-        item: of kind `text`.
-        base: [num_tokens, vocab], logarithms of the probabilities at each place of the text.
-        candidate: the same of the release.
-        ids: [num_tokens], the tokens that stand there.
+        item: an item of kind `text`.
+        base: [num_tokens, vocab], the base's log probabilities at each place of the text.
+        candidate: [num_tokens, vocab], the release's log probabilities.
+        ids: [num_tokens], the tokens at these places.
     """
     places, base, candidate = np.arange(len(ids)), _known(base), _known(candidate)
     ours = float(-candidate[places, ids].sum(dtype=np.float64))
@@ -57,20 +57,20 @@ def observe_text(
 
 
 def _known(log_probs: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What is no number counts as impossible: a broken model is a bad one, and can be told so in finite figures."""
+    """Return log probabilities with NaN as impossible: a broken model is a bad one, in finite figures."""
     return np.nan_to_num(log_probs, nan=_IMPOSSIBLE, neginf=_IMPOSSIBLE)
 
 
 def observe_answer(
     item: Item, base: Sequence[int], candidate: Sequence[int], texts: tuple[str, str]
 ) -> list[Observation]:
-    """Whether both are right, and how long they say the same.
+    """Return observations of whether both answers are right, and how long they are equal.
 
     Args:
-        item: of any kind but `text`.
-        base: its greedy tokens, the end token included.
-        candidate: the release's.
-        texts: what both say, without the end token: (base, candidate).
+        item: an item of any kind but `text`.
+        base: the base's greedy tokens, the end token included.
+        candidate: the release's greedy tokens, the end token included.
+        texts: both answers without the end token: (base, candidate).
     """
     where, same = (item.task, item.group), num_equal(base, candidate)
     found = [
@@ -84,7 +84,7 @@ def observe_answer(
 
 
 def num_equal(base: Sequence[int], candidate: Sequence[int]) -> int:
-    """Tokens until the first difference."""
+    """Return the number of tokens before the first difference."""
     for index, (theirs, ours) in enumerate(zip(base, candidate, strict=False)):
         if theirs != ours:
             return index
@@ -92,12 +92,12 @@ def num_equal(base: Sequence[int], candidate: Sequence[int]) -> int:
 
 
 def is_right(item: Item, text: str) -> bool:
-    """Whether an answer is what the item expects."""
+    """Return whether an answer is the item's expected one."""
     return text.startswith(item.expected) if item.kind is Kind.NEEDLE else text == item.expected
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Of each row."""
+    """Return the log softmax of each row."""
     wide = logits.astype(np.float64)
     wide -= wide.max(axis=-1, keepdims=True)
     wide -= np.log(np.exp(wide).sum(axis=-1, keepdims=True))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what an evaluation found into the release's manifest, which gives the release another address.
+"""The record of an evaluation in the release's manifest, which gives the release another address.
 
 A release that is in use stays as it is, where it is: its engine may be started again at any time, from the same folder.
-What was found of it is sealed in a release beside it, of the same files.
+Its results are sealed in a release beside it, of the same files.
 """
 
 import os
@@ -30,10 +30,10 @@ from trireme.base.errors import SpecError
 
 
 def refuse_unwritable(folder: Path) -> None:
-    """Before an evaluation that is to be recorded.
+    """Refuse a release whose manifest cannot be written, before an evaluation that is to be recorded.
 
     Raises:
-        SpecError: its manifest cannot be written, or its new folder not be made.
+        SpecError: the manifest cannot be written, or the new folder cannot be made.
     """
     places = [folder]
     if folder.is_dir():
@@ -52,29 +52,29 @@ def refuse_unwritable(folder: Path) -> None:
 
 
 class Recorded(NamedTuple):
-    """The release that has the results, and the one that was judged."""
+    """The release that holds the results, and the address of the release that was evaluated."""
 
     path: Path
     address: str
     old_address: str
-    was_in_use: bool = False  # the one that was evaluated is as it was; `path` is another, of the same files
+    was_in_use: bool = False  # the evaluated release is unchanged; `path` is another, of the same files
 
 
 def record(folder: Path, evaluation: Evaluation, override: Override | None) -> Recorded:
-    """Seal a release again with the results, in place; what an earlier evaluation left is replaced.
+    """Seal a release again with the results, in place; results of an earlier evaluation are replaced.
 
-    A folder that is named for its address, as `trireme build` names it, gets its new name: whoever serves the release
-    has to name that one, and a signature of the old address holds no longer. A release that is in use is not touched,
-    and the one with the results gets a folder of its own beside it.
+    A folder that is named for its address, as `trireme build` names it, gets its new name: a deployment that serves the
+    release has to use that, and a signature of the old address holds no longer. A release that is in use is not
+    touched, and the release with the results gets a folder of its own beside it.
 
     Args:
-        folder: of the release.
-        evaluation: of this very release.
-        override: of a verdict that is against it; None: the verdict stands.
+        folder: folder of the release.
+        evaluation: the evaluation of this very release.
+        override: overrides a verdict against the release; None: the verdict stands.
 
     Raises:
-        SpecError: the release was changed since it was evaluated, there is nothing to override, or something else has
-            the place of the one with the results.
+        SpecError: the release was changed since it was evaluated, there is nothing to override, or something else is in
+            the place of the release with the results.
     """
     manifest = verify(folder)
     old = address(folder)
@@ -116,7 +116,7 @@ def _is_built(there: str, name: str) -> bool:
 
 
 def _renamed(folder: Path, name: str, old: str, new: str) -> Path:
-    """Its new name, if it was named for its address."""
+    """Rename a folder that was named for its old address; return its path."""
     if not _is_named_for(folder, name, old):
         return folder
     place = _place(folder, name, old, new)
@@ -127,7 +127,7 @@ def _renamed(folder: Path, name: str, old: str, new: str) -> Path:
 
 
 def _place(folder: Path, name: str, old: str, new: str) -> Path:
-    """Where a release beside `folder` belongs whose address is `new`."""
+    """Return the place beside `folder` for a release with the address `new`."""
     there = folder.resolve()
     if there.name == old:
         return there.with_name(new)
@@ -135,13 +135,13 @@ def _place(folder: Path, name: str, old: str, new: str) -> Path:
 
 
 def _count_in(folder: Path, place: Path) -> None:
-    """Have a cache know a release of another name as it knows the old one, for its bound and its evictions."""
+    """Have a cache treat a release of another name like the old one, for its bound and its evictions."""
     if (lock := lock_file(folder.resolve())).is_file():
         lock_file(place).write_text(lock.read_text())
 
 
 def _sealed_beside(folder: Path, manifest: ReleaseManifest, old: str) -> tuple[Path, str]:
-    """A release of the same files with another manifest, in a folder of its own; and its address."""
+    """Seal the same files with another manifest in a folder of their own; return it, and its address."""
     draft = folder.resolve().with_name(f".evaluated-{secrets.token_hex(8)}")
     try:
         beside = [PROVENANCE_FILE] if (folder / PROVENANCE_FILE).is_file() else []
@@ -164,7 +164,7 @@ def _sealed_beside(folder: Path, manifest: ReleaseManifest, old: str) -> tuple[P
 
 
 def _results(evaluation: Evaluation) -> Iterator[EvaluationResult]:
-    """Every figure; of a comparison first both sides, then what is judged."""
+    """Yield every figure; for a comparison both sides first, then the judged figure."""
     for figure in evaluation.figures:
         sides = METRICS[figure.metric].compares
         if sides is not None and figure.candidate is not None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a release is asked: a file with an item a line, each JSON with task, group, kind, prompt, expected.
+"""The items that a release is asked: a file with an item a line, each JSON with task, group, kind, prompt, expected.
 
     {"task": "facts", "group": "en", "kind": "exact", "prompt": "What is ...?", "expected": " It is ..."}
 
-`group` is what figures are kept apart by: a language, a length. `kind` says what is made of the item (`Kind`).
+Figures are kept apart by `group`: a language, a length. `kind` says how the item is judged (`Kind`).
 """
 
 import enum
@@ -18,16 +18,16 @@ from trireme.base.errors import SpecError
 
 
 class Kind(enum.StrEnum):
-    """What an item is for."""
+    """The way in which an item is judged."""
 
     EXACT = "exact"  # the answer must be `expected`, character for character, up to the end token
     NEEDLE = "needle"  # the answer must begin with `expected`, which stands somewhere in the long prompt
-    OPEN = "open"  # no right answer: how long does it say what the base says?
+    OPEN = "open"  # no right answer: how long is the answer equal to the base's?
     TEXT = "text"  # how likely is `expected` after `prompt`? Held out, never trained on
 
 
 class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line."""
+    """An item, which is one line of the file."""
 
     task: str
     kind: Kind
@@ -37,10 +37,10 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_items(file: Path) -> list[Item]:
-    """All items of a file; empty lines are none.
+    """Return all items of a file, without empty lines.
 
     Raises:
-        SpecError: it cannot be read, or a line is not an item; it names the line.
+        SpecError: the file cannot be read, or a line is not an item; the text names the line.
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -64,12 +64,12 @@ def _item(line: str, file: Path, number: int) -> Item:
 
 
 def hash_items(file: Path) -> str:
-    """SHA-256 of the file."""
+    """Return the SHA-256 of the file, in hexadecimal."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def sample(items: Sequence[Item], limit: int, *, seed: int) -> list[Item]:
-    """At most `limit` items of each task and group, in the file's order; the seed decides which."""
+    """Return at most `limit` items of each task and group, in the file's order; the seed decides which."""
     groups: dict[tuple[str, str], list[int]] = {}
     for index, item in enumerate(items):
         groups.setdefault((item.task, item.group), []).append(index)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From observations to figures for each task and group, and from those to a verdict: the worst group decides.
+"""The figures of each task and group, computed from observations, and the verdict on them: the worst group decides.
 
 A figure is held against the recipe's limit itself, not by a bound of its interval: a release does not pass because a
 group is small, nor fail because it is. Where the limit lies within the interval, `is_certain` is false; more items
@@ -24,14 +24,14 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Metric:
-    """One kind of figure.
+    """A kind of figure.
 
     Attributes:
-        limit: the field of `QualitySpec` that bounds it; None: told, and not judged.
+        limit: the field of `QualitySpec` that bounds the figure; None: it is reported, and not judged.
         is_more_worse: whether a larger figure is a worse one.
-        is_share: of items, so that an item is right or wrong.
-        is_log: sums are of logarithms, the figure is what they are the logarithm of.
-        compares: what its two sides are called, where it is a difference or a ratio.
+        is_share: whether the figure is a share of items, so that an item is right or wrong.
+        is_log: whether sums are of logarithms, and the figure is the exponential of their mean.
+        compares: the names of its two sides, where it is a difference or a ratio.
     """
 
     title: str
@@ -54,26 +54,26 @@ METRICS = {
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One figure of one group."""
+    """A figure of one group."""
 
     task: str
     group: str
     metric: str
     value: float
     num_items: int
-    interval: tuple[float, float] | None = None  # none of a single item
+    interval: tuple[float, float] | None = None  # None for a single item
     candidate: float | None = None
     baseline: float | None = None
     limit: float | None = None
-    passed: bool | None = None  # none: there is no limit
+    passed: bool | None = None  # None: there is no limit
     is_certain: bool | None = None  # the limit lies outside the interval
 
 
 def figures_of(observations: Iterable[Observation], quality: QualitySpec, *, seed: int) -> list[Figure]:
-    """One figure for each task, group and metric, in the order of their first observation.
+    """Return a figure for each task, group and metric, in the order of their first observation.
 
     Raises:
-        SpecError: the recipe limits something that no item tells anything about.
+        SpecError: the recipe limits something that no item measures.
     """
     groups: dict[tuple[str, str, str], list[Observation]] = {}
     for each in observations:
@@ -116,7 +116,7 @@ def ratio_of_sums(amounts: Floats, weights: Floats) -> Floats:
 
 
 def interval_of_ratio(amounts: Floats, weights: Floats, *, seed: int) -> tuple[float, float]:
-    """Return the middle 95 % of the ratio over resamples of the items; what one item compares is drawn together."""
+    """Return the middle 95 % of the ratio over resamples of the items; an item's two sides are drawn together."""
 
     def ratio(chosen: Indices) -> Floats:
         return ratio_of_sums(amounts[chosen], weights[chosen])
@@ -126,7 +126,7 @@ def interval_of_ratio(amounts: Floats, weights: Floats, *, seed: int) -> tuple[f
 
 
 def unseen_share(num_items: int) -> float:
-    """Return how large the share of something may be that was seen in none of `num_items`: (1 - p)^n = 0.025.
+    """Return the largest share of something that was seen in none of `num_items`: (1 - p)^n = 0.025.
 
     Resampling cannot tell: where no item differs, no resample does.
     """
@@ -150,13 +150,13 @@ def _interval(metric: Metric, amounts: Floats, weights: Floats, seed: int) -> tu
 
 
 def excess(metric: Metric, value: float, limit: float) -> float:
-    """How far a value is on the wrong side of a limit; at most 0: within. Rounding errors are forgiven."""
+    """Return how far a value is on the wrong side of a limit; at most 0: within. Rounding errors are forgiven."""
     difference = value - limit if metric.is_more_worse else limit - value
     return 0.0 if abs(difference) < 1e-9 else difference
 
 
 def worst_of(figures: Iterable[Figure]) -> dict[str, Figure]:
-    """By metric, the figure that decides."""
+    """Return the deciding figure of each metric."""
     worst: dict[str, Figure] = {}
     for figure in figures:
         known = worst.get(figure.metric)
@@ -166,7 +166,7 @@ def worst_of(figures: Iterable[Figure]) -> dict[str, Figure]:
 
 
 def verdict_of(figures: Iterable[Figure]) -> bool | None:
-    """Whether every figure that has a limit is within it; None: none has one."""
+    """Return whether every figure that has a limit is within it; None: no figure has one."""
     judged = [figure.passed for figure in worst_of(figures).values() if figure.passed is not None]
     return all(judged) if judged else None
 

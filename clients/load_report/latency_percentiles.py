@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How sure a figure is: requests that are near in time are alike, so stretches of a run are drawn again."""
+"""The percentiles of latencies with their intervals: near requests are alike, so stretches of a run are drawn again."""
 
 from collections.abc import Sequence
 
@@ -17,19 +17,19 @@ CONFIDENCE = 0.95
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """95 %: of a latency by the block bootstrap, of a rate by its stretches (`rates`)."""
+    """The 95 % interval of a latency by the block bootstrap, or of a rate by its stretches (`rates`)."""
 
     low: float
     high: float
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one latency, in milliseconds.
+    """The distribution of one latency, in milliseconds.
 
     Attributes:
-        count: values, of `num_requests` requests.
+        count: number of values, from `num_requests` requests.
         percentiles: by number: "50", "90", "95", "99"; linear between the nearest values.
-        intervals: of the mean and each percentile; none where there are fewer than 40 requests.
+        intervals: by name, for the mean and each percentile; none where there are fewer than 40 requests.
     """
 
     count: int
@@ -43,7 +43,11 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spread_of(values_ms: Sequence[Sequence[float]], *, seed: int = 0) -> Spread | None:
-    """Args: `values_ms` of each request, in the order in which they were sent; None: there is no value."""
+    """Return the distribution of a latency; None: there is no value.
+
+    Args:
+        values_ms: the values of each request, in the order in which the requests were sent.
+    """
     kept = [values for values in values_ms if values]
     if not kept:
         return None
@@ -63,10 +67,10 @@ def spread_of(values_ms: Sequence[Sequence[float]], *, seed: int = 0) -> Spread 
 
 
 def with_draws(values_ms: Sequence[Sequence[float]], *, seed: int) -> tuple[Floats, Floats]:
-    """Return mean and percentiles, as `NAMES`, and those of draws of stretches, ``[num_resamples, len(NAMES)]``.
+    """Return mean and percentiles in the order of `NAMES`, and their values in draws, ``[num_resamples, len(NAMES)]``.
 
     Args:
-        values_ms: of each request in order; no request without any.
+        values_ms: the values of each request, in order; every request has at least one.
     """
     # Not `block_bootstrap`: a million values that are sorted once take 3 s, and 7 s where each draw is pooled.
     pooled = np.concatenate(values_ms)

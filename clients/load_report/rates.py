@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many a second there were in the measured part of a run, and how sure that is.
+"""The rates of the measured part of a run, per second, with their intervals.
 
 A request that takes long has its tokens in neighbouring stretches of a run, so these are alike, and an interval that
 takes them for independent is too narrow. Stretches are therefore twice as long as a request, so that few are in two.
@@ -19,7 +19,7 @@ _MIN_STRETCHES = 5
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """Of so many a second over the window.
+    """The number of requests or tokens a second over the window.
 
     Attributes:
         interval: None: too few requests, or too short a window for their length.
@@ -30,7 +30,13 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 def rate_of(counts: Sequence[tuple[int, float | None]], window: Window, done: Sequence[LoadRecord]) -> Rate:
-    """Args: `counts`: when, and how many. `done`: requests of the window that ended well."""
+    """Return the rate over a window.
+
+    Args:
+        counts: time in ns and number of each event; None counts as 0.
+        window: the measured part of the run.
+        done: requests of the window that ended well.
+    """
     within = [(at_ns, count or 0) for at_ns, count in counts if window.holds(at_ns)]
     per_s = sum(count for _, count in within) / window.seconds
     num_stretches = _num_stretches(window, done)
@@ -48,7 +54,7 @@ def rate_of(counts: Sequence[tuple[int, float | None]], window: Window, done: Se
 
 
 def _num_stretches(window: Window, done: Sequence[LoadRecord]) -> int:
-    """Into how many the window is cut; 0: there is no interval."""
+    """Return the number of stretches that the window is cut into; 0: there is no interval."""
     if len(done) < MIN_REQUESTS:
         return 0
     lasting_s = float(np.mean([record.end_ns - record.due_ns for record in done])) / 1e9

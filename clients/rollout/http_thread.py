@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A web application that an event loop in a thread of its own answers, with an end to its patience."""
+"""A web application in an event loop and thread of its own, with limits on the time of each connection."""
 
 import asyncio
 import contextlib
@@ -13,11 +13,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 from trireme.base.errors import SpecError
 
 _BACKLOG = 128  # many clients ask at the same second
-_MAX_LINE_BYTES = 65_536  # of a head: a proxy may add a client's certificate
+_MAX_LINE_BYTES = 65_536  # in a request's head: a proxy may add a client's certificate
 _FINISH_S = 2.0  # as long as a client waits for its answer (`clients.rollout.routing.rollout_client`)
 
 _log = logging.getLogger("trireme.rollout.http")
-# What is no HTTP could fill the log, and anybody can send it.
+# Bytes that are no HTTP could fill the log, and anybody can send them.
 _log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
 
@@ -25,7 +25,7 @@ class HttpThread:
     """The server of an application from its construction until it is closed.
 
     Args:
-        listener: of `listen`.
+        listener: a socket of `listen`.
         silence_s: how long a connection may bring no whole head of a request, in seconds.
     """
 
@@ -36,7 +36,7 @@ class HttpThread:
         self._thread.start()
 
     def close(self) -> None:
-        """End all connections, once the requests that run are answered or had their time."""
+        """End all connections, once running requests are answered or have had their time."""
         with contextlib.suppress(RuntimeError):  # it is closed already
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
@@ -65,10 +65,10 @@ class HttpThread:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that takes connections; port 0: any that is free.
+    """Return a socket that takes connections; port 0: any free port.
 
     Raises:
-        SpecError: nobody can listen there.
+        SpecError: the address or the port cannot be used.
     """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:

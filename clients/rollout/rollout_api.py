@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running rollout says to clients and hears of them, over HTTP: the split, and how requests ended.
+"""The API of a running rollout for its clients, over HTTP: the split, and the outcomes of requests.
 
     GET  /split?client=NAME   {"rollout": 3, "step": 1, "salt": "...", "stable_model": "ensemble", "lease_s": 5.0,
                                "slices": [{"upto": 0.05, "arm": "candidate", "model": "ensemble_canary", ...}, ...]}
     GET  /judgement           {"rollout": 3, "phase": "running", "step": 1, "share": 0.05, "verdict": "undecided",
-                               "reason": "...", "num_requests": 420}: of what was counted at this step
+                               "reason": "...", "num_requests": 420}: of the requests counted at this step
     POST /outcomes            {"rollout": 3, "step": 1, "batch": "a name of its own", "outcomes": [...]}
 
-A batch is counted once, however often it is sent, and for the step at which its requests were sent. The copies of a
-shadow are divided among the clients that have asked of late; so each should say a name of its own. Who asks for the
-judgement hears how a rollout ended: what asked within the last minute is answered for another one.
+A batch is counted once, however often it is sent, and for the step at which its requests were sent. The shadow requests
+are divided among the clients that have asked of late; so each client should give a name of its own. A follower of the
+judgement hears how a rollout ended: after a follower's question within the last minute, the API answers for another
+minute.
 """
 
 import asyncio
@@ -45,26 +46,26 @@ Evidence = Mapping[str, object]
 
 
 class Merge(Protocol):
-    """Makes new evidence of what was counted and what arrives at a time, in seconds since 1970."""
+    """A function that makes new evidence of the evidence so far and new outcomes at a time, in seconds since 1970."""
 
     def __call__(self, evidence: Evidence | None, outcomes: Sequence[Outcome], *, at_s: float | None) -> Evidence:
-        """What was given stays as it was."""
+        """Return new evidence; the given evidence stays unchanged."""
 
 
 class RolloutFront:
-    """The answers to clients, over HTTP, from its construction until it is closed.
+    """The API of one rollout, over HTTP, from its construction until it is closed.
 
     Args:
-        store: the file.
-        number: of the rollout.
-        prefix: before the names of the model's Triton models.
-        merge: makes evidence of what was counted and what comes.
-        port: 0: any that is free.
-        linger_s: how long who asked for the judgement may still hear of the end.
-        silence_s: how long a caller may send nothing before it is hung up on.
+        store: the file of the store.
+        number: number of the rollout.
+        prefix: prefix of the names of the model's Triton models.
+        merge: makes new evidence of the evidence so far and new outcomes.
+        port: 0: any free port.
+        linger_s: how long a follower of the judgement may still hear of the end.
+        silence_s: how long a caller may send nothing before its connection is closed.
 
     Raises:
-        SpecError: nobody can listen there.
+        SpecError: the address or the port cannot be used.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class RolloutFront:
         self._http = HttpThread(app, listener, silence_s=silence_s)
 
     def close(self) -> None:
-        """Nobody is heard any more, once followers had the time to hear of the end; clients' leases end."""
+        """Close the API, once followers have had the time to hear of the end; clients' leases end."""
         now_s = time.monotonic()
         try:
             if self._judged_at_s is not None and now_s - self._judged_at_s < self._linger_s and self._is_over():
@@ -111,7 +112,7 @@ class RolloutFront:
             return store.get(self._number).phase.is_over
 
     def split(self, client: str = "") -> SplitAnswer:
-        """As it is now, for one client."""
+        """Return the current split for one client."""
         with Store(self._store) as store:
             rollout = store.get(self._number)
         plan = read_plan(rollout.plan)
@@ -131,7 +132,7 @@ class RolloutFront:
         return msgspec.structs.replace(mirror, max_in_flight=part)
 
     def judgement(self) -> JudgementAnswer:
-        """As it is now."""
+        """Return the current judgement."""
         self._judged_at_s = time.monotonic()
         with Store(self._store) as store:
             rollout = store.get(self._number)
@@ -149,9 +150,13 @@ class RolloutFront:
         )
 
     def count(self, body: bytes) -> bool:
-        """Whether a batch was new. Raises: msgspec.ValidationError, msgspec.DecodeError: it is none."""
+        """Count a batch, and return whether it was new.
+
+        Raises:
+            msgspec.ValidationError, msgspec.DecodeError: the body is no batch.
+        """
         batch = msgspec.json.decode(body, type=OutcomeBatch)
-        if batch.rollout != self._number:  # of one that is over
+        if batch.rollout != self._number:  # a batch of an earlier rollout
             return False
         with Store(self._store) as store:
             rollout = store.get(self._number)
@@ -204,7 +209,7 @@ async def _with_errors(
         return _json(400, {"error": str(exc)})
     except ServingError as exc:
         return _json(400 if isinstance(exc, RequestError) else 500, {"error": exc.message})
-    except (ConnectionError, TimeoutError):  # who asked has gone, or is silent in the middle
+    except (ConnectionError, TimeoutError):  # the caller has gone, or is silent in the middle
         if request.transport is not None:
             request.transport.abort()
         return web.Response()
@@ -218,7 +223,7 @@ def _json(status: int, answer: object) -> web.Response:
 
 
 def _check(batch: OutcomeBatch, rollout: Rollout) -> None:
-    """Raises: RequestError: no client of this rollout can have seen that."""
+    """Check the step of a batch. Raises: RequestError: no client of this rollout can have seen that."""
     if batch.step > rollout.step:
         raise RequestError(
             f"step must be one that the rollout has reached, 0 to {rollout.step}, got {batch.step}",
@@ -237,7 +242,7 @@ def _check(batch: OutcomeBatch, rollout: Rollout) -> None:
 
 
 class RecentClients:
-    """Divides what all clients may do together among those that have asked of late."""
+    """A division of the shadow requests of all clients among the clients that have asked of late."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -245,7 +250,10 @@ class RecentClients:
         self._lock = threading.Lock()
 
     def part(self, client: str, total: int, lease_s: float) -> int:
-        """One client's, none for who has no name; all parts add up to `total` once each has asked again."""
+        """Return one client's part of `total`; 0 for a client without a name.
+
+        All parts add up to `total` once each client has asked again.
+        """
         if not client:
             return 0
         now = self._now()

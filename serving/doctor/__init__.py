@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in the way of serving a release on this machine, found before it is loaded."""
+"""The checks of a release against this machine, which find what stands in its way before it is loaded."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`trireme doctor`: all that stands in the way of serving a built release on this machine, found without a GPU.
 
-With --tensorrt-llm: what stands in the way of TensorRT-LLM itself.
+With --tensorrt-llm it checks TensorRT-LLM itself instead.
 """
 
 import json
@@ -29,14 +29,17 @@ from trireme.base.errors import SpecError
 
 def doctor(
     release: Annotated[
-        Path | None, typer.Argument(help="Folder of a built release.", show_default="those of the deployment")
+        Path | None, typer.Argument(help="Folder of a built release.", show_default="the deployment's releases")
     ] = None,
     deployment: Annotated[
-        Path | None, typer.Option(help="Deployment file that is to serve it: its limits, memory, tokenizer and key.")
+        Path | None,
+        typer.Option(help="Deployment file that is to serve the release: gives limits, memory, tokenizer and key."),
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option(help="Machines that the ranks are spread over.", min=1, show_default="the deployment's, or 1"),
+        typer.Option(
+            help="Number of machines that the ranks are spread over.", min=1, show_default="the deployment's, or 1"
+        ),
     ] = None,
     is_full: Annotated[
         bool, typer.Option("--full", help="Read every file again, also those that have not changed since last time.")
@@ -45,18 +48,21 @@ def doctor(
         bool,
         typer.Option(
             "--server",
-            help="Start this machine's Triton without your models for some seconds and ask what it can do; alone.",
+            help="Only start this machine's Triton without your models for some seconds and show what it can do.",
         ),
     ] = False,
     is_trying_upstream: Annotated[
         bool,
         typer.Option(
-            "--tensorrt-llm", help="Check whether TensorRT-LLM itself runs here: driver, versions, imports; a minute."
+            "--tensorrt-llm",
+            help="Check whether TensorRT-LLM itself runs here: driver, versions, imports; takes a minute.",
         ),
     ] = False,
     is_without_gpu: Annotated[
         bool,
-        typer.Option("--without-gpu", help="With --tensorrt-llm, as an image is built: leave out what needs a driver."),
+        typer.Option(
+            "--without-gpu", help="With --tensorrt-llm, leave out what needs a driver, as when an image is built."
+        ),
     ] = False,
     is_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -128,7 +134,7 @@ def _report_server(*, is_json: bool) -> None:
 
 
 def _try_upstream(*, is_without_gpu: bool, is_json: bool) -> list[Finding]:
-    """Return what is wrong with TensorRT-LLM here, and print it where a person reads."""
+    """Return what is wrong with TensorRT-LLM here, and print it for a person."""
     if not is_json:
         Console(stderr=True, highlight=False).print("importing tensorrt_llm, which takes up to a minute ...")
     findings = findings_of_tensorrt_llm(is_without_gpu=is_without_gpu)
@@ -155,7 +161,11 @@ def _upstream_facts(findings: list[Finding]) -> dict[str, object]:
 def _releases(
     release: Path | None, deployment: Path | None, *, is_one_wanted: bool
 ) -> list[tuple[Path, ReleaseSpec | None]]:
-    """Raises: SpecError: neither names a release though one is wanted, or they name different ones."""
+    """Return the releases to check, each with its spec if a deployment gives one.
+
+    Raises:
+        SpecError: neither option names a release though one is wanted, or they name different ones.
+    """
     if deployment is None:
         if release is None and not is_one_wanted:
             return []
@@ -188,7 +198,7 @@ def _facts(folder: Path, findings: list[Finding], tls: GrpcTlsSpec | None) -> di
 
 
 def _trtllm_facts(manifest: ReleaseManifest | None) -> dict[str, object]:
-    """Return the version whose facts the release's settings are checked by; nothing for other engines."""
+    """Return the version by which to check the release's settings; nothing for engines other than TensorRT-LLM."""
     version = manifest.versions.get("tensorrt_llm") if manifest else None
     if version is None:
         return {}
@@ -198,7 +208,7 @@ def _trtllm_facts(manifest: ReleaseManifest | None) -> dict[str, object]:
 def _manifest(folder: Path) -> ReleaseManifest | None:
     try:
         return load_manifest(folder)
-    except SpecError:  # one of the findings
+    except SpecError:  # reported as one of the findings
         return None
 
 
@@ -218,7 +228,7 @@ def _print(folder: Path, findings: list[Finding], spec: ReleaseSpec | None, tls:
 
 
 def _print_findings(console: Console, title: str, findings: list[Finding]) -> None:
-    """Print a table, and where no person looks a line for each, in which nothing is broken."""
+    """Print a table on a terminal; elsewhere a line for each finding, never wrapped."""
     if not console.is_terminal:
         console.print("\n".join([title, *map(str, findings)]), soft_wrap=True)
         return

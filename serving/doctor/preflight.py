@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is checked before anything is started, so that a mistake costs one clear line and not a half-started server."""
+"""The checks before anything is started, so that a mistake costs one clear line and not a half-started server."""
 
 import json
 import math
@@ -25,8 +25,8 @@ from serving.process.this_machine import read_machine
 from trireme.base.errors import SpecError
 
 _GIB = 1 << 30
-NO_ROOM_FIELDS = ("models", "engine.num_kv_blocks")  # that `check_room` names where memory is missing
-_OPENVINO_BLOCK_TOKENS = 32  # as `serving.engines.openvino.openvino_pipeline` has it, which loads OpenVINO
+NO_ROOM_FIELDS = ("models", "engine.num_kv_blocks")  # the fields that `check_room` names where memory is missing
+_OPENVINO_BLOCK_TOKENS = 32  # as in `serving.engines.openvino.openvino_pipeline`, which loads OpenVINO
 
 
 def check(spec: DeploymentSpec) -> None:
@@ -60,7 +60,7 @@ def check_releases(releases: Sequence[ReleaseSpec]) -> None:
 def check_room(releases: Sequence[ReleaseSpec]) -> None:
     """Check that there is memory for releases together, on the host and on each GPU, beside what runs already.
 
-    An engine without a manifest does not tell what it needs; of OpenVINO's the least that it can be is known.
+    An engine without a manifest does not tell its need; for OpenVINO's, the least possible need is known.
 
     Raises:
         SpecError: how much is missing where.
@@ -114,7 +114,7 @@ def _check_openvino_limits(engine: OpenVinoEngineSpec) -> None:
 
 
 def _check_openvino_cache(engine: OpenVinoEngineSpec) -> None:
-    """A folder without a manifest does not tell what its cache takes; this is the least that it can be."""
+    """Check the least memory that an OpenVINO cache can take; a folder without a manifest does not tell its need."""
     folder = load_model_folder(engine.dir, weights="openvino_model.xml")
     config = json.loads((folder.dir / "config.json").read_text(encoding="utf-8"))
     sizes = [config.get(name) for name in ("num_hidden_layers", "num_key_value_heads", "head_dim")]
@@ -160,7 +160,7 @@ def _check_ports(triton: TritonSpec) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((triton.host, port))
-            except (OSError, UnicodeError) as exc:  # the latter of a name that cannot be one
+            except (OSError, UnicodeError) as exc:  # UnicodeError: for a name that cannot be a host's
                 reason = exc.strerror if isinstance(exc, OSError) else str(exc)
                 raise SpecError(
                     f"{name} {port} of host {triton.host} cannot be used ({reason}); "

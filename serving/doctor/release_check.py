@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every start looks at the built releases that it is to load, before anything is imported that could load them."""
+"""The check of the built releases that a start is to load, before anything is imported that could load them."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _PLACES = ("dir", "draft_dir", "lora_file")  # fields of engines
 
 
 def refuse_unfit_releases(spec: ReleaseSpec) -> None:
-    """Check every built release that a deployment serves; an engine without a manifest beside it is not one.
+    """Check every built release that a deployment serves; an engine without a manifest beside it is not a release.
 
     Raises:
         SpecError: what stands in the way, and the next step.
@@ -41,7 +41,7 @@ def built_release_of(spec: ReleaseSpec) -> Path | None:
     """Return the folder of the built release that a deployment's engine comes from; None: a folder without a manifest.
 
     Raises:
-        SpecError: a signature is wanted of what is no release.
+        SpecError: a signature is wanted, but the folder is no release.
     """
     engine_dir: Path | None = getattr(spec.engine, "dir", None)
     folder = spec.release_dir
@@ -57,7 +57,7 @@ def built_release_of(spec: ReleaseSpec) -> Path | None:
 
 
 def unverified_places(spec: ReleaseSpec) -> list[Path]:
-    """What an engine loads of which no manifest lists the files: nobody would notice an altered byte there."""
+    """Return the paths that an engine loads without a manifest of their files: an altered byte would go unnoticed."""
     folder = built_release_of(spec)
     named = [getattr(spec.engine, field, None) for field in _PLACES]
     return [
@@ -68,7 +68,7 @@ def unverified_places(spec: ReleaseSpec) -> list[Path]:
 
 
 def is_verified(spec: ReleaseSpec) -> bool | None:
-    """Return whether all that an engine loads was compared with a manifest; None: it has no files."""
+    """Return whether all files that an engine loads were compared with a manifest; None: it has no files."""
     return None if getattr(spec.engine, "dir", None) is None else not unverified_places(spec)
 
 
@@ -85,18 +85,18 @@ def launcher_findings(spec: ReleaseSpec) -> list[Finding]:
 def findings_here(
     folder: Path, spec: ReleaseSpec | None, *, num_nodes: int | None = None, is_full: bool = False
 ) -> list[Finding]:
-    """All that stands in the way of serving a release on this machine.
+    """Return all that stands in the way of serving a release on this machine.
 
     Args:
         folder: the release.
         spec: how it is to be served, if that is known.
-        num_nodes: that its ranks are spread over.
+        num_nodes: number of machines that its ranks are spread over.
         is_full: read every file, also one that has not changed since it was read last.
     """
     try:
         provider = load_manifest(folder).provider
         machine = read_machine(BINDING_PACKAGES[provider], is_asking_for_gpus=provider != "openvino")
-    except SpecError:  # `check_release` tells it as a finding
+    except SpecError:  # `check_release` reports it as a finding
         machine = read_machine((), is_asking_for_gpus=False)
     memory = None if is_full else HashMemory.of_folder(folder)
     return check_release(folder, machine=machine, deployment=spec, num_nodes=num_nodes, memory=memory)

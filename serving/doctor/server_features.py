@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of a tritonserver to what differs between versions, and what follows from them here.
+"""The answers of a tritonserver about features that differ between versions, with their consequences here.
 
 Nothing looks at a version number: flags are read from the server's own `--help`, the rest is asked of a server that
 runs (`serving.doctor.server_probe`). The differences themselves are listed in docs/support.md.
@@ -25,11 +25,11 @@ _FLAG = re.compile(r"^\s*--([a-z0-9-]+)\b", re.MULTILINE)
 
 @dataclass(frozen=True)
 class ServerFeatures:
-    """Answers of one tritonserver with one numpy; each is a fact that was asked, none follows from the version.
+    """The answers of one tritonserver with one numpy; each is an observed fact, none follows from the version.
 
     Attributes:
         program: path of the server that was asked.
-        version: as its metadata has it; for people.
+        version: version in its metadata; for people.
         numpy: version of numpy in the stub.
         are_tensors_whole: tensors come through a Python model as they were sent.
         closes_client_shm: shared memory of clients is off unless `--allow-client-shm=true`.
@@ -59,7 +59,7 @@ class ServerFeatures:
 
 
 def consequences(features: ServerFeatures) -> list[tuple[str, bool, str]]:
-    """Return each question in words, its answer, and what follows from the answer here."""
+    """Return each question in words, its answer, and the consequence of the answer here."""
     yes_or_no = {
         "tensors come through a Python model whole": (
             features.are_tensors_whole,
@@ -94,7 +94,7 @@ def known_flags(installation: TritonInstallation) -> frozenset[str]:
     """Return the options that a server knows, without dashes, as its `--help` lists them.
 
     Raises:
-        ServerError: it cannot be run.
+        ServerError: the server cannot be run.
     """
     command = [str(installation.tritonserver), "--help"]
     env = installation.environment(run_dir_variable="TRIREME_UNUSED", run_dir=Path("/nonexistent"))
@@ -121,7 +121,7 @@ def limits_http_bytes(installation: TritonInstallation) -> bool:
 
 
 def refuse_missing_flags(triton: TritonSpec, installation: TritonInstallation) -> None:
-    """Refuse what a deployment asks of a server that it does not have.
+    """Refuse a deployment that needs options which the server does not have.
 
     Raises:
         SpecError: which field, and what to do.
@@ -155,7 +155,7 @@ def refuse_broken_tensors(features: ServerFeatures) -> None:
     """Refuse a server whose stubs cannot handle the numpy of this environment.
 
     Raises:
-        SpecError: with the cure.
+        SpecError: the stubs fail; the text gives the cure.
     """
     if not features.are_tensors_whole:
         raise SpecError(

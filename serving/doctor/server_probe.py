@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tritonserver without any model of a user, started for a few seconds to be asked what it can do."""
+"""A probe of tritonserver: started without any model of a user for a few seconds, and asked what it can do."""
 
 import contextlib
 import json
@@ -89,11 +89,11 @@ _SENT: Mapping[str, list[object]] = {
 
 
 def refuse_unfit_server(triton: TritonSpec, installation: TritonInstallation) -> None:
-    """Refuse a server that cannot do what a deployment asks of it, or whose stubs fail with the numpy that is here.
+    """Refuse a server that lacks what a deployment needs, or whose stubs fail with this environment's numpy.
 
     Raises:
         SpecError: what is missing, and the next step.
-        ServerError: it cannot be run.
+        ServerError: the server cannot be run.
     """
     refuse_missing_flags(triton, installation)
     if needs_asking_about_numpy():
@@ -101,10 +101,10 @@ def refuse_unfit_server(triton: TritonSpec, installation: TritonInstallation) ->
 
 
 def ask_server(installation: TritonInstallation) -> ServerFeatures:
-    """Start the server, ask all of it, and end it. Takes some seconds, and one port of the loopback for so long.
+    """Start the server, ask every question, and end it. Takes some seconds, and one port of the loopback meanwhile.
 
     Raises:
-        ServerError: it does not start, or dies of a question.
+        ServerError: the server does not start, or dies of a question.
     """
     with tempfile.TemporaryDirectory(prefix="trireme-probe-") as name:
         folder = Path(name)
@@ -135,7 +135,7 @@ def ask_server(installation: TritonInstallation) -> ServerFeatures:
 
 
 def _write_models(repository: Path) -> Path:
-    """Write the models to ask with; returns the folder of `echo`."""
+    """Write the models to ask with; return the folder of `echo`."""
     for name, config in (("echo", _ECHO_CONFIG), ("graph", _GRAPH_CONFIG)):
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(config, encoding="utf-8")
@@ -179,12 +179,12 @@ def _running(installation: TritonInstallation, folder: Path) -> Iterator["_Asked
             yield server
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # nothing of it is wanted any more
+                os.killpg(process.pid, signal.SIGKILL)  # nothing of the server is wanted any more
             process.wait()
 
 
 class _AskedServer:
-    """Questions to a running server over HTTP."""
+    """The questions to a running server over HTTP."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
         self._process = process
@@ -228,7 +228,7 @@ class _AskedServer:
         return self._post(f"/v2/repository/models/{model}/load", b"{}")[0] == HTTPStatus.OK
 
     def _post(self, path: str, body: bytes | None) -> tuple[int, str]:
-        """Return status and text of the answer. Raises: ServerError: there was none."""
+        """Return status and text of the answer. Raises: ServerError: the server does not answer."""
         try:
             with urllib.request.urlopen(f"{self._url}{path}", data=body, timeout=_CALL_S) as response:
                 return response.status, response.read().decode()

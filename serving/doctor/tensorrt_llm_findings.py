@@ -12,15 +12,15 @@ from serving.doctor.tensorrt_llm_trial import TIMEOUT_S, try_imports
 from serving.engines.tensorrt_llm.tensorrt_llm_causes import explain, no_package
 from serving.process.this_machine import NoDriverError, read_driver_version, read_machine
 
-_FIRST_WITH_REASONING_TEXT = (1, 2)  # whose PyTorch backend imports `tensorrt_llm.serve`, and that the newer openai
+_FIRST_WITH_REASONING_TEXT = (1, 2)  # its PyTorch backend imports `tensorrt_llm.serve`, and that the newer openai
 
 
 def findings_of_tensorrt_llm(*, is_without_gpu: bool = False, timeout_s: float = TIMEOUT_S) -> list[Finding]:
-    """Return what is wrong, each with its cure; takes up to a minute.
+    """Return what is wrong with TensorRT-LLM here, each with its cure; takes up to a minute.
 
     Args:
-        is_without_gpu: do not ask for a driver; what a missing one breaks is left out.
-        timeout_s: for the imports.
+        is_without_gpu: do not ask for a driver; leave out what a missing driver breaks.
+        timeout_s: the time for all imports.
     """
     findings = [] if is_without_gpu else _driver_findings()
     if importlib.util.find_spec("tensorrt_llm") is None:
@@ -33,9 +33,9 @@ def findings_of_tensorrt_llm(*, is_without_gpu: bool = False, timeout_s: float =
 
 
 def _steps() -> tuple[str, ...]:
-    """Return what is imported, in the order in which one is of use to the next.
+    """Return the imports to try, in an order in which earlier ones help later ones.
 
-    The package imports transformers and openai itself. They come first, so that what is wrong with them is told also
+    The package imports transformers and openai itself. They come first, so that a problem with them is reported also
     where there is no driver, without which the package is not imported whole.
     """
     is_old = numbers(installed_version() or "") < _FIRST_WITH_REASONING_TEXT
@@ -49,7 +49,7 @@ def _steps() -> tuple[str, ...]:
 
 
 def _is_told(finding: Finding, findings: list[Finding]) -> bool:
-    """Return whether it is one of those already: a later import fails of what an earlier one has failed of."""
+    """Return whether a finding is reported already: a later import fails for the reason of an earlier one."""
     return any(
         (finding.check, finding.wanted) == (each.check, each.wanted) or finding.check == each.check == "driver"
         for each in findings
@@ -65,7 +65,7 @@ def installed_version() -> str | None:
 
 
 def _row() -> Container | None:
-    """Return the container's row of the table, found by its tag or else by the version; None: it has none."""
+    """Return the container's row of the table, found by its tag or else by the version; None: no row."""
     tag, version = os.environ.get("NVIDIA_TRITON_SERVER_VERSION"), installed_version()
     rows = containers().rows
     by_tag = [row for row in rows if tag and _is_within(tag, row.tags) and row.tensorrt_llm == version]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trial of importing TensorRT-LLM as our engines do, in a process of its own; `tensorrt_llm_causes` explains it.
+"""A trial of Trireme's imports of TensorRT-LLM, in a process of its own; `tensorrt_llm_causes` explains the failures.
 
 The import loads CUDA, Open MPI and torch: it can hang, or end the process that does it.
 """
@@ -30,18 +30,18 @@ for step in sys.argv[1:]:
 
 
 class FailedImport(NamedTuple):
-    """A module that is not imported, and what Python, a library or we say of it."""
+    """A module that is not imported, with the error text of Python, a library or this trial."""
 
     module: str
     text: str
 
 
 def try_imports(steps: tuple[str, ...], *, timeout_s: float = TIMEOUT_S) -> list[FailedImport]:
-    """Return what fails of `steps`, each tried whatever became of those before; takes up to a minute on a GPU.
+    """Return the failures of `steps`, each tried whatever became of earlier ones; takes up to a minute on a GPU.
 
     Args:
-        steps: modules, each with `:name` where a name in it is asked for.
-        timeout_s: for all of them together.
+        steps: modules, each with `:name` where a name in it is needed.
+        timeout_s: the time for all steps together.
     """
     command = [sys.executable, "-c", _PROGRAM, *steps]
     try:

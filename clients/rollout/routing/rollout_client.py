@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's line to a rollout: it hears the split every so often, and tells what came of requests."""
+"""A client of a rollout: it fetches the split regularly, and reports the outcomes of requests."""
 
 import asyncio
 import contextlib
@@ -23,28 +23,28 @@ from clients.tls_context import http_call
 from trireme.base.errors import AccessDenied, RequestError, SpecError
 
 _FLUSH_S = 1.0
-_MAX_KEPT = 20_000  # outcomes that nobody takes; more are dropped
+_MAX_KEPT = 20_000  # outcomes that the rollout has not taken; more are dropped
 _MAX_PENDING = 64
-_PENDING_S = 600.0  # a rollout knows a batch again for longer than this
+_PENDING_S = 600.0  # a rollout recognizes a repeated batch for longer than this
 _ANSWER_S = 2.0
 
 
 class Step(NamedTuple):
-    """What a request counts for."""
+    """The rollout and step that a request counts for."""
 
     rollout: int
     step: int
 
 
 class RolloutLink:
-    """Enter it inside a running event loop.
+    """The connection to a rollout; enter it inside a running event loop.
 
     Args:
-        split_url: of the rollout, such as ``http://127.0.0.1:8010``.
-        access: certificates and the key, for one that is reached over https.
+        split_url: address of the rollout, such as ``http://127.0.0.1:8010``.
+        access: certificates and the key, for a rollout that is reached over https.
 
     Raises:
-        RequestError: it is none.
+        RequestError: `split_url` is no address.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RolloutLink:
             )
         self._url = split_url.rstrip("/")
         self._access = access
-        self._denied: AccessDenied | None = None  # by what answered last
+        self._denied: AccessDenied | None = None  # by the last answer
         self._clock = clock
         self._name = uuid.uuid4().hex
         self._answer: SplitAnswer | None = None
@@ -67,7 +67,11 @@ class RolloutLink:
         self._pending: dict[bytes, float] = {}
 
     async def __aenter__(self) -> Self:
-        """Raises: AccessDenied: the rollout is not trusted, or does not accept the key; later it is only not heard."""
+        """Fetch the split for the first time; later fetches raise nothing.
+
+        Raises:
+            AccessDenied: the rollout is not trusted, or does not accept the key.
+        """
         await self._refresh()
         if self._denied is not None:
             raise self._denied
@@ -82,7 +86,7 @@ class RolloutLink:
 
     @property
     def answer(self) -> SplitAnswer | None:
-        """What was heard last; None: nothing, or longer ago than its lease."""
+        """Return the last split; None: there is none, or its lease has ended."""
         if self._answer is None or self._clock() - self._heard_s > self._answer.lease_s:
             return None
         return self._answer
@@ -107,7 +111,7 @@ class RolloutLink:
                 self._answer, self._heard_s = msgspec.json.decode(reply.body, type=SplitAnswer), asked_s
 
     async def _flush(self) -> None:
-        """A batch that was perhaps not taken is sent again as it was; it counts once, and holds up none after it."""
+        """Send all outcomes; a batch that was perhaps not taken is sent again unchanged, and counts once."""
         by_step: dict[Step, list[Outcome]] = {}
         for step, outcome in self._outcomes:
             by_step.setdefault(step, []).append(outcome)
@@ -121,11 +125,11 @@ class RolloutLink:
             reply = await self._call("/outcomes", body)
             if reply is None:
                 return
-            if reply.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # what is refused is wrong, and will be so again
+            if reply.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # a refused batch is wrong, and will be refused again
                 self._pending.pop(body)
 
     async def _call(self, path: str, body: bytes | None) -> "_Reply | None":
-        """None: nobody answers."""
+        """Return the rollout's reply; None: it does not answer."""
 
         def ask() -> _Reply | None:
             try:
@@ -144,7 +148,7 @@ class RolloutLink:
                     str(exc.reason), urllib.parse.urlsplit(self._url).netloc, self._access
                 )
                 return None
-            except (OSError, ValueError, http.client.HTTPException):  # the last: it was killed while it answered
+            except (OSError, ValueError, http.client.HTTPException):  # HTTPException: it was killed while it answered
                 return None
 
         return await asyncio.to_thread(ask)
@@ -159,7 +163,7 @@ def _is_url(text: str) -> bool:
     try:
         parts = urllib.parse.urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none
+    except ValueError:  # the port is no port
         return False
 
 
