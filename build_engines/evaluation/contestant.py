@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 
 
 class Contestant:
-    """One side of a comparison.
+    """A side of a comparison, with its engine and tokenizer.
 
     Attributes:
         folder: folder of the release; None for a deployment.

@@ -30,7 +30,7 @@ from trireme.base.errors import SpecError
 
 
 def refuse_unwritable(folder: Path) -> None:
-    """Refuse a release whose manifest cannot be written, before an evaluation that is to be recorded.
+    """Refuse a release with a manifest that cannot be written, before an evaluation that is to be recorded.
 
     Raises:
         SpecError: the manifest cannot be written, or the new folder cannot be made.

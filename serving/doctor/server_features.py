@@ -152,7 +152,7 @@ def needs_asking_about_numpy() -> bool:
 
 
 def refuse_broken_tensors(features: ServerFeatures) -> None:
-    """Refuse a server whose stubs cannot handle the numpy of this environment.
+    """Refuse a server with stubs that cannot handle the numpy of this environment.
 
     Raises:
         SpecError: the stubs fail; the text gives the cure.

@@ -89,7 +89,7 @@ _SENT: Mapping[str, list[object]] = {
 
 
 def refuse_unfit_server(triton: TritonSpec, installation: TritonInstallation) -> None:
-    """Refuse a server that lacks what a deployment needs, or whose stubs fail with this environment's numpy.
+    """Refuse a server that lacks what a deployment needs, or has stubs that fail with this environment's numpy.
 
     Raises:
         SpecError: what is missing, and the next step.

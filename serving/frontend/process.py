@@ -104,7 +104,7 @@ def main() -> None:
     """Run the frontend that `trireme serve` asks for."""
     setting = _within_descriptors(msgspec.json.decode(sys.argv[1], type=Setting))
     set_up_log(setting.log_format, deployment="")
-    gc.freeze()  # what is imported stays; a full collection takes milliseconds of every stream
+    gc.freeze()  # imported objects stay; a full collection takes milliseconds of every stream
     asyncio.run(run(setting, socket.socket(fileno=int(sys.argv[2]))))
 
 

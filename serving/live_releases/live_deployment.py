@@ -139,7 +139,7 @@ class LiveDeployment:
         return any(adapter in model.triton_names and version == model.release for model in self.spec.models)
 
     def lose(self, adapter: str, version: int, reason: str) -> bool:
-        """Go on without an adapter whose process died or hangs; return whether the server can.
+        """Go on without an adapter with a process that died or hangs; return whether the server can.
 
         It can where the adapter belongs to a release on trial, which a thread of its own takes out; where the adapter
         is only being loaded, so that its load fails by itself; or where it is not served any more.

@@ -22,7 +22,7 @@ from serving.process.control_channel import Pulse, feel_pulse
 from serving.triton.triton_process import TritonProcess
 from trireme.base.errors import ServerError, Unavailable
 
-Version = tuple[str, int]  # of a Triton model
+Version = tuple[str, int]  # name of a Triton model, and its version
 
 LOST_S = 3.0  # Triton asks a version without requests to end within milliseconds
 _POLL_S = 0.05

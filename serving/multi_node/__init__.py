@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One engine over several nodes: leader, workers, and their messages."""
+"""An engine over several nodes: leader, workers, and their messages."""

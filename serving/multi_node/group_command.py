@@ -48,7 +48,7 @@ def leader(
         float, typer.Option(help="How long to wait until all workers answer, in seconds.", min=0)
     ] = 1800.0,
 ) -> None:
-    """Start a server whose ranks are on all nodes of the group, as soon as its workers answer.
+    """Start a server with ranks on all nodes of the group, as soon as its workers answer.
 
     When the server, a rank or a node fails, the whole group ends. On SIGTERM the server drains first.
 

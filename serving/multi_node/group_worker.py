@@ -25,7 +25,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class GroupWorker:
-    """One sshd, with the processes that are started through it.
+    """An sshd, with the processes that are started through it.
 
     Args:
         folder: holds `sshd_config`, and the files that it names.

@@ -29,7 +29,7 @@ _FACTS = (
 )
 
 
-_format = LogsSpec().format  # of this process
+_format = LogsSpec().format  # format of this process's log
 
 
 def set_up_log(log_format: Literal["text", "json"], **facts: str) -> None:

@@ -74,5 +74,5 @@ def _remove_all(folder: Path, prefix: str) -> None:
     # The lock last: if this process is killed here, the next start finds what is left.
     paths = sorted(folder.glob(f"{prefix}*"), key=lambda path: path.name == f"{prefix}{_LOCK}")
     for path in paths:
-        with contextlib.suppress(OSError):  # not ours to remove, though it bears our name
+        with contextlib.suppress(OSError):  # another user's, though it has this server's prefix
             path.unlink(missing_ok=True)

@@ -78,7 +78,7 @@ def _ask_driver(query: str) -> str:
 
 
 class _Row:
-    """One line of nvidia-smi."""
+    """A line of nvidia-smi's list of GPUs."""
 
     def __init__(self, index: str, uuid: str, name: str, compute_cap: str, total_mib: str, free_mib: str) -> None:
         self.index = index

@@ -20,7 +20,7 @@ from serving.triton.triton_process import TritonProcess
 from trireme.base.errors import ServerError
 
 _MAX_BACKOFF_S = 60.0
-# A request to a dead stub gets Triton's own INTERNAL after a second; until then we can make it an UNAVAILABLE.
+# A request to a dead stub gets Triton's own INTERNAL after a second; until then it can be made an UNAVAILABLE.
 _WATCH_PERIOD_S = 0.2
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One `tritonserver` process with everything it leaves behind: its process group, shared memory and control folder."""
+"""A `tritonserver` process with everything it leaves behind: its process group, shared memory and control folder."""
 
 import contextlib
 import ctypes
@@ -238,7 +238,7 @@ class TritonProcess:
         """
         if self._frontends is not None:
             self._frontends.down()
-        with contextlib.suppress(ProcessLookupError):  # all of it is gone
+        with contextlib.suppress(ProcessLookupError):  # the whole group is gone
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         deadline_s = time.monotonic() + KILLED_S

@@ -14,8 +14,8 @@ class Upstream(msgspec.Struct, frozen=True, tag="upstream"):
     metrics_port: int
     run_dir: str  # folder of its models' control channels
     key_header: str
-    key: str  # of its restricted APIs
-    own_models: frozenset[str]  # whose inputs are all in the contract
+    key: str  # the control key of its restricted APIs
+    own_models: frozenset[str]  # models with all inputs in the contract
     has_open_shared_memory: bool = False
 
 

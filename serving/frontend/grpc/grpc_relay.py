@@ -28,7 +28,7 @@ _OURS = frozenset({STREAM_NAME.encode()})
 _GREETING_S = 10.0  # for the first bytes of a connection, and for headers in several frames
 _FRAME_S = 30.0  # for the rest of a frame
 _CONNECT_S = 5.0
-_MAX_STREAMS = 10_000  # of one connection
+_MAX_STREAMS = 10_000  # on one connection
 _MAX_CONTROL_FRAMES = 2_000  # pings, resets, settings, priorities and empty frames of one connection in a second
 _CLOSING_S = 10.0  # for a client to take what it was sent before the end
 

@@ -42,7 +42,7 @@ _CONTROL = re.compile(
     r"|(?:models/[^/]{1,255}/)?trace/setting)"
 )
 _SHARED_MEMORY = re.compile(r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]{1,255})?/(?:register|unregister)")
-_BODY_S = 30.0  # and as long as a slow line may take
+_BODY_S = 30.0  # for a body, beside the time that a slow line may take
 _LEAST_BYTES_PER_S = 262_144
 _WRITE_S = 60.0  # a client that takes nothing for so long has gone
 _PASS_ON_S = 600.0  # loading a model takes its time

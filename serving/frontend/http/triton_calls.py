@@ -102,7 +102,7 @@ class _StreamCall:
                 continue
             while not self._queue.empty():
                 yield self._queue.get_nowait()
-            self.task.result()  # raises what went wrong
+            self.task.result()  # raises the call's error
             return
 
     async def _run(self, call: Any, message: Any) -> None:
