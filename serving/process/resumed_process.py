@@ -32,7 +32,7 @@ class _Resumption:
         self._reading, writing = os.pipe()
         for number in (self._reading, writing):
             os.set_blocking(number, False)
-        # The interpreter writes a signal's number there in the thread that gets the signal, without the lock.
+        # The interpreter writes a signal's number there in the thread that gets it, whichever thread holds the lock.
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         # Only for signals with a handler; this one comes before anything else that the main thread runs of Python.
         signal.signal(signal.SIGCONT, lambda *_: self._look(is_resumed=True))

@@ -40,13 +40,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def release(base: Path, tmp_path: Path) -> Path:
-    """Named as a build names it."""
+    """Make a release in a folder named as a build names it."""
     return Path(shutil.copytree(base, tmp_path / f"demo-int8-{address(base)[:12]}"))
 
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few items of some groups, so that a whole evaluation takes a second or two."""
+    """Write a few items of some groups, so that a whole evaluation takes a second or two."""
     groups = {("sums", "en"): 6, ("capitals", "zh"): 4, ("sentences", "en"): 2, ("sentences", "hi"): 2}
     groups |= {("stories", "en"): 2, ("retrieval", "128 tokens, depth 50%"): 3}
     kept = []

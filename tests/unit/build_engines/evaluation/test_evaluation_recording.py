@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an evaluation leaves in a release: results, who overrode them, and another address."""
+"""The results of an evaluation in a release: figures, an override with its author, and another address."""
 
 import contextlib
 import shutil

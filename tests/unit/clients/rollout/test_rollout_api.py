@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rollout answers over HTTP: to questions, to mistakes, and to callers that are slow or gone."""
+"""The answers of a rollout over HTTP: to questions, to mistakes, and to callers that are slow or gone."""
 
 import contextlib
 import gzip
@@ -84,7 +84,7 @@ def ask(front: RolloutFront, method: str, path: str, body: bytes | None = None) 
 
 
 def is_hung_up_on(connection: socket.socket) -> bool:
-    """Whether the other side ends it before long, without a word."""
+    """Return whether the other side soon ends the connection without a word."""
     connection.settimeout(10 * SILENCE_S)
     try:
         return connection.recv(100) == b""

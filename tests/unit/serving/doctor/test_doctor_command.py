@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme doctor` tells all that is wrong with a release here and exits 1, or says in a few lines that it is fine."""
+"""`trireme doctor`, which tells all that is wrong with a release here and exits 1, or says briefly that it is fine."""
 
 import json
 import subprocess

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would fail later is refused before anything is started, naming the field, the value and the next step."""
+"""Refusals of what would fail later, before anything is started, with the field, the value and the next step."""
 
 import socket
 from collections.abc import Iterable, Iterator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way to start an engine looks at its release first."""
+"""The look at its release that precedes every way to start an engine."""
 
 import shutil
 import sys

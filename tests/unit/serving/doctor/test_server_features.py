@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's flags are its own word, and what a deployment asks of one that lacks them is refused by name."""
+"""The flags of a server, by its own word, and the refusal of a deployment that needs missing ones."""
 
 import dataclasses
 from pathlib import Path
@@ -26,7 +26,7 @@ OLDER = ServerFeatures("/t", "2.51.0", "2.4.6", *[False] * 8)
 
 
 def server(folder: Path, *flags: str) -> TritonInstallation:
-    """A program that lists its options as tritonserver does, with status 1."""
+    """Write a program that lists its options like tritonserver, with status 1."""
     program = folder / "tritonserver"
     listed = "".join(f"  --{flag} <value>\\n\\tTells --of-another.\\n" for flag in ("http-port", *flags))
     program.write_text(f"#!/bin/sh\nprintf 'Usage:\\n{listed}' >&2\nexit 1\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each known way in which `import tensorrt_llm` fails is told with its cause and its cure, beside upstream's words."""
+"""The known ways in which `import tensorrt_llm` fails, each told with cause and cure beside upstream's words."""
 
 import os
 import subprocess
@@ -133,7 +133,7 @@ def write_smi(folder: Path, driver: str) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `tensorrt_llm` 1.2.1 that imports, its tensorrt, and a driver that is new enough."""
+    """Install a `tensorrt_llm` 1.2.1 that imports, its tensorrt, and a driver that is new enough."""
     site = tmp_path / "site"
     for name in ("transformers", "tensorrt_llm/_torch/pyexecutor", "openai/types/responses"):
         (site / name).mkdir(parents=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rollout's result outlives the server; the deployment file goes first once it says something else."""
+"""A rollout's result that outlives the server; the deployment file takes precedence once it changes."""
 
 from pathlib import Path
 

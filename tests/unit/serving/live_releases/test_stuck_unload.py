@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A version that Triton does not let go of is ended, and a stand-in takes its number until Triton has forgotten it."""
+"""A version stuck in its unload, which is ended; a stand-in takes its number until Triton has forgotten it."""
 
 import contextlib
 import itertools
@@ -22,7 +22,7 @@ CONFIG = f'{GENERATED}x.yaml\nname: "m"\nversion_policy {{\n  specific {{\n    v
 
 
 class Server:
-    """A Triton that loads what its repository has."""
+    """A Triton that loads the versions in its repository."""
 
     def __init__(self, root: Path, run_dir: Path) -> None:
         self.root, self.run_dir = root, run_dir
@@ -61,7 +61,7 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Any:
-    """One that serves version 2 of m."""
+    """Make a server of version 2 of m."""
     (tmp_path / "models/m/2").mkdir(parents=True)
     (tmp_path / "models/m/config.pbtxt").write_text(CONFIG)
     (tmp_path / "models/m/2/model.py").write_text("served = True")
@@ -71,7 +71,7 @@ def server(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def adapter(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The control channel of version 1 of m, which nobody has asked to end."""
+    """Open the control channel of version 1 of m, which nobody has asked to end."""
     monkeypatch.setenv(RUN_DIR_VARIABLE, str(server.run_dir))
     monkeypatch.setattr("serving.process.control_channel.end_with_server", lambda: None)
     args = {"model_name": "m", "model_version": "1"}

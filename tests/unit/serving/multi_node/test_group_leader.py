@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a leader does when its server, its ranks or it itself end, with short-lived processes in place of `mpirun`."""
+"""A leader at the end of its server, its ranks or itself, with short-lived processes in place of `mpirun`."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ KEEP += "run_server(GroupRecord(Path(sys.argv[1])), sys.argv[2:]); {after}"
 
 
 def ranks(folder: Path, *server: str, before: str = "", after: str = "time.sleep(60)") -> list[str]:
-    """In place of `mpirun`: starts the server, and does not end with it."""
+    """Return a command in place of `mpirun`, which starts the server, and does not end with it."""
     return [sys.executable, "-c", KEEP.format(before=before, after=after), str(folder), *server]
 
 

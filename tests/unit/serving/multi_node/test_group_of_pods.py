@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme group` over pods of this machine, with the real sshd, ssh and mpirun: who is started where, who is waited
-for and who is refused. What becomes of streams is in tests/triton/multi_node/test_group_on_triton.py.
+"""`trireme group` over pods of this machine, with the real sshd, ssh and mpirun: started ranks, waits and refusals.
+
+The fate of streams is in tests/triton/multi_node/test_group_on_triton.py.
 """
 
 import signal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is who in a group of nodes, and the texts by which `mpirun` and sshd find one another."""
+"""The places of pods in a group of nodes, and the texts by which `mpirun` and sshd find one another."""
 
 import subprocess
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trireme serve` asks the adapters what they hold; whatever happens to one question, the next is answered."""
+"""The questions of `trireme serve` to adapters; whatever happens to one question, the next is answered."""
 
 import json
 import socket
@@ -29,7 +29,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def open_line(run_dir: Path) -> Iterator[Open]:
-    """`open_line(2, name="tensorrt_llm")`: an adapter that holds two streams."""
+    """Yield a function to open adapters: `open_line(2, name="tensorrt_llm")` opens one that holds two streams."""
     lines: list[ControlChannel] = []
 
     def start(
@@ -181,7 +181,7 @@ def test_the_streams_of_clients_that_have_left_are_noted(
 
 
 class Service:
-    """What the handlers need of a service."""
+    """The part of a service that the handlers need."""
 
     def __init__(self) -> None:
         self.num_running = 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that was stopped for long ends when it goes on, before it does anything else; others live."""
+"""A process stopped for long, which ends when it goes on, before it does anything else; other processes live."""
 
 import signal
 import subprocess

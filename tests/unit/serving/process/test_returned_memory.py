@@ -26,14 +26,14 @@ def test_an_engine_s_process_has_the_environment_that_the_operator_gave() -> Non
 
 
 def words_of_a_hostile_client(tokenizer: PromptTokenizer) -> None:
-    """5,000 that nobody will ask for again, as long as the library's cache takes them."""
+    """Tokenize 5,000 words that nobody will send again, as long as the library's cache takes them."""
     choose = random.Random(1)
     for _ in range(100):
         tokenizer.encode(" ".join("".join(choose.choices("abcdefghijklmnop", k=250)) for _ in range(50)))
 
 
 def texts_of_a_megabyte(tokenizer: PromptTokenizer) -> None:
-    """Some that fit and some that are refused: of one word, of two characters a token, of words."""
+    """Tokenize accepted and refused texts: of one word, of two characters a token, of words."""
     for text in ("a" * 100_000, "a" * 1_000_000, "a/'{ " * 200_000, "the king of France " * 20_000):
         for _ in range(2):
             with suppress(RequestError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines for people and lines of JSON; what a request brought about is told without what its exception says."""
+"""Lines for people and lines of JSON; a request's exception is logged without its text."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ FACTS = {"model": "ensemble", "release": "1"}
 
 @contextlib.contextmanager
 def own_log() -> Iterator[None]:
-    """The root logger as in a new process."""
+    """Give the test a root logger as in a new process."""
     root = logging.getLogger()
     handlers, level, log_format = root.handlers[:], root.level, server_log.log_format()
     root.handlers.clear()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine has is read from nvidia-smi, package metadata and the kernel; what cannot be read is said."""
+"""The facts of a machine, read from nvidia-smi, package metadata and the kernel; an unreadable fact is reported."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +18,7 @@ TWO = """0, GPU-aaaa, NVIDIA H200, 9.0, 143771, 143000
 
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program of that name that prints what a test writes into a file beside it, if it is asked as it should be."""
+    """Write an nvidia-smi that prints a test's file beside it, if its arguments are right."""
     program = tmp_path / "nvidia-smi"
     program.write_text(
         "#!/bin/sh\n"

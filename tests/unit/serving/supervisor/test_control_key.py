@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files hold a key to Triton's restricted APIs, and that no refusal shows it."""
+"""The files that hold a key to Triton's restricted APIs; no refusal shows the key."""
 
 import re
 import string

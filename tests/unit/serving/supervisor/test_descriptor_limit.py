@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File descriptors: what a deployment needs is derived, the limit is raised where it may be, and told where not."""
+"""File descriptors: a deployment's need is derived, the limit is raised where possible, and reported otherwise."""
 
 import os
 import resource

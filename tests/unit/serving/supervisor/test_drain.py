@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server is stopped in this order: not ready, a delay, admission closed, streams waited for, the rest ended."""
+"""The order of a server's stop: not ready, a delay, admission closed, streams waited for, the rest ended."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from trireme.base.errors import Unavailable
 
 
 class Server:
-    """A server whose streams end by themselves after so many questions, or when they are cancelled."""
+    """A server with streams that end by themselves after some questions, or when they are cancelled."""
 
     def __init__(self, num_questions: int, *, ends_when_cancelled: bool = True) -> None:
         self.run_dir = Path("/run/of/it")
@@ -67,7 +67,7 @@ Drain = Callable[..., list[str]]
 
 @pytest.fixture
 def drained(monkeypatch: pytest.MonkeyPatch) -> Drain:
-    """`drained(server, timeout_s=30)`: what a person is told."""
+    """Return a function that drains a server and returns the messages: `drained(server, timeout_s=30)`."""
 
     def run(
         server: Server, *, timeout_s: float = 30.0, delay_s: float = 0.0, is_hurried: Callable[[], bool] = lambda: False

@@ -31,7 +31,7 @@ class Server:
         self._socket.close()
 
     def ask(self) -> tuple[list[str], object]:
-        """What a caller is told, and answered."""
+        """Return a caller's progress lines, and its answer."""
         told: list[str] = []
         return told, ServerControl(self.path, timeout_s=WAIT_S, tell=told.append).ask("drain")["outcome"]
 

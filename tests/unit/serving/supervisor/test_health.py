@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a probe is told in each phase of a server's life, and how."""
+"""The answers to a probe in each phase of a server's life, with their reasons."""
 
 import contextlib
 import json

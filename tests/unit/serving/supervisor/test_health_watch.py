@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is taken for dead or hung, and what is not, on a clock of the test's."""
+"""The watch's findings of dead and hung processes, on a clock of the test's."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ class Clock:
 
 
 class Server:
-    """A server whose adapters and endpoint are as the test says."""
+    """A server with adapters and an endpoint in the states that the test sets."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -57,7 +57,7 @@ def watch(server: Server, clock: Clock) -> HealthWatch:
 
 
 def findings(health: HealthWatch, clock: Clock, seconds: int) -> list[str | None]:
-    """One a second."""
+    """Return the findings of one look each second."""
     found = []
     for _ in range(seconds):
         found.append(health.failure())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often a server is started again, and after how long, on a clock of the test's."""
+"""The number of restarts of a server and the waits before them, on a clock of the test's."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared memory is removed when no process of its owner lives, and never before."""
+"""The removal of shared memory when no process of its owner lives, and never before."""
 
 import os
 import subprocess

@@ -57,7 +57,7 @@ class Server:
 
 
 class Told(StopSignal):
-    """Signals without signals: `send` is called by another thread."""
+    """A stop signal without real signals: another thread calls `send`."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -104,7 +104,7 @@ class Site:
         raise AssertionError(self.told)
 
     def drain(self) -> object:
-        """As a caller of the control socket."""
+        """Ask for a drain, as a caller of the control socket does."""
         answer = self._threads.submit(self.request.handlers()["drain"], {}, lambda _: None)
         return answer.result(WAIT_S)["outcome"]
 

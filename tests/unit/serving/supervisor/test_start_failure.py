@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of a server that could not be started: the cause first, a line each, and nothing that was no cause."""
+"""The report of a server that could not be started: the cause first, a line each, and only real causes."""
 
 from pathlib import Path
 

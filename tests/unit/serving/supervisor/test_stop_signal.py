@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals are counted, callers are not; and a signal that comes at any moment is heard."""
+"""Signals, which are counted and heard at any moment; and callers, which are not counted."""
 
 import os
 import signal

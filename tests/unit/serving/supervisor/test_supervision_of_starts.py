@@ -22,7 +22,7 @@ STUCK = 1000  # in place of an exit status
 
 
 class Server:
-    """Ends with a status while it loads, or, with None, becomes ready."""
+    """A server that ends with a status while it loads, or, with None, becomes ready."""
 
     def __init__(self, exit_status: int | None, folder: Path) -> None:
         self.is_started_for = exit_status
@@ -55,7 +55,7 @@ class Server:
 
 
 class StopsOnceReady(StopSignal):
-    """Asks to stop as soon as a server is ready; waits for nothing."""
+    """A stop signal that asks for a stop as soon as a server is ready, and waits for nothing."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -73,7 +73,7 @@ def supervise(
     give_up_candidate: Callable[[str], bool] = lambda _: False,
     **triton: object,
 ) -> tuple[list[str], list[Server]]:
-    """What was told, and the servers that were started; each has the next of the statuses."""
+    """Return the messages, and the servers that were started; each has the next of the statuses."""
     told: list[str] = []
     servers: list[Server] = []
     stop = StopsOnceReady()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server is found on PATH or where `make setup` recorded it; one that could not work here is refused."""
+"""The search for the server, on PATH or in the record of `make setup`; a server that cannot work here is refused."""
 
 import json
 import os
@@ -22,7 +22,7 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 @pytest.fixture(autouse=True)
 def empty_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A PATH with one folder, which is empty."""
+    """Set PATH to one empty folder."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -31,7 +31,7 @@ def empty_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
-    """A record as `make setup` writes it, in a project of its own."""
+    """Write a record like that of `make setup`, in a project of its own."""
     path = tmp_path / "project" / ".tools" / "triton" / "installation.json"
     path.parent.mkdir(parents=True)
     write(path)
@@ -129,7 +129,7 @@ def test_the_committed_record_is_read_from_the_project() -> None:
 
 
 class TestFetching:
-    """What `trireme serve` does where neither a checkout nor PATH has a server."""
+    """`trireme serve` where neither a checkout nor PATH has a server."""
 
     @pytest.fixture
     def prepared(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, object]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client goes where the rollout says and tells how it went; without word from it, to the stable release."""
+"""A client that follows the rollout's split and reports outcomes; without the rollout, it uses the stable release."""
 
 import asyncio
 import json
@@ -65,7 +65,7 @@ def rollout(tmp_path: Path) -> Iterator[Rollout]:
 
 
 def ask(server: KServeServer, split_url: str, keys: Sequence[str | None], **times: float) -> list[str]:
-    """Return the answers, one after the other."""
+    """Return the answers to requests sent one after the other."""
 
     async def run() -> list[str]:
         async with RoutedClient(server.url, split_url) as client:
@@ -175,7 +175,7 @@ def test_without_word_for_a_lease_all_go_to_the_stable_release(rollout: Rollout)
 
 
 def half_an_answer(listener: socket.socket, num_times: int) -> None:
-    """Answer each connection with half a response, as a rollout whose process is killed."""
+    """Answer each connection with half a response, like a rollout that is killed."""
     for _ in range(num_times):
         connection, _ = listener.accept()
         with connection:

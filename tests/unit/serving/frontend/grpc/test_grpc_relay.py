@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gRPC's frontend between real clients and a real gRPC server that stands for Triton's."""
+"""The frontend of gRPC between real clients and a real gRPC server that stands for Triton's."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 
 
 class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # tritonclient has no types
-    """Echoes: each request of a stream is answered as often as its parameter `times` says."""
+    """An echo: each request of a stream is answered as often as its parameter `times` says."""
 
     def __init__(self) -> None:
         self.metadata: list[dict[str, str]] = []
@@ -58,7 +58,7 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
 
 
 class Left(Departures):
-    """Keeps what it is told."""
+    """A record of the streams that were left."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -454,7 +454,7 @@ def test_what_is_not_grpc_ends_its_connection_and_no_other(sent: bytes) -> None:
 
 
 async def answered(site: Site) -> Any:
-    """Ask until a call is not cancelled: after thousands of resets grpc.aio's server, a stand-in, cancels some more."""
+    """Call until one is not cancelled: after thousands of resets grpc.aio's server, a stand-in, cancels a few more."""
     for _ in range(4):
         try:
             return await site.stub.ModelInfer(request(b"good"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request over gRPC may hold, against the parser that protobuf brings; and JSON's values against numpy's."""
+"""The limits of a request over gRPC against protobuf's own parser, and of JSON's values against numpy's."""
 
 import math
 import random
@@ -76,7 +76,7 @@ def test_bytes_that_are_no_request_are_refused_by_name(seed: int) -> None:
 
 
 def assert_harmless(message: bytes, model: str) -> None:
-    """Hold what protobuf's parser reads in a message that has passed against the limits."""
+    """Compare the fields that protobuf's parser reads in an accepted message with the limits."""
     try:
         request = service_pb2.ModelInferRequest.FromString(message)
     except DecodeError:
